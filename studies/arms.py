@@ -25,10 +25,10 @@ from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.gauges import Climbs, Gauge
-from underclock.runtime.conductor.log import Shown
+from underclock.records.runs import ArmLine
+from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
 from underclock.runtime.machine.steps import PassedStep
-from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmDifference, ArmName, Arms
+from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
 from underclock.runtime.simulated import Driven, Scheduled, StepLengths
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marking import RUN
@@ -65,7 +65,7 @@ def kernels() -> tuple[Kernel, ...]:
     )
 
 
-def compared(seed: int, looks: Latency | None) -> tuple[ArmDifference, float]:
+def compared(seed: int, looks: Latency | None) -> tuple[ArmLine, float]:
     """Run once in virtual time; return the difference, and the part of steps seen alone."""
     schedule = Scheduled(
         clocks=(AUTO,) * _LAUNCHES,
@@ -140,8 +140,10 @@ def virtually(runs: int) -> None:
         made = [compared(seed, looks) for seed in range(runs)]
         alone = statistics.fmean(part for _, part in made)
         for what in ("time", "energy"):
-            changes = [getattr(difference, what) for difference, _ in made]
-            known = [(each.mean, each.interval) for each in changes]
+            known = [
+                (getattr(line, f"{what}_change"), getattr(line, f"{what}_interval"))
+                for line, _ in made
+            ]
             print(row(f"{what}, looks {name} ({alone:.0%} of steps seen alone)", known), flush=True)
 
 

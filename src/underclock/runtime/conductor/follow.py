@@ -19,16 +19,16 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
 from underclock.records import AUTO, Evidence, Plan
-from underclock.records.runs import ArmLine, AskLine, EndLine, EventLine, RunLine
-from underclock.runtime.conductor.gauges import Gauges
-from underclock.runtime.conductor.log import Log, Metrics, Shown
+from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
+from underclock.runtime.conductor.gauges import Gauges, Shown
+from underclock.runtime.conductor.log import Log, Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.arms import ArmDifference, ExpectedRun
+from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
@@ -36,6 +36,9 @@ from underclock.runtime.undo.armed import Armed
 
 NEAR_S = 5e-4
 """To what is due next: so long one waits for it without doing anything else."""
+_LOW = 0.5  # of the highest core clock, while a step stands still
+_TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
+_LEARNING_S = 60.0  # in which clocks that were set are compared often with those that run
 _HOUSEKEEPING_S = 0.1
 _PUT_OFF_S = 0.1  # housekeeping waits so long for something else to wake it
 _STANDING_S = 1.0  # in which power is read often once a step stands still
@@ -64,6 +67,7 @@ class Follower:
 
     Attributes:
         next_s: When it wants to be woken.
+        over: Why it is over, once it is.
     """
 
     def __init__(
@@ -78,10 +82,10 @@ class Follower:
         clock: Clock,
     ) -> None:
         self.rank, self.page, self.machine, self.policy = rank, page, machine, policy
-        self.over = ""  # why it is, once it is
+        self.over = ""
         self._setter, self._gauges = setter, gauges
         self._clock = clock
-        self.looking = Polling(page, clock, machine.position)
+        self.polling = Polling(page, clock, machine.position)
         self._free_s = 0.0  # when a call that is only pretended would return
         self._shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
@@ -90,18 +94,18 @@ class Follower:
 
     def _rest(self) -> None:
         """Say when to be woken next; it is asked for often."""
-        self.next_s = min(self.looking.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
+        self.next_s = min(self.polling.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
 
     def wake(self, now_s: float, log: Log, others: PollingThread) -> None:
-        """Look, and ask for what is due."""
+        """Poll, and ask for what is due."""
         if not self.over:
-            seen = self.looking.look()
+            seen = self.polling.poll()
             if seen is not None:
                 self.machine.saw(*seen)
                 self._expect()
             if self._ask_s <= now_s:
                 self._ask(log, others)
-        has_time = min(self.looking.next_s, self._ask_s) > now_s + NEAR_S
+        has_time = min(self.polling.next_s, self._ask_s) > now_s + NEAR_S
         if now_s >= self._tidy_s + (0.0 if has_time else _PUT_OFF_S):
             self._tidy_s = now_s + _HOUSEKEEPING_S
             self._tidy(log)
@@ -114,35 +118,38 @@ class Follower:
         self._expect()
         self._rest()
 
+    def _tell(self, words: str, at_s: float | None = None) -> None:
+        """Tell a reader of the log, if there is anything to tell."""
+        if words:
+            self.machine.events.append((self._clock.now_s() if at_s is None else at_s, words))
+
     def _expect(self) -> None:
         """Find out when something is due next; it changes with what the machine is told."""
         now_s = self._clock.now_s()
-        self.looking.expect(self.machine.position.next_mark_s(), now_s)
+        self.polling.expect(self.machine.position.next_mark_s(), now_s)
         self._ask_s = math.inf if self.over else max(self.machine.next_s, self._free_s)
 
     def _ask(self, log: Log, others: PollingThread) -> None:
         now_s = self._clock.now_s()
         self._observe()
-        next_ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
+        ask = self.machine.ask(now_s) if self.machine.next_s <= now_s else None
         if self.machine.state is State.STALLED:
             self._gauges.read_closely(_STANDING_S)
-        if next_ask is not None:
-            self._call(next_ask, now_s, log, others)
+        if ask is not None:
+            if self._setter is None:
+                call_s = ask.call_s
+                self._free_s = now_s + call_s
+                self.machine.asked(ask, now_s, self._free_s)
+            else:
+                call_s = self._set(ask, self._setter, others)
+            to_mhz = ask.to_mhz
+            log.write(
+                AskLine(gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=to_mhz, call_s=call_s)
+            )
         self._expect()
 
-    def _call(self, ask: Ask, now_s: float, log: Log, others: PollingThread) -> None:
-        if self._setter is None:
-            call_s = ask.call_s
-            self._free_s = now_s + call_s
-            self.machine.asked(ask, now_s, self._free_s)
-        else:
-            call_s = self._set(ask, self._setter, others)
-        log.write(
-            AskLine(gpu=self.rank, at_s=now_s, domain=ask.domain, to_mhz=ask.to_mhz, call_s=call_s)
-        )
-
     def _set(self, ask: Ask, setter: Setter, others: PollingThread) -> float:
-        """Call the driver, and note the marks that pass meanwhile."""
+        """Call the driver, and note the marks that pass meanwhile; return how long it took."""
         failed: Exception | None = None
         called_s = self._clock.now_s()
         with others.during():
@@ -164,47 +171,41 @@ class Follower:
             return
         error, self._error = self._error, self._gauges.error
         if self._error and not error:
-            words = f"the GPU cannot be read: {self._error}"
-            self.machine.events.append((self._clock.now_s(), words))
+            self._tell(f"the GPU cannot be read: {self._error}")
         for gauge in gauges:
             clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
             self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
         for words in self._shown.add(gauges):
-            self.machine.events.append((self._clock.now_s(), words))
+            self._tell(words)
         if gauges:
             self._expect()
 
     def _tidy(self, log: Log) -> None:
         """Write what happened."""
         self._observe()
-        words = self.policy.capped(self.machine.above_cap())
-        if words:
-            self.machine.events.append((self._clock.now_s(), words))
+        self._tell(self.policy.capped(self.machine.above_cap()))
         self._take_note()
         known_s = self._shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
             self._write_step(log)
         self._shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
-        events, self.machine.events = self.machine.events, []
-        for at_s, text in events:
-            log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
         if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
-            self._end(self.page.sentence or "the trainer marks no more", log)
+            self._end(self.page.sentence or "the trainer marks no more")
+        self._write_events(log)
 
-    def _end(self, why: str, log: Log) -> None:
+    def _end(self, why: str) -> None:
         """Leave the clocks to the driver; steps are seen no more."""
         self.over = why
-        log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
+        self._tell(why)
         self.machine.hold(AUTO)
         self._expect()
-        self.looking.next_s = math.inf
+        self.polling.next_s = math.inf
         if self._setter is not None:
             for setting in (Setting.CORE, Setting.MEMORY):
                 try:
                     self._setter(setting, None)
                 except UnderclockError as exc:  # other GPUs go on; the undo tries it again
-                    words = f"the {setting} STAYS set for now: {exc}"
-                    log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
+                    self._tell(f"the {setting} STAYS set for now: {exc}")
 
     def _take_note(self) -> None:
         """Tell the policy of steps that ended."""
@@ -213,7 +214,7 @@ class Follower:
             self._ended_s = step.ended_s
             words = self.policy.passed(step)
             if words:
-                self.machine.events.append((step.ended_s, words))
+                self._tell(words, step.ended_s)
                 self._expect()
 
     def _write_step(self, log: Log) -> None:
@@ -221,60 +222,44 @@ class Follower:
         step, label = self._waiting.pop(0)
         line = self._shown.line(self.rank, step, label)
         log.write(line)
-        words = self.policy.known(step, line.energy_j)
-        if words:
-            self.machine.events.append((step.ended_s, words))
+        self._tell(self.policy.known(step, line.energy_j), step.ended_s)
         self._expect()
+
+    def _write_events(self, log: Log) -> None:
+        events, self.machine.events = self.machine.events, []
+        for at_s, text in events:
+            log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
 
     def flush(self, log: Log) -> None:
         """Write what is known of the last steps."""
         self._gauges.close()
-        seen = None if self.over else self.looking.look()  # where the last step came to
+        seen = None if self.over else self.polling.poll()  # where the last step came to
         if seen is not None:
             self.machine.saw(*seen)
-        if self.machine.state is State.WAITING and not self.over:
+        has_begun = self.machine.state is not State.WAITING
+        if not has_begun and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
             if self.page.state == pages.WAITING and not Path(self.page.path).exists():
                 why = f"no step was seen: somebody removed the page of marks {self.page.path}"
-            log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=why))
+            self._tell(why)
         self._take_note()
         while self._waiting:
             self._write_step(log)
-        words = self.policy.ends() if self.machine.state is not State.WAITING else ""
-        if words:
-            log.write(EventLine(gpu=self.rank, at_s=self._clock.now_s(), text=words))
+        self._tell(self.policy.ends() if has_begun else "")
+        self._write_events(log)
         expected = ExpectedRun(
+            gpu=self.rank,
             limit_w=self._shown.limit_w,
             enqueued=self.page.enqueued,
             is_set=self._setter is not None,
         )
-        for each in self.policy.differences(expected):
-            log.write(_arm_line(self.rank, each))
+        for line in self.policy.differences(expected):
+            log.write(line)
 
     @property
     def energy_j(self) -> float | None:
         """What the GPU drew so far; ``None`` where its counter told nothing, or stands still."""
         return self._shown.energy_j or None
-
-
-def _arm_line(rank: int, of: ArmDifference) -> ArmLine:
-    energy = of.energy
-    return ArmLine(
-        gpu=rank,
-        arm=str(of.arm),
-        rounds=of.rounds,
-        steps=of.steps,
-        time_change=of.time.mean,
-        time_interval=of.time.interval,
-        energy_change=None if energy is None else energy.mean,
-        energy_interval=None if energy is None else energy.interval,
-        verdict=of.verdict,
-    )
-
-
-_LOW = 0.5  # of the highest core clock, while a step stands still
-_TURN_S = 2e-3  # in which one looks closely; a trainer's end is learned of that much later
-_LEARNING_S = 60.0  # in which clocks that were set are compared often with those that run
 
 
 class Follow:
@@ -283,9 +268,9 @@ class Follow:
     def __init__(self, followers: tuple[Follower, ...], log: Log, clock: Clock) -> None:
         self.followers = followers
         self._log, self._clock = log, clock
-        self._looking_on = PollingThread(clock)
+        self._others = PollingThread(clock)
         for each in followers:
-            self._looking_on.add(each.looking, each.noted)
+            self._others.add(each.polling, each.noted)
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:
@@ -302,7 +287,7 @@ class Follow:
         while True:
             for each in self.followers:
                 if each.next_s <= now_s:
-                    each.wake(now_s, self._log, self._looking_on)
+                    each.wake(now_s, self._log, self._others)
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + NEAR_S, leave_s):
                 break
@@ -321,7 +306,7 @@ class Follow:
             EndLine(
                 cpu_s=time.process_time() - self._cpu_s,
                 wall_s=time.monotonic() - self._began_s,
-                looks=sum(each.looking.looks for each in self.followers),
+                looks=sum(each.polling.polls for each in self.followers),
                 enqueued=sum(each.page.enqueued for each in self.followers),
                 executed=sum(each.first + each.rounds for each in positions),
                 counted=all(each.counts is not None for each in positions if each.rounds),

@@ -1,19 +1,25 @@
 """What the driver shows of one GPU while it trains, read now and then by a thread of its own.
 
+`Shown` lays what was read over the steps.
+
 Reading blocks, the energy counter some milliseconds, and marks must not be missed meanwhile. It
-also costs: on an H200 what goes by time and not by looks took some 4 % of a core, and that is ten
+also costs: on an H200 what goes by time and not by polls took some 4 % of a core, and that is ten
 readings a second and little else. So one reads often only as long as something hangs on it.
 """
 
+import bisect
 import math
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from underclock.errors import NotSupportedError, UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.nvml import NvmlGpu
 from underclock.records import Clocks, ThrottleReason
+from underclock.records.runs import StepLine
+from underclock.runtime.machine.steps import PassedStep
 
 _OFTEN_S, _SELDOM_S = 0.1, 1.0
 _ALL_EVERY, _ALL_EVERY_EXACTLY = 2, 4  # readings: of energy and temperature too
@@ -21,6 +27,9 @@ _CLIMB_S, _CLIMBS_WITHIN_S = 4e-3, 0.15  # between looks for a climb of the coun
 _LEARNED_FROM, _BEFORE_S = 4, 2e-3  # climbs in a row; the first look, before one is due
 _STAYS_EARLY = 0.9  # of what a climb comes after it was due: the next is due as much sooner
 _READY_S = 0.01  # sooner, so that readings meet climbs
+_MOST = 4096  # readings kept, where the GPU's energy cannot be read
+_HIT_S = 1e-3
+_STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
 _LIMIT_EVERY = 10  # of the power limit, which somebody else may set
 
 
@@ -55,10 +64,6 @@ class Climbs:
     On an H200 a question takes 5 ms of a core. So how often the counter climbs is learned once;
     from then on one is asked just before a climb is due, and one or two just after. Climbs there
     are up to 18 ms off an even pace: one is due when an early one would come.
-
-    Args:
-        energy_j: Reads the counter.
-        clock: The machine's.
     """
 
     def __init__(self, energy_j: Callable[[], float], clock: Clock) -> None:
@@ -210,3 +215,130 @@ class Gauges:
             return self._gpu.power_limit_w()
         except NotSupportedError:
             return None
+
+
+class Shown:
+    """What the driver showed lately, to be laid over steps."""
+
+    def __init__(self) -> None:
+        self._gauges: deque[Gauge] = deque(maxlen=_MOST)
+        self._energy: deque[tuple[float, float]] = deque(maxlen=_MOST)
+        self._climbed_s = float("-inf")
+        self._stands = False
+        self.limit_w: float | None = None
+        self.energy_j = 0.0  # by which the counter climbed
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
+
+    def __len__(self) -> int:
+        """Return how many readings it remembers."""
+        return len(self._gauges)
+
+    def forget(self, before_s: float) -> None:
+        """Forget what no step tells of that began then or later."""
+        while len(self._energy) > 1 and self._energy[1][0] <= before_s:
+            self._energy.popleft()
+        while self._energy and self._gauges and self._gauges[0].at_s < self._energy[0][0]:
+            self._gauges.popleft()
+        while self._gaps and self._gaps[0][1] <= before_s:
+            self._gaps.popleft()
+
+    def add(self, gauges: Sequence[Gauge]) -> tuple[str, ...]:
+        """Take note of readings; return what a reader of the log should know of them."""
+        self._gauges.extend(gauges)
+        words = []
+        for gauge in gauges:
+            if gauge.energy_j is not None:
+                at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
+                words.append(self._counted(at_s, gauge.energy_j))
+            if gauge.limit_w is not None:
+                words.append(self._limited(gauge.limit_w))
+        return tuple(filter(None, words))
+
+    def upto_s(self) -> float:
+        """Return up to when the energy is known, or known not to be; at first minus infinity."""
+        return self._energy[-1][0] if self._stands else self._climbed_s
+
+    def _counted(self, at_s: float, energy_j: float) -> str:
+        """Take note of the energy counter; return what is wrong with it, as soon as it is."""
+        last_s, last_j = self._energy[-1] if self._energy else (at_s, float("-inf"))
+        self._energy.append((at_s, energy_j))
+        self.energy_j += max(0.0, energy_j - last_j) if last_j >= 0.0 else 0.0
+        if energy_j == last_j:
+            if at_s - self._climbed_s < _STANDS_S:
+                return ""
+            self._gaps.append((self._climbed_s, at_s))
+            stood, self._stands = self._stands, True
+            return "" if stood else "the energy counter stands still: what steps draw is not known"
+        if self._stands:
+            self._gaps.append((last_s, at_s))
+        self._climbed_s, self._stands = at_s, False
+        if energy_j > last_j:
+            return ""
+        self._gaps.append((last_s, at_s))
+        return (
+            f"the energy counter fell from {last_j:.0f} to {energy_j:.0f} J: what the step drew in "
+            "which it did is not known"
+        )
+
+    def _limited(self, limit_w: float) -> str:
+        """Take note of the power limit; return who must have changed it."""
+        last_w, self.limit_w = self.limit_w, limit_w
+        if last_w is None or last_w == limit_w:
+            return ""
+        return (
+            f"somebody changed the power limit from {last_w:g} to {limit_w:g} W, and the plan is "
+            "for the first: plan again for the other"
+        )
+
+    def line(self, gpu: int, step: PassedStep, arm: str) -> StepLine:
+        """Return a step with what was shown meanwhile."""
+        ended_s = step.ended_s
+        inside = [gauge for gauge in self._gauges if step.began_s <= gauge.at_s <= ended_s]
+        energy_j = self._energy_j(step.began_s, ended_s)
+        late_s = tuple(outcome.late_s for outcome in step.outcomes)
+        errors_s = tuple(each.error_s for each in step.outcomes if each.error_s is not None)
+        return StepLine(
+            gpu=gpu,
+            step=step.number,
+            steps=step.steps,
+            began_s=step.began_s,
+            time_s=step.time_s,
+            state=str(step.state),
+            arm=arm,
+            planned=step.planned,
+            asked=step.asked,
+            hits=sum(abs(each_s) <= _HIT_S for each_s in late_s) if step.closely else None,
+            late_s=late_s if step.closely else (),
+            error_s=errors_s if step.closely else (),
+            energy_j=None if energy_j is None else energy_j / step.steps,
+            core_mhz=_mean([gauge.clocks.core_mhz for gauge in inside]),
+            mem_mhz=_mean([gauge.clocks.mem_mhz for gauge in inside]),
+            power_w=_mean([gauge.power_w for gauge in inside]),
+            temperature_c=_mean([gauge.temperature_c for gauge in inside]),
+            overruled=step.overruled,
+        )
+
+    def _energy_j(self, began_s: float, ended_s: float) -> float | None:
+        """Return what the counter climbed, told between the readings around."""
+        if any(from_s < ended_s and began_s < to_s for from_s, to_s in self._gaps):
+            return None
+        ends = [_between(self._energy, at_s) for at_s in (began_s, ended_s)]
+        if ends[0] is None or ends[1] is None:
+            return None
+        return ends[1] - ends[0]
+
+
+def _between(read: Sequence[tuple[float, float]], at_s: float) -> float | None:
+    after = bisect.bisect_right(read, at_s, key=lambda each: each[0])
+    if not 0 < after < len(read):
+        return None
+    (one_s, one_j), (other_s, other_j) = read[after - 1], read[after]
+    return one_j + (other_j - one_j) * (at_s - one_s) / (other_s - one_s)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+_MISSING = "pip install 'underclock[metrics]'"

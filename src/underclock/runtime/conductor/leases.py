@@ -70,13 +70,7 @@ def rules_in(path: Path | None) -> LeaseRules:
 
 
 class Owners:
-    """Whose the GPUs are; inside an `nvml_session`. Root and who serves may lease any.
-
-    Args:
-        rules: What the operator says.
-        uid: Who serves.
-        computing: Says which users compute on a GPU.
-    """
+    """Whose the GPUs are; inside an `nvml_session`. Root and who serves (`uid`) may lease any."""
 
     def __init__(
         self, rules: LeaseRules, *, uid: int, computing: Callable[[str], set[int]] = computing
@@ -155,14 +149,7 @@ _REST = 10  # who did not compute in time may not try again for so many times as
 
 @dataclass(eq=False)
 class Client:
-    """A process that may lease GPUs.
-
-    Attributes:
-        pid: Its number.
-        uid: Of its user.
-        gone: Whether its connection has ended.
-        lost: Why its last lease ended.
-    """
+    """A process that may lease GPUs, whether its connection has ended, and why its last lease."""
 
     pid: int
     uid: int
@@ -199,30 +186,17 @@ class Terms:
 
 @dataclass(slots=True)
 class _Lease:
-    """The right of one client to have the GPU set.
-
-    Attributes:
-        armed: The GPU.
-        watching: Undoes when this process ends badly; ``None`` once it is lost.
-        until_s: When its time is up, or the undo is tried again.
-        whose_s: When to look whether the GPU still is the client's.
-        seen_s: When it last was.
-    """
+    """The right of one client to have the GPU set."""
 
     armed: Armed
-    watching: Watching | None
-    until_s: float
-    whose_s: float
-    seen_s: float
+    watching: Watching | None  # undoes when this process ends badly; None once it is lost
+    until_s: float  # when its time is up, or the undo is tried again
+    whose_s: float  # when to look whether the GPU still is the client's
+    seen_s: float  # when it last was
 
 
 class Leases:
-    """The leases of one GPU, one after the other. `post` alone may be called by other threads.
-
-    Args:
-        gpu: Which one.
-        terms: What holds for all leases.
-    """
+    """The leases of one GPU, one after the other. `post` alone may be called by other threads."""
 
     def __init__(self, gpu: SettableGpu, terms: Terms) -> None:
         self.owner: Client | None = None
@@ -256,11 +230,11 @@ class Leases:
 
     def _work(self) -> None:
         while self._do_posted():
-            looks = select.poll()
-            looks.register(self._wake, select.POLLIN)
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
             if self._lease is not None and self._lease.watching is not None:
-                looks.register(self._lease.watching.fileno(), select.POLLIN)
-            looks.poll(self._wait_ms())
+                poll.register(self._lease.watching.fileno(), select.POLLIN)
+            poll.poll(self._wait_ms())
         if self._lease is not None:
             self._end("is over: the service ends")
 
@@ -338,11 +312,7 @@ class Leases:
         return {"silent_s": SILENT_S, "limit_s": self._terms.limit_s}
 
     def _wait_for_job(self, uid: int, now_s: float) -> None:
-        """Let a user lease a GPU that nobody computes on, for a while and not again and again.
-
-        Raises:
-            NotPermittedError: The while is over.
-        """
+        """Let a user lease a GPU that nobody computes on, for a while and not again and again."""
         start_s = self._terms.owners.rules.start_s
         since_s = self._waited_s.setdefault(uid, now_s)
         if now_s > since_s + _REST * start_s:
@@ -354,12 +324,7 @@ class Leases:
             )
 
     def set(self, client: Client, setting: Setting, value: Value) -> Message:
-        """Set something for the owner.
-
-        Raises:
-            NotPermittedError: The client is not.
-            UnderclockError: It cannot be set.
-        """
+        """Set something for the owner; an error where the client is not, or it cannot be set."""
         if self._lease is None or self.owner is not client:
             raise NotPermittedError(
                 f"{client} has no lease of GPU {self._gpu.uuid}", hint=client.lost or "take one"

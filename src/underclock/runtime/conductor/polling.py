@@ -19,25 +19,22 @@ from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 
 _FIRST_CLOSE_S, _LEAST_CLOSE_S, _MOST_CLOSE_S = 5e-4, 1e-4, 5e-3
-_LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close look after another
+_LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close poll after another
 _UNSURE = 3.0  # deviations that a mark may be early by
-_WAITING_S = 5e-3  # between looks where nothing is known
+_WAITING_S = 5e-3  # between polls where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
 _PR_SET_TIMERSLACK = 29
 
+Tell = Callable[[int, float, int], None]
+"""Hears of a mark, when it was reached, and the number of its step."""
+
 
 class _How(NamedTuple):
-    """How to look at a mark.
+    """How to poll for a mark."""
 
-    Attributes:
-        early: How long before it is expected one begins, in waits.
-        between: Looks when it is due, in waits.
-        off: Looks elsewhere, as a part of how far off that is.
-    """
-
-    early: float
-    between: float
-    off: float
+    early: float  # how long before it is expected one begins, in waits
+    between: float  # polls when it is due, in waits
+    off: float  # polls elsewhere, as a part of how far off that is
 
 
 _BRIEFLY = _How(early=2.0, between=1.0, off=0.5)
@@ -54,7 +51,7 @@ def wake_on_time() -> None:
 
 
 class Polling:
-    """Looks at one page.
+    """Polls one page.
 
     Args:
         page: Which.
@@ -62,8 +59,8 @@ class Polling:
         position: Of the step, as far as marks were told of.
 
     Attributes:
-        next_s: When to look next.
-        looks: How often it looked.
+        next_s: When to poll next.
+        polls: How often it was polled.
     """
 
     def __init__(self, page: Page, clock: Clock, position: Position) -> None:
@@ -71,22 +68,22 @@ class Polling:
         self._clock = clock
         self._position = position
         self._close_s = _FIRST_CLOSE_S
-        self._looked_s = -math.inf
+        self._polled_s = -math.inf
         self._expected_s = self._first_s = math.inf
-        self.last = (0, 0)
+        self._last = (0, 0)
         self.next_s = 0.0
-        self.looks = 0
+        self.polls = 0
 
-    def look(self) -> tuple[int, float, int] | None:
+    def poll(self) -> tuple[int, float, int] | None:
         """Return a mark that is new, when it was reached, and the number of its step."""
-        self.looks += 1
+        self.polls += 1
         reached = self._page.reached()
         now_s = self._clock.now_s()
-        before_s, self._looked_s = self._looked_s, now_s
-        if reached == self.last:
-            self._look_again(now_s)
+        before_s, self._polled_s = self._polled_s, now_s
+        if reached == self._last:
+            self._poll_again(now_s)
             return None
-        self.last = reached
+        self._last = reached
         mark, steps = reached
         if now_s - self._expected_s <= self._close_s:
             self._close_s = max(_IN_TIME * self._close_s, _LEAST_CLOSE_S)
@@ -99,15 +96,17 @@ class Polling:
         if mark_s == math.inf:
             self.next_s = now_s + self._peace_s()
         else:
-            first_s = self._first_s = mark_s - self._early_s()
+            how = self._how
+            early_s = max(how.early * self._close_s, _UNSURE * self._position.unsure_s)
+            first_s = self._first_s = mark_s - early_s
             self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
         """Expect the mark after one that was reached then, before anybody is told of that."""
-        self.expect(self._position.after_s(mark - 1, at_s), self._looked_s)
+        self.expect(self._position.after_s(mark - 1, at_s), self._polled_s)
 
-    def _look_again(self, now_s: float) -> None:
-        """Decide when to look next, where nothing new was seen."""
+    def _poll_again(self, now_s: float) -> None:
+        """Decide when to poll next, where nothing new was seen."""
         if self._expected_s == math.inf:
             self.next_s = now_s + self._peace_s()
             return
@@ -118,21 +117,17 @@ class Polling:
         self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
 
     @property
-    def _how(self) -> "_How":
+    def _how(self) -> _How:
         return _CLOSELY if self._position.closely else _BRIEFLY
 
-    def _early_s(self) -> float:
-        """Return how long before a mark is expected one begins to look."""
-        return max(self._how.early * self._close_s, _UNSURE * self._position.unsure_s)
-
     def _wait_s(self, overdue_s: float) -> float:
-        """Return how long to wait between looks at a mark that is due."""
+        """Return how long to wait between polls for a mark that is due."""
         how = self._how
         wait_s = max(how.between * self._close_s, how.off * abs(overdue_s), _LEAST_CLOSE_S)
         return min(wait_s, _WAITING_S)
 
     def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:
-        """Return when a mark was reached that was not there at one look and is at the next."""
+        """Return when a mark was reached that was not there at one poll and is at the next."""
         if now_s - before_s <= 2.0 * self._close_s:
             return 0.5 * (before_s + now_s)
         if not math.isfinite(expected_s):
@@ -157,13 +152,13 @@ class PollingThread:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._wanted = threading.Event()
-        self._looks = threading.Lock()  # held while the thread looks
-        self._pages: list[tuple[Polling, Callable[[int, float, int], None]]] = []
-        self._seen: list[tuple[Callable[[int, float, int], None], int, float, int]] = []
+        self._polls = threading.Lock()  # held while the thread polls
+        self._pages: list[tuple[Polling, Tell]] = []
+        self._seen: list[tuple[Tell, int, float, int]] = []
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, page: Polling, tell: Callable[[int, float, int], None]) -> None:
-        """Look at another page; tell of its marks, and when they were reached."""
+    def add(self, page: Polling, tell: Tell) -> None:
+        """Poll another page; tell of its marks."""
         self._pages.append((page, tell))
 
     @contextmanager
@@ -174,7 +169,7 @@ class PollingThread:
             yield
         finally:
             self._wanted.clear()
-            with self._looks:
+            with self._polls:
                 seen, self._seen = self._seen, []
             for tell, mark, at_s, steps in seen:
                 tell(mark, at_s, steps)
@@ -182,17 +177,17 @@ class PollingThread:
     def _run(self) -> None:
         while True:
             self._wanted.wait()
-            with self._looks:
+            with self._polls:
                 if self._wanted.is_set():  # else nobody will hear of what is seen
-                    self._look()
+                    self._poll()
             next_s = min((page.next_s for page, _ in self._pages), default=math.inf)
             wait_s = next_s - self._clock.now_s()
             self._clock.sleep_s(min(max(wait_s, _LEAST_CLOSE_S), _WAITING_S))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now_s = self._clock.now_s()
         for page, tell in self._pages:
-            seen = page.look() if page.next_s <= now_s else None
+            seen = page.poll() if page.next_s <= now_s else None
             if seen is not None:
                 self._seen.append((tell, *seen))
                 page.expect_after(*seen[:2])

@@ -47,12 +47,10 @@ class _Request(
     """What a client may ask."""
 
 
-class _Who(_Request, frozen=True, tag="who"):
-    """Who serves what, and who has it."""
+class _Who(_Request, frozen=True, tag="who"): ...
 
 
-class _Beat(_Request, frozen=True, tag="beat"):
-    """That the client lives."""
+class _Beat(_Request, frozen=True, tag="beat"): ...
 
 
 class _Take(_Request, frozen=True, tag="lease"):
@@ -77,35 +75,20 @@ _DECODER = msgspec.json.Decoder(_Who | _Beat | _Take | _Set)
 
 @dataclass(eq=False)
 class _Peer(Client):
-    """Who is connected.
-
-    Attributes:
-        connection: To it.
-        life: Of its process.
-        heard_s: When it last said something.
-        busy_s: When it last had a lease, or asked for one.
-        part_s: When an unfinished message began, or an answer that it does not take.
-        turn_s: When its share of messages was new.
-        share: Messages that are left of it.
-        unsent: What it has not taken.
-        asked: Of whom it waits for an answer.
-        silent: Whether it never said anything.
-        waiting: Whether a whole message of it may wait for its turn.
-        ends: Why the connection ends once it has the answer; empty where it does not.
-    """
+    """Who is connected."""
 
     connection: socket.socket = field(kw_only=True)
-    life: Life = field(kw_only=True)
-    heard_s: float = field(kw_only=True)
-    busy_s: float = field(kw_only=True)
-    part_s: float | None = None
-    turn_s: float = 0.0
-    share: int = _SHARE
-    unsent: bytes = b""
-    asked: Leases | None = None
-    silent: bool = True
-    waiting: bool = False
-    ends: str = ""
+    life: Life = field(kw_only=True)  # of its process
+    heard_s: float = field(kw_only=True)  # when it last said something
+    busy_s: float = field(kw_only=True)  # when it last had a lease, or asked for one
+    part_s: float | None = None  # when an unfinished message began, or an answer it does not take
+    turn_s: float = 0.0  # when its share of messages was new
+    share: int = _SHARE  # messages that are left of it
+    unsent: bytes = b""  # what it has not taken
+    asked: Leases | None = None  # of whom it waits for an answer
+    silent: bool = True  # whether it never said anything
+    waiting: bool = False  # whether a whole message of it may wait for its turn
+    ends: str = ""  # why the connection ends once it has the answer; empty where it does not
     unpacker: Unpacker = field(default_factory=lambda: Unpacker(_LONGEST))
 
     @property
@@ -205,23 +188,23 @@ class Service:
 
     def _wait(self, server: socket.socket, wake: int) -> dict[int, int]:
         now_s = self._now_s()
-        looks, due_s = select.poll(), [now_s + IDLE_S]
-        looks.register(wake, select.POLLIN)
-        looks.register(self._answered, select.POLLIN)
+        poll, due_s = select.poll(), [now_s + IDLE_S]
+        poll.register(wake, select.POLLIN)
+        poll.register(self._answered, select.POLLIN)
         if now_s >= self._accept_s:
-            looks.register(server, select.POLLIN)
+            poll.register(server, select.POLLIN)
         else:
             due_s.append(self._accept_s)
         owners = self._owners()
         for fd, peer in self._peers.items():
             hears = select.POLLIN if peer.is_free and not peer.waiting else 0
-            looks.register(fd, hears | (select.POLLOUT if peer.unsent else 0))
+            poll.register(fd, hears | (select.POLLOUT if peer.unsent else 0))
             for life in peer.life.fds:
-                looks.register(life, select.POLLIN)
+                poll.register(life, select.POLLIN)
             due_s.append(peer.deadline(has_lease=peer in owners)[0])
             if peer.share <= 0 or (peer.waiting and peer.is_free):
                 due_s.append(peer.turn_s + _TURN_S if peer.share <= 0 else now_s)
-        return dict(looks.poll(max(0.0, (min(due_s) - now_s) * 1e3)))
+        return dict(poll.poll(max(0.0, (min(due_s) - now_s) * 1e3)))
 
     def _owners(self) -> set[Client]:
         return {leases.owner for leases in self._gpus.values() if leases.owner is not None}

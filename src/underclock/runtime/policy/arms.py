@@ -8,7 +8,6 @@ were seen one by one. Differences are taken within a round, so that what changes
 round cancels. Where what was seen cannot be, there is no verdict.
 """
 
-import dataclasses
 import math
 import random
 import statistics
@@ -18,10 +17,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from underclock.errors import UsageError
+from underclock.records.runs import ArmLine
 from underclock.runtime.machine.steps import PassedStep
 
 if TYPE_CHECKING:  # it loads SciPy, which is for the end: a conductor is to start at once
-    from underclock.core.statistics.verdict import Judgement, MeanChange
+    from underclock.core.statistics.verdict import MeanChange
 
 LEAST_ROUNDS = 3
 """So many tell how far rounds scatter, and so how sure a difference is."""
@@ -96,46 +96,18 @@ class ExpectedRun:
     """What is known of a run from elsewhere; a verdict needs it to fit what was seen.
 
     Attributes:
+        gpu: Local rank.
         auto_s: What a step takes at auto by the plan; ``None`` where that is not known.
         limit_w: The board's power limit; likewise.
         enqueued: Steps that the trainer put on its stream; likewise.
         is_set: Whether clocks are, and not only decided on.
     """
 
+    gpu: int = 0
     auto_s: float | None = None
     limit_w: float | None = None
     enqueued: int | None = None
     is_set: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmDifference:
-    """An arm against auto, round by round.
-
-    Attributes:
-        arm: Which.
-        rounds: That both ran whole.
-        steps: Of the arm that counted.
-        time: Mean change.
-        energy: Mean change; ``None`` where the counter could not tell.
-        judgement: Whether the plan's promise was kept; ``None`` for arms that promised nothing.
-        doubts: Why what was seen cannot be believed, or not yet; without any it can.
-    """
-
-    arm: ArmName
-    rounds: int
-    steps: int
-    time: "MeanChange"
-    energy: "MeanChange | None"
-    judgement: "Judgement | None"
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def verdict(self) -> str:
-        """On the plan's promise, or why there is none; empty where nothing was promised."""
-        if self.doubts:
-            return CANNOT_TELL + "; ".join(self.doubts)
-        return "" if self.judgement is None else str(self.judgement.verdict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,7 +176,7 @@ class Arms:
         promise: float | None = None,
         budget: float | None = None,
         expected: ExpectedRun | None = None,
-    ) -> tuple[ArmDifference, ...]:
+    ) -> tuple[ArmLine, ...]:
         """Compare every arm with auto, over the rounds in which both ran.
 
         Args:
@@ -212,18 +184,45 @@ class Arms:
             budget: Greatest change of time that it allows; ``None`` where time was free.
             expected: What must fit before there is a verdict; by default nothing but rounds.
         """
-        others = [name for name in self.names if name is not ArmName.AUTO]
-        compared = [each for name in others if (each := self._against_auto(name)) is not None]
-        judged = [
-            _judged(each, promise, budget) if each.arm is ArmName.PLAN else each
-            for each in compared
-        ]
         expected = expected or ExpectedRun()
-        return tuple(
-            dataclasses.replace(each, doubts=self._doubts(each, expected)) for each in judged
-        )
+        done = self._rounds[:-1]  # the last has not ended
+        lines = []
+        for name in self.names:
+            both = [
+                (of[ArmName.AUTO], of[name]) for of in done if {ArmName.AUTO, name} <= of.keys()
+            ]
+            if name is ArmName.AUTO or not both:
+                continue
+            times = [(auto.time_s / auto.steps, arm.time_s / arm.steps) for auto, arm in both]
+            known = [
+                (auto.energy_j / auto.steps, arm.energy_j / arm.steps)
+                for auto, arm in both
+                if auto.energy_j is not None and arm.energy_j is not None
+            ]
+            time = paired_change(times)
+            energy = paired_change(known) if len(known) == len(both) else None
+            promised = promise if name is ArmName.PLAN else None
+            doubts = self._doubts(len(both), expected, has_energy=energy is not None)
+            if doubts:
+                verdict = CANNOT_TELL + "; ".join(doubts)
+            else:
+                verdict = _verdict(energy, time, promised, budget)
+            lines.append(
+                ArmLine(
+                    gpu=expected.gpu,
+                    arm=str(name),
+                    rounds=len(both),
+                    steps=sum(arm.steps for _, arm in both),
+                    time_change=time.mean,
+                    time_interval=time.interval,
+                    energy_change=None if energy is None else energy.mean,
+                    energy_interval=None if energy is None else energy.interval,
+                    verdict=verdict,
+                )
+            )
+        return tuple(lines)
 
-    def _doubts(self, of: ArmDifference, expected: ExpectedRun) -> tuple[str, ...]:
+    def _doubts(self, rounds: int, expected: ExpectedRun, *, has_energy: bool) -> tuple[str, ...]:
         """Say why a difference cannot be believed, or not yet."""
         blocks = [block for one in self._rounds for block in one.values() if block.steps]
         autos = [one[ArmName.AUTO] for one in self._rounds if ArmName.AUTO in one]
@@ -244,33 +243,12 @@ class Arms:
             and power_w > _ABOVE_LIMIT * expected.limit_w
             and f"steps drew {power_w:.0f} W by what was seen, and the limit is "
             f"{expected.limit_w:g} W",
-            of.energy is None and "what steps drew is not known",
-            of.rounds < LEAST_ROUNDS
-            and f"{of.rounds} rounds are too few: {LEAST_ROUNDS} take {self.needs(LEAST_ROUNDS)} "
+            not has_energy and "what steps drew is not known",
+            rounds < LEAST_ROUNDS
+            and f"{rounds} rounds are too few: {LEAST_ROUNDS} take {self.needs(LEAST_ROUNDS)} "
             f"steps, and there were {self.seen}",
         )
         return tuple(words for words in found if words)
-
-    def _against_auto(self, arm: ArmName) -> ArmDifference | None:
-        """Compare an arm with auto; ``None`` before both ran."""
-        done = self._rounds[:-1]  # the last has not ended
-        both = [(of[ArmName.AUTO], of[arm]) for of in done if {ArmName.AUTO, arm} <= of.keys()]
-        known = [
-            (auto.energy_j / auto.steps, mine.energy_j / mine.steps)
-            for auto, mine in both
-            if auto.energy_j is not None and mine.energy_j is not None
-        ]
-        if not both:
-            return None
-        times = [(auto.time_s / auto.steps, mine.time_s / mine.steps) for auto, mine in both]
-        return ArmDifference(
-            arm=arm,
-            rounds=len(both),
-            steps=sum(mine.steps for _, mine in both),
-            time=paired_change(times),
-            energy=paired_change(known) if len(known) == len(both) else None,
-            judgement=None,
-        )
 
     def _next_block(self) -> None:
         if not self._left:
@@ -304,16 +282,15 @@ def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":
     )
 
 
-def _judged(
-    difference: ArmDifference, promise: float | None, budget: float | None
-) -> ArmDifference:
-    """Hold the plan's arm against what it promised."""
+def _verdict(
+    energy: "MeanChange | None", time: "MeanChange", promise: float | None, budget: float | None
+) -> str:
+    """Hold an arm against what it promised; empty where it promised nothing."""
     from underclock.core.statistics.verdict import judge  # noqa: PLC0415
 
-    if promise is None or difference.energy is None:
-        return difference
-    judgement = judge(difference.energy, difference.time, promise=promise, budget=budget)
-    return dataclasses.replace(difference, judgement=judgement)
+    if promise is None or energy is None:
+        return ""
+    return str(judge(energy, time, promise=promise, budget=budget).verdict)
 
 
 def _orders(names: Sequence[ArmName], seed: int) -> Iterator[tuple[ArmName, ...]]:

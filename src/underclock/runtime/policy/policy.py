@@ -8,19 +8,18 @@ plan's are made here too: without what pays least, or what the cap forbids.
 import dataclasses
 import math
 from collections.abc import Collection
-from typing import Protocol
 
 import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.latencies import changed
+from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import (
     LEAST_ROUNDS,
-    ArmDifference,
     ArmName,
     Arms,
     ExpectedRun,
@@ -33,50 +32,16 @@ _LEAST_SETTLING, _LEAST_BLOCK = 4, 20
 _BLOCKS = 5  # of what settles, a block counts so many
 
 
-class Policy(Protocol):
-    """Decides what a machine does."""
-
-    @property
-    def label(self) -> str:
-        """What it does now, for the log."""
-        ...
-
-    def passed(self, step: PassedStep) -> str:
-        """Take note of a step as soon as it ended; return words for the log, if any."""
-        ...
-
-    def known(self, step: PassedStep, energy_j: float | None) -> str:
-        """Take note of its energy, once that is known; return words for the log, if any."""
-        ...
-
-    def capped(self, launches: frozenset[int]) -> str:
-        """Take note of launches whose locks the power cap overrules; return words for the log."""
-        ...
-
-    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
-        """Return what arms differ by, as far as is known.
-
-        Args:
-            expected: What must fit; a policy knows itself what its plan says.
-        """
-        ...
-
-    def ends(self) -> str:
-        """Return what a reader should know of how far it came; empty for nothing."""
-        ...
-
-
-class Following:
-    """Follows the plan, but for locks that the power cap overrules."""
+class Policy:
+    """Decides what a machine does: follow the plan, but for locks that the power cap overrules."""
 
     def __init__(self, machine: Machine, plan: Plan) -> None:
-        """Take the plan as it is."""
         self._machine, self._plan = machine, plan
         self._free: set[int] = set()
 
     @property
     def label(self) -> str:
-        """What it does."""
+        """What it does now, for the log."""
         return "plan"
 
     @property
@@ -85,17 +50,17 @@ class Following:
         return True
 
     def passed(self, step: PassedStep) -> str:
-        """Do nothing."""
+        """Take note of a step as soon as it ended; return words for the log, if any."""
         del step
         return ""
 
     def known(self, step: PassedStep, energy_j: float | None) -> str:
-        """Do nothing."""
+        """Take note of its energy, once that is known; return words for the log, if any."""
         del step, energy_j
         return ""
 
     def capped(self, launches: frozenset[int]) -> str:
-        """Leave clocks to the driver where the power cap does not let them be held."""
+        """Leave clocks to the driver where the power cap overrules them; return words likewise."""
         more = launches - self._free
         if not more:
             return ""
@@ -105,17 +70,20 @@ class Following:
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
-    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
-        """Compare nothing."""
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
+        """Return what arms differ by, as far as is known.
+
+        Args:
+            expected: What must fit; a policy knows itself what its plan says.
+        """
         del expected
         return ()
 
     def ends(self) -> str:
-        """Say nothing: the plan was followed."""
+        """Return what a reader should know of how far it came; empty for nothing."""
         return ""
 
     def _schedule(self) -> ClockSchedule:
-        """Return the plan's schedule without locks that the cap forbids."""
         schedule = scheduled(self._plan)
         return without_locks(schedule, self._free) if self._free else schedule
 
@@ -123,7 +91,7 @@ class Following:
         self._machine.follow(timetable_of(schedule, self._machine.timetable.marks))
 
 
-class Guarded(Following):
+class Guarded(Policy):
     """Follows the plan while steps are as fast as promised."""
 
     def __init__(self, machine: Machine, plan: Plan, window: int) -> None:
@@ -178,7 +146,7 @@ class Guarded(Following):
         return schedule
 
 
-class Alternating(Following):
+class Alternating(Policy):
     """Lets arms take turns."""
 
     def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...], seed: int) -> None:
@@ -208,7 +176,7 @@ class Alternating(Following):
             self._do(begins)
         return ""
 
-    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmDifference, ...]:
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
         """Compare the arms over the rounds that are over."""
         cost = self._plan.headline.cost
         autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
@@ -254,7 +222,7 @@ def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int
     if arms:
         names = parse_arms(arms, has_fixed=plan.fixed is not None)
         return Alternating(machine, plan, names, seed)
-    return Guarded(machine, plan, window) if window else Following(machine, plan)
+    return Guarded(machine, plan, window) if window else Policy(machine, plan)
 
 
 def budget_of(plan: Plan) -> float:

@@ -16,8 +16,8 @@ from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
 from underclock.runtime.conductor.follow import Follow, Follower, begin
-from underclock.runtime.conductor.gauges import Gauge, Gauges
-from underclock.runtime.conductor.log import Log, Shown, read_log
+from underclock.runtime.conductor.gauges import Gauge, Gauges, Shown
+from underclock.runtime.conductor.log import Log, read_log
 from underclock.runtime.conductor.polling import Polling, PollingThread
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.conductor.run_files import Run
@@ -219,9 +219,9 @@ def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
     position = Position(timetable_of(scheduled(PLAN), MARKS))
-    looking, others = Polling(bench.page, CLOCK, position), PollingThread(CLOCK)
+    polling, others = Polling(bench.page, CLOCK, position), PollingThread(CLOCK)
     seen: list[int] = []
-    others.add(looking, lambda mark, _at_s, _steps: seen.append(mark))
+    others.add(polling, lambda mark, _at_s, _steps: seen.append(mark))
 
     def passes() -> None:
         for value in (1, 2, 3):
@@ -237,7 +237,7 @@ def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> N
         assert seen == []
 
     assert seen == [1, 2, 3]
-    assert looking.look() is None
+    assert polling.poll() is None
 
 
 def test_a_trainer_that_refuses_leaves_clocks_to_the_driver(bench: Bench) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.records import AUTO, ThrottleReason
-from underclock.runtime.conductor.gauges import Climbs, Gauge
-from underclock.runtime.conductor.log import Shown
+from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
 from underclock.runtime.machine.steps import PassedStep, State
 
 _WAIT_S = 0.36  # as a conductor that compares arms waits between readings

@@ -45,7 +45,7 @@ class Bench:
         self.page.tell(pages.MARKING)
         self.clock = Hands()
         self.machine = Machine(table())
-        self.looking = Polling(self.page, self.clock, self.machine.position)
+        self.polling = Polling(self.page, self.clock, self.machine.position)
         self.seen: list[tuple[int, float]] = []
         self.begun = 0
 
@@ -54,18 +54,18 @@ class Bench:
         self.begun += value == 1
         self.page.write(pages.word_of(value, self.begun))
 
-    def look(self) -> None:
-        seen = self.looking.look()
+    def poll(self) -> None:
+        seen = self.polling.poll()
         if seen is not None:
             self.seen.append(seen[:2])
             self.machine.saw(*seen)
-            self.looking.expect(self.machine.position.next_mark_s(), self.clock.now)
+            self.polling.expect(self.machine.position.next_mark_s(), self.clock.now)
 
     def until(self, until_s: float) -> None:
         """Look whenever that is due."""
-        while self.looking.next_s <= until_s:
-            self.clock.now = max(self.clock.now, self.looking.next_s) + 50e-6  # woken late
-            self.look()
+        while self.polling.next_s <= until_s:
+            self.clock.now = max(self.clock.now, self.polling.next_s) + 50e-6  # woken late
+            self.poll()
         self.clock.now = max(self.clock.now, until_s)
 
     def steps(self, count: int, off_s: float = 0.0) -> None:
@@ -86,20 +86,20 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_one_looks_about_once_where_marks_come_on_time(bench: Bench) -> None:
     bench.steps(12)
-    looks, marks = bench.looking.looks, len(bench.seen)
+    looks, marks = bench.polling.polls, len(bench.seen)
     bench.steps(3)
 
     assert len(bench.seen) > marks
-    assert (bench.looking.looks - looks) / (len(bench.seen) - marks) < 4.0
+    assert (bench.polling.polls - looks) / (len(bench.seen) - marks) < 4.0
 
 
 def test_a_mark_is_taken_to_be_reached_between_two_looks(bench: Bench) -> None:
     bench.steps(12)
     bench.clock.now = before_s = bench.machine.position.next_mark_s()
-    bench.look()
+    bench.poll()
     bench.mark(1)
     bench.clock.now += 80e-6
-    bench.look()
+    bench.poll()
 
     mark, at_s = bench.seen[-1]
     assert mark == 1
@@ -112,7 +112,7 @@ def test_who_is_woken_much_too_late_believes_what_was_expected(bench: Bench, lat
     expected_s = bench.machine.position.next_mark_s()
     bench.mark(1)
     bench.clock.now = expected_s + late_s
-    bench.look()
+    bench.poll()
 
     mark, at_s = bench.seen[-1]
     assert mark == 1
@@ -124,7 +124,7 @@ def test_a_mark_that_comes_when_nobody_expects_it_has_only_just_come(bench: Benc
     expected_s = bench.machine.position.next_mark_s()
     bench.mark(1)
     bench.clock.now = expected_s - 4e-3
-    bench.look()
+    bench.poll()
 
     mark, at_s = bench.seen[-1]
     assert mark == 1
@@ -200,7 +200,7 @@ def test_one_looks_early_where_it_is_not_known_how_fast_a_step_goes(bench: Bench
     assert position.mark == 0
     unsure_s = position.unsure_s
     assert unsure_s == pytest.approx(0.07 * (position.next_mark_s() - position.at_s), rel=0.3)
-    assert position.next_mark_s() - bench.looking.next_s >= 3.0 * unsure_s - 1e-9
+    assert position.next_mark_s() - bench.polling.next_s >= 3.0 * unsure_s - 1e-9
 
 
 def test_a_look_that_finds_nothing_runs_little_code(bench: Bench) -> None:
@@ -212,10 +212,10 @@ def test_a_look_that_finds_nothing_runs_little_code(bench: Bench) -> None:
         if event == "call":
             called.append(frame.f_code.co_name)
 
-    bench.clock.now = bench.looking.next_s
+    bench.clock.now = bench.polling.next_s
     sys.setprofile(note)
     try:
-        found = bench.looking.look()
+        found = bench.polling.poll()
     finally:
         sys.setprofile(None)
 

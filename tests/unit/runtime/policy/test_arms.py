@@ -94,15 +94,13 @@ def test_drift_cancels_and_steps_that_settle_do_not_count() -> None:
     plan, fixed = arms.differences(promise=-0.08, budget=0.01)
 
     assert (plan.arm, plan.rounds, plan.steps) == (ArmName.PLAN, 18, 18 * 4)
-    assert plan.energy is not None
-    assert plan.energy.interval is not None
-    low, high = plan.energy.interval
+    assert plan.energy_interval is not None
+    low, high = plan.energy_interval
     assert low < -0.08 < high
     assert high - low < 0.02
-    assert plan.time.mean == pytest.approx(0.01, abs=2e-3)
-    assert fixed.judgement is None
-    assert fixed.energy is not None
-    assert fixed.energy.mean == pytest.approx(-0.03, abs=3e-3)
+    assert plan.time_change == pytest.approx(0.01, abs=2e-3)
+    assert fixed.verdict == ""
+    assert fixed.energy_change == pytest.approx(-0.03, abs=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +119,6 @@ def test_the_plan_is_held_against_its_promise(
     run(arms, 12, noise=1e-4)
     (plan,) = arms.differences(promise=promise, budget=budget)
 
-    assert plan.judgement is not None
-    assert plan.judgement.verdict is verdict
     assert plan.verdict == verdict
 
 
@@ -131,13 +127,13 @@ def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> Non
     assert arms.differences(promise=-0.08, budget=0.01) == ()
     run(arms, 1)
     (plan,) = arms.differences(promise=-0.08, budget=0.01)
-    assert plan.judgement is not None
-    assert plan.judgement.verdict is Verdict.INCONCLUSIVE
+    assert plan.time_interval is None
     assert plan.verdict.startswith("cannot tell, because 1 rounds are too few: 3 take 24 steps")
     for _ in range(5):
         after(arms, time_s=100.0, energy_j=1.0)
     (then,) = arms.differences(promise=-0.08, budget=0.01)
-    assert (then.rounds, then.time, then.energy) == (1, plan.time, plan.energy)
+    assert then.rounds == 1
+    assert (then.time_change, then.energy_change) == (plan.time_change, plan.energy_change)
 
 
 def test_without_energy_only_time_is_told() -> None:
@@ -145,9 +141,9 @@ def test_without_energy_only_time_is_told() -> None:
     run(arms, 4, energy=False)
     (plan,) = arms.differences(promise=-0.08, budget=0.01)
 
-    assert (plan.energy, plan.judgement) == (None, None)
+    assert plan.energy_change is None
     assert plan.verdict == "cannot tell, because what steps drew is not known"
-    assert plan.time.mean == pytest.approx(0.01, abs=2e-3)
+    assert plan.time_change == pytest.approx(0.01, abs=2e-3)
 
 
 def test_stalled_steps_do_not_count() -> None:
@@ -159,7 +155,7 @@ def test_stalled_steps_do_not_count() -> None:
     (plan,) = arms.differences()
 
     assert plan.steps == 4
-    assert plan.time.mean == pytest.approx(0.0)
+    assert plan.time_change == pytest.approx(0.0)
 
 
 def test_a_job_warms_up_first() -> None:
@@ -173,7 +169,7 @@ def test_a_job_warms_up_first() -> None:
     assert begins == [9, 13, 17, 21, 25]
     assert (arms.needs(1), arms.needs(3)) == (18, 34)
     (plan,) = arms.differences()
-    assert (plan.rounds, plan.time.mean) == (2, 0.0)
+    assert (plan.rounds, plan.time_change) == (2, 0.0)
 
 
 @given(seen=st.lists(st.integers(1, 5), min_size=60, max_size=120), seed=st.integers(0, 99))
@@ -188,9 +184,8 @@ def test_a_block_tells_the_same_however_many_steps_are_seen_at_once(
 
     assert arms.seen >= len(seen)
     for each in arms.differences():
-        assert each.energy is not None
-        assert each.time.mean == pytest.approx(0.0)
-        assert each.energy.mean == pytest.approx(0.0)
+        assert each.time_change == pytest.approx(0.0)
+        assert each.energy_change == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +207,6 @@ def test_there_is_no_verdict_on_what_cannot_be(
         after(arms, **{"time_s": 0.12, "energy_j": 30.0, **step})
     (plan,) = arms.differences(promise=0.0, budget=0.01, expected=expected)
 
-    assert plan.judgement is not None
     assert plan.verdict.startswith("cannot tell, because ")
     assert reason in plan.verdict
     fits = ExpectedRun(auto_s=0.11, limit_w=600.0, enqueued=85)
