@@ -391,15 +391,7 @@ def _following(
 def _summary(
     driven: Driven, schedule: Scheduled, first: int, steps: int, temperature_c: float
 ) -> Executed:
-    """Count what happened in some rounds.
-
-    Args:
-        driven: It noted when they began.
-        schedule: What it ran under.
-        first: The entry of ``driven.rounds`` to begin with; entry 0 is round 1.
-        steps: How many.
-        temperature_c: At the end.
-    """
+    """Count what happened in some rounds."""
     edges = itertools.pairwise(driven.rounds[first : first + steps + 1])
     took = [(b_s - a_s, b_j - a_j) for (a_s, a_j), (b_s, b_j) in edges]
     launches = len(schedule.clocks)

@@ -21,9 +21,9 @@ def main() -> None:
     try:
         # Where this process ends before it has set anything, the watcher ends by itself.
         watching = Watching(runtime_folder())
-        from underclock.runtime.conductor.process import carry_out, order_of  # noqa: PLC0415
+        from underclock.runtime.conductor.process import carry_out  # noqa: PLC0415
 
-        ending = carry_out(order_of(sys.argv[1]), watching, _say)
+        ending = carry_out(json.loads(sys.argv[1]), watching, _say)
     except (UnderclockError, OSError) as exc:
         ours = exc if isinstance(exc, UnderclockError) else _of_a_file(exc)
         error = "; ".join((str(ours), *getattr(exc, "__notes__", ())))

@@ -110,10 +110,6 @@ class Log:
 
     Lines are gathered until somebody has the time to write them.
 
-    Args:
-        path: Of the file; it is appended to.
-        metrics: Told of every line; ``None`` for none.
-
     Raises:
         UsageError: It cannot be opened.
     """

@@ -53,11 +53,6 @@ def wake_on_time() -> None:
 class Polling:
     """Polls one page.
 
-    Args:
-        page: Which.
-        clock: The machine's.
-        position: Of the step, as far as marks were told of.
-
     Attributes:
         next_s: When to poll next.
         polls: How often it was polled.
@@ -143,11 +138,7 @@ class Polling:
 
 
 class PollingThread:
-    """A thread that notes the marks of all pages while this process waits for a setter to return.
-
-    Args:
-        clock: The machine's.
-    """
+    """A thread that notes the marks of all pages while this process waits for a setter."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

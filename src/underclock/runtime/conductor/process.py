@@ -7,7 +7,6 @@ own by a signal or an error, or the loss of every watcher. Where it cannot, the 
 """
 
 import importlib
-import json
 import math
 import os
 import select
@@ -59,29 +58,8 @@ Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
 Tell = Callable[[Mapping[str, Any]], None]
 
 
-class Order(NamedTuple):
-    """What a conductor is asked to do.
-
-    Attributes:
-        gpus: UUIDs of the GPUs to set.
-        trainer: The process whose end is the conductor's.
-        work: Where to find the function that makes the work, as ``module:name``.
-        options: What it is called with; JSON.
-    """
-
-    gpus: tuple[str, ...]
-    trainer: Process
-    work: str
-    options: Mapping[str, Any]
-
-
 class Ending(NamedTuple):
-    """How it ended.
-
-    Attributes:
-        why: In a few words.
-        undone: What was undone, GPU by GPU.
-    """
+    """Why it ended, in a few words, and what was undone, GPU by GPU."""
 
     why: str
     undone: tuple[Undone, ...]
@@ -136,15 +114,10 @@ def conduct(
 
 
 class _Ends(NamedTuple):
-    """What ends a run from outside.
+    """What ends a run from outside."""
 
-    Attributes:
-        trainer: The trainer's pidfd.
-        asked: Where signals to this process arrive as bytes.
-    """
-
-    trainer: int
-    asked: socket.socket
+    trainer: int  # its pidfd
+    asked: socket.socket  # where signals to this process arrive as bytes
 
     def why(self, watching: Watching, wait_s: float = 0.0) -> str | None:
         """Wait for an end, or for the watcher to say something; return why it ends, if it does."""
@@ -191,25 +164,27 @@ def asked_to_end() -> Iterator[socket.socket]:
         yield ours
 
 
-def carry_out(order: Order, watching: Watching, tell: Tell) -> Ending:
+def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Ending:
     """Do what a conductor was started for.
 
     Args:
-        order: What it is asked to do.
+        order: What `starting.Conducting` writes: ``gpus``, UUIDs of what to set; ``trainer``, the
+            process whose end is the conductor's; ``work``, where to find the function that makes
+            the work, as ``module:name``; and the ``options`` that it is called with.
         watching: Its watcher.
         tell: Hears that everything is armed.
 
     Raises:
         UnderclockError: As `conduct`.
     """
-    module, _, name = order.work.partition(":")
-    trainer = _pidfd_of(order.trainer)
+    module, _, name = order["work"].partition(":")
+    trainer = _pidfd_of(Process(*order["trainer"]))
     with nvml_session():
-        refuse_beside_others(order.gpus)
+        refuse_beside_others(order["gpus"])
         begin: Begin = getattr(importlib.import_module(module), name)
         return conduct(
-            [settable_gpu(uuid) for uuid in order.gpus],
-            lambda gpus: begin(gpus, order.options),
+            [settable_gpu(uuid) for uuid in order["gpus"]],
+            lambda gpus: begin(gpus, order["options"]),
             trainer=trainer,
             folder=runtime_folder(),
             watching=watching,
@@ -227,36 +202,19 @@ def _pidfd_of(trainer: Process) -> int:
     return pidfd
 
 
-def order_of(text: str) -> Order:
-    """Return an order as `starting.Conducting` writes it."""
-    given = json.loads(text)
-    return Order(
-        gpus=tuple(given["gpus"]),
-        trainer=Process(*given["trainer"]),
-        work=given["work"],
-        options=given["options"],
-    )
-
-
-class Hold:
+class _Hold:
     """Nothing to do between the first setting and the undo."""
 
     def next_s(self) -> float:
-        """Never."""
         return math.inf
 
     def wake(self, now_s: float) -> None:
         """Nothing is ever due."""
 
 
-def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Hold:
-    """Set what the options ask for.
-
-    Args:
-        gpus: By UUID.
-        options: Values by setting, by UUID.
-    """
+def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Work:
+    """Set what the options ask for, values by setting by UUID, and wait: work that sets once."""
     for uuid, values in options.items():
         for name, value in values.items():
             gpus[uuid].set(Setting(name), value)
-    return Hold()
+    return _Hold()

@@ -17,7 +17,7 @@ from underclock.records import Plan
 from underclock.records.common import Record
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.sites import MarkedStep, MarkSite
+from underclock.runtime.trainer.sites import MarkedStep
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.store import read_document, write_document
@@ -77,12 +77,6 @@ class Run:
     ) -> "Run":
         """Make them.
 
-        Args:
-            plan: What is held.
-            marked: Its marks.
-            gpus: UUID and index of each, by local rank.
-            simulated: Whether another process simulates them, and needs the step.
-
         Raises:
             UsageError: They cannot be written.
         """
@@ -106,7 +100,15 @@ class Run:
                 where = str(step) if simulated else ""
                 told.append(RunGpu(uuid=uuid, index=index, page=str(path), step=where))
             run = cls(folder, tuple(told))
-            run.path.write_bytes(msgspec.json.encode(_run_file(marked, run.gpus)))
+            body = RunFile(
+                version=pages.VERSION,
+                digest=marked.digest,
+                places=tuple(
+                    (site.event, site.path, site.occurrence, site.total) for site in marked.sites
+                ),
+                gpus=run.gpus,
+            )
+            run.path.write_bytes(msgspec.json.encode(body))
         except OSError as exc:
             raise UsageError(
                 f"cannot write the files of a run: {exc}",
@@ -178,16 +180,3 @@ def _new_folder() -> Path:
 def _pages(folder: Path) -> Path:
     """Return where a run's pages go: into memory, for a GPU can write nowhere else."""
     return _SHM / f"underclock-{folder.name}" if os.access(_SHM, os.W_OK) else folder
-
-
-def _run_file(marked: MarkedStep, gpus: tuple[RunGpu, ...]) -> RunFile:
-    return RunFile(
-        version=pages.VERSION,
-        digest=marked.digest,
-        places=tuple(_told(site) for site in marked.sites),
-        gpus=gpus,
-    )
-
-
-def _told(site: MarkSite) -> tuple[str, str, int, int]:
-    return site.event, site.path, site.occurrence, site.total

@@ -57,15 +57,7 @@ class Conducting:
         rescue: Callable[[], object] = lambda: None,
         trainer_pid: int | None = None,
     ) -> Self:
-        """Start one, without waiting for it.
-
-        Args:
-            gpus: UUIDs of what it may set.
-            work: Where to find the function that makes the work, as ``module:name``.
-            options: What that is called with; JSON.
-            rescue: As above.
-            trainer_pid: The process whose end is the conductor's; by default this one.
-        """
+        """Start one, without waiting for it."""
         order = {
             "gpus": list(gpus),
             "trainer": Process.of(os.getpid() if trainer_pid is None else trainer_pid),
@@ -166,9 +158,6 @@ def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
     return kinds
 
 
-_MANY = 4096
-
-
 def can_be_read(fds: Sequence[int], timeout_s: float | None = None) -> list[int]:
     """Return which descriptors can be read, as soon as one can or the time is up.
 
@@ -200,6 +189,6 @@ def _woken_by_signals() -> Iterator[list[int]]:
 def _pass_on(came: socket.socket, to: int) -> None:
     """Tell of signals whoever waited for them before us, as an event loop does."""
     with contextlib.suppress(OSError):
-        numbers = came.recv(_MANY)
+        numbers = came.recv(_CHUNK)
         if to >= 0:
             os.write(to, numbers)

@@ -25,9 +25,6 @@ _NORMAL = 1.4826  # standard deviation over median of the distance, of normal no
 class Intervals:
     """What lies between the marks of a timetable.
 
-    Args:
-        timetable: Of the step.
-
     Attributes:
         usual_s: From each mark to the next; the last one's to the step's end.
         ahead_s: From the step's begin to each mark, and to its end.
@@ -62,11 +59,7 @@ class Intervals:
             self._digest()
 
     def learn(self, lasted_s: list[float]) -> None:
-        """Learn from one more step what is usual.
-
-        Args:
-            lasted_s: From each mark to the next.
-        """
+        """Learn from one more step what is usual."""
         self._history.append(lasted_s)
         self._digest()
 

@@ -169,15 +169,7 @@ class Readings:
         *,
         follows: bool,
     ) -> list[Lock]:
-        """Compare the locks with the clocks that run; return those that are found overruled.
-
-        Args:
-            clocks: Those that run.
-            reasons: Why they are what they are.
-            at_s: When that was read.
-            domains: Those that the timetable changes.
-            follows: Whether clocks follow it.
-        """
+        """Compare the locks with the clocks that run; return those that are found overruled."""
         self._learn_delay(clocks, at_s, domains)
         if follows and Domain.CORE in domains:
             self._count(clocks, reasons, at_s, domains[Domain.CORE])
@@ -198,12 +190,7 @@ class Readings:
         )
 
     def draws(self, power_w: float | None, *, usually: bool) -> None:
-        """Take note of what the board draws; ``None`` if that is not known.
-
-        Args:
-            power_w: What it draws.
-            usually: Whether the step is seen to get on, so that this is what it usually draws.
-        """
+        """Take note of what the board draws; ``None`` if that is not known."""
         self._power_w = power_w
         if power_w is not None and usually:
             before_w = power_w if self._usual_w is None else self._usual_w

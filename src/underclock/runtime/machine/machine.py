@@ -159,13 +159,7 @@ class Machine:
         return ask
 
     def asked(self, ask: Ask, called_s: float, returned_s: float) -> None:
-        """Note that the driver accepted what it was asked for.
-
-        Args:
-            ask: What `ask` returned last.
-            called_s: When the setter was called.
-            returned_s: When it returned.
-        """
+        """Note that the driver accepted what it was asked for."""
         if ask is not self._pending:
             raise ValueError(f"{ask} is not what was to be asked for")
         self._pending = None

@@ -40,9 +40,6 @@ class Position:
     """Where the step is.
 
     Launches are counted over all rounds: launch ``round * launches + at``.
-
-    Args:
-        timetable: Of the step.
     """
 
     def __init__(self, timetable: Timetable) -> None:
@@ -80,11 +77,7 @@ class Position:
         return self._intervals.remembered > 0
 
     def under(self, clocks: Hashable) -> None:
-        """Take up what was learned while clocks were as they are to be from now on.
-
-        Args:
-            clocks: What is held; ``None`` where they follow the timetable.
-        """
+        """Take up what was learned while clocks were as they are to be from now on."""
         self._intervals.under(clocks)
         self._close_left, self._next_s = REMEMBERED - self._intervals.remembered, None
 
@@ -100,9 +93,6 @@ class Position:
         """Want no marks, but the first of a step, one in its middle and those before some times.
 
         The one in the middle tells two steps apart, however late one looks.
-
-        Args:
-            ahead_s: Times after a step's begin, or before.
         """
         intervals = self._intervals
         before = [intervals.last_mark(each_s % intervals.step_s) for each_s in ahead_s]
@@ -200,11 +190,7 @@ class Position:
         return ended * self._intervals.step_s + ahead_s[later] - ahead_s[mark]
 
     def begins_s(self, launch: int) -> float:
-        """Return when a launch is expected to begin; minus infinity where it has.
-
-        Args:
-            launch: Counted over all rounds.
-        """
+        """Return when a launch is expected to begin; minus infinity where it has."""
         if self.mark is None or launch <= self.launch:
             return -math.inf
         rounds, at = divmod(launch, self._launches)

@@ -79,10 +79,6 @@ class Timetable:
 def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
     """Return the timetable of a plan's schedule.
 
-    Args:
-        schedule: Of the plan.
-        marks: Launches that are seen to begin, ascending; the first is launch 0.
-
     Raises:
         ValueError: Marks that name no launches of the schedule, or not in order.
         DataError: The latencies lack a clock that changes.

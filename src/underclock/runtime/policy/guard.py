@@ -183,10 +183,6 @@ def slowdown(auto_s: list[float], steps_s: list[float]) -> tuple[float, float]:
 
     The mean over all pairs of steps is that of the steps times that of auto's reciprocals. Of two
     such means, with scatters of their own, the interval is Welch's.
-
-    Args:
-        auto_s: What steps took at auto, two or more.
-        steps_s: What they took otherwise, two or more.
     """
     arms = steps_s, [1.0 / each_s for each_s in auto_s]
     means = [statistics.fmean(arm) for arm in arms]

@@ -71,11 +71,7 @@ class Policy:
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
-        """Return what arms differ by, as far as is known.
-
-        Args:
-            expected: What must fit; a policy knows itself what its plan says.
-        """
+        """Return what arms differ by, as far as is known."""
         del expected
         return ()
 
@@ -251,10 +247,6 @@ def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> Cloc
     """Return a schedule without its least-paying stretches; ``None`` where none can go.
 
     A stretch that goes runs at the clocks of the one before, which stays.
-
-    Args:
-        schedule: Of the plan.
-        share: Of its stretches.
     """
     segments = list(schedule.segments)
     count = len(segments)
@@ -277,12 +269,7 @@ def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> Cloc
 
 
 def without_locks(schedule: ClockSchedule, launches: Collection[int]) -> ClockSchedule:
-    """Return a schedule that leaves the core clock to the driver in some stretches.
-
-    Args:
-        schedule: Of the plan.
-        launches: At which those stretches begin.
-    """
+    """Return a schedule that leaves the core clock to the driver in some stretches."""
     kept, begins = [], 0
     for each in schedule.segments:
         free = begins in launches

@@ -432,12 +432,7 @@ if TYPE_CHECKING:
 
 
 class Counting:
-    """Counts the steps of one optimiser, and puts their numbers into marks.
-
-    Args:
-        page: Told how many steps were put on the stream.
-        fail: Called with whatever goes wrong while a graph is captured or replayed.
-    """
+    """Counts the steps of one optimiser, and puts their numbers into marks."""
 
     def __init__(self, page: Page, fail: Callable[[Exception], None]) -> None:
         self._page, self._fail = page, fail
@@ -464,12 +459,7 @@ class Counting:
         return word_of(mark, self._steps)
 
     def follow(self, graphs: Any, stream: MarkStream) -> None:
-        """Be told when graphs are captured and replayed.
-
-        Args:
-            graphs: PyTorch's class of them; ``None`` where it has none.
-            stream: Writes the marks.
-        """
+        """Be told when graphs are captured and replayed."""
         if graphs is None:
             return
 

@@ -151,12 +151,7 @@ def sites_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[MarkSite, 
 
 
 def seen_apart(known: Sequence[MarkSite], launch_s: Sequence[float]) -> tuple[MarkSite, ...]:
-    """Return the sites that come long enough after the one before, and before the next step.
-
-    Args:
-        known: In launch order, the first at launch 0, which is kept.
-        launch_s: How long each launch takes.
-    """
+    """Return the sites that come long enough after the one before, and before the next step."""
     starts_s = list(itertools.accumulate(launch_s, initial=0.0))
     kept = [known[0]]
     for site in known[1:]:
@@ -227,12 +222,7 @@ def _runs(passes: Sequence[Pass]) -> Iterator[tuple[Pass, list[int]]]:
 def _visits(
     around: Sequence[Sequence[str]], runs: Sequence[Sequence[int]]
 ) -> dict[str, list[tuple[int, int]]]:
-    """Return first and last launch of each time that a module runs, in turn, for every module.
-
-    Args:
-        around: Modules around each launch, outermost first.
-        runs: Launches of a pass.
-    """
+    """Return first and last launch of each time that a module runs, in turn, for every module."""
     visits: dict[str, list[tuple[int, int]]] = {}
     for run in runs:
         inside: dict[str, int] = {}

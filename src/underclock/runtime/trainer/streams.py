@@ -236,12 +236,7 @@ class ServedStream:
         self._at = end
 
     def write(self, offset: int, value: int) -> None:
-        """Have a word written into the page when all that was put there before is done.
-
-        Args:
-            offset: Where in the page, in bytes.
-            value: A word of 32 bits.
-        """
+        """Have a word written into the page when all that was put there before is done."""
         self._put({"do": "write", "offset": offset, "value": value})
 
     def mark(self, word: int) -> None:

@@ -304,12 +304,6 @@ def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands
     """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
 
     Whatever fails on this GPU is told and not raised: there may be others to undo.
-
-    Args:
-        acts: Which sequence.
-        gpu: Which GPU.
-        folder: Where runs keep their files.
-        hands: What the sequence needs besides the undo: to take and release the lock.
     """
     file = JournalFile(folder, gpu.uuid)
     undone = Undone(gpu.uuid)
@@ -352,11 +346,6 @@ def restore(
     """Undo by the journals in a folder, once conductor and watcher have both ended.
 
     Where one GPU's fails, the others go on.
-
-    Args:
-        folder: Where runs keep their files.
-        uuids: Which GPUs.
-        open_gpu: Opens one.
     """
     return tuple(_restored(folder, uuid, open_gpu) for uuid in uuids)
 

@@ -82,11 +82,7 @@ def _fields(pid: int) -> list[str] | None:
 
 
 class StoppedPoll:
-    """Sees at a fifth of the cost, again and again, whether one process was stopped.
-
-    Args:
-        pid: Of a process that has not been waited for.
-    """
+    """Sees at a fifth of the cost, again and again, whether one process was stopped."""
 
     def __init__(self, pid: int) -> None:
         try:
