@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from calibrate_h200 import calibrated
+from gpu_specs import SPECS
 from underclock.core.calibration.throughput import (
     PublishedChange,
     PublishedGpu,
     fit_throughput,
     residuals_of,
 )
-from underclock.gpus.catalogue import SPECS
 from underclock.gpus.models import GpuModel, encode
 from underclock.records import Clocks
 from underclock.stages.calibrate import calibrate_gpu, check_calibration
@@ -60,7 +60,7 @@ Table 1 is all of the paper that is fitted to; Table 2, the relaxed curve, valid
 are compared with in [paper.md](paper.md).
 
 `sim:a4000` is **uncalibrated**: no sweep of that GPU is at hand. It is set from data sheets and
-published fits (`gpus/catalogue.py`).
+published fits (`studies/gpu_specs.py`).
 """
 _H200_SECTION = """
 ## The H200

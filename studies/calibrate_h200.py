@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from scipy.optimize import least_squares
 
+from gpu_specs import SPECS
 from underclock.arrays import Floats
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, step_ratio
@@ -26,7 +27,6 @@ from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
-from underclock.gpus.catalogue import SPECS
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput

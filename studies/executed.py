@@ -24,8 +24,7 @@ from underclock import measure, trace
 from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.turns import course_of, switching_of
 from underclock.core.planning.goal import Goal
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step

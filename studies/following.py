@@ -22,8 +22,7 @@ from pages import fill, markdown, percent
 from underclock import trace
 from underclock.campaign.turns import course_of
 from underclock.core.planning.goal import Goal
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import Latency, SwitchingModel
+from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable

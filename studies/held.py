@@ -44,8 +44,8 @@ from underclock.records import (
 )
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.conductor.log import last_run, read_log, summary_of
-from underclock.stages.applied import applied
-from underclock.stages.how_to_run import HowToRun
+from underclock.runtime.holding.applied import applied
+from underclock.runtime.holding.run import HowToRun
 
 ZOO = Path(__file__).parent / "zoo" / "gpt.py"
 STEPS = {

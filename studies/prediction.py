@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 import underclock
+from gpu_specs import SPECS
 from underclock.core.calibration.gpu import calibrate
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.core.knapsack import Exact, Problem
@@ -36,8 +37,7 @@ from underclock.core.prediction.savings import (
     interval,
 )
 from underclock.core.step.table import CostTable, cost_table
-from underclock.gpus.catalogue import SPECS, gpu_model
-from underclock.gpus.models import GpuModel, encode
+from underclock.gpus.models import GpuModel, encode, gpu_model
 from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
 from underclock.stages.predict import DRAWS

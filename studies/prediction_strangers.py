@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gpu_specs import SPECS
 from prediction import best_change, part_of
 from underclock.core.calibration.gpu import Calibrated, calibrate
 from underclock.core.calibration.sweep import sweep_of
@@ -35,7 +36,6 @@ from underclock.core.prediction.prior import (
 )
 from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_tables, interval
 from underclock.core.step.table import cost_table
-from underclock.gpus.catalogue import SPECS
 from underclock.records import Clocks, SampleSet
 from underclock.records.observed import Interval
 from underclock.stages.reference import OF_ANOTHER

@@ -21,6 +21,7 @@ from calibrate_h200 import (
     read,
     shared_constants,
 )
+from gpu_specs import SPECS
 from pages import fill, markdown
 from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
@@ -30,7 +31,7 @@ from underclock.core.steering.wanted import ALONE
 from underclock.core.step.cap import has_company
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import settled_step
-from underclock.gpus.catalogue import SPECS, gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.records import MixSample, Pass, SampleSet
 from underclock.stages.backends import open_measurer
 

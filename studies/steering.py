@@ -26,8 +26,7 @@ from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.model.predictive import posterior_of
 from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.cap import driver_says
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import encode
+from underclock.gpus.models import encode, gpu_model
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import SampleSet, Step
 from underclock.stages.measure import measure

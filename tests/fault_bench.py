@@ -14,10 +14,10 @@ from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line
 from underclock.runtime.conductor.log import read_log
+from underclock.runtime.holding.applied import applied
+from underclock.runtime.holding.run import HowToRun
 from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import named_in
-from underclock.stages.applied import applied
-from underclock.stages.how_to_run import HowToRun
 from underclock.testing import Control
 
 Comes = Callable[..., None]

@@ -86,21 +86,23 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Domain, LatencyTable, Switch
     from underclock.records.observed import Interval, PredictedArm, Prediction
     from underclock.records.runs import ArmLine, RunLine, RunSummary
-    from underclock.stages.applied import applied, lightning_callback, transformers_callback
+    from underclock.runtime.holding.applied import (
+        applied,
+        lightning_callback,
+        transformers_callback,
+    )
+    from underclock.runtime.holding.run import HeldRun, HowToRun, Ran, run
     from underclock.stages.fit import fit
-    from underclock.stages.held_run import HeldRun, Ran
-    from underclock.stages.how_to_run import HowToRun
     from underclock.stages.latency import measure_latency
     from underclock.stages.measure import measure
     from underclock.stages.plan import plan
     from underclock.stages.predict import predict
     from underclock.stages.refine import refine
     from underclock.stages.report import write_report
-    from underclock.stages.run import run
     from underclock.stages.score import score
-    from underclock.stages.sources import load, save
     from underclock.stages.switching import Switching
     from underclock.stages.validate import validate
+    from underclock.store import load, save
     from underclock.tracing.source import Script, StepFile, TracePhase
     from underclock.tracing.trace import trace
 
@@ -129,8 +131,8 @@ _HOMES = {
     "GpuInfo": "records",
     "Granularity": "records",
     "Grid": "campaign.survey",
-    "HeldRun": "stages.held_run",
-    "HowToRun": "stages.how_to_run",
+    "HeldRun": "runtime.holding.run",
+    "HowToRun": "runtime.holding.run",
     "InfeasibleError": "errors",
     "Interval": "records.observed",
     "Kernel": "records",
@@ -155,7 +157,7 @@ _HOMES = {
     "Prediction": "records.observed",
     "Proposal": "records",
     "Provenance": "records",
-    "Ran": "stages.held_run",
+    "Ran": "runtime.holding.run",
     "RunLine": "records.runs",
     "RunSummary": "records.runs",
     "Sample": "records",
@@ -179,20 +181,20 @@ _HOMES = {
     "Utilisation": "records",
     "Validation": "records",
     "Verdict": "records",
-    "applied": "stages.applied",
+    "applied": "runtime.holding.applied",
     "fit": "stages.fit",
-    "lightning_callback": "stages.applied",
-    "load": "stages.sources",
+    "lightning_callback": "runtime.holding.applied",
+    "load": "store",
     "measure": "stages.measure",
     "measure_latency": "stages.latency",
     "plan": "stages.plan",
     "predict": "stages.predict",
     "refine": "stages.refine",
-    "run": "stages.run",
-    "save": "stages.sources",
+    "run": "runtime.holding.run",
+    "save": "store",
     "score": "stages.score",
     "trace": "tracing.trace",
-    "transformers_callback": "stages.applied",
+    "transformers_callback": "runtime.holding.applied",
     "validate": "stages.validate",
     "write_report": "stages.report",
 }

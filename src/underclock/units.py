@@ -130,7 +130,7 @@ def format_mhz(mhz: int | None) -> str:
     return "auto" if mhz is None else str(mhz)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def name_hint(name: str, known: Iterable[str]) -> str:
     """Say which known name was probably meant, as a sentence for a hint."""
     names = sorted(str(each) for each in known)  # of an enum, the value
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -152,4 +152,4 @@ def member(choices: type[_E], value: str, what: str) -> _E:
     try:
         return choices(value)
     except ValueError:
-        raise UsageError(f"unknown {what} {value!r}; {nearest(str(value), choices)}") from None
+        raise UsageError(f"unknown {what} {value!r}; {name_hint(str(value), choices)}") from None

@@ -13,10 +13,10 @@ import pytest
 from underclock.app import main
 from underclock.app import measure as measuring
 from underclock.app import trace as tracing
+from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.tune import (
     measure_apart,
     measured_for,

@@ -16,8 +16,7 @@ from underclock.errors import (
     NotSupportedError,
     UsageError,
 )
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel, Latency, SwitchingModel
+from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig

@@ -12,7 +12,7 @@ from underclock.errors import (
     NotSupportedError,
     UsageError,
 )
-from underclock.gpus.catalogue import gpu_model, model_names
+from underclock.gpus.models import gpu_model, model_names
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from underclock.core.prediction.time_shares import BUSIEST_DRAM
-from underclock.gpus.catalogue import gpu_model, model_names
+from underclock.gpus.models import gpu_model, model_names
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated import boards

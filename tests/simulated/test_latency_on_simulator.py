@@ -19,8 +19,7 @@ from underclock.errors import (
     NotPermittedError,
     NotSupportedError,
 )
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import Bounds, GpuModel, SwitchingModel
+from underclock.gpus.models import Bounds, GpuModel, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from underclock.errors import DeviceError, MeasurementError, UsageError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.base import Durations, Progress
 from underclock.hw.rounds import Round
 from underclock.hw.simulated.costs import Costs, companion

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (
     AMPERE,
     GA100,
@@ -19,6 +18,7 @@ from underclock.gpus.models import (
     Latency,
     Sensors,
     SwitchingModel,
+    gpu_model,
 )
 from underclock.hw.simulated.costs import GAIN_WITHIN
 from underclock.hw.simulated.device import VirtualGpu

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import Neighbour

@@ -10,8 +10,7 @@ import pynvml
 import pytest
 
 from underclock.errors import NotAppliedError
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import SwitchingModel, reported_latency
+from underclock.gpus.models import SwitchingModel, gpu_model, reported_latency
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu

@@ -12,6 +12,7 @@ from rich.console import Console
 from underclock.campaign.turns import Course, WholeSteps, course_of, switching_of, why_one_by_one
 from underclock.errors import DataError, DeviceError, UsageError
 from underclock.gpus.models import SwitchingModel
+from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.costs import Costs, LaunchCost
@@ -45,7 +46,6 @@ from underclock.report import validation_table
 from underclock.runtime.simulated import Executed, Scheduled, ScheduledLauncher
 from underclock.runtime.simulated import execute as conduct
 from underclock.stages.execute import execute
-from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.report import write_report
 from underclock.stages.validate import validate
 from underclock.store import read_document, write_document

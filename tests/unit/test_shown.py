@@ -31,7 +31,7 @@ from underclock.records import (
     Verdict,
 )
 from underclock.records.observed import Interval, PredictedArm, Prediction
-from underclock.stages.sources import as_samples
+from underclock.store import read_samples
 from underclock.workloads import workload
 
 NASTY = "<script>alert('x')</script>\x1b[2J"
@@ -226,7 +226,7 @@ class _Frame:
 def test_samples_go_to_a_frame_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=_Frame))
     frame = SAMPLES.to_pandas()
-    back = as_samples(frame)
+    back = read_samples(frame)
 
     assert back.samples == SAMPLES.samples
     assert back.kernels == SAMPLES.kernels

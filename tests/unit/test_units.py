@@ -13,7 +13,7 @@ from underclock.units import (
     format_mhz,
     format_percent,
     member,
-    nearest,
+    name_hint,
     parse_duration,
     parse_fraction,
     parse_mhz,
@@ -146,7 +146,7 @@ def test_no_change_is_never_shown_as_a_fall(fraction: float) -> None:
 
 @given(st.lists(st.text("abcdef", min_size=1, max_size=6), min_size=1, unique=True))
 def test_every_known_name_is_listed_and_one_of_them_may_be_meant(known: list[str]) -> None:
-    hint = nearest("abc", known)
+    hint = name_hint("abc", known)
 
     assert all(name in hint for name in known)
     meant = re.match(r"did you mean '([a-f]+)'\?", hint)
@@ -155,7 +155,7 @@ def test_every_known_name_is_listed_and_one_of_them_may_be_meant(known: list[str
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:
-    assert nearest("zzz", ["backward", "forward"]) == "known: backward, forward"
+    assert name_hint("zzz", ["backward", "forward"]) == "known: backward, forward"
 
 
 def test_a_member_of_a_closed_set_is_found_by_its_text() -> None:
@@ -166,4 +166,4 @@ def test_a_member_of_a_closed_set_is_found_by_its_text() -> None:
 
 
 def test_a_member_of_an_enum_is_named_by_its_value() -> None:
-    assert nearest("foward", Pass).startswith("did you mean 'forward'? known: backward, ")
+    assert name_hint("foward", Pass).startswith("did you mean 'forward'? known: backward, ")

@@ -10,7 +10,7 @@ from underclock.app.output import say, warn
 from underclock.app.signals import InterruptedBySignal
 
 if TYPE_CHECKING:
-    from underclock.stages.apply import Holding
+    from underclock.runtime.holding.fixed import Holding
 
 
 @click.command(name="apply")
@@ -24,7 +24,7 @@ def command(*, plan: Path, gpu: str, anyway: bool) -> None:
 
     Example: underclock apply plan.json --gpu nvml:0
     """
-    from underclock.stages.apply import holding
+    from underclock.runtime.holding.fixed import holding
 
     with holding(plan, gpu=gpu, anyway=anyway) as held:
         warn(held.warnings)

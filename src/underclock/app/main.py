@@ -12,7 +12,7 @@ from underclock.app.options import GPU, install
 from underclock.app.output import print_json, say
 from underclock.app.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.errors import StuckError, UnderclockError, UsageError
-from underclock.units import nearest
+from underclock.units import name_hint
 
 _COMMANDS = {
     "tune": "Find clocks for a training command: the next ones, in one folder.",
@@ -79,7 +79,7 @@ class _LazyGroup(click.Group):
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             raise UsageError(
                 f"there is no command {args[0]!r}",
-                hint=f"{nearest(args[0], _COMMANDS)}",
+                hint=f"{name_hint(args[0], _COMMANDS)}",
             )
         return super().resolve_command(ctx, args)
 
@@ -185,7 +185,7 @@ def _hint(exc: click.ClickException, context: click.Context | None) -> str:
         return ""
     names = () if not isinstance(exc, click.MissingParameter) else getattr(exc.param, "opts", ())
     if "--gpu" in names:
-        from underclock.gpus.catalogue import model_names
+        from underclock.gpus.models import model_names
 
         return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
     if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":

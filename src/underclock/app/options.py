@@ -178,7 +178,7 @@ class Offered(click.ParamType[str]):
 
 
 def _gpus() -> Sequence[str]:
-    from underclock.gpus.catalogue import model_names
+    from underclock.gpus.models import model_names
     from underclock.hw.nvml_calls import gpu_count, nvml_session
 
     try:

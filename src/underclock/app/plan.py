@@ -105,14 +105,14 @@ def command(
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.stages.plan import plan
-    from underclock.stages.sources import as_samples
     from underclock.stages.switching import switching_of
+    from underclock.store import read_samples
 
     goal = replace(
         _goal(objective, max_slowdown, granularity, aggregate), power_limit_w=_watts(power_limit)
     )
     check_place(output, force=force, inputs=(samples, Path(latency)))
-    sample_set = as_samples(samples)
+    sample_set = read_samples(samples)
     found = switching_of(latency, sample_set, goal, samples)
     switching = _limited(found, max_switches, min_dwell)
     with counted_bar("planning") as show:

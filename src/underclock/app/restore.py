@@ -21,7 +21,7 @@ def command(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
 
     Example: underclock restore --all
     """
-    from underclock.stages.restore import restore
+    from underclock.runtime.holding.restore import restore
 
     undone = restore(gpu, everybody=everybody)
     if as_json:

@@ -13,7 +13,7 @@ from underclock.app.output import print_json, print_table, say
 from underclock.app.signals import InterruptedBySignal
 
 if TYPE_CHECKING:
-    from underclock.stages.held_run import Ran
+    from underclock.runtime.holding.run import Ran
 
 _LIVE_S = 5.0
 _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
@@ -84,8 +84,7 @@ def command(
     Example: underclock run plan.json -- python train.py --epochs 3
     """
     from underclock.report import run_table
-    from underclock.stages.how_to_run import HowToRun
-    from underclock.stages.run import run
+    from underclock.runtime.holding.run import HowToRun, run
 
     def ended(ran: "Ran") -> None:
         if ran.code < 0:

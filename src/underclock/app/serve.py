@@ -32,7 +32,7 @@ def command(*, socket: Path | None, group: str | None, rules: Path | None, limit
     Example: underclock serve --group gpu-users
     """
     from underclock.hw.leased import helper_path
-    from underclock.stages.serve import serve
+    from underclock.runtime.conductor.serving import serve
 
     serve(
         socket or Path(helper_path()),

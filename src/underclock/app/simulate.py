@@ -1,11 +1,13 @@
 """``underclock simulate``."""
 
+import threading
 from pathlib import Path
 
 import click
 
 from underclock.app.output import say
 from underclock.app.signals import InterruptedBySignal
+from underclock.errors import UsageError
 
 
 @click.command(name="simulate")
@@ -33,22 +35,17 @@ def command(
 
     Example: underclock simulate rtx3080ti --socket /tmp/gpu.sock
     """
+    from underclock.hw.simulated.served.server import served_gpus
     from underclock.records import Step
-    from underclock.stages.simulate import simulate
     from underclock.store import read_document
 
-    def ready() -> None:
-        say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
-
+    if count < 1:
+        raise UsageError(f"cannot serve {count} GPUs", hint="serve one or more with --count")
+    step = read_document(load, Step) if load else None
+    model = name.removeprefix("sim:")
     try:
-        simulate(
-            name,
-            socket,
-            count=count,
-            seed=seed,
-            load=read_document(load, Step) if load else None,
-            everyone=everyone,
-            ready=ready,
-        )
+        with served_gpus(model, socket, count=count, seed=seed, load=step, everyone=everyone):
+            say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
+            threading.Event().wait()
     except InterruptedBySignal:
         say("ended; what was locked is forgotten", err=True)

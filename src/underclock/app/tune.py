@@ -17,8 +17,8 @@ from underclock.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
+    from underclock.hw.gpu_names import GpuName
     from underclock.records import Plan
-    from underclock.stages.gpu_names import GpuName
 
 
 @click.command(name="tune")
@@ -54,7 +54,7 @@ def command(
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
     from underclock.core.planning.goal import Goal
-    from underclock.stages.gpu_names import parse_gpu
+    from underclock.hw.gpu_names import parse_gpu
     from underclock.stages.report import write_report
     from underclock.stages.tune import (
         measure_apart,
@@ -137,12 +137,12 @@ def _make(folder: Path) -> None:
 def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "Plan":
     """Plan at the latency that was named, or at what is measured or known."""
     from underclock.stages.plan import plan
-    from underclock.stages.sources import as_samples
     from underclock.stages.switching import KNOWN, switching_of
+    from underclock.store import read_samples
 
     if latency is None and gpu.is_simulated:
         _measure_latency(gpu, samples.with_suffix(".latency.json"))
-    sample_set = as_samples(samples)
+    sample_set = read_samples(samples)
     switching = switching_of(latency or KNOWN, sample_set, goal, samples)
     if switching is not None:
         switching = replace(switching, curve=False)  # `plan` tells of other latencies

@@ -1,8 +1,7 @@
-"""One simulated GPU model: clock tables, constants, sensors, and how its clocks follow locks.
+"""GPU models: clock tables, constants, sensors, and how clocks follow their locks.
 
-`catalogue` holds what is published of each GPU; `data/` holds the same with constants fitted to a
-measured sweep, one JSON file a GPU, written by ``make calibrate``. A user's calibration is a file
-of the same form.
+`data/` holds one JSON file a GPU: what is published of it, with constants fitted to a measured
+sweep where there is one (``make calibrate``). A user's calibration is a file of the same form.
 """
 
 import dataclasses
@@ -12,6 +11,8 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,8 +21,10 @@ from underclock.errors import DataError, UsageError
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
+from underclock.units import name_hint
 
 UNCALIBRATED = "uncalibrated"
+_NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -334,6 +337,30 @@ class GpuModel:
         return self.throughput.kernel(
             flops=kernel.flops, bytes_moved=kernel.bytes_moved, tensor=kernel.kind is Kind.GEMM
         )
+
+
+def model_names() -> tuple[str, ...]:
+    """Return every ``NAME`` of ``sim:NAME``."""
+    return _NAMES
+
+
+def gpu_model(name: str) -> GpuModel:
+    """Return a model by short name, or from a file that ``underclock calibrate`` wrote.
+
+    Raises:
+        UsageError: No such model; another GPU's constants would be worse than none.
+        DataError: The file cannot be read as a model.
+    """
+    if not name.endswith(".json"):
+        if name not in _NAMES:
+            raise UsageError(f"no simulated GPU is called {name!r}", hint=name_hint(name, _NAMES))
+        return decode((resources.files("underclock.gpus") / f"data/{name}.json").read_bytes(), name)
+    try:
+        return decode(Path(name).read_bytes(), name)
+    except OSError as exc:
+        raise DataError(
+            f"cannot read {name}: {exc.strerror}", hint="make one with `underclock calibrate`"
+        ) from exc
 
 
 def encode(model: GpuModel) -> str:

@@ -17,6 +17,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.statistics.pairs import pair_changes
 from underclock.errors import UsageError
 from underclock.hw.base import Measurer
+from underclock.hw.gpu_names import parse_gpu
 from underclock.paper import published
 from underclock.paper.comparison import (
     Setup,
@@ -53,7 +54,6 @@ from underclock.records import (
 )
 from underclock.stages.backends import open_measurer
 from underclock.stages.doctor import GpuFinding, examine
-from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.validate import validate

@@ -8,13 +8,13 @@ from typing import Self
 from underclock.records.common import (
     Clocks,
     Record,
+    check_agrees,
     check_change,
     check_gap,
     check_interval,
     check_mhz,
     check_not_negative,
     check_positive,
-    check_same,
 )
 from underclock.records.latencies import LatencyTable
 
@@ -123,8 +123,8 @@ class Cost(Record, frozen=True, kw_only=True):
 
     def check_against(self, auto: "Cost") -> None:
         """Reject changes that are not those of its time and energy against auto's."""
-        check_same("time_change", self.time_change, self.time_s / auto.time_s - 1.0)
-        check_same("energy_change", self.energy_change, self.energy_j / auto.energy_j - 1.0)
+        check_agrees("time_change", self.time_change, self.time_s / auto.time_s - 1.0)
+        check_agrees("energy_change", self.energy_change, self.energy_j / auto.energy_j - 1.0)
 
 
 class Arm(Record, frozen=True, kw_only=True):
@@ -280,7 +280,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             raise ValueError("every launch_s must be positive and finite")
         before = (*self.segments[-1:], *self.segments[:-1])
         changes = sum(a.clocks != b.clocks for a, b in zip(before, self.segments, strict=True))
-        check_same("switches", self.switches, changes)
+        check_agrees("switches", self.switches, changes)
 
     @property
     def clocks(self) -> tuple[Clocks, ...]:
@@ -320,7 +320,7 @@ class PowerPoint(Record, frozen=True, kw_only=True):
         """Reject a step that takes nothing."""
         check_positive(self, "limit_w", "auto_time_s", "time_s")
         check_change(self, "time_change", "energy_change")
-        check_same("time_change", self.time_change, self.time_s / self.auto_time_s - 1.0)
+        check_agrees("time_change", self.time_change, self.time_s / self.auto_time_s - 1.0)
 
 
 class LatencyPoint(Record, frozen=True, kw_only=True):

@@ -85,7 +85,7 @@ def check_interval(record: Record, name: str, value: float | None = None) -> Non
         raise ValueError(f"{name} is {low} to {high} and does not hold {value}, which it is of")
 
 
-def check_same(what: str, stated: float, worked_out: float) -> None:
+def check_agrees(what: str, stated: float, worked_out: float) -> None:
     """Reject a number that is not what others of the same record make of it."""
     if not abs(stated - worked_out) <= ROUNDING * max(1.0, abs(worked_out)):
         raise ValueError(f"{what} says {stated}, and what it rests on makes {worked_out}")

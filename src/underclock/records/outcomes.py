@@ -12,12 +12,12 @@ from underclock.records.common import (
     Record,
     as_html,
     as_line,
+    check_agrees,
     check_budget,
     check_change,
     check_interval,
     check_not_negative,
     check_positive,
-    check_same,
 )
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
@@ -42,9 +42,9 @@ class Spread(Record, frozen=True, kw_only=True):
         if not auto:
             return
         inverse = math.fsum(1.0 / each for each in auto) / len(auto)
-        check_same("mean", self.mean, math.fsum(other) / len(other) * inverse - 1.0)
-        check_same("best", self.best, min(other) / max(auto) - 1.0)
-        check_same("worst", self.worst, max(other) / min(auto) - 1.0)
+        check_agrees("mean", self.mean, math.fsum(other) / len(other) * inverse - 1.0)
+        check_agrees("best", self.best, min(other) / max(auto) - 1.0)
+        check_agrees("worst", self.worst, max(other) / min(auto) - 1.0)
 
 
 def check_runs(repeats: int, **runs: tuple[float, ...]) -> None:
@@ -286,7 +286,7 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
         # Of a plan that says it is of auto, both arms have that name.
         if mine is not None and len(costs) == len(self.arms):
             for name in ("time_s", "energy_j", *names):
-                check_same(name, getattr(self, name), getattr(mine, name))
+                check_agrees(name, getattr(self, name), getattr(mine, name))
             if auto is not None:
                 mine.check_against(auto)
 

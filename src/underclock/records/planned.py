@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from underclock.errors import DataError
 from underclock.records.choices import (
     Accounting,
     Aggregate,
@@ -32,8 +34,10 @@ from underclock.records.common import (
 )
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
-from underclock.records.work import Kernel, StepSource, check_modules, check_order
+from underclock.records.work import Kernel, Step, StepSource, check_modules, check_order
 from underclock.units import format_percent
+
+_SAME_W = 1.0  # drivers round what they enforce
 
 
 class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
@@ -215,6 +219,88 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 return arm
         raise KeyError(name)
 
+    def step(self) -> Step | None:
+        """Return the step it is for; of a table's plan there is none.
+
+        Raises:
+            DataError: What it runs is no step.
+        """
+        if not self.order:
+            return None
+        try:
+            return Step(
+                name=self.workload,
+                kernels=self.runs,
+                order=self.order,
+                modules=self.modules,
+                source=self.source,
+            )
+        except ValueError as exc:
+            raise DataError(
+                f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
+            ) from exc
+
+    def check_gpu(self, gpu: GpuInfo, limit_w: float | None) -> tuple[str, ...]:
+        """Refuse to be used on a GPU it was not made for; return what the reader must be told.
+
+        Args:
+            gpu: The GPU.
+            limit_w: Which power limit it must have: the one planned for, to run the plan, or the
+                one measured at, to measure for it again. ``None`` when unknown.
+
+        Raises:
+            DataError: The GPU's model or power limit differs.
+        """
+        if self.gpu.name != gpu.name:
+            raise DataError(
+                f"the plan is for {self.gpu.name}, this is {gpu.name}",
+                hint="clocks mean nothing on another GPU model: plan on its own samples",
+            )
+        found_w = gpu.power_limit_w
+        if limit_w is not None and found_w is None and self.power_limit_w is not None:
+            raise DataError(
+                f"the plan is for a power limit of {limit_w:g} W, and this GPU's limit is not "
+                "known",
+                hint="run it on a GPU that says its limit; a table was measured at its own",
+            )
+        if limit_w is not None and found_w is not None and abs(found_w - limit_w) > _SAME_W:
+            raise DataError(
+                f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to "
+                f"{found_w:g} W",
+                hint="the power cap decides what clocks are worth: set the limit yourself "
+                f"(`sudo nvidia-smi -pl {limit_w:g}`), or measure and plan at this one",
+            )
+        if self.gpu.is_another_board(gpu):
+            words = (
+                f"the plan was made on board {self.gpu.uuid}, and this is board {gpu.uuid}: boards "
+                "of one model differ by a few per cent; `underclock refine` measures the plan "
+                "again here"
+            )
+            return (words,)
+        return ()
+
+    def check_to_hold(
+        self, gpu: GpuInfo, limit_w: float | None, *, anyway: bool, hint: str
+    ) -> tuple[str, ...]:
+        """Refuse to be held where it was not made; return what the reader must be told.
+
+        Args:
+            gpu: The GPU.
+            limit_w: As of `check_gpu`.
+            anyway: Whether another board or driver will do.
+            hint: What to do where it does not.
+
+        Raises:
+            DataError: Model or power limit differ; or board or driver, and that will not do.
+        """
+        words = self.check_gpu(gpu, limit_w)
+        if None not in {self.gpu.driver, gpu.driver} and self.gpu.driver != gpu.driver:
+            driver = f"the plan was made under driver {self.gpu.driver}, and this is {gpu.driver}"
+            words = (*words, driver)
+        if words and not anyway:
+            raise DataError(words[0], hint=hint)
+        return words
+
     def __repr__(self) -> str:
         return as_line("Plan", self._heading, self._facts)
 
@@ -254,6 +340,32 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
+
+
+def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]) -> None:
+    """Refuse clocks of a plan that a GPU does not list, before any driver is asked to hold them.
+
+    Args:
+        held: For what, and which.
+        offered: Every clock pair that can be held; auto alone where nothing may be locked, of which
+            the GPU itself says more.
+
+    Raises:
+        DataError: A clock pair is not among them.
+    """
+    if not any(not clocks.is_auto for clocks in offered):
+        return
+    for name, clocks in held:
+        if clocks not in offered:
+            near = sorted(
+                (each for each in offered if each.mem_mhz == clocks.mem_mhz and each.core_mhz),
+                key=lambda each: abs((each.core_mhz or 0) - (clocks.core_mhz or 0)),
+            )
+            hint = "; ".join(map(str, near[:2])) or "no core clocks with that memory clock"
+            raise DataError(
+                f"the plan holds {clocks} for {name}, which this GPU does not list",
+                hint=f"plan on this GPU's own samples; nearest: {hint}",
+            )
 
 
 def _of(arm: Arm) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.gpus.models import GpuModel, SwitchingModel
+from underclock.gpus.models import GpuModel, SwitchingModel, gpu_model, model_names
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
+from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.hw.lockstep import LeadersLeases, LeadingRank, StoreLine
 from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
@@ -23,7 +23,6 @@ from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher
-from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.store import read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.ranks import Rank

@@ -18,20 +18,19 @@ from underclock.core.calibration.gpu import (
 )
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model
 from underclock.gpus.models import (
     Accuracy,
     Calibration,
     GpuModel,
     OwnKernel,
     encode,
+    gpu_model,
 )
 from underclock.hw.base import Capability
+from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Evidence, Record, SampleSet
 from underclock.stages.backends import model_of
-from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.sources import as_samples
-from underclock.store import check_output, write_text
+from underclock.store import check_output, read_samples, write_text
 
 _POINTS = 4
 _FITTING = 0.2  # of the time goes into the fit itself, the rest into checking it in five folds
@@ -87,7 +86,7 @@ def calibrate_gpu(
     Raises:
         DataError: The table cannot be read, or says too little.
     """
-    sample_set = as_samples(table)
+    sample_set = read_samples(table)
     base = base or base_of(sample_set)
     sweep = _sweep(sample_set, base)
     calibrated = calibrate(sweep, base.constants)
@@ -172,7 +171,7 @@ def check_calibration(
     name.need(Capability.MODEL)
     if points < 2:  # noqa: PLR2004 - a line needs two
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
-    model, sample_set = model_of(name), as_samples(table)
+    model, sample_set = model_of(name), read_samples(table)
     sweep = _sweep(sample_set, model)
     results = check(_calibrated(model), sweep, points, progress=progress)
     if not results:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,10 +15,11 @@ from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
 from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.core.step.table import cost_table
+from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Sample, SampleSet
 from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
-from underclock.stages.sources import as_kernel_samples
+from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
 BUDGETS = (0.0, 0.01, 0.05)
@@ -29,7 +29,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def check(
-    samples: SampleSet | str | Path,
+    samples: SampleSource,
     *,
     slowdowns: Sequence[float] = BUDGETS,
     splits: int = SPLITS,
@@ -63,7 +63,8 @@ def check(
     budgets = tuple(dict.fromkeys(slowdowns))
     if not budgets:
         raise UsageError("there is no time budget to check", hint="for example --max-slowdown 1%")
-    given = as_kernel_samples(samples)
+    given = read_samples(samples)
+    check_kernels_alone(given)
     kept, auto = _repeated_rows(given, baseline)
     table = cost_table(kept, baseline=auto)
     checker = _Checker(kept=kept, auto=auto, budgets=budgets, variances=run_variances(kept))

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.base import Capability
+from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Clocks, Evidence, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import Execution
 from underclock.runtime.simulated import Scheduled
 from underclock.runtime.simulated import execute as conduct
 from underclock.stages.backends import open_rig
-from underclock.stages.gpu_names import parse_gpu
 
 OFF_S = 1e-3
 

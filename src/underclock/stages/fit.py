@@ -5,10 +5,10 @@ from pathlib import Path
 
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.pooling import joined
-from underclock.core.step.whole import as_one, is_only_whole
+from underclock.core.step.whole import as_one, check_kernels_alone, is_only_whole
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit
-from underclock.stages.sources import as_kernel_samples, as_samples
+from underclock.store import read_samples
 
 
 def fit(
@@ -28,6 +28,9 @@ def fit(
         DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
     """
     several = [samples] if isinstance(samples, SampleSet | str | Path) else samples
-    if len(several) == 1 and is_only_whole(whole := as_samples(several[0])):
-        return fit_of(as_one(whole), at=baseline)
-    return fit_of(joined([as_kernel_samples(each) for each in several]), at=baseline)
+    read = [read_samples(each) for each in several]
+    if len(read) == 1 and is_only_whole(read[0]):
+        return fit_of(as_one(read[0]), at=baseline)
+    for each in read:
+        check_kernels_alone(each)
+    return fit_of(joined(read), at=baseline)

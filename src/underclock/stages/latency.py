@@ -18,12 +18,12 @@ from underclock.campaign.progress import Tally
 from underclock.core.statistics.change_point import Level, summarise, tell_apart
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Gpu
+from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.ticker import VirtualTicker
 from underclock.records import Evidence, Provenance
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.stages.backends import open_rig
-from underclock.stages.gpu_names import parse_gpu
 from underclock.stages.switches import Stand, Switched, Watch
 from underclock.units import format_mhz
 

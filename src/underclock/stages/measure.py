@@ -15,13 +15,13 @@ from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
+from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import MeasurementSettings, SampleSet, Step
 from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import Rank
 from underclock.tracing.source import StepFile, StepFunction, as_step

@@ -39,8 +39,8 @@ from underclock.records import (
 )
 from underclock.report.answer import ONE_PAIR, auto_plan_sentence, doubt_sentence
 from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
-from underclock.stages.sources import SampleSource, as_samples
 from underclock.stages.switching import Achievable, Switching, achievable, switching_of
+from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
 
@@ -80,7 +80,7 @@ def plan(  # noqa: PLR0913 - a caller's options, flat as on the command line
         InfeasibleError: No choice meets the time budget.
     """
     goal = goal or Goal()
-    sample_set = as_samples(samples)
+    sample_set = read_samples(samples)
     if latency is not None:
         if switching is not None:
             raise UsageError("the latency is given twice", hint="give switching or latency")

@@ -13,6 +13,7 @@ from underclock.core.prediction.savings import (
     savings_after_measuring,
     savings_without_measuring,
 )
+from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, UsageError
 from underclock.gpus.models import GpuModel
 from underclock.records import AUTO, Clocks, SampleSet
@@ -24,7 +25,7 @@ from underclock.stages.reference import (
     reference_model,
     settings_of,
 )
-from underclock.stages.sources import SampleSource, as_kernel_samples
+from underclock.store import SampleSource, read_samples
 
 DRAWS = 100
 _CONFIDENCE = 0.95
@@ -62,7 +63,9 @@ def predict(
     """
     _check(max_slowdown, draws)
     show = progress or (lambda _share: None)
-    basis = _basis(as_kernel_samples(samples), baseline or AUTO, like)
+    sample_set = read_samples(samples)
+    check_kernels_alone(sample_set)
+    basis = _basis(sample_set, baseline or AUTO, like)
     prior = prior_of(basis.model, basis.sample_set.gpu.name)
     checks = checks_of(prior, basis.runs, basis.sample_set, basis.baseline, seed)
     off = _off(basis, checks)

@@ -10,8 +10,7 @@ from underclock.core.prediction.prior import (
     reference_kernels,
 )
 from underclock.errors import UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, gpu_model, model_names
 from underclock.records import Clocks
 
 _CORE_CLOCKS = 24  # more would change no prediction

@@ -18,6 +18,7 @@ from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability, Measurer
+from underclock.hw.gpu_names import parse_gpu
 from underclock.records import (
     AUTO,
     MeasurementSettings,
@@ -27,8 +28,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.gpu_names import parse_gpu
-from underclock.stages.sources import as_plan, check_gpu, step_of
+from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
 REACH = 2
@@ -70,14 +70,14 @@ def refine(  # noqa: PLR0913 - keyword-only, as `measure`
     """
     if reach < 1:
         raise UsageError(f"cannot refine with a reach of {reach}", hint="use 2: some 5 % around")
-    plan, path = as_plan(plan), Path(to)
+    plan, path = as_record(plan, Plan), Path(to)
     step = _step_of(plan)
     if measuring is None:
         measuring = default_measuring(gpu, adaptive=True)
     campaign = Campaign(grid=Grid.ADAPTIVE)
     with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
         # What is measured is costs at clocks; the limit to plan for is applied to those.
-        check_gpu(plan, measurer.info(), plan.gpu.power_limit_w)
+        plan.check_gpu(measurer.info(), plan.gpu.power_limit_w)
         provenance = provenance_of(
             measurer,
             measuring=measuring,
@@ -134,4 +134,4 @@ def _step_of(plan: Plan) -> Step | None:
             f"the plan is of {plan.workload}, which ran whole only: there are no kernels to refine",
             hint="measure the step on this GPU with `underclock measure`",
         )
-    return step_of(plan)
+    return plan.step()

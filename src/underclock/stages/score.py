@@ -7,14 +7,15 @@ import numpy as np
 from underclock.core.inference.table import as_measured
 from underclock.core.planning.choices import cost_of, with_intervals
 from underclock.core.step.table import CostTable, cost_table
+from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError
 from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
-from underclock.stages.sources import as_kernel_samples, as_plan, check_gpu
+from underclock.store import SampleSource, as_record, read_samples
 
 _HINT = "score on the full table that the plan's samples came from"
 
 
-def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
+def score(plan: Plan | str | Path, table: SampleSource) -> Score:
     """Cost a plan's clocks on a table it may not have seen whole.
 
     Args:
@@ -24,8 +25,9 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     Raises:
         DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
     """
-    plan, sample_set = as_plan(plan), as_kernel_samples(table)
-    warnings = check_gpu(plan, sample_set.gpu, plan.limit_w)
+    plan, sample_set = as_record(plan, Plan), read_samples(table)
+    check_kernels_alone(sample_set)
+    warnings = plan.check_gpu(sample_set.gpu, plan.limit_w)
     costs = cost_table(sample_set, baseline=plan.baseline)
     cost = _cost(plan, costs)
     auto = Cost(

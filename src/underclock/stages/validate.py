@@ -30,6 +30,7 @@ from underclock.core.statistics.pairs import count_within, pair_changes, spread
 from underclock.core.statistics.verdict import MeanChange, judge, mean_change
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Measurer
+from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.hw.measurer import QUICK
 from underclock.records import (
     TOLERANCE,
@@ -44,10 +45,10 @@ from underclock.records import (
     Validation,
     Verdict,
 )
+from underclock.records.planned import check_clocks
 from underclock.stages.backends import open_measurer, open_scheduled
-from underclock.stages.gpu_names import GpuKind, GpuName, parse_gpu
 from underclock.stages.plan import why_auto
-from underclock.stages.sources import as_plan, check_clocks, check_gpu, step_of
+from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
 _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
@@ -102,7 +103,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         DeviceError, MeasurementError: From the GPU.
     """
     _check_options(repeats, tolerance)
-    plan = as_plan(plan)
+    plan = as_record(plan, Plan)
     course = course_of(plan)
     if _sets_nothing(plan, course, accounting):
         return _kept_by_definition(plan, course, tolerance)
@@ -126,7 +127,7 @@ def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
         gpu,
         measuring=measuring,
         seed=seed + _SEED_OFFSET,
-        step=step_of(plan),
+        step=plan.step(),
         run=run,
         limit_w=plan.power_limit_w,
     ) as measurer:
@@ -211,7 +212,7 @@ def _open_whole_steps(
                     name.text,
                     measuring=settings,
                     seed=seed,
-                    step=step_of(plan),
+                    step=plan.step(),
                     run=run,
                     limit_w=plan.power_limit_w,
                 )
@@ -226,7 +227,7 @@ def _open_whole_steps(
 
 def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
     """Refuse a plan that means nothing here; return what the reader must be told."""
-    told = check_gpu(plan, measurer.info(), plan.limit_w)
+    told = plan.check_gpu(measurer.info(), plan.limit_w)
     if plan.evidence is not measurer.evidence:
         raise DataError(
             f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",

@@ -13,11 +13,11 @@ from underclock.campaign.progress import Tally
 from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import UsageError
 from underclock.hw.base import Clock, Launcher
+from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.watching import Entry, Sampler, WatchedLoop
 from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
 from underclock.stages.backends import OpenGpu, open_gpu
-from underclock.stages.gpu_names import parse_gpu
 from underclock.store import check_output, write_text
 from underclock.tracing.source import StepFile, StepFunction
 

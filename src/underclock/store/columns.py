@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from underclock.errors import DataError
 from underclock.store.readings import READINGS
-from underclock.units import nearest
+from underclock.units import name_hint
 
 NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
 EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
@@ -77,7 +77,7 @@ def _taken(names: Iterable[str], separator: str) -> Iterable[str]:
         yield f"the table was read with {_SEPARATORS[separator]} between its columns"
     extra = [name for name in names if name not in KNOWN]
     if extra:
-        close = (nearest(name, _OPTIONAL) for name in extra)
+        close = (name_hint(name, _OPTIONAL) for name in extra)
         meant = next((f"; {words}" for words in close if words.startswith("did you mean")), "")
         named = ", ".join(repr(name) if name else "one without a name" for name in extra)
         yield f"columns of the table that nothing here reads were left out: {named}{meant}"

@@ -30,7 +30,7 @@ from underclock.store.table_rows import (
     TableRow,
     TableRows,
 )
-from underclock.units import nearest
+from underclock.units import name_hint
 
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
@@ -141,7 +141,7 @@ def _kernel(row: TableRow) -> Kernel:
     stated = row.cell("pass")
     last = name.rsplit("/", maxsplit=1)[-1]
     if stated and stated not in set(Pass):
-        raise DataError(f"{row.where}: pass is {stated!r}", hint=nearest(stated, Pass))
+        raise DataError(f"{row.where}: pass is {stated!r}", hint=name_hint(stated, Pass))
     if stated:
         pass_ = Pass(stated)
     else:

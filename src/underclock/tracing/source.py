@@ -20,7 +20,7 @@ from underclock.hw.cuda.driver import INSTALL_TORCH
 from underclock.records import Step, StepSource
 from underclock.store import read_document
 from underclock.tracing.ranks import Rank
-from underclock.units import nearest
+from underclock.units import name_hint
 from underclock.workloads import MODELS, workload
 
 _BEFORE = 2  # in the first the optimiser makes its state, in the second all is as in those after
@@ -201,7 +201,7 @@ def load_step(source: str) -> StepFunction:
     _take_own_gpu()
     if not callable(step):
         functions = [n for n, thing in vars(module).items() if callable(thing) and n[0] != "_"]
-        raise UsageError(f"{file} has no function {name!r}", hint=nearest(name, functions))
+        raise UsageError(f"{file} has no function {name!r}", hint=name_hint(name, functions))
     function: StepFunction = step
     return function
 

@@ -7,7 +7,7 @@ One module per family. A family knows its members by name and builds a `Step` fr
 
 from underclock.errors import UsageError
 from underclock.records import Step
-from underclock.units import nearest
+from underclock.units import name_hint
 from underclock.workloads.gpt3 import MODELS, SIZES, Shape, gpt3_step
 
 __all__ = ["MODELS", "SIZES", "Shape", "gpt3_step", "workload"]
@@ -24,7 +24,7 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
         UsageError: No such workload, or sizes that make no model.
     """
     if name not in MODELS:
-        raise UsageError(f"unknown workload {name!r}", hint=nearest(name, MODELS))
+        raise UsageError(f"unknown workload {name!r}", hint=name_hint(name, MODELS))
     try:
         return gpt3_step(name, MODELS[name].changed(overrides or {}))
     except UsageError as exc:

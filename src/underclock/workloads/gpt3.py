@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from underclock.errors import UsageError
 from underclock.records import Kernel, Kind, Pass, Step
-from underclock.units import nearest
+from underclock.units import name_hint
 
 _VOCABULARY_ALIGNMENT = 128  # llm.c pads the vocabulary so that GEMM shapes stay aligned
 
@@ -85,7 +85,9 @@ class Shape:
         """
         unknown = sorted(overrides.keys() - set(SIZES))
         if unknown:
-            raise UsageError(f"no parameter named {unknown[0]!r}", hint=nearest(unknown[0], SIZES))
+            raise UsageError(
+                f"no parameter named {unknown[0]!r}", hint=name_hint(unknown[0], SIZES)
+            )
         return dataclasses.replace(self, **overrides)
 
     def as_parameters(self) -> dict[str, int]:

@@ -22,9 +22,9 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
+from underclock.runtime.holding.fixed import holding
 from underclock.runtime.undo.armed import arm, left_behind
 from underclock.runtime.undo.processes import Process
-from underclock.stages.apply import holding
 from underclock.store import write_document
 from underclock.testing import Control
 from users import NOBODY, as_root
@@ -316,7 +316,7 @@ def _for_others(temporary: Path) -> list[str]:
 # Loaded while it may be: the package may lie where only root can read.
 import underclock.hw.simulated.served.client, underclock.hw.zeusd, underclock.hw.leased
 from pathlib import Path
-from underclock.stages.restore import restore_for_others
+from underclock.runtime.holding.restore import restore_for_others
 restore_for_others(Path("/nowhere"), Path({str(temporary)!r}))
 """
     return [sys.executable, "-P", "-c", code]

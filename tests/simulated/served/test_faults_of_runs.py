@@ -14,11 +14,9 @@ from small_training import plan
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.armed import arm, left_behind
 from underclock.stages.doctor import examine
-from underclock.stages.held_run import Ran
-from underclock.stages.how_to_run import HowToRun
-from underclock.stages.run import run
 
 _KILL, _STOP = signal.SIGKILL, signal.SIGSTOP
 # What a launcher does does not depend on what its command does: here it waits for a file.

@@ -8,7 +8,7 @@ import pytest
 
 from fault_bench import Bench
 from small_training import Model, plan, training
-from underclock.stages.applied import applied
+from underclock.runtime.holding.applied import applied
 
 # Every Python that is started with it notes what it imports, and what it does to journals.
 _NOTES = """

@@ -21,12 +21,10 @@ from underclock.records import GpuInfo, Plan
 from underclock.records.runs import StepLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.run_files import Run, tidy
+from underclock.runtime.holding.applied import applied, lightning_callback, transformers_callback
+from underclock.runtime.holding.run import HowToRun, held_run, run
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
-from underclock.stages.applied import applied, lightning_callback, transformers_callback
-from underclock.stages.held_run import held_run
-from underclock.stages.how_to_run import HowToRun
-from underclock.stages.run import run
 from underclock.testing import Control, Served
 from users import as_root
 

@@ -29,9 +29,8 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.wire import Gone, Message, Reader, listening, send
 from underclock.runtime.conductor.leases import SILENT_S, LeaseRules, Owners, Terms
-from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service
+from underclock.runtime.conductor.serving import FIRST_S, IDLE_S, REST_S, Service, serve
 from underclock.runtime.undo.ownership import RUNTIME_DIR, Ownership
-from underclock.stages.serve import serve
 from underclock.testing import Control, Served, served_gpus, simulated_driver
 
 _LIMIT_S = 200.0

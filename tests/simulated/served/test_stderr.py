@@ -12,7 +12,7 @@ import pytest
 
 from fault_bench import Bench
 from small_training import plan
-from underclock.stages.run import run
+from underclock.runtime.holding.run import run
 
 _WAITS = """
 import os, sys, time

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import GpuConstants, KernelArrays, KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs

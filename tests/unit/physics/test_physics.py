@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import (

@@ -8,8 +8,7 @@ import pytest
 
 from invented import LATENCY_PLAN, PLAN, SCORE, VALIDATION
 from underclock.errors import DataError
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import decode, encode
+from underclock.gpus.models import decode, encode, gpu_model
 from underclock.records import (
     Evidence,
     GpuInfo,

@@ -7,11 +7,11 @@ import pytest
 
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
+from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.records import AUTO, Evidence, Kernel, Kind, Step
 from underclock.stages.backends import model_of, open_measurer
 from underclock.stages.calibrate import check_calibration
 from underclock.stages.doctor import examine
-from underclock.stages.gpu_names import GpuKind, parse_gpu
 from underclock.stages.latency import measure_latency
 from underclock.stages.watch import watch
 

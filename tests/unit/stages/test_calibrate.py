@@ -7,8 +7,7 @@ import pytest
 
 from underclock.campaign.survey import Campaign
 from underclock.errors import DataError, UsageError
-from underclock.gpus.catalogue import gpu_model, model_names
-from underclock.gpus.models import decode, encode
+from underclock.gpus.models import decode, encode, gpu_model, model_names
 from underclock.records import Kernel
 from underclock.stages.backends import open_measurer
 from underclock.stages.calibrate import check_calibration, write_calibration

@@ -14,7 +14,6 @@ from underclock.report import page, verdict_text
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
-from underclock.stages.sources import check_gpu
 from underclock.stages.validate import validate
 from underclock.workloads import workload
 
@@ -91,7 +90,7 @@ def test_a_limit_that_the_simulated_gpu_does_not_take_is_refused(
 
 def test_a_gpu_at_another_limit_is_refused_with_what_would_set_it(fastest: Plan) -> None:
     with pytest.raises(DataError, match="limit of 250 W, this GPU is limited to 350 W") as refused:
-        check_gpu(fastest, fastest.gpu, fastest.limit_w)
+        fastest.check_gpu(fastest.gpu, fastest.limit_w)
 
     assert "`sudo nvidia-smi -pl 250`" in str(refused.value.hint)
 
@@ -100,23 +99,23 @@ def test_a_gpu_at_another_limit_is_refused_with_what_would_set_it(fastest: Plan)
 def test_a_limit_may_be_a_watt_off(fastest: Plan, found_w: float) -> None:
     gpu = msgspec.structs.replace(fastest.gpu, power_limit_w=found_w)
 
-    assert check_gpu(fastest, gpu, fastest.limit_w) == ()
+    assert fastest.check_gpu(gpu, fastest.limit_w) == ()
 
 
 @pytest.mark.parametrize("found_w", [248.5, 251.5])
 def test_a_limit_is_not_more_than_a_watt_off(fastest: Plan, found_w: float) -> None:
     gpu = msgspec.structs.replace(fastest.gpu, power_limit_w=found_w)
     with pytest.raises(DataError, match="this GPU is limited to"):
-        check_gpu(fastest, gpu, fastest.limit_w)
+        fastest.check_gpu(gpu, fastest.limit_w)
 
 
 def test_a_gpu_or_table_that_says_no_limit_is_refused(fastest: Plan) -> None:
     silent = GpuInfo(name=fastest.gpu.name)
     with pytest.raises(DataError, match="this GPU's limit is not known"):
-        check_gpu(fastest, silent, fastest.limit_w)
+        fastest.check_gpu(silent, fastest.limit_w)
     own = msgspec.structs.replace(fastest, power_limit_w=None)
 
-    assert check_gpu(own, silent, own.limit_w) == ()
+    assert own.check_gpu(silent, own.limit_w) == ()
 
 
 def test_a_table_cannot_run_a_plan_for_a_limit(fastest: Plan) -> None:
@@ -131,7 +130,7 @@ def test_samples_at_another_limit_do_not_score_it(fastest: Plan, sample_set: Sam
 
 
 def test_to_refine_it_the_gpu_has_the_limit_that_was_measured_at(fastest: Plan) -> None:
-    assert check_gpu(fastest, fastest.gpu, fastest.gpu.power_limit_w) == ()
+    assert fastest.check_gpu(fastest.gpu, fastest.gpu.power_limit_w) == ()
 
 
 def test_a_plan_knows_the_limit_it_belongs_to(fastest: Plan) -> None:

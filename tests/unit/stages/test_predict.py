@@ -12,8 +12,7 @@ from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.prior import FITTED, PUBLISHED
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError, UsageError
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import encode
+from underclock.gpus.models import encode, gpu_model
 from underclock.records import (
     AUTO,
     Clocks,

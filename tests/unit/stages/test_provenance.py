@@ -20,12 +20,12 @@ from underclock.records import (
     SampleSet,
     Step,
 )
+from underclock.records.planned import check_clocks
 from underclock.stages.backends import open_measurer
 from underclock.stages.latency import measure_latency
 from underclock.stages.measure import measure
 from underclock.stages.plan import plan
 from underclock.stages.score import score
-from underclock.stages.sources import check_clocks
 from underclock.stages.validate import validate
 from underclock.store import SampleFile, read_document, read_samples, write_document
 from underclock.workloads import workload

@@ -19,7 +19,7 @@ from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.wanted import ALONE, IDLING, METERED, Wanted
 from underclock.core.step.cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.base import Durations, Launcher, Loop, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from underclock.errors import UsageError
 from underclock.records import ThrottleReason
-from underclock.units import nearest
+from underclock.units import name_hint
 
 if TYPE_CHECKING:
     from underclock.hw.simulated.device import VirtualGpu
@@ -103,7 +103,7 @@ def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
         UsageError: No such fault, or a value that it needs or does not take.
     """
     if name not in FAULT_NAMES:
-        raise UsageError(f"no fault is called {name!r}", hint=nearest(name, FAULT_NAMES))
+        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, FAULT_NAMES))
     if (value is not None) != (name in _WITH_VALUE) or (value is not None and not value > 0):
         raise UsageError(
             f"the fault {name} does not go with the value {value}",

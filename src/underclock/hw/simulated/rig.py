@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.base import Loop
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import installed, nvml_session

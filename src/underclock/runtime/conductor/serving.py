@@ -10,21 +10,36 @@ own connection by it. This loop waits for nobody; what takes long is done in a t
 
 import collections
 import contextlib
+import grp
 import os
 import select
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from underclock.errors import DeviceError, UnderclockError, UsageError
-from underclock.hw.settable import SettableGpu, Setting
-from underclock.hw.wire import Gone, Life, Message, Unpacker, framed, peer_of
-from underclock.runtime.conductor.leases import SILENT_S, Client, Leases, Terms
-from underclock.runtime.undo.ownership import OwnedError
+from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
+from underclock.hw import nvml_calls as nvml
+from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.settable import SettableGpu, SettableNvmlGpu, Setting
+from underclock.hw.wire import Gone, Life, Message, Unpacker, framed, listening, peer_of
+from underclock.runtime.conductor.leases import (
+    LIMIT_S,
+    SILENT_S,
+    Client,
+    Leases,
+    Owners,
+    Terms,
+    rules_in,
+)
+from underclock.runtime.conductor.process import asked_to_end
+from underclock.runtime.undo.armed import left_behind, restore
+from underclock.runtime.undo.ownership import OwnedError, runtime_folder
 
 MOST, MOST_OF_USER = 256, 32
 """Connections, in all and of one user."""
@@ -38,6 +53,7 @@ _AGAIN_S = 1.0  # to accept once descriptors have run out
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 _Uuid = Annotated[str, msgspec.Meta(max_length=96)]
+_OWNER, _GROUP = 0o600, 0o660  # who may connect
 _MOST_VALUE = 100_000  # MHz or W
 
 
@@ -396,3 +412,58 @@ def _refusal(error: UnderclockError) -> Message:
 
 def _ending(words: str, hint: str = "") -> Message:
     return {**_refusal(UsageError(words, hint=hint)), "ends": True}
+
+
+def serve(
+    path: Path,
+    *,
+    group: str | None = None,
+    rules: Path | None = None,
+    limit_s: float = LIMIT_S,
+    tell: Callable[[str], None],
+) -> None:
+    """Serve leases until a signal asks to end; then undo what is set under them.
+
+    Args:
+        path: Of the socket.
+        group: Who may use it; by default the user who serves, and root.
+        rules: File that says who may lease which GPU; by default the usual one, if there is any.
+        limit_s: No lease lasts longer.
+        tell: Hears what happens.
+
+    Raises:
+        UsageError: No such group or limit, rules that cannot be read, or a socket that cannot be.
+        NotPermittedError: This process may not set GPUs itself.
+        DeviceError: There is no driver.
+    """
+    gid, owners = _gid(group), Owners(rules_in(rules), uid=os.geteuid())
+    with nvml.nvml_session(), asked_to_end() as asked:
+        nvml.check_writable("set clocks for others")
+        if not nvml.may_set():
+            raise NotPermittedError(
+                "this process may not set clocks itself, so it cannot for others",
+                hint="run it as root, outside a container or with CAP_SYS_ADMIN",
+            )
+        folder = runtime_folder()
+        uuids = [NvmlGpu(index).uuid() for index in range(nvml.gpu_count())]
+        left = [uuid for uuid in left_behind(folder) if uuid in uuids]
+        for undone in restore(folder, left, SettableNvmlGpu):
+            for line in (*undone.done, *undone.failed):
+                tell(f"left by an earlier run on GPU {undone.uuid}: {line}")
+        terms = Terms(folder=folder, clock=SystemClock(), tell=tell, owners=owners, limit_s=limit_s)
+        gpus = {uuid: SettableNvmlGpu(uuid) for uuid in uuids}
+        service = Service(gpus, terms, pid=os.getpid(), uid=os.getuid())
+        mode = _OWNER if gid is None else _GROUP
+        with listening(path, mode=mode, gid=gid) as server:
+            whom = f"{group or 'this user alone'}, by policy {owners.rules.policy!s}"
+            tell(f"serving {len(uuids)} GPUs at {path} to {whom}")
+            service.run(server, asked.fileno())
+
+
+def _gid(group: str | None) -> int | None:
+    if group is None:
+        return None
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as exc:
+        raise UsageError(f"there is no group {group!r}", hint="see `getent group`") from exc

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gpu_specs import SPECS
 from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
@@ -30,7 +31,6 @@ from underclock.core.calibration.throughput import (
 )
 from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
-from underclock.gpus.catalogue import SPECS
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, Sample, SampleSet

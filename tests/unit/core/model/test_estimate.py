@@ -15,7 +15,7 @@ from underclock.core.model.pooling import joined
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

@@ -20,7 +20,7 @@ from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.subsample import fitted
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s

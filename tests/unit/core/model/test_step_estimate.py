@@ -15,7 +15,7 @@ from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.table import cost_table
 from underclock.core.step.under_cap import cap_of, settled_step, step_cost
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

@@ -10,7 +10,7 @@ from underclock.core.model.fitting import fit_rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.step_paces import step_paces
 from underclock.core.step.cap import LaunchCosts, PowerCap, SettledStep, settled_at
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

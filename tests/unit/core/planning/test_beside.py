@@ -23,7 +23,7 @@ from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
 from underclock.records import (

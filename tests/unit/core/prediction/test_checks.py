@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from gpu_specs import SPECS
 from underclock.core.prediction.checks import PredictiveCheck, checks_of, widening
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import FITTED, BaselineRun, Prior, ReferenceKernel
 from underclock.core.prediction.time_shares import TimeShares
-from underclock.gpus.catalogue import SPECS
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
 
 _GPU = SPECS["rtx3080ti"].constants

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_specs import SPECS
 from underclock.core.prediction.monte_carlo import draw_costs
 from underclock.core.prediction.prior import (
     FITTED,
@@ -34,7 +35,6 @@ from underclock.core.prediction.time_shares import (
     time_shares,
 )
 from underclock.errors import DataError
-from underclock.gpus.catalogue import SPECS
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

@@ -23,7 +23,7 @@ from underclock.core.step.under_cap import (
     step_cost,
     step_cost_and_heat,
 )
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (

@@ -13,12 +13,12 @@ import torch
 from small_training import Model, plan, train
 from underclock.errors import DataError
 from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer import marking as trainer
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.stages.held_run import inject_folder
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def _change(run: Run, **fields: object) -> None:
 
 
 def _python(code: str, folder: Path, **environment: str) -> str:
-    path = ":".join([str(inject_folder()), str(folder), *sys.path])
+    path = ":".join([str(INJECT), str(folder), *sys.path])
     ended = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -182,7 +182,7 @@ def test_a_trainer_without_the_package_finds_it_beside_the_hook(run: Run, fake_t
         text=True,
         check=True,
         env={
-            "PYTHONPATH": f"{inject_folder()}:{fake_torch}",
+            "PYTHONPATH": f"{INJECT}:{fake_torch}",
             "UNDERCLOCK_RUN": str(run.path),
         },
     )

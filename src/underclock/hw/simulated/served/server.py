@@ -24,8 +24,7 @@ from typing import Any
 import msgspec
 
 from underclock.errors import DeviceError, UnderclockError, UsageError
-from underclock.gpus.catalogue import gpu_model
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.simulated import calls

@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from underclock.errors import UnderclockError, UsageError
+from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
+from underclock.records.planned import check_clocks
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.armed import restore_left
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.stages.gpu_names import GpuKind, parse_gpu
-from underclock.stages.sources import as_plan, check_clocks, check_to_hold
+from underclock.store import as_record
 
 _WORK = "underclock.runtime.conductor.process:hold"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
@@ -122,7 +123,7 @@ def holding(
         DataError: The plan is for another GPU.
         DeviceError: The driver refuses.
     """
-    plan = as_plan(plan)
+    plan = as_record(plan, Plan)
     name = parse_gpu(gpu)
     if name.kind is not GpuKind.REAL:
         raise UsageError(
@@ -133,7 +134,7 @@ def holding(
         opened = NvmlGpu(name.index)
         info = opened.info()
         warnings = (
-            *check_to_hold(plan, info, None, anyway=anyway, hint=_ELSEWHERE),
+            *plan.check_to_hold(info, None, anyway=anyway, hint=_ELSEWHERE),
             *_other_limit(plan, info),
         )
         asked = _settings(plan, info)

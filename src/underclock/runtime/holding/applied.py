@@ -12,10 +12,9 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import Plan
 from underclock.records.runs import RunSummary
+from underclock.runtime.holding.run import HeldRun, HowToRun, held_run
 from underclock.runtime.trainer.marking import RUN, attach
-from underclock.stages.held_run import HeldRun, held_run
-from underclock.stages.how_to_run import HowToRun
-from underclock.stages.sources import as_plan
+from underclock.store import as_record
 
 _RANK = "LOCAL_RANK"
 _HOOKS = ("on_", "setup", "teardown")  # what trainers call on a callback
@@ -49,7 +48,7 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[He
             "`underclock run` holds a plan in this process already",
             hint="start the script without it, or take the block away",
         )
-    with held_run(as_plan(plan), how or HowToRun(gpus=(_own_gpu(torch),))) as held:
+    with held_run(as_record(plan, Plan), how or HowToRun(gpus=(_own_gpu(torch),))) as held:
         held.start(os.getpid())
         marker = attach(torch, str(held.run.path), rank=0)
         try:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.replay import ReplayMeasurer
-from underclock.units import nearest
+from underclock.units import name_hint
 
 
 class GpuKind(StrEnum):
@@ -100,7 +100,7 @@ def parse_gpu(text: str) -> GpuName:
     kind, _, rest = text.partition(":")
     if kind not in list(GpuKind):
         forms = ", ".join(backend.example for backend in _BACKENDS.values())
-        near = nearest(kind, list(GpuKind))
+        near = name_hint(kind, list(GpuKind))
         raise UsageError(f"unknown GPU {text!r}", hint=f"{near}; write {forms}")
     if kind == GpuKind.REAL:
         return GpuName(text=text, kind=GpuKind.REAL, index=_index(rest))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
@@ -20,13 +21,12 @@ from underclock.runtime.undo.armed import Undone, left_behind
 from underclock.runtime.undo.armed import restore as undo_in
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder
 from underclock.runtime.undo.protocol import Act, carry_out
-from underclock.stages.gpu_names import parse_gpu
 
 _SESSIONS = Path("/run/user")
 _EACH_S, _ALL_S = 5.0, 30.0  # another user's folder may hang whoever looks into it
 _NOBODY = 65534
 _KEPT = (SIMULATOR, "PATH")  # of root's environment, for those who act as others
-_CODE = "from underclock.stages.restore import restore_for_others; restore_for_others()"
+_CODE = "from underclock.runtime.holding.restore import restore_for_others; restore_for_others()"
 
 
 def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone, ...]:

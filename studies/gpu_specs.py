@@ -1,4 +1,4 @@
-"""GPU models by name: fitted to a sweep where there is one, else as published, as told here.
+"""What is published of GPUs: clock tables, limits, peak rates; where a calibration begins.
 
 Sources are the vendor's data sheets and, for clock tables and limits, drivers that were read.
 Constants that a sweep can tell are only starting points here; a GPU without a sweep keeps them and
@@ -7,13 +7,9 @@ where arXiv 2601.08539's Table 1 has them, scaled by process for other GPUs.
 """
 
 import dataclasses
-from importlib import resources
-from pathlib import Path
 
-from underclock.errors import DataError, UsageError
-from underclock.gpus.models import Calibration, GpuModel, decode
+from underclock.gpus.models import Calibration, GpuModel
 from underclock.physics.constants import GpuConstants, Throughput
-from underclock.units import nearest
 
 _DRIVER = "580.159.03"
 
@@ -281,32 +277,3 @@ SPECS = {
     "titanx": _TITANX,
     "h200": _H200,
 }
-
-
-def model_names() -> tuple[str, ...]:
-    """Return every ``NAME`` of ``sim:NAME``."""
-    return tuple(SPECS)
-
-
-def gpu_model(name: str) -> GpuModel:
-    """Return a model by short name, or from a file that ``underclock calibrate`` wrote.
-
-    Raises:
-        UsageError: No such model; another GPU's constants would be worse than none.
-        DataError: The file cannot be read as a model.
-    """
-    if name.endswith(".json"):
-        return _read(Path(name))
-    if name not in SPECS:
-        raise UsageError(f"no simulated GPU is called {name!r}", hint=nearest(name, SPECS))
-    data = resources.files("underclock.gpus") / "data" / f"{name}.json"
-    return decode(data.read_bytes(), str(data)) if data.is_file() else SPECS[name]
-
-
-def _read(path: Path) -> GpuModel:
-    try:
-        return decode(path.read_bytes(), str(path))
-    except OSError as exc:
-        raise DataError(
-            f"cannot read {path}: {exc.strerror}", hint="make one with `underclock calibrate`"
-        ) from exc

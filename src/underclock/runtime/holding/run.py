@@ -1,20 +1,29 @@
-"""A run that holds a plan: its files, its conductor, and how it went."""
+"""run: a training command with its clocks held by a plan, and given back whatever happens.
+
+A run has files, a conductor that holds the clocks in a process of its own, and an end that is told.
+"""
 
 import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underclock import runtime
-from underclock.errors import UnderclockError
+from underclock.errors import UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.nvml import NvmlGpu, listed_clocks
+from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
+from underclock.records.planned import check_clocks
 from underclock.records.runs import Line, RunSummary
 from underclock.report import closing_line
 from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
@@ -28,17 +37,28 @@ from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import MarkedStep, marked
 from underclock.runtime.undo.armed import left_behind, restore_left
 from underclock.runtime.undo.ownership import runtime_folder
-from underclock.stages.how_to_run import HowToRun, checked_gpus, guard_window
+from underclock.runtime.undo.processes import say
+from underclock.store import as_record
 
 if TYPE_CHECKING:
-    import subprocess
-
     from underclock.runtime.undo.armed import Undone
 
+INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
+"""The folder that has every Python wait for PyTorch, on its PYTHONPATH."""
 _WORK = "underclock.runtime.conductor.follow:begin"
 _PATH = "PYTHONPATH"
+_ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
+_WINDOW = 20
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
+# Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
+# Whoever is interrupted before that just ends.
+_GATE = (
+    "import os, sys, _signal as s; "
+    "s.getsignal(2) is s.default_int_handler and s.signal(2, s.SIG_DFL); "
+    "go = os.read(int(sys.argv[1]), 1); os.close(int(sys.argv[1])); "
+    "os.execvp(sys.argv[2], sys.argv[2:]) if go else sys.exit(1)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +78,91 @@ class Ran:
     undone: tuple[str, ...]
     summary: RunSummary
     line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HowToRun:
+    """How a plan is held.
+
+    Attributes:
+        gpus: The GPU of each local rank, in their order.
+        dry: Do all but set clocks.
+        log: File for a line of JSON for each step; it is appended to.
+        anyway: Whether another board or driver than the plan's will do.
+        arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
+        window: Steps that the guard judges together, 0 for no guard; by default 20, and none where
+            arms take turns.
+        metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
+        live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
+        tell: Told what a reader should know as it goes on; by default stderr is.
+        ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
+    """
+
+    gpus: tuple[str, ...] = ("nvml:0",)
+    dry: bool = False
+    log: Path | None = None
+    anyway: bool = False
+    arms: str = ""
+    window: int | None = None
+    metrics_port: int | None = None
+    live_s: float | None = None
+    tell: Callable[[str], None] = say
+    ended: Callable[[Ran], None] | None = None
+
+
+def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = None) -> Ran:
+    """Run a training command, and hold a plan's clocks while it trains.
+
+    Args:
+        plan: With a schedule, or its file.
+        command: What to run, unchanged; it may start several trainers, as torchrun does.
+        how: By default on GPU 0.
+
+    Raises:
+        UsageError: A plan without a schedule, no such command, or a GPU that somebody else sets.
+        DataError: The plan is of another GPU, board, driver or limit.
+        DeviceError: The GPU does not answer, or clocks may not be set.
+    """
+    if not command:
+        raise UsageError("nothing to run", hint="underclock run plan.json -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise UsageError(
+            f"there is no command {command[0]!r}", hint="write it as a shell would find it"
+        )
+    with (
+        held_run(as_record(plan, Plan), how or HowToRun()) as held,
+        _gated(command, held.environment()) as (trainer, go),
+    ):
+        held.start(trainer.pid)
+        go()
+        held.wait(trainer)
+    if held.ran is None:
+        raise AssertionError("it began")
+    return held.ran
+
+
+@contextmanager
+def _gated(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
+    """Start a process that becomes the command when it is told to; it ends if it never is."""
+    theirs, ours = os.pipe()
+    gate = [sys.executable, "-I", "-S", "-c", _GATE, str(theirs), *command]
+    trainer = subprocess.Popen(gate, env=dict(environment), pass_fds=(theirs,))
+    os.close(theirs)
+    told = False
+
+    def go() -> None:
+        nonlocal told
+        os.write(ours, b"1")
+        told = True
+
+    try:
+        yield trainer, go
+    finally:
+        os.close(ours)
+        if not told:
+            trainer.wait()
 
 
 class HeldRun:
@@ -88,7 +193,7 @@ class HeldRun:
         """Return the environment in which a command's trainers mark."""
         environment = dict(os.environ)
         environment[RUN] = str(self.run.path)
-        paths = [str(inject_folder()), *filter(None, [environment.get(_PATH)])]
+        paths = [str(INJECT), *filter(None, [environment.get(_PATH)])]
         environment[_PATH] = os.pathsep.join(paths)
         return environment
 
@@ -119,7 +224,7 @@ class HeldRun:
             for line in gpu["done"]:
                 self._how.tell(f"an earlier run had left something set: {line}")
 
-    def wait(self, trainer: "subprocess.Popen[bytes]") -> None:
+    def wait(self, trainer: subprocess.Popen[bytes]) -> None:
         """Wait for the trainer; what ends us ends it too. Of a conductor that ends before, tell."""
         pidfd = os.pidfd_open(trainer.pid)
         listening = [pidfd, self._conductor.fileno()]
@@ -229,23 +334,14 @@ class HeldRun:
         self._conducting.close()
 
 
-def inject_folder() -> Path:
-    """Return the folder that has every Python wait for PyTorch, on its PYTHONPATH."""
-    return Path(runtime.__file__).parent / "trainer" / "inject"
-
-
 @contextmanager
 def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
-    """Check a plan, and make the files of its run; they go after the block.
-
-    Raises:
-        As `run.run`.
-    """
+    """Check a plan, and make the files of its run; they go after the block. Errors as of `run`."""
     marks = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
-    window = guard_window(how)
-    found, simulated = checked_gpus(plan, how)
+    window = _guard_window(how)
+    found, simulated = _checked_gpus(plan, how)
     if marks.unmarked:
         less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
         how.tell(
@@ -278,3 +374,59 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
             held.tell_how_it_ended()
         finally:
             run.remove()
+
+
+def _guard_window(how: HowToRun) -> int:
+    """Return how many steps a guard judges together; 0 for no guard.
+
+    Raises:
+        UsageError: So few that nothing can be judged, or beside arms.
+    """
+    if how.window is None:
+        return 0 if how.arms else _WINDOW
+    if how.arms and how.window:
+        raise UsageError(
+            "a guard takes the plan back where it slows the job, and arms are compared by letting "
+            "it be: one run cannot do both",
+            hint="leave out --guard or --arms",
+        )
+    if how.window < 0 or how.window == 1:
+        raise UsageError(
+            f"a guard cannot judge {how.window} steps together", hint="take 20, or 0 for no guard"
+        )
+    return how.window
+
+
+def _checked_gpus(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bool]:
+    """Return UUID and index of each GPU, and whether another process simulates them.
+
+    Raises:
+        DataError: The plan is not of one of them.
+        UsageError: No such GPU, or one twice.
+    """
+    names = [parse_gpu(text) for text in how.gpus]
+    for name in names:
+        if name.kind is not GpuKind.REAL:
+            raise UsageError(
+                f"{name.text} exists in one process only, and training is another",
+                hint="serve it: underclock simulate rtx3080ti --socket PATH, then "
+                "UNDERCLOCK_SIMULATOR=PATH underclock run --gpu nvml:0 …",
+            )
+    indices = [name.index for name in names]
+    if len(set(indices)) < len(indices):
+        raise UsageError(
+            f"a GPU is named twice: {' '.join(how.gpus)}", hint="name one for each local rank"
+        )
+    pairs = dict.fromkeys(plan.schedule.clocks if plan.schedule else ())
+    held = [("a part of the step", pair) for pair in pairs]
+    with nvml_session():
+        found = []
+        for index in indices:
+            gpu = NvmlGpu(index)
+            for sentence in plan.check_to_hold(
+                gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
+            ):
+                how.tell(sentence)
+            check_clocks(held, listed_clocks(gpu))
+            found.append((gpu.uuid(), index))
+        return tuple(found), is_simulated()

@@ -1,0 +1,145 @@
+"""What may be given: a record, or the file that holds it, told apart by content."""
+
+import io
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from underclock.errors import DataError, UsageError
+from underclock.records import Plan, Record, SampleSet, Score, Step, Validation
+from underclock.records.fitted import GpuFit
+from underclock.records.latencies import LatencyTable
+from underclock.store.documents import kind_of, read_document, write_document
+from underclock.store.files import SQLITE_MAGIC
+from underclock.store.samples import SampleFile
+from underclock.store.tables import read_table
+
+_R = TypeVar("_R", bound=Record)
+
+Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit
+"""What has a file of its own."""
+
+_KINDS: Final[dict[str, type[Saved]]] = {
+    "step": Step,
+    "plan": Plan,
+    "score": Score,
+    "validation": Validation,
+    "latencies": LatencyTable,
+    "fit": GpuFit,
+}
+
+
+class _Frame(Protocol):
+    """A table of samples in memory, such as a pandas DataFrame, with the columns of a CSV table."""
+
+    def to_csv(self, *, index: bool) -> str:
+        """Return its rows as CSV under their names; empty for what is missing."""
+        ...
+
+
+SampleSource = SampleSet | str | Path | _Frame
+"""Samples, a file of them, a CSV table, or a DataFrame with the columns of one."""
+
+
+def as_record(source: _R | str | Path, kind: type[_R]) -> _R:
+    """Return a record, reading it if a file is named.
+
+    Raises:
+        DataError: The file cannot be read, or is of another kind.
+    """
+    return read_document(Path(source), kind) if isinstance(source, str | Path) else source
+
+
+def read_samples(source: SampleSource) -> SampleSet:
+    """Return samples, reading them where a samples file, a table or a DataFrame is given.
+
+    Raises:
+        DataError: The file is missing, damaged, or neither.
+        UsageError: It is nothing that holds samples.
+    """
+    if isinstance(source, SampleSet):
+        return source
+    if not isinstance(source, str | Path):
+        if hasattr(source, "to_csv"):
+            return read_table(Path("DataFrame"), io.StringIO(source.to_csv(index=False)))
+        raise UsageError(
+            f"a {type(source).__name__} holds no samples",
+            hint="give a SampleSet, a samples file, a CSV table or a DataFrame",
+        )
+    path = Path(source)
+    head = _head(path)
+    if head == SQLITE_MAGIC:
+        return SampleFile.read(path)
+    if path.suffix == ".db":
+        raise DataError(
+            f"{path} is not a samples file: it is no SQLite database",
+            hint="make it anew with `underclock measure`",
+        )
+    if head[:1] in {b"{", b"["}:
+        raise DataError(
+            f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
+        )
+    return read_table(path)
+
+
+def is_samples(path: Path) -> bool:
+    """Whether a file is a database, as our own measurements are.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _head(path) == SQLITE_MAGIC
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC))
+    except OSError as exc:
+        raise DataError(
+            f"cannot read {path}: {exc.strerror}", hint="`underclock --help` says what makes files"
+        ) from exc
+
+
+def load(path: str | Path) -> Saved:
+    """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
+
+    Args:
+        path: A step, samples, a plan, a score, a validation, latencies or a fit.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    path = Path(path)
+    kind = None if is_samples(path) else _KINDS.get(kind_of(path))
+    return read_samples(path) if kind is None else read_document(path, kind)
+
+
+def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
+    """Write a record as the command that makes it does: `load` reads it.
+
+    Args:
+        record: A step, samples, a plan, a score, a validation, latencies or a fit.
+        path: Where to; samples as a database.
+        force: Whether an existing file may be replaced; samples never are.
+
+    Raises:
+        UsageError: It exists or cannot be written, or the record is no file of its own.
+    """
+    path = Path(path)
+    if isinstance(record, SampleSet):
+        header = msgspec.structs.replace(record, samples=(), in_situ=(), mixed=())
+        with SampleFile.create(path, header) as file:
+            for samples, in_situ in ((record.samples, False), (record.in_situ, True)):
+                for sample in samples:
+                    file.append(sample, in_situ=in_situ)
+            for mixed in record.mixed:
+                file.append_mixed(mixed)
+        return
+    if type(record) not in _KINDS.values():
+        raise UsageError(
+            f"a {type(record).__name__} is no file of its own",
+            hint=f"save {', '.join(kind.__name__ for kind in _KINDS.values())} or SampleSet",
+        )
+    write_document(path, record, force=force)
