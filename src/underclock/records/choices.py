@@ -73,15 +73,9 @@ class Status(StrEnum):
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """Clocks chosen for one kernel and what they do to it.
+    """Clocks chosen for one kernel (``None`` is auto), and what they change, as fractions of auto.
 
-    Attributes:
-        core_mhz: Core clock; ``None`` is auto.
-        mem_mhz: Memory clock; ``None`` is auto.
-        time_change: Fraction of its time at auto.
-        energy_change: Fraction of its energy at auto.
-        auto_time_s: Per step at auto, all its runs together.
-        auto_energy_j: Per step at auto, all its runs together.
+    What it costs at auto is per step, all its runs together.
     """
 
     core_mhz: int | None
@@ -128,21 +122,17 @@ class Cost(Record, frozen=True, kw_only=True):
 
 
 class Arm(Record, frozen=True, kw_only=True):
-    """What one way of choosing clocks costs per step.
+    """What one way of choosing clocks costs per step; all costs are ``None`` when infeasible.
 
     Attributes:
         name: The strategy.
-        time_s: Per step; ``None`` when infeasible.
-        energy_j: Per step; ``None`` when infeasible.
-        time_change: Fraction of auto; ``None`` when infeasible.
-        energy_change: Fraction of auto; ``None`` when infeasible.
+        time_change: Fraction of auto, as ``energy_change``.
         status: How the choice came about.
         gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
             was optimised or nothing found.
         time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
             costs are taken as measured, without a fit.
-        energy_interval: Least and greatest ``energy_change`` with 95 % confidence; ``None`` in the
-            same case.
+        energy_interval: The same of ``energy_change``.
     """
 
     name: Strategy
@@ -172,15 +162,9 @@ class Arm(Record, frozen=True, kw_only=True):
         cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
     ) -> Self:
         """Build an arm from a cost; ``None`` where nothing feasible was found."""
-        return cls(
-            name=name,
-            time_s=cost.time_s if cost else None,
-            energy_j=cost.energy_j if cost else None,
-            time_change=cost.time_change if cost else None,
-            energy_change=cost.energy_change if cost else None,
-            status=status,
-            gap=gap,
-        )
+        names = ("time_s", "energy_j", "time_change", "energy_change")
+        costs = {each: getattr(cost, each) if cost else None for each in names}
+        return cls(name=name, status=status, gap=gap, **costs)
 
     @property
     def cost(self) -> Cost | None:
@@ -201,14 +185,10 @@ class Arm(Record, frozen=True, kw_only=True):
 
 
 class Closure(Record, frozen=True, kw_only=True):
-    """What kernels say of the step at auto clocks, against the step as it really runs.
+    """What kernels say of the step at auto clocks, over what the step really takes.
 
     In the accounting of the step it tests the model: kernels at the clocks that the cap leaves
     them. In the isolated one it is the plain sum of kernels alone.
-
-    Attributes:
-        time: Of kernels over in-situ time.
-        energy: Of kernels over in-situ energy.
     """
 
     time: float
@@ -223,9 +203,7 @@ class Segment(Record, frozen=True, kw_only=True):
     """A stretch of a step's launches at one pair of clocks.
 
     Attributes:
-        launches: How many.
-        core_mhz: Core clock; ``None`` is auto.
-        mem_mhz: Memory clock; ``None`` is auto.
+        core_mhz: ``None`` is auto, as of memory.
         aim_s: How long after its first launch begins the change to it is best aimed, for changes
             scatter; negative before.
         pays_j: What it saves against the clocks of the stretch before, a second that it saves
@@ -303,11 +281,9 @@ class PowerPoint(Record, frozen=True, kw_only=True):
     """The fastest step within a power limit, against what the driver's own cap makes of it.
 
     Attributes:
-        limit_w: The limit.
         auto_time_s: Of a step that only the cap holds.
         time_s: Of the fastest step found.
-        time_change: Of it against that.
-        energy_change: Of it against that.
+        time_change: Of it against that, as ``energy_change``.
     """
 
     limit_w: float
@@ -326,13 +302,13 @@ class PowerPoint(Record, frozen=True, kw_only=True):
 class LatencyPoint(Record, frozen=True, kw_only=True):
     """What can be achieved on a GPU whose clocks take a given time to change.
 
+    All but the latency is ``None`` where no schedule was found.
+
     Attributes:
         latency_s: From call to new clock, of every change.
-        time_change: Fraction of auto; ``None`` where no schedule was found.
-        energy_change: Fraction of auto; ``None`` where no schedule was found.
-        switches: In one step; ``None`` where no schedule was found.
-        gap: How far the energy may be from the least, as a fraction; ``None`` where no schedule was
-            found.
+        time_change: Fraction of auto, as ``energy_change``.
+        switches: In one step.
+        gap: How far the energy may be from the least, as a fraction.
         hardware: Known hardware with about that latency; empty for none.
     """
 
@@ -359,8 +335,7 @@ class Proposal(Record, frozen=True, kw_only=True):
     Attributes:
         name: What would be done.
         needs: What it takes.
-        time_change: Fraction of the same step's auto time.
-        energy_change: Fraction of its auto energy.
+        time_change: Fraction of the same step at auto, as ``energy_change``.
         switches: In one such step.
     """
 

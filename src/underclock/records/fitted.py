@@ -11,7 +11,7 @@ class Constant(Record, frozen=True, kw_only=True):
         name: In words.
         unit: Of what follows; empty for a plain number.
         value: Most likely.
-        error: Standard error, in the same unit.
+        error: Standard error.
         told: How much of what was unknown before the samples they tell, 0 to 1: the share of the
             variance that they remove.
     """
@@ -31,7 +31,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
     """How one kernel is described.
 
     Attributes:
-        name: Of the kernel.
         samples: Taken of it.
         rows: Of which so many were at clocks that held, away from the power cap.
         clocks: Where the shares and the energy hold; ``None`` without rows, like all that follows.
@@ -41,7 +40,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
         energy_j: Of a launch.
         energy_error_j: Standard error of that.
         time_rms: Residual of the rows' time, as a fraction.
-        power_rms: The same of power.
         serial: Whether its parts add, rather than overlap.
         described: Whether the model holds for it. Where it does not, trust its own samples only.
     """
@@ -70,8 +68,6 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
     """One model of all kernels on one GPU.
 
     Attributes:
-        evidence: Of the samples.
-        gpu: The GPU they are of.
         workload: Names of the steps or tables.
         samples: Of all kernels, those in company and of the whole step included.
         rows: What they tell of single kernels at known clocks. A whole step or a sample in company
@@ -79,13 +75,11 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
         constants: Of the GPU.
         cap_w: Power that capped samples settle at; ``None`` where none was capped.
         boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.
-        time_noise: Standard deviation of one sample's time about its mean, as a fraction.
-        power_noise: The same of its power.
+        time_noise: Standard deviation of one sample's time about its mean, as a fraction; of power
+            likewise, here and below.
         time_discrepancy: Standard deviation of the part of the residuals that samples at like
             clocks share, which noise does not explain, as a fraction.
-        power_discrepancy: The same of power.
         time_rms: Residual over all rows, as a fraction.
-        power_rms: The same of power.
         common_share: Of the variance of all kernels' summed energy, the part that an error in a
             constant of the GPU moves in all of them together.
         kernels: In the files' order.

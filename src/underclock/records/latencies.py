@@ -35,8 +35,7 @@ class Switch(Record, frozen=True, kw_only=True):
         call_s: How long the setter blocks the host, median.
         delay_s: From the call's return until the clock is the new one, or until the stall before
             that begins, median; 0 where that is before the call returns.
-        delay_p05_s: One in twenty delays is shorter.
-        delay_p95_s: One in twenty is longer.
+        delay_p05_s: One in twenty delays is shorter; and longer than ``delay_p95_s``.
         jitter_s: Standard deviation of the delay, estimated robustly.
         stall_s: After the delay, time in which no work was done, median.
         repeats: Measurements that these rest on; 0 where nobody measured.
@@ -81,7 +80,6 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         gpu: The GPU they belong to; ``None`` where assumed, for any GPU.
         provenance: How they came about; ``None`` where assumed.
         switches: No two from and to the same clocks of one domain.
-        warnings: Sentences the reader must see beside the numbers.
     """
 
     schema: int = SCHEMAS["latencies"]

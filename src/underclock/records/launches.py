@@ -29,7 +29,6 @@ class Node(Record, frozen=True, kw_only=True):
     """One node of a captured CUDA graph, in launch order.
 
     Attributes:
-        kind: What it does.
         function: Demangled name of its GPU function; empty where it runs none.
         grid: Blocks in x, y, z.
         block: Threads of a block in x, y, z.
@@ -53,17 +52,12 @@ class TracedActivity(Record, frozen=True, kw_only=True):
     """One thing the GPU did in a profiled run of the step, and what asked for it.
 
     Attributes:
-        kind: What it was.
         function: Demangled name of the GPU function; empty for a memset or copy.
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
         start_s: On the profile's clock.
-        duration_s: How long it ran.
         operator: Innermost operator that launched it; empty when unknown.
         shapes: The operator's input tensors, as in `records.Launch`.
         module: Path of the module it ran for; empty when unknown.
         callers: Paths of the modules whose calls were open around that one's, outermost first.
-        pass_: Part of the step.
         device: Index of the GPU it ran on.
         stream: Number of the stream it ran on; 0 where the profile does not say.
         waited_for: As a kernel's.

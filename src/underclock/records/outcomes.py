@@ -28,7 +28,6 @@ class Spread(Record, frozen=True, kw_only=True):
     """A quantity over all pairs of repeats.
 
     Attributes:
-        mean: Mean over the pairs.
         best: Least value: the pair most in the plan's favour.
         worst: Greatest value.
     """
@@ -92,12 +91,9 @@ class OtherArm(Record, frozen=True, kw_only=True):
     Attributes:
         name: The strategy.
         clocks: What it holds for the whole step.
-        time_s: One total per repeat.
-        energy_j: One total per repeat.
+        time_s: One total per repeat, as ``energy_j``.
         time_change: Against auto, over all pairs.
-        energy_change: Against auto, over all pairs.
         time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
-        energy_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
     """
 
     name: Strategy
@@ -124,20 +120,16 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
             as free.
         repeats: Runs of each arm.
         auto_time_s: One total per repeat, as in the three that follow it.
-        time_change: Plan against auto over all ``repeats``² pairs.
-        energy_change: Plan against auto over all ``repeats``² pairs.
+        time_change: Plan against auto over all ``repeats``² pairs; of energy likewise, here and
+            below.
         promised_time_change: What the plan said.
-        promised_energy_change: What the plan said.
         promised_time_interval: How sure it said that was, 95 %; ``None`` where it did not say.
-        promised_energy_interval: The same of energy.
         pairs_keeping_energy: Pairs that save at least the promised energy.
         pairs_keeping_time: Pairs no slower, by more than ``tolerance``, than the plan's budget
             allows or, where time is what it minimises, than its promise may be; ``None`` where
             time was free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
             runs tell no spread.
-        energy_interval: Low and high end of the true change of energy at 95 %; ``None`` in the same
-            case.
         max_slowdown: The plan's time budget; ``None`` where time was free.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
         verdict: Whether the promise held.
@@ -254,12 +246,9 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
 
     Attributes:
         plan: The strategy whose clocks the plan holds.
-        time_s: Per step, under the plan's clocks.
-        energy_j: Per step, under the plan's clocks.
-        time_change: Fraction of the table's auto cost.
-        energy_change: Fraction of the table's auto cost.
+        time_s: Per step, under the plan's clocks, as ``energy_j``.
+        time_change: Fraction of the table's auto cost, as ``energy_change``.
         promised_time_change: What the plan said.
-        promised_energy_change: What the plan said.
         arms: The table's ``auto`` and the plan's chosen arm, costed on the table.
     """
 
@@ -333,8 +322,6 @@ class PromiseCheck(Record, frozen=True, kw_only=True):
     """A table's check.
 
     Attributes:
-        evidence: How its samples were obtained.
-        gpu: The GPU they belong to.
         workload: Name of the table.
         baseline: The clocks called auto.
         splits: How often repeats were split.
@@ -343,7 +330,6 @@ class PromiseCheck(Record, frozen=True, kw_only=True):
         rows: How many rows they have with repeats.
         runs: How many runs these have.
         promises: For each budget.
-        warnings: Sentences the reader must see beside the numbers.
     """
 
     evidence: Evidence

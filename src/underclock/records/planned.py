@@ -44,8 +44,6 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
-        evidence: Of every number in the plan.
-        gpu: The GPU the plan is valid for.
         workload: Name of the step or table.
         fingerprint: Of the step; ``None`` for a table.
         objective: What was minimised.
@@ -80,7 +78,6 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             what is minimised.
         proposals: What longer segments would bring, greatest saving first; empty where switching
             was taken as free.
-        warnings: Sentences the reader must see beside the numbers.
     """
 
     schema: int = SCHEMAS["plan"]
@@ -173,14 +170,10 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def promise(self) -> Cost:
         """What the chosen arm says the plan costs."""
-        cost = self._chosen.cost
+        cost = self.arm(self.chosen).cost
         if cost is None:
             raise AssertionError("checked when the plan was made")
         return cost
-
-    @property
-    def _chosen(self) -> Arm:
-        return self.arm(self.chosen)
 
     @property
     def at_best(self) -> LatencyPoint | None:
@@ -198,7 +191,9 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
         It has no costs where no schedule under the latency keeps the time budget.
         """
-        return next((arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self._chosen)
+        return next(
+            (arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self.arm(self.chosen)
+        )
 
     @property
     def sets_nothing(self) -> bool:
@@ -206,18 +201,12 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return all(choice.clocks == self.baseline for choice in self.kernels.values())
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of a strategy.
-
-        Args:
-            name: The strategy, or its value, such as ``kernel_global``.
+        """Return the arm of a strategy, or of its value, such as ``kernel_global``.
 
         Raises:
             KeyError: The plan has no such arm.
         """
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        raise KeyError(name)
+        return {str(arm.name): arm for arm in self.arms}[name]
 
     def step(self) -> Step | None:
         """Return the step it is for; of a table's plan there is none.

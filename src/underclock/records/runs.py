@@ -14,8 +14,8 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
         dry: Whether nothing is set.
         began_s: On the machine's monotonic clock.
         planned_s: What a step of the plan is expected to take.
-        energy_change: What the plan promised against auto; ``None`` where it promises nothing.
-        time_change: Likewise.
+        energy_change: What the plan promised against auto, as ``time_change``; ``None`` where it
+            promises nothing.
         arms: That take turns, as after ``--arms``; empty for none.
         seed: Of their order.
     """
@@ -51,10 +51,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
         late_s: How long after its launch each took effect; none where nobody knows.
         error_s: How far off each boundary was expected; likewise.
         energy_j: From the energy counter; ``None`` where it was not read around the step.
-        core_mhz: Mean of the readings in it; ``None`` without any.
-        mem_mhz: Likewise.
-        power_w: Likewise.
-        temperature_c: Likewise.
+        core_mhz: Mean of the readings in it; ``None`` without any; so are the three that follow.
         overruled: Locks that were overruled, and why.
     """
 
@@ -79,13 +76,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
 
 
 class EventLine(Record, frozen=True, kw_only=True, tag_field="line", tag="event"):
-    """Something that a reader of the log should know.
-
-    Attributes:
-        gpu: Local rank.
-        at_s: On the machine's monotonic clock.
-        text: What.
-    """
+    """Something that a reader of the log should know; ``at_s`` is of the machine's own clock."""
 
     gpu: int
     at_s: float
@@ -93,15 +84,7 @@ class EventLine(Record, frozen=True, kw_only=True, tag_field="line", tag="event"
 
 
 class AskLine(Record, frozen=True, kw_only=True, tag_field="line", tag="ask"):
-    """A clock that was asked for, or would have been.
-
-    Attributes:
-        gpu: Local rank.
-        at_s: On the machine's monotonic clock.
-        domain: Whose clock.
-        to_mhz: ``None`` gives it back.
-        call_s: How long the call took.
-    """
+    """A clock that was asked for, or would have been; ``to_mhz`` of ``None`` gives it back."""
 
     gpu: int
     at_s: float
@@ -136,14 +119,11 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
     """What an arm did against auto, on the job itself.
 
     Attributes:
-        gpu: Local rank.
-        arm: Which.
         rounds: That both ran whole.
         steps: Of the arm that counted.
         time_change: Mean, as a fraction of auto.
         time_interval: Its 95 % confidence interval; ``None`` of a single round.
         energy_change: Mean; ``None`` where the counter could not tell.
-        energy_interval: Its interval.
         verdict: On the plan's promise, or why there can be none; empty where nothing was promised.
     """
 
@@ -176,10 +156,9 @@ class RunSummary(Record, frozen=True, kw_only=True):
         asks: Clocks asked for in a followed step, on average.
         hits: Share of changes that took effect within a millisecond of their launch, in steps that
             were seen closely.
-        error_p50_s: How far off a boundary was expected, without sign; the median.
-        error_p99_s: Exceeded by one boundary in a hundred.
+        error_p50_s: How far off a boundary was expected, without sign; the median. One in a hundred
+            exceeds ``error_p99_s``.
         late_p50_s: How long after its launch a change took effect; the median.
-        late_p99_s: Exceeded by one change in a hundred.
         conductor: Share of one core that the conductor took.
         looks_hz: How often it looked at pages.
         events: What a reader should know.

@@ -44,8 +44,7 @@ class Launch(Record, frozen=True, kw_only=True):
     Attributes:
         function: Demangled name of the GPU function; ``memset`` or ``copy`` where none runs; after
             ``assumed`` what it would do, where no GPU was seen.
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
+        grid: Blocks in x, y, z; ``block``: threads of one.
         shared_bytes: Dynamic shared memory of a block.
         attributes: Launch attributes that are not at their default, as text.
         operator: Innermost operator that launched it; empty when unknown.
@@ -157,11 +156,7 @@ class StepSource(Record, frozen=True, kw_only=True):
 
 
 def check_order(kernels: Sequence[Kernel], order: Sequence[int]) -> None:
-    """Reject launches of kernels that are not listed, or not as often as they count.
-
-    Raises:
-        ValueError: They are.
-    """
+    """Raise `ValueError` for launches of kernels not listed, or not as often as they count."""
     launches = Counter(order)
     outside = launches.keys() - set(range(len(kernels)))
     if outside:
@@ -176,11 +171,7 @@ def check_order(kernels: Sequence[Kernel], order: Sequence[int]) -> None:
 
 
 def check_modules(modules: Sequence[str], order: Sequence[int]) -> None:
-    """Reject modules that are not one for each launch.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Raise `ValueError` for modules that are not one for each launch."""
     if modules and len(modules) != len(order):
         raise ValueError(f"{len(order)} launches ran for {len(modules)} modules, one each is meant")
 
@@ -189,17 +180,15 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     """The kernels of one training step.
 
     Attributes:
-        name: Workload name.
         kernels: Distinct kernels, in order of first launch.
         order: The launch sequence, as indices into ``kernels``.
         modules: Path of the module that each launch ran for, layer numbers and all, after those
             that called it (`launches.module_calls`; steps traced before these were told have the
             one path); empty where it ran for none; no paths where they are unknown.
-        parameters: What the workload was built with (batch, sequence, …).
+        parameters: What it was built with (batch, sequence, …).
         source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
         data_sizes: Numbers that came out of a traced step's data; another run's shapes have others.
-        warnings: Sentences the reader must see beside the trace.
     """
 
     schema: int = SCHEMAS["step"]
