@@ -4,7 +4,6 @@ What the paper reports stands beside ours in every one: ours filled, the paper's
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from underclock.paper.records import Lever, PercentChange, Study, Table1Row, Transfer
 from underclock.records import Clocks, Granularity, Objective
@@ -52,6 +51,26 @@ def charts(study: Study) -> tuple[Chart, ...]:
     )
 
 
+def _marks(
+    name: str,
+    points: Iterable[tuple[float, float]],
+    colour: str,
+    symbol: str,
+    *,
+    papers: bool = False,
+    notes: Iterable[str] = (),
+) -> Series:
+    """Return marks of ours, or of the paper's."""
+    return Series(
+        name=f"{name}, paper" if papers else name,
+        points=tuple(points),
+        colour=colour,
+        symbol=symbol,
+        hollow=papers,
+        notes=tuple(notes),
+    )
+
+
 def _places(changes: Iterable[PercentChange]) -> tuple[tuple[float, float], ...]:
     """Return changes as points, time across and energy upwards."""
     return tuple((change.time_pct, change.energy_pct) for change in changes)
@@ -59,10 +78,10 @@ def _places(changes: Iterable[PercentChange]) -> tuple[tuple[float, float], ...]
 
 def _frontier(study: Study) -> Chart:
     marks = [
-        _cells(study, granularity, objective, hollow=hollow)
+        _cells(study, granularity, objective, papers=papers)
         for granularity in (Granularity.PASS, Granularity.KERNEL)
         for objective in (Objective.EDP, Objective.WASTE)
-        for hollow in (False, True)
+        for papers in (False, True)
     ]
     limit_pct = max(x for series in marks for x, _ in series.points) + _SHOWN_BEYOND_PCT
     lines = [
@@ -87,36 +106,47 @@ def _frontier(study: Study) -> Chart:
     )
 
 
-def _cells(study: Study, granularity: Granularity, objective: Objective, *, hollow: bool) -> Series:
+def _cells(study: Study, granularity: Granularity, objective: Objective, *, papers: bool) -> Series:
     """Return Table 2's cells of one granularity and objective, ours or the paper's."""
-    cells = [
-        cell
-        for cell in study.table2
-        if cell.granularity is granularity and cell.objective is objective
-    ]
-    return Series(
-        name=f"{granularity}-level, {objective}" + (", paper" if hollow else ""),
-        points=tuple(
-            (cell.paper_time_pct, cell.paper_energy_pct)
-            if hollow
-            else (cell.time_pct, cell.energy_pct)
-            for cell in cells
-        ),
-        colour=ORANGE if granularity is Granularity.PASS else VERMILION,
-        symbol="diamond" if objective is Objective.EDP else "star",
-        hollow=hollow,
-        notes=tuple(f"{cell.aggregate} aggregate" for cell in cells),
+    cells = [c for c in study.table2 if (c.granularity, c.objective) == (granularity, objective)]
+    ours = [(cell.time_pct, cell.energy_pct) for cell in cells]
+    theirs = [(cell.paper_time_pct, cell.paper_energy_pct) for cell in cells]
+    return _marks(
+        f"{granularity}-level, {objective}",
+        theirs if papers else ours,
+        ORANGE if granularity is Granularity.PASS else VERMILION,
+        "diamond" if objective is Objective.EDP else "star",
+        papers=papers,
+        notes=(f"{cell.aggregate} aggregate" for cell in cells),
     )
 
 
 def _relaxed(study: Study) -> Chart:
-    curves: dict[str, tuple[str, list[PercentChange | None]]] = {
-        "pass-level": (ORANGE, [point.pass_global for point in study.relaxed]),
-        "kernel-level, local": (PINK, [point.kernel_local for point in study.relaxed]),
-        "kernel-level, global": (BLUE, [point.kernel_global for point in study.relaxed]),
-    }
-    budgets = [point.max_slowdown_pct for point in study.relaxed]
-    strict = [cell for cell in study.table2 if cell.objective is Objective.WASTE]
+    curves = [
+        Series(
+            name=name,
+            points=tuple(
+                (point.max_slowdown_pct, change.energy_pct)
+                for point, change in zip(study.relaxed, changes, strict=True)
+                if change is not None
+            ),
+            colour=colour,
+        )
+        for name, colour, changes in (
+            ("pass-level", ORANGE, [point.pass_global for point in study.relaxed]),
+            ("kernel-level, local", PINK, [point.kernel_local for point in study.relaxed]),
+            ("kernel-level, global", BLUE, [point.kernel_global for point in study.relaxed]),
+        )
+    ]
+    cells = [cell for cell in study.table2 if cell.objective is Objective.WASTE]
+    strict = _marks(
+        "strict",
+        ((0.0, cell.paper_energy_pct) for cell in cells),
+        VERMILION,
+        "star",
+        papers=True,
+        notes=(f"{cell.granularity}-level, {cell.aggregate}" for cell in cells),
+    )
     return Chart(
         key="relaxed",
         title="Relaxed waste",
@@ -124,34 +154,13 @@ def _relaxed(study: Study) -> Chart:
         "choices of the paper, from its Table 2, stand at zero.",
         x_title="time budget above auto (%)",
         y_title=_ENERGY,
-        series=(
-            *(
-                Series(
-                    name=name,
-                    points=tuple(
-                        (budget, change.energy_pct)
-                        for budget, change in zip(budgets, changes, strict=True)
-                        if change is not None
-                    ),
-                    colour=colour,
-                )
-                for name, (colour, changes) in curves.items()
-            ),
-            Series(
-                name="strict, paper",
-                points=tuple((0.0, cell.paper_energy_pct) for cell in strict),
-                colour=VERMILION,
-                symbol="star",
-                hollow=True,
-                notes=tuple(f"{cell.granularity}-level, {cell.aggregate}" for cell in strict),
-            ),
-        ),
+        series=(*curves, strict),
     )
 
 
 def _kernels(study: Study) -> Chart:
     series = [
-        _lowered(study.table1, lever, hollow=hollow) for hollow in (False, True) for lever in Lever
+        _lowered(study.table1, lever, papers=papers) for papers in (False, True) for lever in Lever
     ]
     return Chart(
         key="kernels",
@@ -165,81 +174,53 @@ def _kernels(study: Study) -> Chart:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _KernelChoice:
-    """The clocks of one kernel, ours or the paper's, and what they do to its energy."""
-
-    row: int
-    energy_pct: float
-    clocks: Clocks
-    lever: Lever
-
-
-def _choice(row: Table1Row, *, papers: bool) -> _KernelChoice:
-    if papers:
-        return _KernelChoice(
-            row=row.kernel_id,
-            energy_pct=row.paper_energy_pct,
-            clocks=Clocks(core_mhz=row.paper_core_mhz, mem_mhz=row.paper_mem_mhz),
-            lever=row.paper_lever,
-        )
-    return _KernelChoice(
-        row=row.kernel_id,
-        energy_pct=row.energy_pct,
-        clocks=Clocks(core_mhz=row.core_mhz, mem_mhz=row.mem_mhz),
-        lever=row.lever,
-    )
-
-
-def _lowered(rows: Sequence[Table1Row], lever: Lever, *, hollow: bool) -> Series:
+def _lowered(rows: Sequence[Table1Row], lever: Lever, *, papers: bool) -> Series:
     """Return the kernels whose choice, ours or the paper's, pulls one lever."""
-    every = [_choice(row, papers=hollow) for row in rows]
-    choices = [choice for choice in every if choice.lever is lever]
-    return Series(
-        name=f"lowered: {lever}" + (", paper" if hollow else ""),
-        points=tuple((choice.energy_pct, float(choice.row)) for choice in choices),
-        colour=_LEVER_COLOURS[lever],
-        symbol="circle",
-        hollow=hollow,
-        notes=tuple(clocks_text(choice.clocks) for choice in choices),
-    )
+    points, notes = [], []
+    for row in rows:
+        pulled, energy_pct, core_mhz, mem_mhz = (
+            (row.paper_lever, row.paper_energy_pct, row.paper_core_mhz, row.paper_mem_mhz)
+            if papers
+            else (row.lever, row.energy_pct, row.core_mhz, row.mem_mhz)
+        )
+        if pulled is lever:
+            points.append((energy_pct, float(row.kernel_id)))
+            notes.append(clocks_text(Clocks(core_mhz=core_mhz, mem_mhz=mem_mhz)))
+    colour = _LEVER_COLOURS[lever]
+    return _marks(f"lowered: {lever}", points, colour, "circle", papers=papers, notes=notes)
 
 
 def _validation(study: Study) -> Chart:
-    again = study.validation
-    repeats = again.repeats
+    v = study.validation
+    found = [(v.discovered_time_pct, v.discovered_energy_pct)]
+    theirs, found_by_them = (
+        [(v.paper_time_pct, v.paper_energy_pct)],
+        [(0.0, v.paper_discovered_energy_pct)],
+    )
     return Chart(
         key="validation",
         title="The discovered clocks measured again",
-        caption=f"One point a pair: {repeats} runs of auto with {repeats} of the "
+        caption=f"One point a pair: {v.repeats} runs of auto with {v.repeats} of the "
         "discovered clocks. Stars are what was discovered, diamonds the means of all pairs.",
         x_title=_TIME,
         y_title=_ENERGY,
         series=(
-            Series(name="pairs", points=_places(again.pairs), colour=GREY, symbol="circle"),
-            _mean("mean", again.time_pct, again.energy_pct),
-            _discovered("discovered", again.discovered_time_pct, again.discovered_energy_pct),
-            _mean("mean, paper", again.paper_time_pct, again.paper_energy_pct, hollow=True),
-            _discovered("discovered, paper", 0.0, again.paper_discovered_energy_pct, hollow=True),
+            _marks("pairs", _places(v.pairs), GREY, "circle"),
+            _marks("mean", [(v.time_pct, v.energy_pct)], BLUE, "diamond"),
+            _marks("discovered", found, VERMILION, "star"),
+            _marks("mean", theirs, BLUE, "diamond", papers=True),
+            _marks("discovered", found_by_them, VERMILION, "star", papers=True),
         ),
     )
 
 
-def _mean(name: str, time_pct: float, energy_pct: float, *, hollow: bool = False) -> Series:
-    at = ((time_pct, energy_pct),)
-    return Series(name=name, points=at, colour=BLUE, symbol="diamond", hollow=hollow)
-
-
-def _discovered(name: str, time_pct: float, energy_pct: float, *, hollow: bool = False) -> Series:
-    at = ((time_pct, energy_pct),)
-    return Series(name=name, points=at, colour=VERMILION, symbol="star", hollow=hollow)
-
-
 def _transfer(key: str, title: str, x_title: str, rows: dict[str, Transfer]) -> Chart:
-    time = [row.time_pct for row in rows.values()]
-    energy = [row.energy_pct for row in rows.values()]
-    paper_time = [row.paper_time_pct for row in rows.values()]
-    paper_energy = [row.paper_energy_pct for row in rows.values()]
+    def sized(name: str, values: Sequence[float | None], *, papers: bool = False) -> Series:
+        """Return what is known of a quantity at each size, in order."""
+        known = [(float(i), value) for i, value in enumerate(values) if value is not None]
+        colour, symbol = (GREEN, "square") if name == "time" else (BLUE, "circle")
+        return _marks(name, known, colour, symbol, papers=papers)
+
     return Chart(
         key=key,
         title=title,
@@ -248,18 +229,10 @@ def _transfer(key: str, title: str, x_title: str, rows: dict[str, Transfer]) -> 
         x_title=x_title,
         y_title="change against auto (%)",
         series=(
-            _sized("time", time, GREEN, "square"),
-            _sized("energy", energy, BLUE, "circle"),
-            _sized("time, paper", paper_time, GREEN, "square", hollow=True),
-            _sized("energy, paper", paper_energy, BLUE, "circle", hollow=True),
+            sized("time", [row.time_pct for row in rows.values()]),
+            sized("energy", [row.energy_pct for row in rows.values()]),
+            sized("time", [row.paper_time_pct for row in rows.values()], papers=True),
+            sized("energy", [row.paper_energy_pct for row in rows.values()], papers=True),
         ),
         x_labels=tuple(rows),
     )
-
-
-def _sized(
-    name: str, values: Sequence[float | None], colour: str, symbol: str, *, hollow: bool = False
-) -> Series:
-    """Return what is known of a quantity at each size, in order."""
-    points = tuple((float(i), value) for i, value in enumerate(values) if value is not None)
-    return Series(name=name, points=points, colour=colour, symbol=symbol, hollow=hollow)

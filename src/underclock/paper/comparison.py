@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from underclock.paper import published
 from underclock.paper.published import TABLE1, PublishedKernel
@@ -21,6 +20,7 @@ from underclock.paper.records import (
     Transfer,
 )
 from underclock.records import AUTO, Clocks, Kernel, Kind, MeasurementSettings, Plan, SampleSet
+from underclock.stages.doctor import GpuFinding
 from underclock.workloads import Shape
 
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower
@@ -47,31 +47,28 @@ _LEVERS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """How ours was measured.
+def quoted_numbers(
+    study: Study,
+    *,
+    sizes: dict[str, int],
+    gpu: GpuFinding,
+    samples: SampleSet,
+    measuring: MeasurementSettings,
+    gpu_days: float,
+) -> tuple[QuotedNumber, ...]:
+    """Return every quoted number, in the order of the paper.
 
-    Attributes:
-        parameters: Sizes of the workload, by name.
-        core_mhz: Core clocks the driver lists, ascending.
-        mem_mhz: Memory clocks the driver lists, ascending.
-        sample_set: The search itself.
+    Args:
+        study: Ours.
+        sizes: Of the workload, by name.
+        gpu: It ran on.
+        samples: The search itself.
         measuring: How long was waited and measured.
         gpu_days: How long the search kept the GPU busy.
     """
-
-    parameters: dict[str, int]
-    core_mhz: tuple[int, ...]
-    mem_mhz: tuple[int, ...]
-    sample_set: SampleSet
-    measuring: MeasurementSettings
-    gpu_days: float
-
-
-def quoted_numbers(study: Study, setup: Setup) -> tuple[QuotedNumber, ...]:
-    """Return every quoted number, in the order of the paper."""
     return (
-        *_set_up(setup),
+        *_set_up(sizes, gpu, samples, measuring),
+        _quote("Set-up", "exhaustive search", "GPU-days", published.GPU_DAYS, gpu_days),
         *_table2(study),
         *_table1(study.table1),
         *_validation(study),
@@ -102,12 +99,13 @@ def _quote_change(
     yield _quote(group, f"{name}: energy", "%", paper.energy_pct, energy_pct)
 
 
-def _set_up(setup: Setup) -> Iterator[QuotedNumber]:
-    sizes, measuring = setup.parameters, setup.measuring
-    settings = setup.sample_set.settings
-    grid = sorted({c.core_mhz for c in settings if c.core_mhz is not None})
-    least_mem = [c.core_mhz or 0 for c in settings if c.mem_mhz == setup.mem_mhz[0]]
-    warm_c = [s.temperature_c or 0.0 for s in setup.sample_set.samples if s.asked == AUTO]
+def _set_up(
+    sizes: dict[str, int], gpu: GpuFinding, samples: SampleSet, measuring: MeasurementSettings
+) -> Iterator[QuotedNumber]:
+    core_mhz, mem_mhz = gpu.core_mhz, gpu.mem_mhz
+    grid = sorted({c.core_mhz for c in samples.settings if c.core_mhz is not None})
+    least_mem = [c.core_mhz or 0 for c in samples.settings if c.mem_mhz == mem_mhz[0]]
+    warm_c = [s.temperature_c or 0.0 for s in samples.samples if s.asked == AUTO]
     at_least_mem = published.GREATEST_CORE_AT_LEAST_MEM_MHZ
     for name, unit, paper, ours in (
         ("parameters", "1e9", published.PARAMETERS_1E9, Shape(**sizes).parameters / 1e9),
@@ -116,21 +114,20 @@ def _set_up(setup: Setup) -> Iterator[QuotedNumber]:
         ("attention heads", "", published.HEADS, sizes["heads"]),
         ("sequence length", "", published.SEQUENCE, sizes["sequence"]),
         ("batch", "", published.BATCH_SIZE, sizes["batch"]),
-        ("kernels before the optimizer", "", len(TABLE1), len(setup.sample_set.kernels)),
-        ("core clocks of the driver", "", published.CORE_CLOCKS, len(setup.core_mhz)),
-        ("their spacing", "MHz", published.CORE_SPACING_MHZ, _spacing(setup.core_mhz)),
+        ("kernels before the optimizer", "", len(TABLE1), len(samples.kernels)),
+        ("core clocks of the driver", "", published.CORE_CLOCKS, len(core_mhz)),
+        ("their spacing", "MHz", published.CORE_SPACING_MHZ, _spacing(core_mhz)),
         ("least core clock visited", "MHz", published.GRID_CORE_MHZ[0], grid[0]),
         ("greatest core clock visited", "MHz", published.GRID_CORE_MHZ[1], grid[-1]),
         ("step between them", "MHz", published.GRID_STEP_MHZ, _spacing(grid)),
-        ("memory clocks", "", len(published.MEM_MHZ), len(setup.mem_mhz)),
-        ("least memory clock", "MHz", published.MEM_MHZ[0], setup.mem_mhz[0]),
+        ("memory clocks", "", len(published.MEM_MHZ), len(mem_mhz)),
+        ("least memory clock", "MHz", published.MEM_MHZ[0], mem_mhz[0]),
         ("greatest core clock there", "MHz", at_least_mem, max(least_mem, default=None)),
-        ("greatest memory clock", "MHz", published.MEM_MHZ[-1], setup.mem_mhz[-1]),
+        ("greatest memory clock", "MHz", published.MEM_MHZ[-1], mem_mhz[-1]),
         ("warm-up of the GPU", "s", published.WARM_S, measuring.warm_s),
         ("temperature, hottest kernel under auto", "°C", published.STEADY_C, max(warm_c)),
         ("warm-up of each kernel", "s", published.KERNEL_WARM_S, measuring.kernel_warm_s),
         ("window", "s", published.WINDOW_S, measuring.window_s),
-        ("exhaustive search", "GPU-days", published.GPU_DAYS, setup.gpu_days),
     ):
         yield _quote("Set-up", name, unit, paper, ours)
 

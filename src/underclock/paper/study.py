@@ -20,7 +20,6 @@ from underclock.hw.base import Measurer
 from underclock.hw.gpu_names import parse_gpu
 from underclock.paper import published
 from underclock.paper.comparison import (
-    Setup,
     agreement,
     beside_table1,
     clock_changes,
@@ -146,15 +145,15 @@ def run_study(conditions: Conditions | None = None) -> Study:
         quoted=(),
         warnings=(*discovered.warnings, *_warnings(conditions.gpu)),
     )
-    setup = Setup(
-        parameters=step.parameters,
-        core_mhz=gpu.core_mhz,
-        mem_mhz=gpu.mem_mhz,
-        sample_set=samples,
+    quoted = quoted_numbers(
+        study,
+        sizes=step.parameters,
+        gpu=gpu,
+        samples=samples,
         measuring=conditions.measuring or MeasurementSettings(),
         gpu_days=gpu_s / _DAY_S,
     )
-    return msgspec.structs.replace(study, quoted=quoted_numbers(study, setup))
+    return msgspec.structs.replace(study, quoted=quoted)
 
 
 def simulated_gpu(gpu: str) -> GpuFinding:
