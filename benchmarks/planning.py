@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rivals.knapsack_milp import KnapsackMilp
-from underclock.core.knapsack import Exact, Problem, Solution, Solver
+from underclock.core.solvers import Problem, Solution, Solver
+from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
 SEEDS = 7
@@ -83,7 +84,7 @@ class Run:
     solution: Solution
 
 
-def timed(solver: Solver, problem: Problem, repeats: int = 1) -> Run:
+def timed(solver: Solver[Problem], problem: Problem, repeats: int = 1) -> Run:
     """Solve, and take the median time of so many solves."""
     times_s = []
     for _ in range(repeats):

@@ -24,7 +24,8 @@ import numpy as np
 
 from rivals.rules import FixedClock, Genetic, LeastProduct, Local
 from rivals.schedule_milp import ScheduleMilp
-from underclock.core.switching import CyclicExact, Schedule, Scheduler, SequenceProblem, cost_of
+from underclock.core.solvers import SequenceProblem, Solution, Solver, cost_of
+from underclock.core.solvers.cyclic import Cyclic
 from underclock.records import Status
 
 HIGHS_GAP = 1e-9
@@ -112,7 +113,9 @@ def instance(row: Row, seed: int) -> SequenceProblem:
     )
 
 
-def timed(solver: Scheduler, problem: SequenceProblem, repeats: int = 1) -> tuple[float, Schedule]:
+def timed(
+    solver: Solver[SequenceProblem], problem: SequenceProblem, repeats: int = 1
+) -> tuple[float, Solution]:
     """Solve, and take the median time of so many solves."""
     times_s = []
     for _ in range(repeats):
@@ -125,7 +128,7 @@ def timed(solver: Scheduler, problem: SequenceProblem, repeats: int = 1) -> tupl
 def print_row(row: Row, limit_s: float) -> None:
     """Run one row and print it."""
     problems = [instance(row, seed) for seed in range(row.seeds)]
-    ours = [timed(CyclicExact(gap=row.gap), problem, row.repeats) for problem in problems]
+    ours = [timed(Cyclic(gap=row.gap), problem, row.repeats) for problem in problems]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEBIBYTES
     highs = ScheduleMilp(gap=HIGHS_GAP, time_limit_s=limit_s)
     theirs = [timed(highs, problem) for problem in problems[: row.highs]]
@@ -163,9 +166,9 @@ def print_rules() -> None:
     problem = instance(row, 0)
     last = problem.time_s.shape[1] - 1
     base = cost_of(problem, np.full(row.invocations, last))
-    rules: dict[str, Scheduler] = {
-        "exact": CyclicExact(),
-        "exact, free switches": CyclicExact(),
+    rules: dict[str, Solver[SequenceProblem]] = {
+        "exact": Cyclic(),
+        "exact, free switches": Cyclic(),
         "genetic, 200 x 64": Genetic(),
         "best fixed clock": FixedClock(),
         "kernel no slower": Local(reference=last),

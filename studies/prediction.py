@@ -27,7 +27,6 @@ import underclock
 from gpu_specs import SPECS
 from underclock.core.calibration.gpu import calibrate
 from underclock.core.calibration.sweep import Sweep, sweep_of
-from underclock.core.knapsack import Exact, Problem
 from underclock.core.prediction.prior import FITTED, PUBLISHED, Prior, reference_kernels
 from underclock.core.prediction.savings import (
     CostTableDraws,
@@ -36,6 +35,8 @@ from underclock.core.prediction.savings import (
     draw_tables,
     interval,
 )
+from underclock.core.solvers import Problem
+from underclock.core.solvers.knapsack import Exact
 from underclock.core.step.table import CostTable, cost_table
 from underclock.gpus.models import GpuModel, encode, gpu_model
 from underclock.records import SampleSet, Strategy

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.knapsack import Exact, Problem
+from underclock.core.solvers import Problem
+from underclock.core.solvers.knapsack import Exact
 from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.physics.costs import boost_mhz, busy_w, duration_s

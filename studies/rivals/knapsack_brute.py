@@ -2,18 +2,21 @@
 
 import itertools
 import math
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
+from underclock.arrays import Ints
+from underclock.core.solvers import Problem, Solution, infeasible, solution_of
+from underclock.core.solvers.hull import Quanta
 
 
 @dataclass(frozen=True, slots=True)
 class KnapsackBruteForce:
     """Enumerates; S to the power G combinations."""
 
-    def solve(self, problem: Problem) -> Solution:
+    def solve(self, problem: Problem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return the cheapest choice within the budget; of equals the first."""
         quanta = Quanta.of(problem)
         best, best_energy = None, math.inf
@@ -23,4 +26,6 @@ class KnapsackBruteForce:
             energy = sum(int(quanta.energy[g, s]) for g, s in enumerate(choice))
             if time <= quanta.budget and energy < best_energy:
                 best, best_energy = choice, energy
-        return INFEASIBLE if best is None else solution_of(problem, np.array(best, dtype=np.int64))
+        return (
+            infeasible() if best is None else solution_of(problem, np.array(best, dtype=np.int64))
+        )

@@ -4,13 +4,15 @@ Shape letters: G groups, S settings, V variables (the available settings).
 """
 
 import math
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
 
 from rivals import highs
 from underclock.arrays import Ints
-from underclock.core.knapsack.problem import INFEASIBLE, Problem, Quanta, Solution, solution_of
+from underclock.core.solvers import Problem, Solution, infeasible, solution_of
+from underclock.core.solvers.hull import Quanta
 from underclock.records import Status
 
 
@@ -23,7 +25,7 @@ class KnapsackMilp:
     time_limit_s: float = math.inf
     """Wall-clock time at which to stop with the best choice so far."""
 
-    def solve(self, problem: Problem) -> Solution:
+    def solve(self, problem: Problem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return HiGHS's choice, with its bound.
 
         Raises:
@@ -50,7 +52,7 @@ class KnapsackMilp:
         )
         answer = highs.solve(program, gap=self.gap, time_limit_s=self.time_limit_s)
         if answer.infeasible:
-            return INFEASIBLE
+            return infeasible()
         if answer.values is not None:
             value = np.full(problem.time_s.shape, -1.0)
             value[group, setting] = answer.values
@@ -58,7 +60,7 @@ class KnapsackMilp:
         else:  # stopped before it had any
             choice = problem.time_s.argmin(axis=1)
             if not _fits(problem, choice):
-                return INFEASIBLE
+                return infeasible()
         return solution_of(
             problem,
             choice,

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import SequenceProblem
-from underclock.core.switching.schedule import Schedule, schedule_of
+from underclock.core.solvers import SequenceProblem, Solution, solution_of
+from underclock.core.solvers.cyclic import Incumbent
 from underclock.records import Status
 
 _MOST_COMBINATIONS = 2_000_000
@@ -29,7 +28,7 @@ class Local:
     reference: int
     """Setting that no kernel may be slower than."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return the kernels' own choices, with their switches."""
         limit_s = problem.time_s[:, [self.reference]]
         quick = problem.time_s <= np.where(np.isfinite(limit_s), limit_s, math.inf)
@@ -44,7 +43,7 @@ class LeastProduct:
     power: float = 1.0
     """Of time."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return the kernels' own choices, with their switches."""
         open_at = np.isfinite(problem.time_s)
         product = np.where(open_at, problem.energy_j, 1.0) * np.where(
@@ -57,7 +56,7 @@ class LeastProduct:
 class FixedClock:
     """One setting for the whole step."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
         """Return the cheapest that keeps the rules."""
         best = Incumbent.among(problem, start)
         best.offer_constants()
@@ -75,7 +74,7 @@ class PowerCap:
     allowed: tuple[bool, ...]
     """Settings a limit can bring about: those that leave the memory clock alone. Length S."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return what the best limit within the budget does, status ``GIVEN``."""
         count = np.bincount(problem.order, minlength=len(problem.time_s))
         time = np.where(self.allowed, problem.time_s, np.inf)
@@ -106,7 +105,7 @@ class FixedPerPass:
     groups: tuple[int, ...]
     """Group of each kernel, from 0. Length K."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
         """Return the cheapest that keeps the rules.
 
         Raises:
@@ -167,7 +166,7 @@ class Genetic:
     penalty: float = 10.0
     """Added fraction of the energy per fraction of the budget overrun."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
         """Return the best that was met and keeps the rules."""
         random = np.random.default_rng(self.seed)
         best = Incumbent.among(problem, start)
@@ -209,5 +208,5 @@ def _costs_of(problem: SequenceProblem, people: Ints) -> tuple[Floats, Floats]:
     return time.sum(axis=1), energy.sum(axis=1)
 
 
-def _given(problem: SequenceProblem, per_kernel: Ints) -> Schedule:
-    return schedule_of(problem, per_kernel[problem.order], status=Status.GIVEN, bound_j=0.0)
+def _given(problem: SequenceProblem, per_kernel: Ints) -> Solution:
+    return solution_of(problem, per_kernel[problem.order], status=Status.GIVEN, bound_j=0.0)

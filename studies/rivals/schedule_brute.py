@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.switching.problem import SequenceProblem
-from underclock.core.switching.schedule import (
-    Schedule,
+from underclock.core.solvers import (
+    SequenceProblem,
+    Solution,
     cost_of,
     infeasible,
-    schedule_of,
+    solution_of,
     violations,
 )
 from underclock.records import Status
@@ -23,7 +23,7 @@ from underclock.records import Status
 class ScheduleBruteForce:
     """Enumerates; S to the power n schedules."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:  # noqa: ARG002
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
         """Return the cheapest schedule that keeps the rules; of equals the first."""
         settings = [np.flatnonzero(np.isfinite(row)) for row in problem.time_s[problem.order]]
         best, least_j = None, math.inf
@@ -34,4 +34,4 @@ class ScheduleBruteForce:
                 best, least_j = choice, energy_j
         if best is None:
             return infeasible()
-        return schedule_of(problem, best, status=Status.OPTIMAL, bound_j=least_j)
+        return solution_of(problem, best, status=Status.OPTIMAL, bound_j=least_j)

@@ -15,9 +15,8 @@ from scipy import sparse
 
 from rivals import highs
 from underclock.arrays import Floats, Ints
-from underclock.core.switching.incumbent import Incumbent
-from underclock.core.switching.problem import SequenceProblem
-from underclock.core.switching.schedule import Schedule, infeasible
+from underclock.core.solvers import SequenceProblem, Solution, infeasible
+from underclock.core.solvers.cyclic import Incumbent
 from underclock.errors import NotSupportedError
 
 
@@ -94,7 +93,7 @@ class ScheduleMilp:
     time_limit_s: float = math.inf
     """Wall-clock time at which to stop with the best schedule so far."""
 
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
+    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
         """Return HiGHS's schedule, with its bound.
 
         Raises:
@@ -102,7 +101,7 @@ class ScheduleMilp:
         """
         if problem.dwell_s.any():
             raise NotSupportedError(
-                "the milp solver has no dwell", hint="use CyclicExact, or leave dwell_s out"
+                "the milp solver has no dwell", hint="use Cyclic, or leave dwell_s out"
             )
         flow = _Flow.of(problem)
         # HiGHS's tolerances are absolute: give it numbers around one, and the least tolerance.

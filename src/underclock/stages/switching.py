@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.core.planning.achievable import (
-    QUICK,
-    SOLVER,
     ScheduleRisk,
     achieved,
     as_record,
@@ -17,6 +15,7 @@ from underclock.core.planning.latency_curve import Own, Progress, budget_curve, 
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
+from underclock.core.solvers import Effort
 from underclock.core.step.table import CostTable
 from underclock.core.step.whole import is_only_whole
 from underclock.errors import UsageError
@@ -229,8 +228,8 @@ def achievable(
         curve = latency_curve(table, order, rules, starts, progress, latencies_s=_ASSUMED_S)
         return Achievable(curve=curve)
     problem = sequence_problem(table, order, rules)
-    solver = QUICK if switching.range_s else SOLVER
-    arm, solution, aim = achieved(table, problem, starts, risk, solver)
+    effort = Effort.QUICK if switching.range_s else Effort.PLAN
+    arm, solution, aim = achieved(table, problem, starts, risk, effort)
     schedule = None
     frontier: tuple[Cost, ...] = ()
     if arm.cost is None:

@@ -18,13 +18,8 @@ from rivals.rules import (
 )
 from rivals.schedule_brute import ScheduleBruteForce
 from rivals.schedule_milp import ScheduleMilp
-from underclock.core.switching import (
-    CyclicExact,
-    Scheduler,
-    SequenceProblem,
-    cost_of,
-    violations,
-)
+from underclock.core.solvers import SequenceProblem, Solver, cost_of, violations
+from underclock.core.solvers.cyclic import Cyclic
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 
@@ -99,7 +94,7 @@ def test_highs_agrees_on_small_problems_with_every_rule_it_knows(seed: int) -> N
 def test_highs_agrees_on_medium_problems(seed: int) -> None:
     pytest.importorskip("highspy")
     problem = steps(seed, n=30)
-    exact, highs = CyclicExact().solve(problem), ScheduleMilp().solve(problem)
+    exact, highs = Cyclic().solve(problem), ScheduleMilp().solve(problem)
 
     assert exact.status is Status.OPTIMAL
     assert highs.energy_j == pytest.approx(exact.energy_j, rel=1e-8)
@@ -109,7 +104,7 @@ def test_highs_agrees_on_medium_problems(seed: int) -> None:
 def test_highs_out_of_time_answers_with_what_it_was_given() -> None:
     pytest.importorskip("highspy")
     problem = steps(1, n=60, count=12)
-    best = CyclicExact().solve(problem)
+    best = Cyclic().solve(problem)
     schedule = ScheduleMilp(time_limit_s=1e-9).solve(problem, [best.choice])
 
     assert schedule.energy_j == best.energy_j
@@ -165,10 +160,10 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
 @settings(max_examples=12)
 @given(seed=seeds)
 def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
-    rule: Scheduler, seed: int
+    rule: Solver[SequenceProblem], seed: int
 ) -> None:
     problem = steps(seed, holes=seed % 2 == 0)
-    exact, schedule = CyclicExact().solve(problem), rule.solve(problem)
+    exact, schedule = Cyclic().solve(problem), rule.solve(problem)
 
     assert schedule.status is Status.BOUNDED  # setting 0 keeps all rules
     assert violations(problem, schedule.choice) == []

@@ -4,7 +4,6 @@ Shape letters: K kernels, n invocations.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -14,18 +13,26 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from underclock.arrays import Ints
-from underclock.core.knapsack import Exact
-from underclock.core.model.predicted_change import PredictedChange
+from underclock.arrays import Floats, Ints
+from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.planning.aim import Aim
-from underclock.core.planning.chance_constraint import room
+from underclock.core.planning.chance_constraint import RiskModel, room
 from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses
 from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
+from underclock.core.solvers import (
+    Effort,
+    Judged,
+    SequenceProblem,
+    Solution,
+    WindowedSequence,
+    cost_of,
+    infeasible,
+    solution_of,
+    solve,
+)
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import against_auto, cap_of, grouped, step_cost
-from underclock.core.switching import CyclicExact, Schedule, SequenceProblem, WindowedSequence
-from underclock.core.switching.schedule import infeasible, schedule_of, violations
 from underclock.records import (
     TOLERANCE,
     Arm,
@@ -38,19 +45,14 @@ from underclock.records import (
 )
 from underclock.records.latencies import LatencyTable
 
-_ROUNDS = 6  # of aims below the time budget
+_ROUNDS = 4  # of aims below the time budget
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
-SOLVER = CyclicExact(gap=1e-4, effort=600_000, max_labels=1_000_000, component_labels=50_000)
-"""Stops at a ten-thousandth of the energy, or after half a second of looking."""
-QUICK = CyclicExact(gap=1e-3, effort=60_000, max_labels=100_000, component_labels=5_000)
-"""Looks a tenth as far."""
 _WINDOW_ROUNDS = 3  # schedules looked for at multipliers of windows
-_FEW_LABELS = 20_000
 
 
-class ScheduleRisk(Protocol):
+class ScheduleRisk(RiskModel, Protocol):
     """What tells how sure the cost of a schedule is."""
 
     def predicted_schedule(self, choice: Ints, /) -> PredictedChange:
@@ -62,7 +64,7 @@ class Achieved(NamedTuple):
     """A schedule, what it costs, and the time budget that the solver was given to find it."""
 
     arm: Arm
-    schedule: Schedule
+    schedule: Solution
     aim: float
 
 
@@ -71,7 +73,7 @@ def achieved(
     problem: SequenceProblem,
     per_kernel: Sequence[Ints],
     risk: ScheduleRisk | None = None,
-    solver: CyclicExact = SOLVER,
+    effort: Effort = Effort.PLAN,
 ) -> Achieved:
     """Find the best schedule, no worse than any given choice that keeps the rules.
 
@@ -84,42 +86,46 @@ def achieved(
         problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
         risk: How sure the costs of the step are; ``None`` takes them as certain.
-        solver: How far to look.
+        effort: How far to look.
     """
     starts = [choice[problem.order] for choice in per_kernel]
     if table.power_cap is None:
-        schedule = solver.solve(problem, starts)
+        schedule = solve(problem, effort, starts)
         arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
         return Achieved(arm, schedule, problem.budget_s / table.auto_time_s - 1.0)
-    step = _Step(table=table, problem=problem, starts=starts, risk=risk, solver=solver)
-    found = step.aimed()
-    if step.is_held:
-        found = step.better(found, step.below())
-    found = step.better(found, step.given())
-    if found is not None:
-        return Achieved(found.arm, found.schedule, step.aim)
+    step = _Step(table=table, problem=problem, starts=starts, risk=risk, effort=effort)
+    choice = step.best()
+    if choice is not None and (step.budget < 0.0 or step.believed(choice).cost.energy_change < 0.0):
+        return Achieved(*step.arm(choice), step.believed(choice).aim)
     if step.budget < 0.0:
         arm = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
-        return Achieved(arm, infeasible(), step.aim)
-    schedule = Schedule(
+        return Achieved(arm, infeasible(), step.budget)
+    schedule = Solution(
         status=Status.BOUNDED,
         choice=np.full(len(problem.order), table.baseline),
         time_s=table.auto_time_s,
         energy_j=table.auto_energy_j,
         bound_j=min(step.bound_j, table.auto_energy_j),
-        switches=0,
     )
     arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
-    return Achieved(arm, schedule, step.aim)
+    return Achieved(arm, schedule, step.budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """A schedule that keeps the budget as it settles."""
+class _Believed:
+    """What is believed of a schedule.
 
-    arm: Arm
-    schedule: Schedule
-    energy_change: float
+    Attributes:
+        cost: Of the step as it settles.
+        change: The same as the model has it, with deviations; ``None`` where costs are certain.
+        overrun: How far it is beyond the budget with its margin, as a fraction of auto.
+        aim: Time budget at which the solver thinks it to be just in time, as a fraction above auto.
+    """
+
+    cost: Cost
+    change: PredictedChange | None
+    overrun: float
+    aim: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,106 +137,128 @@ class _Step:
         problem: What to keep.
         starts: Schedules to start from. Shapes (n,).
         risk: How sure the costs of the step are.
-        solver: How far to look.
-        aim: The last that a schedule was found at that keeps the budget; to begin with the first.
+        effort: How far to look.
         bound_j: No schedule that keeps the budget and the limit takes less.
-        is_held: Whether the cap holds a schedule that was looked at.
     """
 
     table: CostTable
     problem: SequenceProblem
     starts: list[Ints]
     risk: ScheduleRisk | None
-    solver: CyclicExact
-    aim: float = math.nan
+    effort: Effort
     bound_j: float = math.inf
-    is_held: bool = False
-
-    def __post_init__(self) -> None:
-        """Begin at the whole budget."""
-        self.aim = self.budget + 0.5 * TOLERANCE
+    _known: dict[bytes, _Believed] = dataclasses.field(default_factory=dict)
 
     @property
     def budget(self) -> float:
         """The time budget, as a fraction above auto."""
         return self.problem.budget_s / self.table.auto_time_s - 1.0
 
-    def aimed(self) -> _Kept | None:
-        """Aim at the budget until a schedule keeps it and leaves little of it.
+    def best(self) -> Ints | None:
+        """Return the schedule of least energy that keeps the budget as it settles."""
+        found = self._aimed()
+        if any(is_held(self.table, np.frombuffer(each, np.int64)) for each in self._known):
+            found = self._below(found)
+        return found
 
-        Returns:
-            ``None`` where none that saves keeps it.
-        """
-        aim = self.aim
-        best: _Kept | None = None
-        for _ in range(_ROUNDS):
-            schedule = self.solver.solve(self._at(aim), self.starts)
-            self.bound_j = min(self.bound_j, schedule.bound_j)
-            if schedule.status is Status.INFEASIBLE:
-                break
-            self.is_held = self.is_held or is_held(self.table, schedule.choice)
-            overrun, kept = self._kept(schedule)
-            better = self.better(best, kept)
-            self.aim = aim if better is kept is not None else self.aim
-            if -_LITTLE <= overrun <= _SMALL or (best is not None and better is best):
-                return better
-            best = better
-            aim -= overrun
+    def believed(self, choice: Ints) -> _Believed:
+        """Say what a schedule comes to."""
+        key = choice.astype(np.int64).tobytes()
+        if key not in self._known:
+            planned = cost_of(self.problem, choice)
+            cost = _settled_cost(self.table, self.problem, self._of(choice))
+            change = None if self.risk is None else self.risk.predicted_schedule(choice)
+            margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
+            overrun = cost.time_change + margin - self.budget
+            self._known[key] = _Believed(
+                cost=cost,
+                change=change,
+                overrun=overrun,
+                aim=planned.time_s / self.table.auto_time_s - 1.0 - overrun,
+            )
+        return self._known[key]
+
+    def judged(self, choice: Ints) -> Judged:
+        """Judge a schedule as the plan is judged."""
+        believed = self.believed(choice)
+        return Judged(
+            late_s=self.table.auto_time_s * (believed.overrun - _SMALL),
+            energy_j=believed.cost.energy_j,
+        )
+
+    def _aimed(self) -> Ints | None:
+        """Aim so that what is found just keeps the budget as it settles."""
+        aim, found = self.budget + 0.5 * TOLERANCE, list(self.starts)
+        best: Ints | None = None
+        priced: Floats | None = None
+        for turn in range(_ROUNDS):
+            before = set(self._known)
+            solution = solve(self._at(aim, priced), self.effort, found, self.judged)
+            if turn == 0:
+                self.bound_j = solution.bound_j
+            if solution.status is Status.INFEASIBLE:
+                met = [key for key in self._known if key not in before]
+                if not met:
+                    break
+                nearest = min(met, key=lambda key: self._known[key].overrun)
+                aim = min(self._known[nearest].aim, aim - _LITTLE)
+                about = np.frombuffer(nearest, np.int64)
+            else:
+                best, found = solution.choice, [solution.choice]
+                aim, about = self.believed(best).aim, best
+            priced = self._priced(about) if turn else None
         return best
 
-    def below(self) -> _Kept | None:
+    def _priced(self, choice: Ints) -> Floats | None:
+        """Return the price in energy of what is unsure about a schedule. Shape (K, S)."""
+        change = self.believed(choice).change
+        if self.risk is None or change is None or change.time_spread == 0.0:
+            return None
+        launches = np.zeros(self.table.time_s.shape)
+        np.add.at(launches, (self.problem.order, choice), 1)
+        shared = self.risk.time_variance(launches.argmax(axis=1))
+        if shared is None:
+            return None
+        # At a fixed width a deviation is a sum: half of it, and half the variance over the width.
+        prices = 0.5 * ONE_SIDED / change.time_spread * np.maximum(shared.of_entries, 0.0)
+        count = np.maximum(launches.sum(axis=1), 1.0)[:, None]
+        energy_j: Floats = WORTH * self.table.auto_energy_j * prices / count
+        return energy_j
+
+    def _below(self, found: Ints | None) -> Ints | None:
         """Look for schedules whose windows the cap need not hold."""
         cap, groups = cap_of(self.table), grouped(self.table, Granularity.KERNEL)
         aim = self.budget + 0.5 * TOLERANCE
         # With free switching multipliers are found in no time, and they are nearly the same.
-        free = cheapest_within(self.table, groups, Exact(max_labels=_FEW_LABELS), Aim(slowdown=aim))
-        problem = self._at(aim)
+        free = cheapest_within(self.table, groups, Effort.QUICK, Aim(slowdown=aim))
 
         def settled_j(choice: Ints) -> float:
-            _, kept = self._kept(self._of(choice))
-            return math.inf if kept is None else self.table.auto_energy_j * (1 + kept.energy_change)
+            judged = self.judged(choice)
+            return math.inf if judged.late_s > 0.0 else judged.energy_j
 
         choice = WindowedSequence(
-            problem=problem, windows=windows_of(cap), judge=settled_j
-        ).cheapest(QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
-        return None if choice is None else self._kept(self._of(choice))[1]
+            problem=self._at(aim), windows=windows_of(cap), judge=settled_j
+        ).cheapest(Effort.QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
+        kept = [each for each in (found, choice) if each is not None]
+        return min(kept, key=settled_j, default=None)
 
-    def given(self) -> _Kept | None:
-        """Look at the schedules to start from: one clock for the whole step needs no aim."""
-        free = dataclasses.replace(self.problem, budget_s=math.inf)
-        followed = [start for start in self.starts if not violations(free, start)]
-        kept = [self._kept(self._of(start))[1] for start in followed]
-        return functools.reduce(self.better, kept, None)
+    def _at(self, aim: float, priced: Floats | None = None) -> SequenceProblem:
+        energy_j = self.problem.energy_j if priced is None else self.problem.energy_j + priced
+        budget_s = self.table.auto_time_s * (1.0 + aim)
+        return dataclasses.replace(self.problem, energy_j=energy_j, budget_s=budget_s)
 
-    @staticmethod
-    def better(one: _Kept | None, other: _Kept | None) -> _Kept | None:
-        """Return the one that saves more."""
-        kept = [each for each in (one, other) if each is not None]
-        return min(kept, key=lambda each: each.energy_change, default=None)
+    def _of(self, choice: Ints) -> Solution:
+        return solution_of(self.problem, choice, status=Status.BOUNDED, bound_j=self.bound_j)
 
-    def _at(self, aim: float) -> SequenceProblem:
-        return dataclasses.replace(self.problem, budget_s=self.table.auto_time_s * (1.0 + aim))
-
-    def _of(self, choice: Ints) -> Schedule:
-        return schedule_of(self.problem, choice, status=Status.BOUNDED, bound_j=self.bound_j)
-
-    def _kept(self, schedule: Schedule) -> tuple[float, _Kept | None]:
-        """Say by how much a schedule overruns the budget as it settles, and keep it if it saves."""
-        cost = _settled_cost(self.table, self.problem, schedule)
-        change = None if self.risk is None else self.risk.predicted_schedule(schedule.choice)
-        margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
-        overrun = cost.time_change + margin - self.budget
-        # Nothing is gained that auto does not give, where it may be left at auto.
-        if overrun > _SMALL or (cost.energy_change >= 0.0 and self.budget >= 0.0):
-            return overrun, None
-        arm = _arm(schedule, cost, change)
-        if is_held(self.table, schedule.choice):
-            gap = max(0.0, 1.0 - self.bound_j / cost.energy_j)
-            arm = msgspec.structs.replace(arm, status=Status.BOUNDED, gap=gap)
-        return overrun, _Kept(arm=arm, schedule=schedule, energy_change=cost.energy_change)
+    def arm(self, choice: Ints) -> tuple[Arm, Solution]:
+        """Return the arm of a schedule, and the schedule."""
+        believed, schedule = self.believed(choice), self._of(choice)
+        arm = _arm(schedule, believed.cost, believed.change)
+        gap = max(0.0, 1.0 - self.bound_j / believed.cost.energy_j)
+        return msgspec.structs.replace(arm, status=Status.BOUNDED, gap=gap), schedule
 
 
-def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) -> Arm:
+def _arm(schedule: Solution, cost: Cost | None, change: PredictedChange | None) -> Arm:
     """Return the arm of a schedule, with its intervals where they are known."""
     arm = Arm.of(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
     if change is None or cost is None:
@@ -242,12 +270,12 @@ def _arm(schedule: Schedule, cost: Cost | None, change: PredictedChange | None) 
     return with_intervals(arm, whole)
 
 
-def schedule_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule) -> Cost | None:
+def schedule_cost(table: CostTable, problem: SequenceProblem, schedule: Solution) -> Cost | None:
     """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
     return None if schedule.status is Status.INFEASIBLE else _settled_cost(table, problem, schedule)
 
 
-def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Schedule) -> Cost:
+def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution) -> Cost:
     time_s, energy_j = float(schedule.time_s), float(schedule.energy_j)
     if table.power_cap is not None and not (schedule.choice == table.baseline).all():
         free = table.launches
@@ -290,13 +318,13 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
         switch_energy_j=problem.switch_time_s,
         budget_s=math.inf,
     )
-    return SOLVER.solve(timed).time_s / table.auto_time_s - 1.0
+    return solve(timed, Effort.PLAN).time_s / table.auto_time_s - 1.0
 
 
 def as_record(
     table: CostTable,
     problem: SequenceProblem,
-    schedule: Schedule,
+    schedule: Solution,
     *,
     latencies: LatencyTable,
     wording: str,

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.knapsack import Exact, Problem, Solution
-from underclock.core.knapsack.frontier import least_product
-from underclock.core.knapsack.problem import INFEASIBLE, solution_of
 from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import (
     Candidate,
@@ -34,12 +31,19 @@ from underclock.core.planning.under_cap import (
     is_held,
     proof_of_held,
 )
+from underclock.core.solvers import (
+    Effort,
+    Problem,
+    Solution,
+    infeasible,
+    least_product,
+    solution_of,
+    solve,
+)
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, grouped
 from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
 
-# Of expected costs a proof to the last joule proves nothing: past so many labels, a gap is stated.
-_LABELS, _FEW_LABELS = 200_000, 20_000
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
 TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 """How often time counts in the objectives that are products with energy."""
@@ -91,7 +95,7 @@ def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None
     task = Task(
         groups=groups, aggregate=Aggregate.GLOBAL, goal=goal, max_slowdown=goal.max_slowdown
     )
-    candidate = best_choice(table, task, risk, Exact(max_labels=_FEW_LABELS))
+    candidate = best_choice(table, task, risk, Effort.QUICK)
     return None if candidate is None else candidate.setting
 
 
@@ -99,7 +103,7 @@ def best_choice(
     table: CostTable,
     task: Task,
     risk: RiskModel | None,
-    exact: Exact = Exact(max_labels=_LABELS),  # noqa: B008 - frozen
+    effort: Effort = Effort.PLAN,
 ) -> Candidate | None:
     """Return the best choice; ``None`` where nothing keeps the time budget.
 
@@ -109,26 +113,26 @@ def best_choice(
         table: What every kernel costs.
         task: What to solve.
         risk: How sure costs are; ``None`` takes them as certain.
-        exact: The solver where costs are expected ones.
+        effort: How far to look where costs are expected ones.
 
     Raises:
         ValueError: The step of least time is asked for, and costs are of kernels alone.
     """
     goal = task.goal
     if goal.objective is Objective.TIME:
-        return _fastest(table, task, exact if risk is not None else Exact())
+        return _fastest(table, task, effort if risk is not None else Effort.PROOF)
     if goal.objective is not Objective.WASTE:
-        return _free(table, task, Exact())
-    solver = Exact() if risk is None else exact
+        return _free(table, task, Effort.PROOF)
+    far = Effort.PROOF if risk is None else effort
     seen: list[Candidate] = []
 
     def within(aim: Aim) -> Candidate | None:
-        candidate = _free(table, task.aimed(table, aim), solver)
+        candidate = _free(table, task.aimed(table, aim), far)
         seen.extend([] if candidate is None else [candidate])
         return candidate
 
     def below(aim: Aim) -> Candidate | None:
-        return _below(table, task, solver, aim)
+        return _below(table, task, far, aim)
 
     def best(choose: Choose) -> Candidate | None:
         if risk is not None:
@@ -185,13 +189,13 @@ def _better(
     return min(kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None)
 
 
-def _fastest(table: CostTable, task: Task, exact: Exact) -> Candidate | None:
+def _fastest(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     """Return the choice of least time under the power cap; auto where it gains nothing."""
     if task.is_settled:
         choice = solution_of(task.problem, task.groups.time_s.argmin(axis=1))
         return Candidate(setting=task.groups.spread(choice.choice), proof=_proof(choice))
     alone = task.aggregate is Aggregate.LOCAL
-    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, exact)
+    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, effort)
     if fast is None:
         return _auto(table, task)
     if fast.cost.time_s >= table.auto_time_s:
@@ -199,32 +203,32 @@ def _fastest(table: CostTable, task: Task, exact: Exact) -> Candidate | None:
     return Candidate(setting=fast.setting, proof=fast.proof)
 
 
-def _free(table: CostTable, task: Task, exact: Exact) -> Candidate | None:
+def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     """Return the best choice of expected costs, whatever its windows."""
-    solution = _solve(table, task, exact)
+    solution = _solve(table, task, effort)
     if solution.status is Status.INFEASIBLE:
         return None
     free = Candidate(setting=task.groups.spread(solution.choice), proof=_proof(solution))
     if not _is_held(table, task, free):
         return free
     if task.aggregate is Aggregate.GLOBAL and task.goal.objective is Objective.WASTE:
-        proof = proof_of_held(table, task.groups, exact, free.setting)
+        proof = proof_of_held(table, task.groups, effort, free.setting)
     else:
         proof = Proof(status=Status.BOUNDED, gap=None)
     return dataclasses.replace(free, proof=proof)
 
 
-def _below(table: CostTable, task: Task, exact: Exact, aim: Aim) -> Candidate | None:
+def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate | None:
     """Return the choice whose step settles best within an aim."""
-    below = cheapest_within(table, task.groups, exact, aim)
+    below = cheapest_within(table, task.groups, effort, aim)
     if below.choice is not None:
         setting = task.groups.spread(below.choice)
     else:
-        fast = fastest(table, task.groups, exact)
+        fast = fastest(table, task.groups, effort)
         if fast is None or fast.cost.time_change + aim.paid(fast.setting) > aim.slowdown:
             return None
         setting = fast.setting
-    return Candidate(setting=setting, proof=proof_of_held(table, task.groups, exact, setting))
+    return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
 
 
 def _proof(solution: Solution) -> Proof:
@@ -238,14 +242,14 @@ def _auto(table: CostTable, task: Task) -> Candidate:
     )
 
 
-def _solve(table: CostTable, task: Task, exact: Exact) -> Solution:
+def _solve(table: CostTable, task: Task, effort: Effort) -> Solution:
     goal, problem = task.goal, task.problem
     if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
         return _solve_alone(problem, task.groups.auto_s(table), goal, task.max_slowdown)
     if goal.objective in TIME_POWER:
         return least_product(problem, power=TIME_POWER[goal.objective])
     budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
-    return exact.solve(dataclasses.replace(problem, budget_s=budget_s))
+    return solve(dataclasses.replace(problem, budget_s=budget_s), effort)
 
 
 def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: float) -> Solution:
@@ -258,6 +262,6 @@ def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: flo
         cost[problem.time_s > limit_s[:, None]] = math.inf
     least = cost.min(axis=1)
     if not np.isfinite(least).all():
-        return INFEASIBLE
+        return infeasible()
     choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
     return solution_of(problem, choice)

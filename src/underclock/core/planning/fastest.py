@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.knapsack import Exact, Problem, WindowedGroups
 from underclock.core.planning.under_cap import Proof, windows_of
+from underclock.core.solvers import Effort, Problem, WindowedGroups
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, cap_of, step_cost
 from underclock.records import Cost, Status
@@ -41,14 +41,14 @@ class Fastest:
 
 
 def fastest(
-    table: CostTable, groups: Grouped, exact: Exact, *, rounds: int = ROUNDS
+    table: CostTable, groups: Grouped, effort: Effort, *, rounds: int = ROUNDS
 ) -> Fastest | None:
     """Return the choice whose step takes least time under the cap; ``None`` if none keeps it.
 
     Args:
         table: Costs of the step.
         groups: Who shares a setting.
-        exact: The solver.
+        effort: How far to look.
         rounds: How many choices to look at, where windows of the first exceed the limit.
 
     Raises:
@@ -64,7 +64,7 @@ def fastest(
         windows=windows_of(cap),
         order=groups.member[cap.order],
         judge=lambda choice: cap.limit_w * settled(choice).time_s,
-    ).fastest(exact, rounds=rounds)
+    ).fastest(effort, rounds=rounds)
     if below.choice is None:
         return None
     cost = settled(below.choice)

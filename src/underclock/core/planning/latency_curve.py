@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.planning.achievable import QUICK, SOLVER, schedule_cost
+from underclock.core.planning.achievable import schedule_cost
 from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.solvers import Effort, SequenceProblem, Solution, infeasible, solve
 from underclock.core.step.table import CostTable
-from underclock.core.switching import Schedule, SequenceProblem, infeasible
 from underclock.records import Arm, Cost, LatencyPoint
 from underclock.records.latencies import LatencyTable
 from underclock.units import format_duration
@@ -40,7 +40,7 @@ class Own(NamedTuple):
 
     latency_s: float
     arm: Arm
-    schedule: Schedule
+    schedule: Solution
 
 
 def latency_curve(
@@ -75,23 +75,23 @@ def latency_curve(
     problem = sequence_problem(table, order, free)
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
-    solver = QUICK if latencies_s else SOLVER
+    effort = Effort.QUICK if latencies_s else Effort.PLAN
     latencies_s = latencies_s or (*CURVE_S, *hardware)
     downwards_s = sorted({*latencies_s, *(() if own is None else (own.latency_s,))}, reverse=True)
     # What cannot be done at the shortest latency cannot be at a longer one.
-    shortest = solver.solve(_at(problem, rules, downwards_s[-1]), starts)
+    shortest = solve(_at(problem, rules, downwards_s[-1]), effort, starts)
     schedule = infeasible()
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
     for latency_s in downwards_s:
         tell(len(points), len(downwards_s), f"plans at a latency of {format_duration(latency_s)}")
         if own is not None and latency_s == own.latency_s:
             schedule = own.schedule
-        elif schedule.energy_j * (1.0 - solver.gap) <= shortest.bound_j:
+        elif schedule.energy_j * (1.0 - effort.gap) <= shortest.bound_j:
             least_j = min(shortest.bound_j, schedule.energy_j)
             schedule = dataclasses.replace(schedule, bound_j=least_j)
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
-            schedule = solver.solve(_at(problem, rules, latency_s), [*starts, *previous])
+            schedule = solve(_at(problem, rules, latency_s), effort, [*starts, *previous])
         cost = schedule_cost(table, problem, schedule)
         points.append(
             LatencyPoint(
@@ -117,7 +117,7 @@ def budget_curve(
         problem: What the plan's schedule solves.
         own: What that costs.
         kept: How much more time the solver was given than the plan's own budget, to keep that.
-        starts: Schedules to start from. Shapes (n,).
+        starts: Solutions to start from. Shapes (n,).
 
     Returns:
         What schedules cost, fastest first, the plan's own among them; energy falls.
@@ -126,7 +126,7 @@ def budget_curve(
     tried = list(starts)
     for budget in _BUDGETS:
         budget_s = table.auto_time_s * (1.0 + budget + kept)
-        schedule = QUICK.solve(dataclasses.replace(problem, budget_s=budget_s), tried)
+        schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.QUICK, tried)
         cost = schedule_cost(table, problem, schedule)
         if cost is not None:
             found.append(cost)

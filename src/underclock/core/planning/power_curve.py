@@ -1,13 +1,12 @@
 """The frontier of time against power limit: what choosing clocks gains over the driver's cap."""
 
-from underclock.core.knapsack import Exact
 from underclock.core.planning.fastest import fastest
+from underclock.core.solvers import Effort
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import grouped, under_limit
 from underclock.records import Granularity, PowerPoint
 
 _PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_LABELS = 20_000
 _ROUNDS = 12  # choices looked at for a point; a plan looks at more
 
 
@@ -29,7 +28,7 @@ def power_curve(
             continue
         limited = under_limit(table, limit_w, known_limit_w).table
         groups = grouped(limited, granularity)
-        fast = fastest(limited, groups, Exact(max_labels=_LABELS), rounds=_ROUNDS)
+        fast = fastest(limited, groups, Effort.QUICK, rounds=_ROUNDS)
         cost = None if fast is None else fast.cost
         if cost is None or cost.time_s > limited.auto_time_s:
             cost = None

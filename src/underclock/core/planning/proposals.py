@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.planning.achievable import SOLVER
 from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.sequence import Rules, sequence_problem, unchanged
+from underclock.core.solvers import Effort, SequenceProblem, solve
 from underclock.core.step.table import CostTable
-from underclock.core.switching import SequenceProblem
 from underclock.records import Kernel, Pass, Proposal, Status
 
 _BATCHES = (2, 4)
@@ -54,7 +53,7 @@ def proposals(
         tell(done, len(changed_steps), f"plans {name}")
         auto_s, auto_j = _auto(table, problem, times)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
-        schedule = SOLVER.solve(dataclasses.replace(problem, budget_s=budget_s))
+        schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.PLAN)
         if schedule.status is Status.INFEASIBLE:
             continue
         planned.append(

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.knapsack import Problem
-from underclock.core.knapsack.frontier import subsampled, supported
 from underclock.core.planning.best_choice import TIME_POWER, Task, best_choice, tolerance_of
 from underclock.core.planning.chance_constraint import Candidate, RiskModel, room
 from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.under_cap import Proof
+from underclock.core.solvers import Problem, subsampled, supported
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy

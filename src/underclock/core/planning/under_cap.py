@@ -13,8 +13,15 @@ import math
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.knapsack import BelowLimit, PowerWindows, Problem, Solver, WindowedGroups
 from underclock.core.planning.aim import Aim
+from underclock.core.solvers import (
+    BelowLimit,
+    Effort,
+    PowerWindows,
+    Problem,
+    WindowedGroups,
+    solve,
+)
 from underclock.core.step.cap import PowerCap, greatest_mean_w
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, cap_of, settled_step, step_cost
@@ -65,13 +72,13 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     return greatest_mean_w(cap, time_s, energy_j) > cap.limit_w
 
 
-def cheapest_within(table: CostTable, groups: Grouped, solver: Solver, aim: Aim) -> BelowLimit:
+def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> BelowLimit:
     """Find the choice whose step settles at least energy within an aim.
 
     Args:
         table: Costs of the step.
         groups: Who shares a setting.
-        solver: Solves without a cap.
+        effort: How far to look.
         aim: For its time and prices together.
 
     Raises:
@@ -95,7 +102,7 @@ def cheapest_within(table: CostTable, groups: Grouped, solver: Solver, aim: Aim)
         order=groups.member[cap.order],
         judge=settled_j,
     ).cheapest(
-        solver,
+        effort,
         rounds=_ROUNDS,
         priced_s=None if aim.prices is None else table.auto_time_s * groups.added(aim.prices),
     )
@@ -137,7 +144,7 @@ def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
     return asked
 
 
-def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: Ints) -> Proof:
+def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: Ints) -> Proof:
     """Say how good a choice is that the cap holds, as it settles, heat apart.
 
     No choice within the limit takes less energy in as much time than the solver finds without a
@@ -146,7 +153,7 @@ def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: In
     Args:
         table: Costs of the step.
         groups: Who shares a setting.
-        solver: Solves without a cap.
+        effort: How far to look.
         setting: Of each kernel. Shape (K,).
 
     Raises:
@@ -155,12 +162,13 @@ def proof_of_held(table: CostTable, groups: Grouped, solver: Solver, setting: In
     cap = cap_of(table)
     settled = settled_step(table, setting[cap.order])
     # The cap makes no launch faster than its fastest setting, so there is such a choice.
-    free = solver.solve(
+    free = solve(
         Problem(
             time_s=groups.time_s,
             energy_j=groups.energy_j,
             budget_s=math.fsum(settled.time_s) * (1.0 + _SMALL),
-        )
+        ),
+        effort,
     )
     proof = Proof.within(free.bound_j, math.fsum(settled.energy_j))
     return dataclasses.replace(proof, status=Status.BOUNDED)

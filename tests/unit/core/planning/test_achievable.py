@@ -20,8 +20,8 @@ from underclock.core.planning.latency_curve import (
 from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
+from underclock.core.solvers import Solution, violations
 from underclock.core.step.table import CostTable
-from underclock.core.switching import Schedule, violations
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Pass, Status
 from underclock.records.latencies import Domain, LatencyTable, Switch
@@ -364,7 +364,7 @@ def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -
     unoffered_s, unoffered_j = problem.time_s.copy(), problem.energy_j.copy()
     unoffered_s[:, costs.baseline] = unoffered_j[:, costs.baseline] = math.inf
     problem = dataclasses.replace(problem, time_s=unoffered_s, energy_j=unoffered_j)
-    schedule = Schedule(
+    schedule = Solution(
         status=Status.BOUNDED,
         choice=np.full(len(order), costs.baseline),
         time_s=costs.auto_time_s,

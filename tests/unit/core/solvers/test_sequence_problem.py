@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.switching import Schedule, SequenceProblem, cost_of, violations
-from underclock.core.switching.schedule import infeasible
+from underclock.core.solvers import SequenceProblem, Solution, cost_of, infeasible, violations
 from underclock.records import Status
 
 OFF = 1.0 - np.eye(2)
@@ -146,7 +145,7 @@ def test_a_setting_a_kernel_has_not_got_is_a_violation() -> None:
     ("energy_j", "bound_j", "gap"), [(4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (0.0, 0.0, 0.0)]
 )
 def test_the_gap_is_a_fraction_of_the_energy(energy_j: float, bound_j: float, gap: float) -> None:
-    schedule = Schedule(
+    schedule = Solution(
         status=Status.BOUNDED,
         choice=np.zeros(1, dtype=np.int64),
         time_s=1.0,

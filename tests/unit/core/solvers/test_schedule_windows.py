@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats, Ints
-from underclock.core.knapsack import PowerWindows
-from underclock.core.switching import (
-    CyclicExact,
-    Schedule,
+from underclock.core.solvers import (
+    Effort,
+    PowerWindows,
     SequenceProblem,
     WindowedSequence,
     cost_of,
+    launch_costs,
     violations,
 )
-from underclock.core.switching.power import launch_costs
+from underclock.core.solvers.cyclic import Cyclic
 from underclock.physics.cap import window_means_w
 
 
@@ -76,11 +76,10 @@ def cheapest(
     *,
     rounds: int = 12,
     first: Floats | None = None,
-    gap: float = 1e-9,
 ) -> Ints | None:
     sequence = WindowedSequence(problem=problem, windows=windows, judge=judged(problem, windows))
     begin = np.zeros(len(problem.order)) if first is None else first
-    return sequence.cheapest(CyclicExact(gap=gap), first=begin, rounds=rounds)
+    return sequence.cheapest(Effort.PLAN, first=begin, rounds=rounds)
 
 
 @pytest.mark.slow
@@ -122,38 +121,15 @@ def test_windows_bind_where_the_mean_of_the_round_does_not() -> None:
     """Hot and cool halves, each much longer than the window: the mean says nothing of either."""
     problem = layers([0] * 60 + [1] * 140)
     problem = replace(problem, budget_s=1.02 * 60 * 7e-3 + 140 * 3.1e-3)
-    free = CyclicExact(gap=1e-4).solve(problem)
+    free = Cyclic(gap=1e-4).solve(problem)
     times = launch_costs(problem, free.choice)
     windows = PowerWindows(limit_w=float(0.96 * window_means_w(*times).max()))
     assert times[1].sum() / times[0].sum() < 0.8 * windows.limit_w
 
-    choice = cheapest(problem, windows, gap=1e-4, rounds=12)
+    choice = cheapest(problem, windows, rounds=12)
     assert choice is not None
     assert violations(problem, choice) == []
     assert windows.keeps(*launch_costs(problem, choice))
-
-
-class Remembers:
-    """Solves, and remembers what."""
-
-    def __init__(self) -> None:
-        self.problems: list[SequenceProblem] = []
-
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Schedule:
-        self.problems.append(problem)
-        return CyclicExact().solve(problem, start)
-
-
-def test_multipliers_to_begin_with_are_those_of_the_first_schedule() -> None:
-    problem, windows = layers((0, 1) * 3), PowerWindows(limit_w=1e4)
-    sequence = WindowedSequence(problem=problem, windows=windows, judge=judged(problem, windows))
-    solver, first = Remembers(), np.array([0.0, 0.0, 0.1, 0.0, 0.0, 0.0])
-    assert sequence.cheapest(solver, first=first, rounds=1) is not None
-    (asked,) = solver.problems
-    beyond_j = problem.energy_j - 1e4 * problem.time_s
-    off_j = asked.energy_j - problem.energy_j[problem.order]
-    assert np.ptp(off_j[2] - 0.1 * beyond_j[0]) == pytest.approx(0.0, abs=1e-9)
-    assert not off_j[[0, 1, 3, 4, 5]].any()
 
 
 def test_no_schedule_within_the_budget_is_none() -> None:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.knapsack import Exact, Problem, Solution
-from underclock.core.knapsack.problem import Quanta
+from underclock.core.solvers import Problem, Solution
+from underclock.core.solvers.hull import Quanta
+from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
 inf, nan = math.inf, math.nan
@@ -116,7 +117,11 @@ def test_a_table_on_a_coarse_grid_has_no_common_divisor_left(step: int, row: lis
 def test_the_gap_is_what_the_energy_may_be_above_the_optimum() -> None:
     def gap(energy_j: float, bound_j: float) -> float | None:
         return Solution(
-            status=Status.BOUNDED, choice=(0,), time_s=1.0, energy_j=energy_j, bound_j=bound_j
+            status=Status.BOUNDED,
+            choice=np.zeros(1, dtype=np.int64),
+            time_s=1.0,
+            energy_j=energy_j,
+            bound_j=bound_j,
         ).gap
 
     assert gap(100.0, 99.0) == pytest.approx(0.01)

@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.knapsack import Problem
-from underclock.core.knapsack.hull import Trades, trades
-from underclock.core.knapsack.problem import Quanta
+from underclock.core.solvers import Problem
+from underclock.core.solvers.hull import Quanta, Trades, trades
 
 Point = tuple[int, int]
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.knapsack import Problem
-from underclock.core.knapsack.frontier import least_product, subsampled, supported
+from underclock.core.solvers import Problem, least_product, subsampled, supported
 
 
 @st.composite

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rivals.knapsack_brute import KnapsackBruteForce
 from rivals.knapsack_milp import KnapsackMilp
 from underclock.arrays import Floats
-from underclock.core.knapsack import Exact, Problem, Solution, Solver
+from underclock.core.solvers import Problem, Solution, Solver
+from underclock.core.solvers.knapsack import Exact
 from underclock.errors import NotSupportedError
 from underclock.records import Status
 
@@ -62,7 +63,7 @@ def problems(draw: st.DrawFn) -> Problem:
 def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
     """What a solution says of itself is true, whatever the solver."""
     if solution.status is Status.INFEASIBLE:
-        assert solution.choice == ()
+        assert len(solution.choice) == 0
         assert solution.energy_j == solution.time_s == solution.bound_j == math.inf
         assert solution.gap is None
         return
@@ -79,7 +80,7 @@ def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
 @every_solver
 @settings(max_examples=30)
 @given(problem=problems())
-def test_every_solver_agrees_with_brute_force(solver: Solver, problem: Problem) -> None:
+def test_every_solver_agrees_with_brute_force(solver: Solver[Problem], problem: Problem) -> None:
     reference, solution = KnapsackBruteForce().solve(problem), solver.solve(problem)
 
     assert_keeps_its_word(problem, solution)
@@ -90,7 +91,7 @@ def test_every_solver_agrees_with_brute_force(solver: Solver, problem: Problem) 
 
 
 @every_solver
-def test_every_solver_finds_a_known_optimum(solver: Solver) -> None:
+def test_every_solver_finds_a_known_optimum(solver: Solver[Problem]) -> None:
     # Of 5 s to spend, the best trade (12 J for 4 s) leaves 1 s that buys nothing; the next two
     # (8 J for 3 s, 5 J for 2 s) save more together.
     problem = Problem(
@@ -101,7 +102,7 @@ def test_every_solver_finds_a_known_optimum(solver: Solver) -> None:
 
     solution = solver.solve(problem)
 
-    assert solution.choice == (0, 1, 1)
+    assert solution.choice.tolist() == [0, 1, 1]
     assert (solution.time_s, solution.energy_j) == (9.0, 47.0)
     assert solution.status is Status.OPTIMAL
     assert solution.gap == pytest.approx(0.0, abs=1e-12)
@@ -111,7 +112,7 @@ def test_every_solver_finds_a_known_optimum(solver: Solver) -> None:
 @given(table=tables())
 @settings(max_examples=25)
 def test_without_a_budget_every_group_takes_its_cheapest(
-    solver: Solver, table: tuple[Floats, Floats]
+    solver: Solver[Problem], table: tuple[Floats, Floats]
 ) -> None:
     solution = solver.solve(Problem(time_s=table[0], energy_j=table[1]))
 
@@ -124,7 +125,7 @@ def test_without_a_budget_every_group_takes_its_cheapest(
 @given(table=tables())
 @settings(max_examples=25)
 def test_the_fastest_choice_is_the_edge_of_feasibility(
-    solver: Solver, table: tuple[Floats, Floats]
+    solver: Solver[Problem], table: tuple[Floats, Floats]
 ) -> None:
     fastest_s = math.fsum(table[0].min(axis=1))
 

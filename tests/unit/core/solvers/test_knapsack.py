@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Ints
-from underclock.core.knapsack import Exact, Problem, Solution
+from underclock.core.solvers import Problem, Solution
+from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
 Family = Callable[[np.random.Generator, int, int], tuple[Ints, Ints]]

@@ -11,18 +11,27 @@ separation: Ben-Ameur and Neto 2007).
 How much a launch counts in a window depends on how long the launches after it take, so on the
 choice. A bound therefore comes from no multipliers at all: windows only make better choices.
 
-Shape letters: n launches, C constraints, P choices met.
+Shape letters: G groups, S settings, n launches, C constraints, P choices met.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
+from underclock.core.solvers.entry import Effort, solve
+from underclock.core.solvers.problems import (
+    Problem,
+    SequenceProblem,
+    cost_of,
+    launch_costs,
+)
 from underclock.physics.cap import WINDOW_S, early_part, window_means_w
+from underclock.records import Status
 
 _SLACK = 1e-9  # a sum of floats that meets the limit exactly must not exceed it
 _HIGHEST = 100.0  # multiplier of a constraint, in joules per joule drawn beyond the limit
@@ -215,6 +224,205 @@ class WindowSearch:
         """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
         beyond_j = met.energy_j - self.windows.limit_w * met.time_s
         return np.array([counts @ beyond_j for counts in self._counts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BelowLimit:
+    """The best choice that was met.
+
+    Attributes:
+        choice: Setting of each group; ``None`` where none was allowed. Shape (G,).
+        bound_j: No choice that keeps every window costs less; ``inf`` where there is none.
+        multipliers: Of what each launch draws beyond the limit, that led to it. Shape (n,).
+    """
+
+    choice: Ints | None
+    bound_j: float
+    multipliers: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedGroups:
+    """Groups of launches under a power limit.
+
+    Attributes:
+        problem: Costs of all launches of a group together, and the time budget.
+        windows: What to keep.
+        order: Which group each launch is of; every group is launched. Shape (n,).
+        judge: Says which choice is the best.
+    """
+
+    problem: Problem
+    windows: PowerWindows
+    order: Ints
+    judge: Judge
+
+    def __post_init__(self) -> None:
+        """Reject an order of other groups."""
+        count, groups = np.bincount(self.order), len(self.problem.time_s)
+        if len(count) != groups or not count.all():
+            raise ValueError(f"order must launch each of {groups} groups, and no other")
+
+    def cheapest(
+        self, effort: Effort, *, rounds: int, priced_s: Floats | None = None
+    ) -> BelowLimit:
+        """Find the choice of least energy within the time budget.
+
+        Args:
+            effort: How far to look at given multipliers.
+            rounds: Most choices to look for, before some that only seek to keep the limit.
+            priced_s: What each setting takes of the budget beside its time. Shape (G, S).
+        """
+        knapsack = self.problem
+        if priced_s is not None:
+            knapsack = replace(knapsack, time_s=knapsack.time_s + priced_s)
+        return self._search(knapsack, effort, rounds)
+
+    def fastest(self, effort: Effort, *, rounds: int) -> BelowLimit:
+        """Find the choice of least time, whatever the time budget; costs are time at the limit.
+
+        The knapsack has its parts changed over: least time, while what is drawn beyond the limit
+        comes to no more than nothing.
+
+        Args:
+            effort: As of `cheapest`.
+            rounds: Likewise.
+        """
+        # The solver takes no negative numbers: each group's least is taken off, and off the budget.
+        least_j = self._beyond_j.min(axis=1)
+        changed_over = Problem(
+            time_s=self._beyond_j - least_j[:, None],
+            energy_j=self.problem.time_s * self.windows.limit_w,
+            budget_s=-math.fsum(least_j),
+        )
+        return self._search(changed_over, effort, rounds)
+
+    @property
+    def _beyond_j(self) -> Floats:
+        return beyond_limit(self.problem.time_s, self.problem.energy_j, self.windows.limit_w)
+
+    def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
+        """Search for the best choice of a knapsack of the same groups and settings."""
+        count, beyond_j = np.bincount(self.order), self._beyond_j
+
+        def best_at(each: Floats) -> Met | float:
+            shared = np.bincount(self.order, weights=each) / count
+            costs_j, added_j = multiplied(knapsack.energy_j, beyond_j, shared)
+            solution = solve(replace(knapsack, energy_j=costs_j), effort)
+            if solution.status is Status.INFEASIBLE:
+                return math.inf
+            choice = solution.choice
+            at = np.arange(len(choice)), choice
+            return Met(
+                choice=choice,
+                time_s=(self.problem.time_s[at] / count)[self.order],
+                energy_j=(self.problem.energy_j[at] / count)[self.order],
+                cost_j=math.fsum(knapsack.energy_j[at]),
+                bound_j=solution.bound_j - added_j,
+            )
+
+        search = WindowSearch(
+            windows=self.windows,
+            solve=best_at,
+            judge=self.judge,
+            launches=len(self.order),
+            rounds=rounds,
+        )
+        search.run()
+        return BelowLimit(
+            choice=None if search.best is None else search.best.choice,
+            bound_j=search.bound_j,
+            multipliers=search.multipliers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedSequence:
+    """A step under a power limit.
+
+    Attributes:
+        problem: Costs, rules and the time budget.
+        windows: What to keep.
+        judge: Says which schedule is the best.
+    """
+
+    problem: SequenceProblem
+    windows: PowerWindows
+    judge: Judge
+
+    def cheapest(
+        self,
+        effort: Effort,
+        start: Items[Ints] = (),
+        *,
+        first: Floats,
+        rounds: int,
+    ) -> Ints | None:
+        """Find the best schedule that keeps the rules; ``None`` where none met was allowed.
+
+        Args:
+            effort: How far to look at given multipliers.
+            start: Schedules for it to begin with. Shapes (n,).
+            first: Multiplier of every invocation to begin with. Shape (n,).
+            rounds: Most schedules to look for, before some that only seek to keep the limit.
+        """
+
+        def best_at(each: Floats) -> Met | float:
+            changed, added_j = _with_multipliers(self.problem, each, self.windows.limit_w)
+            solution = solve(changed, effort, start)
+            if solution.status is Status.INFEASIBLE:
+                return solution.bound_j
+            time_s, energy_j = launch_costs(self.problem, solution.choice)
+            return Met(
+                choice=solution.choice,
+                time_s=time_s,
+                energy_j=energy_j,
+                cost_j=cost_of(self.problem, solution.choice).energy_j,
+                bound_j=solution.bound_j - added_j,
+            )
+
+        search = WindowSearch(
+            windows=self.windows,
+            solve=best_at,
+            judge=self.judge,
+            launches=len(self.problem.order),
+            rounds=rounds,
+            first=first,
+        )
+        search.run()
+        return None if search.best is None else search.best.choice
+
+
+def _with_multipliers(
+    problem: SequenceProblem, each: Floats, limit_w: float
+) -> tuple[SequenceProblem, float]:
+    """Return the problem with what launches draw beyond the limit, multiplied.
+
+    Args:
+        problem: The problem.
+        each: Multiplier of every invocation. Shape (n,).
+        limit_w: The limit.
+
+    Returns:
+        The problem, and by how much its energy may exceed what it stands for.
+    """
+    if not each.any():
+        return problem, 0.0
+    time_s, own_j = problem.time_s[problem.order], problem.energy_j[problem.order]
+    energy_j, added_j = multiplied(own_j, beyond_limit(time_s, own_j, limit_w), each)
+    # A change belongs to no invocation: it counts with the mean of their multipliers.
+    beyond_j = problem.switch_energy_j - limit_w * problem.switch_time_s
+    change_j = problem.switch_energy_j + float(each.mean()) * beyond_j
+    most = len(problem.order) if problem.max_switches is None else problem.max_switches
+    added_j += most * max(0.0, -float(change_j.min()))
+    changed = replace(
+        problem,
+        time_s=time_s,
+        energy_j=energy_j,
+        order=np.arange(len(problem.order)),
+        switch_energy_j=np.maximum(change_j, 0.0),
+    )
+    return changed, added_j
 
 
 def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[Floats, float]:

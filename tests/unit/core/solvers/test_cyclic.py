@@ -1,4 +1,4 @@
-"""The exact scheduler, judged by brute force, by the rules, and by what must not change."""
+"""The scheduler, judged by brute force, by its own bound, and by what must not change."""
 
 import math
 import time
@@ -10,26 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rivals.schedule_brute import ScheduleBruteForce
-from underclock.arrays import Floats
-from underclock.core.switching import (
-    CyclicExact,
-    Schedule,
-    SequenceProblem,
-    cost_of,
-    violations,
-)
-from underclock.core.switching.lagrangian import lagrangian_of
-from underclock.core.switching.ring import ring_of
-from underclock.core.switching.viterbi import shortest_path
-from underclock.core.switching.warm_start import (
-    SearchLimits,
-    WarmStart,
-    search_multipliers,
-    warm_start,
-)
+from underclock.arrays import Floats, Ints
+from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
+from underclock.core.solvers.cyclic import Cyclic
+from underclock.core.solvers.dual import SearchLimits, WarmStart, search_multipliers, warm_start
+from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
 from underclock.records import Status
 
-# In the last ones no schedule is known until the ring is decomposed.
 PROBLEMS = [*range(120), 243, 415, 435, 461]
 seeds = st.integers(0, 2**32 - 1)
 
@@ -97,11 +84,34 @@ def like_a_gpu(n: int, seed: int, *, core: int = 6, slack: float = 1.1) -> Seque
     )
 
 
-def assert_keeps_its_word(problem: SequenceProblem, schedule: Schedule) -> None:
+def layers(seed: int, *, dwell_s: float = 0.0, repeats: int = 40) -> SequenceProblem:
+    """Draw six kernels that are launched over and over, as the layers of a step are."""
+    random = np.random.default_rng(seed)
+    kernels, count = 6, 8
+    speed = np.linspace(0.4, 1.0, count)
+    bound = random.uniform(0.1, 0.9, (kernels, 1))
+    size_s = random.uniform(0.5e-3, 3e-3, (kernels, 1))
+    time_s = size_s * (bound / speed + 1.0 - bound)
+    energy_j = time_s * (80.0 + 220.0 * speed**3)
+    order = np.tile(np.arange(kernels), repeats)
+    off = 1.0 - np.eye(count)
+    return SequenceProblem(
+        time_s=time_s,
+        energy_j=energy_j,
+        order=order,
+        switch_time_s=20e-6 * off,
+        switch_energy_j=2e-3 * off,
+        dwell_s=dwell_s * off,
+        blocked=np.arange(len(order)) % 9 == 0,
+        budget_s=1.03 * float(time_s[order, -1].sum()),
+    )
+
+
+def assert_keeps_its_word(problem: SequenceProblem, schedule: Solution) -> None:
     """What a schedule says of itself is true."""
     if schedule.status is Status.INFEASIBLE:
         assert len(schedule.choice) == 0
-        assert schedule.energy_j == schedule.time_s == schedule.bound_j == math.inf
+        assert schedule.energy_j == schedule.time_s == math.inf
         return
     cost = cost_of(problem, schedule.choice)
     assert violations(problem, schedule.choice) == []
@@ -116,10 +126,10 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Schedule) -> None:
 def test_it_agrees_with_brute_force(part: int) -> None:
     for seed in PROBLEMS[part::4]:
         problem = small(seed)
-        reference, schedule = ScheduleBruteForce().solve(problem), CyclicExact().solve(problem)
+        reference, schedule = ScheduleBruteForce().solve(problem), Cyclic().solve(problem)
 
         assert_keeps_its_word(problem, schedule)
-        assert schedule.status is reference.status, seed
+        assert (schedule.status is Status.INFEASIBLE) == (reference.status is Status.INFEASIBLE)
         assert schedule.energy_j == pytest.approx(reference.energy_j, rel=1e-9), seed
         assert schedule.bound_j <= reference.energy_j, seed
 
@@ -131,30 +141,12 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
     longest_s = problem.time_s[np.isfinite(problem.time_s)].max()
     dwell_s = random.uniform(0.0, 3.0, problem.dwell_s.shape) * longest_s
     problem = replace(problem, dwell_s=dwell_s * (1.0 - np.eye(len(dwell_s))))
-    reference, schedule = ScheduleBruteForce().solve(problem), CyclicExact().solve(problem)
+    reference, schedule = ScheduleBruteForce().solve(problem), Cyclic().solve(problem)
 
     if schedule.status is Status.INFEASIBLE:  # of all, or with the longer dwell
         return
     assert_keeps_its_word(problem, schedule)
     assert schedule.bound_j <= reference.energy_j <= schedule.energy_j
-
-
-@settings(max_examples=12)
-@given(seeds, st.integers(1, 3), st.sampled_from([0, 700, 2_000]), st.sampled_from([1, 50]))
-def test_short_of_labels_the_answer_is_feasible_and_its_bound_holds(
-    seed: int, component_labels: int, effort: int, max_labels: int
-) -> None:
-    problem = small(seed)
-    reference = ScheduleBruteForce().solve(problem)
-    solver = CyclicExact(component_labels=component_labels, effort=effort, max_labels=max_labels)
-    schedule = solver.solve(problem, [reference.choice])
-
-    if reference.status is Status.INFEASIBLE:
-        assert schedule.status is Status.INFEASIBLE
-        return
-    assert_keeps_its_word(problem, schedule)
-    assert schedule.energy_j == pytest.approx(reference.energy_j)
-    assert schedule.bound_j <= reference.energy_j
 
 
 @settings(max_examples=12)
@@ -165,9 +157,7 @@ def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
         problem, order=np.roll(problem.order, by), blocked=np.roll(problem.blocked, by)
     )
 
-    assert CyclicExact().solve(turned).energy_j == pytest.approx(
-        CyclicExact().solve(problem).energy_j
-    )
+    assert Cyclic().solve(turned).energy_j == pytest.approx(Cyclic().solve(problem).energy_j)
 
 
 @settings(max_examples=12)
@@ -181,9 +171,7 @@ def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: fl
         switch_energy_j=problem.switch_energy_j / factor,
     )
 
-    assert CyclicExact().solve(looser).energy_j <= CyclicExact().solve(problem).energy_j * (
-        1 + 1e-9
-    )
+    assert Cyclic().solve(looser).energy_j <= Cyclic().solve(problem).energy_j * (1 + 1e-9)
 
 
 @settings(max_examples=12)
@@ -194,7 +182,7 @@ def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
     given_choices = [
         random.integers(0, problem.time_s.shape[1], len(problem.order)) for _ in range(20)
     ]
-    schedule = CyclicExact(component_labels=1, effort=0).solve(problem, given_choices)
+    schedule = Cyclic(max_paths=1).solve(problem, given_choices)
 
     constants = [np.full(len(problem.order), s) for s in range(problem.time_s.shape[1])]
     for choice in [*given_choices, *constants]:
@@ -204,21 +192,23 @@ def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_a_long_ring_is_proven_and_beats_any_fixed_clock(seed: int) -> None:
+def test_a_long_ring_is_near_its_bound_and_beats_any_fixed_clock(seed: int) -> None:
     problem = like_a_gpu(600, seed)
-    schedule = CyclicExact().solve(problem)
+    schedule = Cyclic().solve(problem)
 
-    assert schedule.status is Status.OPTIMAL
     assert_keeps_its_word(problem, schedule)
+    assert schedule.gap is not None
+    assert schedule.gap < 1e-4
     assert schedule.switches > 0
-    # A second proof, from another cut and in another order.
-    turned = replace(problem, order=np.roll(problem.order, 217))
-    assert CyclicExact().solve(turned).energy_j == pytest.approx(schedule.energy_j, rel=1e-9)
+    # From another cut and in another order.
+    turned = Cyclic().solve(replace(problem, order=np.roll(problem.order, 217)))
+    assert turned.bound_j <= schedule.energy_j
+    assert schedule.bound_j <= turned.energy_j
 
 
-def test_many_settings_change_nothing_but_the_speed() -> None:
+def test_settings_that_nobody_uses_change_nothing_beyond_the_gap() -> None:
     problem = like_a_gpu(60, 1, core=50)
-    few = CyclicExact().solve(problem)
+    few = Cyclic().solve(problem)
     used = np.union1d(np.unique(few.choice), np.arange(0, 150, 9))
     pairs = np.ix_(used, used)
     part = replace(
@@ -231,40 +221,73 @@ def test_many_settings_change_nothing_but_the_speed() -> None:
         jitter_s=problem.jitter_s[pairs],
     )
 
-    assert few.status is Status.OPTIMAL
-    assert CyclicExact().solve(part).energy_j == pytest.approx(few.energy_j, rel=1e-9)
+    assert few.gap is not None
+    assert few.gap < 1e-3
+    assert few.bound_j <= Cyclic().solve(part).energy_j
 
 
-def test_dwell_and_a_limit_on_switches_are_kept_on_a_long_ring() -> None:
+@pytest.mark.parametrize("max_paths", [3, 60])
+def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths: int) -> None:
     problem = like_a_gpu(300, 5)
     problem = replace(
         problem, dwell_s=10.0 * problem.switch_time_s, blocked=np.arange(300) % 7 == 0
     )
-    free = CyclicExact().solve(problem)
-    few = CyclicExact().solve(replace(problem, max_switches=free.switches // 2))
+    free = Cyclic(max_paths=max_paths).solve(problem)
+    few = Cyclic(max_paths=max_paths).solve(
+        replace(problem, max_switches=free.switches // 2), [free.choice]
+    )
 
-    assert free.status is few.status is Status.OPTIMAL
     assert few.switches <= free.switches // 2
-    assert few.energy_j > free.energy_j
-    assert_keeps_its_word(problem, free)
+    assert few.energy_j >= free.bound_j
+    assert few.bound_j >= free.bound_j * (1.0 - 0.02)
+    for schedule in (free, few):
+        assert_keeps_its_word(problem, schedule)
+        assert schedule.gap is not None
+        assert schedule.gap < 0.03
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"max_paths": 3}, {"max_cells": 0}, {"first_labels": 1}],
-    ids=lambda options: next(iter(options)),
-)
-@pytest.mark.parametrize("most", [None, 12])
-def test_tight_limits_cost_precision_and_never_truth(
-    options: dict[str, int], most: int | None
-) -> None:
-    problem = replace(like_a_gpu(500 if most is None else 60, 4), max_switches=most)
-    best = CyclicExact().solve(problem)
-    schedule = CyclicExact(effort=300_000, component_labels=500, **options).solve(problem)
+@pytest.mark.parametrize("dwell_s", [0.0, 2e-3, 30e-3])
+def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
+    """Layers are alike, so their settings change all at once: a path by itself is far off."""
+    gaps = []
+    for seed in range(6):
+        problem = layers(seed, dwell_s=dwell_s)
+        schedule = Cyclic(gap=1e-4).solve(problem)
+        assert_keeps_its_word(problem, schedule)
+        gaps.append(schedule.gap or 0.0)
 
-    assert best.status is Status.OPTIMAL
-    assert_keeps_its_word(problem, schedule)
-    assert schedule.bound_j <= best.energy_j <= schedule.energy_j * (1 + 1e-9)
+    assert np.median(gaps) < (1e-3 if dwell_s < 30e-3 else 1e-2)
+
+
+def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
+    problem = layers(0, dwell_s=2e-3)
+    plain = Cyclic(gap=1e-4).solve(problem)
+    late_s = 0.01 * problem.budget_s
+
+    def judge(choice: Ints) -> Judged:
+        """Every change makes the step later than its costs say, and dearer."""
+        cost = cost_of(problem, choice)
+        extra = cost.switches / max(plain.switches, 1)
+        return Judged(
+            late_s=cost.time_s + extra * late_s - problem.budget_s,
+            energy_j=cost.energy_j * (1.0 + 1e-3 * extra),
+        )
+
+    judged = Cyclic(gap=1e-4).solve(problem, [], judge)
+    assert judge(plain.choice).late_s > 0.0
+    assert violations(problem, judged.choice) == []
+    assert judge(judged.choice).late_s <= 0.0
+    constants = [np.full(len(problem.order), s) for s in range(problem.time_s.shape[1])]
+    fixed = [judge(each).energy_j for each in constants if judge(each).late_s <= 0.0]
+    assert judge(judged.choice).energy_j < min(fixed)
+    assert judged.bound_j <= plain.energy_j
+
+    def hopeless(choice: Ints) -> Judged:
+        return Judged(late_s=1.0, energy_j=cost_of(problem, choice).energy_j)
+
+    none = Cyclic().solve(problem, [plain.choice], hopeless)
+    assert none.status is Status.INFEASIBLE
+    assert none.bound_j <= plain.energy_j
 
 
 @pytest.mark.untraced
@@ -321,67 +344,41 @@ def test_out_of_restarts_all_settings_are_searched(restarts: int) -> None:
     assert len(search.ring.settings) == len(ring.settings)
 
 
-def test_short_of_labels_for_two_limits_the_bound_holds() -> None:
-    problem = replace(like_a_gpu(60, 4), max_switches=12)
-    best, schedule = CyclicExact().solve(problem), CyclicExact(max_labels=5).solve(problem)
-
-    assert_keeps_its_word(problem, schedule)
-    assert schedule.bound_j <= best.energy_j <= schedule.energy_j * (1 + 1e-9)
-
-
 def test_a_budget_no_schedule_meets_is_infeasible_on_a_long_ring() -> None:
     problem = like_a_gpu(600, 2)
 
-    schedule = CyclicExact().solve(replace(problem, budget_s=0.5 * problem.budget_s))
+    schedule = Cyclic().solve(replace(problem, budget_s=0.5 * problem.budget_s))
 
     assert schedule.status is Status.INFEASIBLE
     assert schedule.bound_j == math.inf
 
 
-def test_out_of_effort_without_a_schedule_claims_no_proof() -> None:
-    inf = math.inf
-    problem = SequenceProblem(
-        time_s=np.array([[1.0, inf], [inf, 1.0], [1.0, 2.0], [2.0, 1.0]]),
-        energy_j=np.array([[1.0, inf], [inf, 1.0], [3.0, 1.0], [1.0, 3.0]]),
-        order=np.array([0, 2, 3, 1, 2, 3]),
-        switch_time_s=np.zeros((2, 2)),
-        switch_energy_j=np.zeros((2, 2)),
-        budget_s=8.0,
-        max_switches=2,
-        dwell_s=np.array([[0.0, 3.5], [3.5, 0.0]]),
-    )
-    full, none = CyclicExact().solve(problem), CyclicExact(effort=0).solve(problem)
-
-    assert full.status is ScheduleBruteForce().solve(problem).status
-    assert none.bound_j <= full.energy_j
-
-
 @pytest.mark.slow
-def test_many_settings_with_many_dwells_are_not_closed_at_any_price() -> None:
+def test_many_settings_with_many_dwells_take_no_long_time() -> None:
     problem = like_a_gpu(200, 3, core=160)
     dwell_s = problem.switch_time_s * np.random.default_rng(3).uniform(1, 9, problem.dwell_s.shape)
     problem = replace(problem, dwell_s=dwell_s)
     began_s = time.process_time()
-    schedule = CyclicExact(gap=0.0, effort=100_000).solve(problem)
+    schedule = Cyclic(gap=0.0).solve(problem)
 
     assert_keeps_its_word(problem, schedule)
-    # It took 8 s where all sources were looked at, and paths were not counted for what they take.
+    # It took 8 s where all sources were looked at.
     assert time.process_time() - began_s < 4.0
 
 
 def test_a_coarser_gap_stops_earlier_and_says_so() -> None:
     problem = like_a_gpu(600, 2)
-    exact, coarse = CyclicExact().solve(problem), CyclicExact(gap=0.01).solve(problem)
+    fine, coarse = Cyclic(gap=1e-5).solve(problem), Cyclic(gap=0.01).solve(problem)
 
-    assert coarse.status is Status.BOUNDED
+    assert fine.gap is not None
     assert coarse.gap is not None
-    assert coarse.gap <= 0.01
-    assert coarse.bound_j <= exact.energy_j <= coarse.energy_j
+    assert fine.gap <= coarse.gap <= 0.01
+    assert coarse.bound_j <= fine.energy_j <= coarse.energy_j
 
 
 def test_blocked_everywhere_is_one_fixed_clock() -> None:
     problem = replace(like_a_gpu(20, 3), blocked=np.ones(20, dtype=np.bool_))
-    schedule = CyclicExact().solve(problem)
+    schedule = Cyclic().solve(problem)
 
     assert schedule.status is Status.OPTIMAL
     assert schedule.switches == 0
@@ -398,5 +395,18 @@ def test_no_setting_for_an_item_that_may_not_switch_is_infeasible() -> None:
         blocked=np.array([False, True, False]),
     )
 
-    assert CyclicExact().solve(problem).status is Status.INFEASIBLE
+    assert Cyclic().solve(problem).status is Status.INFEASIBLE
     assert ScheduleBruteForce().solve(problem).status is Status.INFEASIBLE
+
+
+def test_a_path_that_never_switches_is_cut_in_its_longest_item() -> None:
+    problem = SequenceProblem(
+        time_s=np.array([[1.0], [3.0]]),
+        energy_j=np.array([[1.0], [3.0]]),
+        order=np.array([0, 1, 0]),
+        switch_time_s=np.zeros((1, 1)),
+        switch_energy_j=np.zeros((1, 1)),
+        budget_s=6.0,
+    )
+
+    assert Cyclic().solve(problem).energy_j == 5.0

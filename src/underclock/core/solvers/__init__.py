@@ -1,0 +1,52 @@
+"""Solvers of what plans come down to, behind one entry: `solve`.
+
+* `problems`: one setting per group, or per launch where changing clocks takes time; the answer
+* `entry`: which solver answers which problem, and how far it looks
+* `hull`, `knapsack`: the frontier of time and energy; the proven optimum of a knapsack
+* `ring`, `dual`, `cyclic`: shortest cycles, the best multipliers, schedules near their bound
+* `windows`: the best choice whose mean power stays below a limit, window by window
+"""
+
+from underclock.core.solvers.cyclic import Judge, Judged
+from underclock.core.solvers.entry import Effort, solve
+from underclock.core.solvers.hull import least_product, subsampled, supported
+from underclock.core.solvers.problems import (
+    Problem,
+    SequenceProblem,
+    Solution,
+    Solver,
+    cost_of,
+    infeasible,
+    launch_costs,
+    solution_of,
+    violations,
+)
+from underclock.core.solvers.windows import (
+    BelowLimit,
+    PowerWindows,
+    WindowedGroups,
+    WindowedSequence,
+)
+
+__all__ = [
+    "BelowLimit",
+    "Effort",
+    "Judge",
+    "Judged",
+    "PowerWindows",
+    "Problem",
+    "SequenceProblem",
+    "Solution",
+    "Solver",
+    "WindowedGroups",
+    "WindowedSequence",
+    "cost_of",
+    "infeasible",
+    "launch_costs",
+    "least_product",
+    "solution_of",
+    "solve",
+    "subsampled",
+    "supported",
+    "violations",
+]

@@ -1,0 +1,471 @@
+"""Schedules of a step that repeats, near the best there can be, and a bound on all of them.
+
+The multipliers of time and of changes at which the shortest cycle bounds all schedules best
+(`dual`) leave paths, some within the limits and some beyond, of about the same Lagrangian cost. A
+schedule that follows one of the latter over a window of the ring, and one of the former elsewhere,
+has about that cost too, and a time in between. So there is a window with which it meets the budget
+almost exactly, and then its energy is near the bound.
+
+A path may end at another setting than it began with, and its segment across the cut may be too
+short: then it is no schedule, and no mixture of it is. So where paths leave a gap, the ring is cut
+in the middle of the longest segment, and paths are sought that begin and end at its setting. The
+best schedule is then mixed with other paths, and with single settings, until that brings no better.
+
+What a schedule comes to may be judged by more than its costs here: by how a step settles under its
+cap, and how sure that is. Then windows are chosen by costs, off by as much as those of the schedule
+that they change, and what comes out is judged.
+
+Shape letters: n launches, m items, S settings, W windows.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.solvers.dual import (
+    DualSearch,
+    Path,
+    SearchLimits,
+    search_multipliers,
+    warm_start,
+)
+from underclock.core.solvers.problems import (
+    DWELL_SLACK,
+    SequenceProblem,
+    Solution,
+    cost_of,
+    infeasible,
+    solution_of,
+    violations,
+)
+from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
+from underclock.records import Status
+
+PROVEN = 1e-9
+"""Gap, as a fraction, at which a schedule counts as optimal."""
+_BEST = 2  # paths of either kind that are mixed
+_MOST_WINDOWS = 150_000  # whose cost is worked out at a time
+_MOST_OFFERS, _MOST_JUDGED = 64, 6  # cheapest windows that are looked at; that are judged
+_BASES = 3
+_ROUNDS, _MATES = 6, 12  # of mixing the best schedule; paths that it is mixed with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a schedule comes to.
+
+    Attributes:
+        late_s: Time beyond the budget.
+        energy_j: Energy of a round.
+    """
+
+    late_s: float
+    energy_j: float
+
+
+Judge = Callable[[Ints], Judged]
+"""Say what a schedule comes to that keeps the rules, the time budget apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cyclic:
+    """Feasible schedules with a bound, from the dual.
+
+    Dwell of more than four values is rounded up to four; the bound is for the true dwell. Where no
+    schedule is found, the status is ``INFEASIBLE``, with a finite bound unless there is none.
+    """
+
+    gap: float = PROVEN
+    """Fraction of the energy between schedule and bound at which to stop."""
+    max_paths: int = 60
+    """Most shortest paths in the search for one multiplier, or for a pair of them."""
+
+    def solve(
+        self, problem: SequenceProblem, start: Items[Ints] = (), judge: Judge | None = None
+    ) -> Solution:
+        """Return the best schedule met that keeps the rules, no worse than any given.
+
+        Args:
+            problem: The problem.
+            start: Schedules to begin with. Shapes (n,).
+            judge: Says which schedule is the best; its costs here unless given.
+        """
+        best = Incumbent.among(problem, start, judge)
+        best.offer_constants()
+        heaviest = problem.energy_j.min(axis=1)[problem.order]
+        ring = ring_of(problem, int(heaviest.argmax()))
+        if ring is None:
+            return infeasible()
+        if len(ring.time) == 1:
+            return best.answer(best.energy)
+        limits = SearchLimits(tolerance=max(1e-7, 0.1 * self.gap), max_paths=self.max_paths)
+        begin = warm_start(problem, ring, max_paths=self.max_paths)
+        search = search_multipliers(problem, ring, begin, limits)
+        if search is None:
+            return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
+        lagrangian = lagrangian_of(ring, search.time, search.switch)
+        least, choice = shortest_path(ring, lagrangian)
+        best.offer(ring.expanded(choice[:-1]))
+        bound = float(least) - lagrangian.error - search.multiplied_limits
+        offer_paths(best, search)
+        enough = bound / (1.0 - self.gap)
+        if best.reckoned > enough:
+            offer_cycles(best, search)
+            _mix_until_best(best, search, enough)
+        if ring.rounded:
+            bound = min(bound, _rounded_down(problem, search))
+        return best.answer(bound)
+
+
+def _rounded_down(problem: SequenceProblem, search: DualSearch) -> float:
+    """Return a bound for the true dwell, when what was solved had it rounded up."""
+    ring = ring_of(problem, int(search.ring.first[0]), down=True)
+    down = DualSearch(ring=ring or search.ring, latest=search.latest, most=search.most)
+    down.visit(search.time, search.switch)
+    return down.bound
+
+
+@dataclass(slots=True)
+class Incumbent:
+    """The best schedule known that keeps every rule.
+
+    Attributes:
+        problem: Whose rules.
+        judge: Says which is the best.
+        choice: The schedule. Shape (n,).
+        energy: What it was judged to take, in J.
+    """
+
+    problem: SequenceProblem
+    judge: Judge | None = None
+    choice: Ints | None = None
+    energy: float = math.inf
+    _timeless: SequenceProblem = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._timeless = replace(self.problem, budget_s=math.inf)
+
+    @classmethod
+    def among(
+        cls, problem: SequenceProblem, choices: Items[Ints], judge: Judge | None = None
+    ) -> "Incumbent":
+        """Return the best of some choices, if any keeps the rules."""
+        best = cls(problem, judge)
+        for choice in choices:
+            best.offer(choice)
+        return best
+
+    def judged(self, choice: Ints) -> Judged:
+        """Return what a schedule comes to."""
+        if self.judge is not None:
+            return self.judge(choice)
+        cost = cost_of(self.problem, choice)
+        return Judged(late_s=cost.time_s - self.problem.latest_s, energy_j=cost.energy_j)
+
+    @property
+    def reckoned(self) -> float:
+        """Energy of the best by the problem's costs, in J; ``inf`` where there is none."""
+        return math.inf if self.choice is None else cost_of(self.problem, self.choice).energy_j
+
+    def offer(self, choice: Ints) -> float | None:
+        """Take a schedule if it is better and keeps the rules.
+
+        Returns:
+            By how much it is late, in s; ``None`` where another rule is broken.
+        """
+        if violations(self._timeless, choice):
+            return None
+        judged = self.judged(choice)
+        if judged.late_s <= 0.0 and judged.energy_j < self.energy:
+            self.choice, self.energy = choice.astype(np.int64), judged.energy_j
+        return judged.late_s
+
+    def offer_constants(self) -> None:
+        """Take the best single setting, if better."""
+        n = len(self.problem.order)
+        count = np.bincount(self.problem.order, minlength=len(self.problem.time_s))
+        used = count > 0
+        time = count[used] @ self.problem.time_s[used]
+        energy = count[used] @ self.problem.energy_j[used]
+        # Judged one by one: a sum near the budget or near the best is only nearly right.
+        better = (time <= self.problem.latest_s * (1 + 1e-9)) & (energy < self.energy)
+        for s in np.flatnonzero(better)[np.argsort(energy[better])].tolist():
+            self.offer(np.full(n, s))
+            if self.choice is not None and self.energy <= energy[s]:
+                break
+
+    def answer(self, bound: float) -> Solution:
+        """Return the schedule with its status."""
+        bound = max(0.0, bound)
+        if self.choice is None:
+            return infeasible(bound)
+        proven = bound >= self.reckoned * (1.0 - PROVEN)
+        status = Status.OPTIMAL if proven else Status.BOUNDED
+        return solution_of(self.problem, self.choice, status=status, bound_j=bound)
+
+
+def offer_cycles(best: Incumbent, search: DualSearch) -> None:
+    """Offer cycles through the longest segment of a shortest path, and their mixtures.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        search: The best multipliers, and the settings that matter at them.
+    """
+    ring = search.ring
+    lagrangian = lagrangian_of(ring, search.time, search.switch)
+    choice = shortest_path(ring, lagrangian)[1][:-1]
+    item = _middle_of_longest(choice, ring.time[np.arange(len(choice)), choice])
+    there = ring_of(best.problem, int(ring.first[item]), ring.settings)
+    if there is None:  # pragma: no cover - the same settings, whose items all have one
+        return
+    cycles = DualSearch(
+        ring=there,
+        latest=search.latest,
+        most=search.most,
+        tolerance=search.tolerance,
+        max_paths=search.max_paths,
+        through=int(choice[item]),
+    )
+    if cycles.run(search.time):
+        offer_paths(best, cycles)
+
+
+def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
+    """Return the item in the middle of the longest segment, by time.
+
+    Args:
+        choice: Setting of every item. Shape (m,).
+        time_s: Of every item. Shape (m,).
+    """
+    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    if len(starts) == 0:
+        return int(time_s.argmax())
+    # Starting at the first change, no segment wraps.
+    paid_s = np.append(0.0, np.cumsum(np.roll(time_s, -starts[0])))
+    begins_s = paid_s[np.append(starts - starts[0], len(choice))]
+    longest = int(np.diff(begins_s).argmax())
+    middle_s = 0.5 * (begins_s[longest] + begins_s[longest + 1])
+    within = int(np.searchsorted(paid_s, middle_s, side="right")) - 1
+    return (int(starts[0]) + within) % len(choice)
+
+
+def _by_cost(search: DualSearch) -> list[Path]:
+    """Return the paths of a search, those of least Lagrangian cost first."""
+    return sorted(
+        search.paths,
+        key=lambda p: p.energy + search.time * p.excess_s + search.switch * p.excess_switches,
+    )
+
+
+def offer_paths(best: Incumbent, search: DualSearch) -> None:
+    """Offer the paths of a search, and mixtures of the best within the limits and beyond them.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        search: Holds the paths, and the multipliers that say which are best.
+    """
+    by_cost = _by_cost(search)
+    for path in sorted(by_cost, key=lambda path: path.energy):
+        if path.energy < best.energy and path.keeps_limits:
+            best.offer(search.ring.expanded(path.choice[:-1]))
+    within = [path for path in by_cost if path.keeps_limits][:_BEST]
+    beyond = [path for path in by_cost if not path.keeps_limits][:_BEST]
+    for one, other in itertools.product(within, beyond):
+        _offer_windows(
+            best,
+            search.ring.expanded(one.choice[:-1]),
+            search.ring.expanded(other.choice[:-1]),
+        )
+
+
+def _mix_until_best(best: Incumbent, search: DualSearch, enough: float) -> None:
+    """Mix the best schedule with paths and with single settings until that brings no better one."""
+    ring = search.ring
+    mates: list[Ints] = []
+    for path in _by_cost(search):
+        whole = ring.expanded(path.choice[:-1])
+        if len(mates) < _MATES and not any(np.array_equal(whole, mate) for mate in mates):
+            mates.append(whole)
+    known = np.isfinite(best.problem.time_s[best.problem.order])
+    mates += [
+        np.full(ring.invocations, s)
+        for s in np.unique(np.concatenate(mates)).tolist()
+        if known[:, s].all()
+    ]
+    for base in mates[:_BASES]:
+        for mate in mates:
+            if best.reckoned <= enough:
+                return
+            _offer_windows(best, base, mate)
+    for _ in range(_ROUNDS):
+        before = best.energy
+        for mate in mates:
+            if best.choice is None or best.reckoned <= enough:
+                return
+            _offer_windows(best, best.choice, mate)
+        if best.energy >= before:
+            return
+
+
+def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
+    """Offer the cheapest schedules that follow one choice and, over one window, another.
+
+    Args:
+        best: Takes what keeps every rule and is better.
+        within: Settings of a schedule that keeps the limits. Shape (n,).
+        beyond: Settings of another. Shape (n,).
+    """
+    problem = best.problem
+    if np.array_equal(within, beyond):
+        return
+    begins = np.flatnonzero(_may_cross(problem, within, beyond))
+    ends = np.flatnonzero(_may_cross(problem, beyond, within))
+    if len(begins) == 0 or len(ends) == 0:
+        return
+    most = max(1, _MOST_WINDOWS // len(ends))
+    begins = begins[np.unique(np.linspace(0, len(begins) - 1, most).astype(np.int64))]
+    time_s = _window_costs(
+        problem.time_s[problem.order], problem.switch_time_s, within, beyond, begins, ends
+    )
+    energy_j = _window_costs(
+        problem.energy_j[problem.order], problem.switch_energy_j, within, beyond, begins, ends
+    )
+    energy_j[_too_short(problem, beyond, within, begins, ends)] = np.inf
+    energy_j[_too_short(problem, within, beyond, ends, begins).T] = np.inf
+    latest_s, more_j = problem.latest_s, 0.0
+    if best.judge is not None:
+        cost, judged = cost_of(problem, within), best.judge(within)
+        latest_s, more_j = cost.time_s - judged.late_s, judged.energy_j - cost.energy_j
+    flat_s, flat_j = time_s.ravel(), energy_j.ravel() + more_j
+    for _ in range(_MOST_JUDGED):
+        # Sums near the budget are only nearly right: the rules decide.
+        flat_j[~(flat_s <= latest_s * (1.0 + 1e-12))] = np.inf
+        likely = np.argpartition(flat_j, min(_MOST_OFFERS, len(flat_j) - 1))[:_MOST_OFFERS]
+        for window in likely[np.argsort(flat_j[likely], kind="stable")].tolist():
+            if not flat_j[window] < best.energy:
+                return
+            begin, end = begins[window // len(ends)], ends[window % len(ends)]
+            late_s = best.offer(_mixture(within, beyond, int(begin), int(end)))
+            if late_s is not None:
+                break
+        else:
+            return
+        if late_s <= 0.0:
+            return
+        latest_s -= late_s  # windows like it are as much later than reckoned
+
+
+def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
+    """Return before which invocations a schedule may pass from one choice to another. Shape (n,).
+
+    Only the segments on either side are looked at, as long as both choices leave them.
+    """
+    before = np.roll(source, 1)
+    since_s = np.roll(_time_in_segment(problem, source), 1)
+    until_s = _time_in_segment(problem, target[::-1], problem.order[::-1])[::-1]
+    after = _next_setting(target)
+    changes = before != target
+    slack = 1.0 - DWELL_SLACK
+    last_s = np.where(changes, until_s, since_s + until_s)
+    may: Bools = last_s >= problem.dwell_s[target, after] * slack
+    may &= ~changes | (since_s >= problem.dwell_s[before, target] * slack)
+    may &= ~(changes & problem.blocked)
+    return may
+
+
+def _too_short(
+    problem: SequenceProblem, inside: Ints, outside: Ints, begins: Ints, ends: Ints
+) -> Bools:
+    """Return which windows lie within one segment of a choice and are shorter than its dwell.
+
+    Those that run round the wrap are left to the rules.
+
+    Args:
+        problem: The problem.
+        inside: Settings in the window. Shape (n,).
+        outside: Settings around it. Shape (n,).
+        begins: First launches of windows.
+        ends: First launches behind them.
+
+    Returns:
+        Shape (len(begins), len(ends)).
+    """
+    segment = np.cumsum(inside != np.roll(inside, 1))
+    ends_s = np.append(0.0, np.cumsum(problem.time_s[problem.order, inside]))
+    need_s = problem.dwell_s[inside[ends - 1], outside[ends]] * (1.0 - DWELL_SLACK)
+    # Where nothing changes at the beginning, the segment began before.
+    from_s = np.where(outside[begins - 1] == inside[begins], -np.inf, ends_s[begins])
+    short: Bools = (ends_s[ends] - need_s)[None, :] < from_s[:, None]
+    short &= segment[begins][:, None] == segment[ends - 1][None, :]
+    short &= begins[:, None] < ends[None, :]
+    return short
+
+
+def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None = None) -> Floats:
+    """Return the time from the start of each invocation's segment to its own end. Shape (n,)."""
+    each_s = problem.time_s[problem.order if order is None else order, choice]
+    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    if len(starts) == 0:
+        return np.full(len(choice), np.inf)
+    # Starting at the first change, no segment wraps.
+    turned_s = np.roll(each_s, -starts[0])
+    total_s = np.cumsum(turned_s)
+    paid_s = np.append(0.0, total_s)[starts - starts[0]]
+    lengths = np.diff(np.append(starts, starts[0] + len(choice)))
+    since_s: Floats = np.roll(total_s - np.repeat(paid_s, lengths), starts[0])
+    return since_s
+
+
+def _next_setting(choice: Ints) -> Ints:
+    """Return the setting of the segment after each invocation's own. Shape (n,)."""
+    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    if len(starts) == 0:
+        return choice
+    lengths = np.diff(np.append(starts, starts[0] + len(choice)))
+    following = np.repeat(np.roll(choice[starts], -1), lengths)
+    return np.roll(following, starts[0])
+
+
+def _window_costs(
+    table: Floats, switch: Floats, within: Ints, beyond: Ints, begins: Ints, ends: Ints
+) -> Floats:
+    """Return what a round costs with each window; one that ends where it begins is empty.
+
+    Args:
+        table: Cost of each invocation at each setting.
+        switch: Cost of each change.
+        within: Settings outside the window. Shape (n,).
+        beyond: Settings in the window. Shape (n,).
+        begins: First invocations in the window.
+        ends: First invocations behind it; a window may run round the wrap.
+
+    Returns:
+        Shape (len(begins), len(ends)).
+    """
+    rows = np.arange(len(within))
+    # What following a choice from the invocation before costs, and the difference as a prefix sum.
+    stay = table[rows, within] + switch[np.roll(within, 1), within]
+    move = table[rows, beyond] + switch[np.roll(beyond, 1), beyond]
+    more = np.append(0.0, np.cumsum(move - stay))
+    enter = switch[np.roll(within, 1), beyond] - switch[np.roll(beyond, 1), beyond]
+    leave = switch[np.roll(beyond, 1), within] - switch[np.roll(within, 1), within]
+    inside = more[ends][None, :] - more[begins][:, None]
+    inside += np.where(ends[None, :] < begins[:, None], more[-1], 0.0)
+    inside += enter[begins][:, None] + leave[ends][None, :]
+    inside[begins[:, None] == ends[None, :]] = 0.0
+    costs: Floats = stay.sum() + inside
+    return costs
+
+
+def _mixture(within: Ints, beyond: Ints, begin: int, end: int) -> Ints:
+    """Return a choice that follows another over a window of the ring. Shape (n,)."""
+    length = (end - begin) % len(within)
+    window = (begin + np.arange(length)) % len(within)
+    mixed = within.copy()
+    mixed[window] = beyond[window]
+    return mixed

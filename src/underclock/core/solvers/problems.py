@@ -1,0 +1,290 @@
+"""The problems that plans come down to, and what answers them.
+
+`Problem` picks one setting per group. `SequenceProblem` picks one per launch of a step that
+repeats, where changing clocks takes time and energy: its launches form a ring, the last is followed
+by the first. Boundary i lies before launch i; boundary 0 is the wrap. A segment is a longest run of
+launches at one setting, round the wrap too.
+
+Shape letters: G groups, K kernels, n launches (invocations), S settings.
+"""
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.records import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Pick one setting per group: least energy within a time budget.
+
+    Attributes:
+        time_s: ``inf`` where a setting is not available. Shape (G, S).
+        energy_j: ``inf`` in the same places. Shape (G, S).
+        budget_s: Most time all groups together may take; ``inf`` for no limit.
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    budget_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Reject mismatched tables and groups without a choice."""
+        if self.time_s.shape != self.energy_j.shape or self.time_s.ndim != 2:  # noqa: PLR2004
+            raise ValueError(
+                f"need two (G, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"
+            )
+        known = np.isfinite(self.time_s)
+        chooses = known.size > 0 and known.any(axis=1).all()
+        if (known != np.isfinite(self.energy_j)).any() or not chooses:
+            raise ValueError("every group needs a setting with both a time and an energy")
+        if (self.time_s < 0).any() or (self.energy_j < 0).any():
+            raise ValueError("times and energies must not be negative")
+        if not self.budget_s > -math.inf:
+            raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
+
+
+# Sums are floats: a budget that is the exact time of a choice must admit the choice, and a dwell
+# that is the exact length of a segment must let go of it.
+SLACK = 1e-12
+DWELL_SLACK = 1e-9
+
+
+def _no_floats() -> Floats:
+    return np.zeros((0, 0))
+
+
+def _no_bools() -> Bools:
+    return np.zeros(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceProblem:
+    """Pick one setting per invocation: least energy within a time budget, switches included.
+
+    Attributes:
+        time_s: Of one invocation; ``inf`` where a setting is not available. Shape (K, S).
+        energy_j: Of one invocation; ``inf`` in the same places. Shape (K, S).
+        order: Which kernel each invocation is. Shape (n,).
+        switch_time_s: Time lost by changing setting, row to column; zero diagonal. Shape (S, S).
+        switch_energy_j: Energy of the change, row to column; zero diagonal. Shape (S, S).
+        dwell_s: Least length of a segment at the row's setting before the column's can follow, for
+            the change is asked for ahead and takes that long. Nothing dwells in a schedule that
+            never switches. Zeros unless given. Shape (S, S).
+        jitter_s: Standard deviation of when a change happens, row to column. No solver looks here,
+            nor at the two that follow. Zeros unless given. Shape (S, S).
+        miss_time_s: Of `switch_time_s`, what stands for changes that come early or late, as it is
+            at a usual boundary. Zeros unless given. Shape (S, S).
+        miss_energy_j: The same of `switch_energy_j`. Shape (S, S).
+        blocked: Where no change may happen: boundary i lies before invocation i, the first after
+            the last. Nowhere unless given. Shape (n,).
+        max_switches: Most changes in one round; ``None`` for no limit.
+        budget_s: Most time one round may take; ``inf`` for no limit.
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    order: Ints
+    switch_time_s: Floats
+    switch_energy_j: Floats
+    dwell_s: Floats = field(default_factory=_no_floats)
+    jitter_s: Floats = field(default_factory=_no_floats)
+    miss_time_s: Floats = field(default_factory=_no_floats)
+    miss_energy_j: Floats = field(default_factory=_no_floats)
+    blocked: Bools = field(default_factory=_no_bools)
+    max_switches: int | None = None
+    budget_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        """Fill in what was left out, and reject what does not fit together."""
+        self._check_kernels()
+        settings = self.time_s.shape[1]
+        for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
+            if getattr(self, name).size == 0:
+                object.__setattr__(self, name, np.zeros((settings, settings)))
+        if self.blocked.size == 0:
+            object.__setattr__(self, "blocked", np.zeros(len(self.order), dtype=np.bool_))
+        for name in ("switch_time_s", "switch_energy_j", "dwell_s", "jitter_s"):
+            _check_pairs(name, getattr(self, name), settings)
+        if self.blocked.shape != self.order.shape or self.blocked.dtype != np.bool_:
+            raise ValueError(
+                f"blocked needs {len(self.order)} booleans, one per invocation, "
+                f"got {self.blocked.dtype} of shape {self.blocked.shape}"
+            )
+        if self.max_switches is not None and self.max_switches < 0:
+            raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
+        if not self.budget_s > -math.inf:
+            raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
+
+    def _check_kernels(self) -> None:
+        if self.time_s.shape != self.energy_j.shape or self.time_s.ndim != 2:  # noqa: PLR2004
+            raise ValueError(
+                f"need two (K, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"
+            )
+        known = np.isfinite(self.time_s)
+        chooses = known.size > 0 and known.any(axis=1).all()
+        if (known != np.isfinite(self.energy_j)).any() or not chooses:
+            raise ValueError("every kernel needs a setting with both a time and an energy")
+        if not ((self.time_s >= 0).all() and (self.energy_j >= 0).all()):
+            raise ValueError("times and energies must not be negative")
+        if self.order.ndim != 1 or not len(self.order) or self.order.dtype.kind not in "iu":
+            raise ValueError("order must name the kernel of at least one invocation, as integers")
+        if self.order.min() < 0 or self.order.max() >= len(self.time_s):
+            raise ValueError(
+                f"order names kernels {self.order.min()} to {self.order.max()}, "
+                f"the tables hold {len(self.time_s)}"
+            )
+
+    @property
+    def latest_s(self) -> float:
+        """Return the budget with what rounding may add to a sum that meets it exactly."""
+        return self.budget_s + SLACK * abs(self.budget_s)
+
+
+def _check_pairs(name: str, values: Floats, settings: int) -> None:
+    if values.shape != (settings, settings):
+        raise ValueError(f"{name} needs shape {(settings, settings)}, got {values.shape}")
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise ValueError(f"{name} must be finite and not negative")
+    if values.diagonal().any():
+        raise ValueError(f"{name} must be zero from a setting to itself")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A choice of settings, and why the solver stopped.
+
+    Attributes:
+        status: Why the solver stopped.
+        choice: Setting of each group, or of each launch; empty when infeasible. Shape (G,) or (n,).
+        time_s: Of the choice, changes of setting included; ``inf`` when infeasible.
+        energy_j: Likewise.
+        bound_j: No choice that keeps the rules costs less; ``inf`` when it is proven that there is
+            none, finite when merely none was found.
+        switches: Changes of setting in a round, the wrap included.
+    """
+
+    status: Status
+    choice: Ints
+    time_s: float
+    energy_j: float
+    bound_j: float
+    switches: int = 0
+
+    @property
+    def gap(self) -> float | None:
+        """How far the energy may be from the optimum, as a fraction; ``None`` if infeasible."""
+        if self.status is Status.INFEASIBLE:
+            return None
+        return max(0.0, float(1.0 - self.bound_j / self.energy_j)) if self.energy_j > 0 else 0.0
+
+
+AnyProblem_contra = TypeVar("AnyProblem_contra", Problem, SequenceProblem, contravariant=True)
+
+
+class Solver(Protocol[AnyProblem_contra]):
+    """Anything with a ``solve``; failure is a status, never an exception."""
+
+    def solve(self, problem: AnyProblem_contra, start: Items[Ints] = ()) -> Solution:
+        """Return the best choice met, no worse than any of ``start`` that keeps the rules."""
+        ...
+
+
+def infeasible(bound_j: float = math.inf) -> Solution:
+    """Return the answer to a problem that no choice solves, or for which none was found."""
+    return Solution(
+        status=Status.INFEASIBLE,
+        choice=np.zeros(0, dtype=np.int64),
+        time_s=math.inf,
+        energy_j=math.inf,
+        bound_j=bound_j,
+    )
+
+
+def solution_of(
+    problem: Problem | SequenceProblem,
+    choice: Ints,
+    *,
+    status: Status = Status.OPTIMAL,
+    bound_j: float = math.inf,
+) -> Solution:
+    """Cost a choice; its own energy caps the bound."""
+    cost = cost_of(problem, choice)
+    return Solution(
+        status=status,
+        choice=choice,
+        time_s=cost.time_s,
+        energy_j=cost.energy_j,
+        bound_j=min(bound_j, cost.energy_j),
+        switches=cost.switches,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCost:
+    """What one round of a choice takes."""
+
+    time_s: float
+    energy_j: float
+    switches: int = 0
+
+
+def cost_of(problem: Problem | SequenceProblem, choice: Ints) -> RoundCost:
+    """Add up every group, or every launch and every change of setting."""
+    if isinstance(problem, Problem):
+        at = np.arange(len(choice)), choice
+        return RoundCost(
+            time_s=math.fsum(problem.time_s[at]), energy_j=math.fsum(problem.energy_j[at])
+        )
+    before = np.roll(choice, 1)
+    changed = np.flatnonzero(choice != before)
+    changes = before[changed], choice[changed]
+    times = problem.time_s[problem.order, choice], problem.switch_time_s[changes]
+    energies = problem.energy_j[problem.order, choice], problem.switch_energy_j[changes]
+    return RoundCost(
+        time_s=math.fsum(np.concatenate(times)),
+        energy_j=math.fsum(np.concatenate(energies)),
+        switches=len(changed),
+    )
+
+
+def launch_costs(problem: SequenceProblem, choice: Ints) -> tuple[Floats, Floats]:
+    """Return time in s and energy in J of every launch and the change before it. Shapes (n,)."""
+    change = np.roll(choice, 1), choice
+    return (
+        problem.time_s[problem.order, choice] + problem.switch_time_s[change],
+        problem.energy_j[problem.order, choice] + problem.switch_energy_j[change],
+    )
+
+
+def violations(problem: SequenceProblem, choice: Ints) -> list[str]:
+    """Return a sentence for each rule that a choice breaks; none if it keeps them all."""
+    if choice.shape != problem.order.shape:
+        return [f"{len(problem.order)} invocations need as many settings, got {choice.shape}"]
+    if choice.min() < 0 or choice.max() >= problem.time_s.shape[1]:
+        return [f"settings run from 0 to {problem.time_s.shape[1] - 1}, got others"]
+    cost = cost_of(problem, choice)
+    if not math.isfinite(cost.time_s):
+        return ["an invocation runs at a setting that its kernel has not got"]
+    broken = []
+    if cost.time_s > problem.latest_s:
+        broken.append(f"a round takes {cost.time_s} s, the budget is {problem.budget_s} s")
+    if problem.max_switches is not None and cost.switches > problem.max_switches:
+        broken.append(f"{cost.switches} switches, the most allowed is {problem.max_switches}")
+    at = np.flatnonzero(choice != np.roll(choice, 1))
+    if problem.blocked[at].any():
+        broken.append(f"switches at {problem.blocked[at].sum()} blocked boundaries")
+    if len(at):
+        # Starting at the first switch, no segment wraps.
+        times_s = np.roll(problem.time_s[problem.order, choice], -at[0])
+        lasts_s = np.add.reduceat(times_s, at - at[0])
+        needs_s = problem.dwell_s[choice[at], choice[np.roll(at, -1)]]
+        short = int((lasts_s < needs_s * (1.0 - DWELL_SLACK)).sum())
+        if short:
+            broken.append(f"{short} segments are shorter than their dwell")
+    return broken

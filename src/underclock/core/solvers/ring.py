@@ -1,0 +1,380 @@
+"""A problem laid out for shortest paths, and the shortest paths round it at given multipliers.
+
+Launches that no change may separate become one item of a ring. The ring is cut in the middle of
+item 0, so that no change falls on the cut: item 0 stands at both ends, half its cost at each.
+Boundary j lies before item j, so boundary m before the second half of item 0; changes may happen at
+boundaries 1 to m. What a segment at setting s that starts at boundary i and ends at k costs is the
+difference of two prefix sums.
+
+`ahead[i, s]` is the least cost of coming to a segment at s that starts at boundary i or before,
+less the prefix sum at its start; adding the prefix sum at k gives the cost up to k. So one running
+minimum serves all segments, and dwell is a matter of which row to read: the last boundary from
+which a segment is long enough. Each boundary costs one min-plus product with the table of changes,
+in which sources that cannot beat another's dearest change are left out where there are many
+settings.
+
+The segment at the start of a path counts as long enough, which leaves out the dwell of the one
+segment across the cut: what comes out is a bound, and exact where the cut is well placed.
+
+Dwell has up to four classes, the distinct values off the diagonal. Where there are more, values are
+rounded up to four of them, so that every answer keeps the true dwell; or down, so that every bound
+holds for the true problem.
+
+Shape letters: m items, S settings, C dwell classes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.solvers.problems import DWELL_SLACK, SequenceProblem
+
+MOST_CLASSES = 4
+_DENSE = 128  # settings up to which choosing sources costs more than it saves
+
+Rows = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dwell:
+    """From when on a segment may end.
+
+    Attributes:
+        levels_s: Dwell of each class, ascending. Shape (C,).
+        kind: Class of each change of setting. Shape (S, S).
+        latest: The last boundary at which a segment may have started so that it can end at j: 0 for
+            one that was there before the cut, m + 1 if there is none. Shape (C, m + 1, S).
+        due: The first boundary at which a segment that starts at i can end: m + 1 if it must last
+            beyond the end, m + 2 if it can do neither. Shape (C, m + 1, S).
+    """
+
+    levels_s: Floats
+    kind: Ints
+    latest: Rows
+    due: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """The items of a problem in order, round the ring from the item that is cut.
+
+    Attributes:
+        time: Zero where not available. Shape (m, S).
+        energy: Zero in the same places. Shape (m, S).
+        shut: ``inf`` where an item cannot run, else zero; ``None`` if all can. Shape (m, S).
+        lasts: Time of the items before each boundary, at each setting. Shape (m + 1, S).
+        switch_time: Shape (S, S).
+        switch_energy: Shape (S, S).
+        dwell: ``None`` where segments may end at any boundary.
+        first: First invocation of each item, in the ring. Shape (m,).
+        settings: The problem's number of each setting. Shape (S,).
+        invocations: Of the problem.
+        rounded: Whether dwell was rounded up.
+    """
+
+    time: Floats
+    energy: Floats
+    shut: Floats | None
+    lasts: Floats
+    switch_time: Floats
+    switch_energy: Floats
+    dwell: Dwell | None
+    first: Ints
+    settings: Ints
+    invocations: int
+    rounded: bool
+
+    def expanded(self, choice: Ints) -> Ints:
+        """Return the problem's setting of every invocation, from one per item. Shape (n,)."""
+        length = np.diff(np.append(self.first, self.first[0] + self.invocations))
+        length %= self.invocations
+        length[length == 0] = self.invocations
+        whole: Ints = np.roll(np.repeat(self.settings[choice], length), self.first[0])
+        return whole
+
+
+def ring_of(
+    problem: SequenceProblem, cut: int = 0, settings: Ints | None = None, *, down: bool = False
+) -> Ring | None:
+    """Lay out a problem.
+
+    Args:
+        problem: The problem.
+        cut: The invocation to cut the ring in.
+        settings: The settings to leave in; all, if not given. Shape (S,).
+        down: Round dwell down instead of up, where it has too many values.
+
+    Returns:
+        The ring; ``None`` if an item is left without a setting.
+    """
+    n = len(problem.order)
+    free = np.flatnonzero(~problem.blocked)
+    if len(free) == 0:
+        free = np.zeros(1, dtype=np.int64)
+    # The item that holds the invocation to cut in comes first.
+    first = np.roll(free, -int(np.searchsorted(free, cut, side="right")) + 1)
+    if settings is None:
+        settings = np.flatnonzero(np.isfinite(problem.time_s).any(axis=0))
+    order = np.roll(problem.order, -first[0])
+    starts = (first - first[0]) % n
+    time, energy = (
+        _merged(table[:, settings], order, starts) for table in (problem.time_s, problem.energy_j)
+    )
+    shut = ~np.isfinite(time)
+    if shut.all(axis=1).any():
+        return None
+    time[shut], energy[shut] = 0.0, 0.0
+    some = bool(shut.any())
+    lasts = np.concatenate([np.zeros((1, len(settings))), np.cumsum(time, axis=0)])
+    pairs = np.ix_(settings, settings)
+    levels, kind, rounded = _classes(problem.dwell_s, pairs, down=down)
+    free_at_all = len(levels) == 1 and levels[0] == 0 and not some
+    return Ring(
+        time=time,
+        energy=energy,
+        shut=np.where(shut, np.inf, 0.0) if some else None,
+        lasts=lasts,
+        switch_time=problem.switch_time_s[pairs],
+        switch_energy=problem.switch_energy_j[pairs],
+        dwell=None if free_at_all else _dwell(lasts, shut, levels, kind),
+        first=first,
+        settings=settings,
+        invocations=n,
+        rounded=rounded,
+    )
+
+
+def _merged(table: Floats, order: Ints, starts: Ints) -> Floats:
+    """Add up the rows of every item's invocations. Shape (m, S)."""
+    rows = table[order]
+    merged: Floats = rows if len(starts) == len(order) else np.add.reduceat(rows, starts, axis=0)
+    return merged
+
+
+def _classes(dwell_s: Floats, pairs: tuple[Ints, ...], *, down: bool) -> tuple[Floats, Ints, bool]:
+    """Return the dwell of each class, the class of each change, and whether any was rounded."""
+    # Classes come from all settings, whichever are left in: a bound must not depend on that.
+    values = np.unique(dwell_s[~np.eye(len(dwell_s), dtype=np.bool_)])
+    if len(values) == 0:
+        values = np.zeros(1)
+    if len(values) <= MOST_CLASSES:
+        return values, np.searchsorted(values, dwell_s[pairs]).astype(np.int64), False
+    places = np.linspace(0, len(values) - 1, MOST_CLASSES + 1).astype(np.int64)
+    levels = values[places[:-1] if down else places[1:]]
+    side: Literal["left", "right"] = "right" if down else "left"
+    kind = np.searchsorted(levels, dwell_s[pairs], side=side) - int(down)
+    return levels, np.maximum(kind, 0).astype(np.int64), True
+
+
+def _dwell(lasts: Floats, shut: Bools, levels: Floats, kind: Ints) -> Dwell:
+    items, settings = shut.shape
+    latest = np.empty((len(levels), items + 1, settings), dtype=np.int32)
+    due = np.empty_like(latest)
+    boundary = np.arange(items + 1)[:, None]
+    # The item before which a setting was last, and the one from which it is next, not available.
+    past = np.full((items + 1, settings), -1)
+    past[1:] = np.maximum.accumulate(np.where(shut, boundary[:-1], -1), axis=0)
+    ahead = np.full((items + 1, settings), items + 1)
+    ahead[:-1] = np.minimum.accumulate(np.where(shut, boundary[:-1], items + 1)[::-1], axis=0)[::-1]
+    for level, level_s in enumerate(levels.tolist()):
+        need_s = level_s * (1.0 - DWELL_SLACK)
+        for s in range(settings):
+            column = lasts[:, s]
+            latest[level, :, s] = np.searchsorted(column, column - need_s, side="right") - 1
+            due[level, :, s] = np.searchsorted(column, column + need_s, side="left")
+        np.clip(latest[level], 0, boundary - 1, out=latest[level])
+        np.maximum(due[level], boundary + 1, out=due[level])
+        latest[level][(past >= 0) & (latest[level] <= past)] = items + 1
+        due[level][ahead < np.minimum(due[level], items)] = items + 2
+    return Dwell(levels_s=levels, kind=kind, latest=latest, due=due)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lagrangian:
+    """A ring with one cost instead of energy, time and switches.
+
+    Attributes:
+        time_multiplier: In joules per second.
+        switch_multiplier: In joules per change of setting.
+        sums: Cost of the items before each boundary, half of item 0 included. Shape (m + 1, S).
+        half: Half the cost of item 0; ``inf`` where it cannot run. Shape (S,).
+        change: Cost of each change by dwell class; ``inf`` in the other classes. From a setting to
+            itself it is free, in the first. Shape (C, S, S).
+        error: What rounding can at most do to the cost of a cycle.
+    """
+
+    time_multiplier: float
+    switch_multiplier: float
+    sums: Floats
+    half: Floats
+    change: Floats
+    error: float
+
+
+def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
+    """Add multiplied time and switches to the energy of a ring's items and changes.
+
+    Args:
+        ring: The ring.
+        time: Multiplier of time, in joules per second.
+        switch: Multiplier of a change of setting, in joules.
+    """
+    cost = ring.energy + time * ring.time
+    half = 0.5 * cost[0]
+    cost[0] = half
+    sums = np.concatenate([np.zeros((1, cost.shape[1])), cost])
+    np.cumsum(sums, axis=0, out=sums)
+    base = ring.switch_energy + time * ring.switch_time + switch
+    change = base[None]
+    if ring.dwell is not None:
+        classes = np.arange(len(ring.dwell.levels_s))[:, None, None]
+        change = np.where(ring.dwell.kind == classes, base, np.inf)
+    np.einsum("css->cs", change)[:] = np.inf
+    np.fill_diagonal(change[0], 0.0)
+    size = float(sums[-1].max() + half.max()) + len(ring.time) * float(base.max())
+    return Lagrangian(
+        time_multiplier=time,
+        switch_multiplier=switch,
+        sums=sums,
+        half=half if ring.shut is None else half + ring.shut[0],
+        change=change,
+        error=2.0 * float(np.finfo(np.float64).eps) * (len(ring.time) + 8) * size,
+    )
+
+
+class _Product:
+    """The least cost over sources, for every target; reversed, over targets for every source."""
+
+    def __init__(self, change: Floats, *, reverse: bool = False) -> None:
+        classes, settings, _ = change.shape
+        off = change.copy()
+        np.fill_diagonal(off[0], np.inf)
+        if reverse:
+            change, off = (
+                table.transpose(2, 0, 1).reshape(settings, -1) for table in (change, off)
+            )
+        self.change = np.ascontiguousarray(change.reshape(-1, change.shape[-1]))
+        self.cost = np.empty_like(self.change)
+        self.column: Floats = np.empty((len(self.change), 1))
+        self.flat = self.column[:, 0]
+        self.least = off.reshape(self.change.shape).min(axis=1)
+        # One cost for every change: then the cheapest source is so for all targets.
+        self.change_cost = float(self.change[0].max())
+        costs = np.append(self.least, self.change.max(axis=1))
+        self.alike = classes == 1 and bool((costs == self.change_cost).all())
+        self.sparse = settings > _DENSE and (classes == 1 or not reverse)
+        # Of a source's switches, whatever their class.
+        self.dearest = np.where(np.isfinite(self.change), self.change, 0.0).max(axis=1)
+        self.dearest = self.dearest.reshape(-1, settings).max(axis=0)
+
+    def into(self, out: Floats) -> None:
+        """Combine ``flat`` with the table. Shape of out (S,)."""
+        if self.alike:
+            np.minimum(self.flat, np.minimum.reduce(self.flat) + self.change_cost, out=out)
+            return
+        if not self.sparse:
+            np.add(self.column, self.change, out=self.cost)
+            np.minimum.reduce(self.cost, axis=0, out=out)
+            return
+        reached = self.flat.reshape(-1, len(self.dearest)).max(axis=0) + self.dearest
+        on = (self.flat + self.least < reached.min()).nonzero()[0]
+        if len(on) == 0:
+            on = np.arange(reached.argmin(), len(self.flat), len(reached))
+        # A source left out may still be best for its own setting, where it stays for nothing.
+        np.minimum.reduce(self.column[on] + self.change[on], axis=0, out=out)
+
+
+def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
+    """Return the least cost of reaching a segment, less the prefix sum at its start.
+
+    Args:
+        ring: The ring.
+        lagrangian: Its costs.
+        start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
+
+    Returns:
+        By last boundary at which the segment may start; the last row is ``inf``. Shape (m + 2, S).
+    """
+    items, settings = ring.time.shape
+    ahead = np.full((items + 2, settings), np.inf)
+    ahead[0] = start
+    product = _Product(lagrangian.change)
+    source = product.flat.reshape(-1, settings)
+    fresh = np.empty(settings)
+    if ring.dwell is None:
+        # The innermost loop of all: names and places instead of attributes and keywords.
+        add, subtract, minimum, least = np.add, np.subtract, np.minimum, np.minimum.reduce
+        flat, column, change, cost = product.flat, product.column, product.change, product.cost
+        for past, here, paid in zip(ahead[:items], ahead[1:-1], lagrangian.sums[1:], strict=True):
+            add(past, paid, out=flat)
+            if product.sparse or product.alike:
+                product.into(fresh)
+            else:
+                add(column, change, out=cost)
+                least(cost, 0, None, out=fresh)
+            subtract(fresh, paid, out=fresh)
+            minimum(past, fresh, out=here)
+        return ahead
+    flat = ahead.reshape(-1)
+    places = ring.dwell.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
+    for j in range(1, items + 1):
+        np.add(flat.take(places[j]), lagrangian.sums[j], out=source)
+        product.into(fresh)
+        past = ahead[j - 1] if ring.shut is None else ahead[j - 1] + ring.shut[j - 1]
+        np.minimum(past, fresh - lagrangian.sums[j], out=ahead[j])
+    return ahead
+
+
+def shortest_path(
+    ring: Ring, lagrangian: Lagrangian, through: int | None = None
+) -> tuple[float, Ints]:
+    """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,).
+
+    Args:
+        ring: The ring.
+        lagrangian: Its costs.
+        through: Setting that item 0 must have at both ends; ``None`` for any at either.
+    """
+    start = np.zeros(ring.time.shape[1])
+    if through is not None:
+        start[np.arange(len(start)) != through] = np.inf
+    ahead = forward(ring, lagrangian, start)
+    return cheapest(ring, lagrangian, ahead, start + lagrangian.half)
+
+
+def cheapest(ring: Ring, lagrangian: Lagrangian, ahead: Floats, end: Floats) -> tuple[float, Ints]:
+    """Return the least cost of a path, and its settings, item 0 at the end again. Shape (m + 1,).
+
+    Where there is no path the cost is ``inf`` and the settings mean nothing.
+    """
+    items = len(ring.time)
+    total = ahead[items] + lagrangian.sums[items] + end
+    s = int(total.argmin())
+    least = float(total[s])
+    choice = np.full(items + 1, s, dtype=np.int64)
+    if least == np.inf:
+        return least, choice
+    # A segment starts where the running minimum last came down.
+    fell = ahead[1:-1] < ahead[:-2]
+    if ring.shut is not None:
+        fell |= ring.shut > 0
+    rows = np.arange(1, items + 1, dtype=np.int32)[:, None]
+    began = np.zeros((items + 1, len(ahead[0])), dtype=np.int32)
+    np.maximum.accumulate(np.where(fell, rows, np.int32(0)), axis=0, out=began[1:])
+    row, done = items, items
+    settings = np.arange(ring.time.shape[1])
+    while True:
+        row = int(began[row, s])
+        choice[row:done] = s
+        if row == 0:
+            return least, choice
+        if ring.dwell is None:
+            latest = np.full((1, len(settings)), row - 1)
+        else:
+            latest = ring.dwell.latest[:, row].astype(np.int64)
+        came = ahead[latest, settings] + lagrangian.sums[row] + lagrangian.change[:, :, s]
+        kind, source = divmod(int(came.argmin()), len(settings))
+        done, row, s = row, int(latest[kind, source]), source
