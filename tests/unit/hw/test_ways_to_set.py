@@ -1,18 +1,63 @@
-"""Which way to set a GPU is taken where the driver refuses this process."""
+"""Whether this process may set a GPU by itself, which way is taken where not, and zeusd's."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
-from fake_zeusd import serving_zeusd
-from underclock.errors import NotPermittedError
+from fake_zeusd import IDLE_S, FakeZeusd, serving_zeusd
+from underclock.errors import (
+    DeviceError,
+    NotPermittedError,
+    NotSupportedError,
+    UnderclockError,
+    UsageError,
+)
+from underclock.hw.clock import SystemClock
 from underclock.hw.leased import HELPER
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
 from underclock.hw.settable import Setting
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
-from underclock.hw.zeusd import SOCKET, ZeusdGpu
+from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu, socket_path
 from underclock.testing import simulated_driver
+
+_EVERYBODY = "         0          0 4294967295\n"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "uid_map", "admin"),
+    [
+        ("000001ffffffffff", _EVERYBODY, True),  # root
+        ("0000000000200000", _EVERYBODY, True),  # CAP_SYS_ADMIN alone
+        ("00000000a80425fb", _EVERYBODY, False),  # root in an ordinary container
+        ("0000000000000000", _EVERYBODY, False),  # anybody else
+        ("000001ffffffffff", "0 1000 1\n", False),  # root of a user namespace only
+    ],
+)
+def test_it_takes_cap_sys_admin_outside_any_user_namespace(
+    capabilities: str, uid_map: str, *, admin: bool
+) -> None:
+    status = f"Name:\tpython\nCapPrm:\t0000000000000000\nCapEff:\t{capabilities}\n"
+    assert is_admin(status, uid_map) == admin
+
+
+def test_what_says_nothing_of_capabilities_has_none() -> None:
+    assert not is_admin("Name:\tpython\n", _EVERYBODY)
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_simulated_driver_says_so_itself(*, root: bool) -> None:
+    with simulated_driver("a40", root=root), nvml_session():
+        assert may_set() == root
+
+
+def test_a_real_driver_asks_the_kernel() -> None:
+    own = Path("/proc/self")
+    if pynvml.nvmlLib is None:
+        assert may_set() == is_admin((own / "status").read_text(), (own / "uid_map").read_text())
 
 
 def test_zeusd_is_taken_where_nothing_else_is_open(
@@ -47,3 +92,163 @@ def test_a_zeusd_that_does_not_answer_is_no_way(
     assert not any(way.works for way in found.values())
     assert "does not answer" in found[WayName.ZEUSD].why
     assert "underclock serve" in found[WayName.SERVICE].why
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeZeusd]:
+    with (
+        simulated_driver("a40", count=2, root=False) as machine,
+        nvml_session(),
+        serving_zeusd(tmp_path / "z", machine) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def zeusd(daemon: FakeZeusd, tmp_path: Path) -> Iterator[Zeusd]:
+    del daemon
+    made = Zeusd(str(tmp_path / "z"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def gpu(zeusd: Zeusd) -> ZeusdGpu:
+    return ZeusdGpu(NvmlGpu(1).uuid(), zeusd)
+
+
+def test_it_sets_what_this_process_may_not(gpu: ZeusdGpu, daemon: FakeZeusd) -> None:
+    first, second = daemon.machine.gpus
+    gpu.write(Setting.CORE, 1200.0)
+    gpu.write(Setting.MEMORY, (5001, 7251))
+    gpu.write(Setting.LIMIT, 250.0)
+    gpu.write(Setting.PERSISTENCE, 1.0)
+
+    assert (second.core_lock, second.mem_lock) == ((1200, 1200), (5001, 7251))
+    assert (second.limit_w, second.persistent) == (250.0, True)
+    assert (first.core_lock, first.limit_w) == (None, 300.0)
+    assert gpu.read(Setting.LIMIT) == 250.0
+    assert gpu.uuid == NvmlGpu(1).uuid()
+
+    gpu.write(Setting.CORE, None)
+    gpu.write(Setting.MEMORY, None)
+    gpu.write(Setting.PERSISTENCE, 0.0)
+    assert (second.core_lock, second.mem_lock, second.persistent) == (None, None, False)
+
+
+def test_it_connects_again_after_a_rest(gpu: ZeusdGpu, daemon: FakeZeusd) -> None:
+    gpu.write(Setting.CORE, 1200.0)
+    connections = daemon.connections
+    gpu.write(Setting.CORE, 1215.0)
+    SystemClock().sleep_s(4 * IDLE_S)
+    gpu.write(Setting.CORE, 1230.0)
+
+    assert daemon.machine.gpus[1].core_lock == (1230, 1230)
+    assert daemon.connections > connections
+
+
+def test_a_daemon_that_ends_is_said_and_one_that_comes_back_is_used(
+    gpu: ZeusdGpu, daemon: FakeZeusd, tmp_path: Path
+) -> None:
+    path = tmp_path / "z"
+    gpu.write(Setting.CORE, 1200.0)
+    daemon.shutdown()
+    daemon.server_close()
+    path.unlink()
+    SystemClock().sleep_s(4 * IDLE_S)
+    with pytest.raises(DeviceError, match="does not answer"):
+        gpu.write(Setting.CORE, 1215.0)
+    with serving_zeusd(path, daemon.machine):
+        gpu.write(Setting.CORE, 1230.0)
+    assert daemon.machine.gpus[1].core_lock == (1230, 1230)
+
+
+def test_an_older_daemon_counts_gpus_as_the_driver_does(zeusd: Zeusd, daemon: FakeZeusd) -> None:
+    daemon.discovered = {"gpu_ids": [0, 1], "cpu_ids": []}
+    daemon.fails = (400, "as the fake counts otherwise")
+    gpu = ZeusdGpu(NvmlGpu(1).uuid(), zeusd)
+    with pytest.raises(UsageError):
+        gpu.write(Setting.CORE, 1200.0)
+    daemon.discovered = {"gpu_ids": [0], "cpu_ids": []}
+    with pytest.raises(NotSupportedError, match="has no GPU"):
+        ZeusdGpu(NvmlGpu(1).uuid(), zeusd)
+
+
+def test_a_gpu_that_the_daemon_does_not_see_is_refused(zeusd: Zeusd, daemon: FakeZeusd) -> None:
+    del daemon.discovered["gpus"][1]
+    with pytest.raises(NotSupportedError, match="has no GPU"):
+        ZeusdGpu(NvmlGpu(1).uuid(), zeusd)
+
+
+def test_one_that_only_reads_is_refused(zeusd: Zeusd, daemon: FakeZeusd) -> None:
+    daemon.discovered["enabled_api_groups"] = ["gpu-read"]
+    with pytest.raises(NotPermittedError, match="read only") as caught:
+        zeusd.discover()
+    assert "--enable gpu-control" in caught.value.hint
+
+
+def test_a_token_is_asked_for_and_sent(
+    zeusd: Zeusd, daemon: FakeZeusd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.discovered["auth_required"], daemon.token = True, "secret"
+    with pytest.raises(NotPermittedError, match="asks for a token"):
+        zeusd.discover()
+    for token, works in (("wrong", False), ("secret", True)):
+        monkeypatch.setenv("ZEUSD_TOKEN", token)
+        with contextlib.closing(Zeusd(zeusd.path)) as allowed:
+            gpu = ZeusdGpu(NvmlGpu(1).uuid(), allowed)
+            expected = contextlib.nullcontext() if works else pytest.raises(NotPermittedError)
+            with expected:
+                gpu.write(Setting.CORE, 1200.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "value"),
+    [
+        ((403, "NVML error: no permission"), NotPermittedError, 1200.0),
+        ((404, ""), NotPermittedError, 1200.0),
+        ((400, '{"errors": {"5": "NVML error: invalid argument"}}'), UsageError, 1200.0),
+        ((400, '{"errors": {"5": "not supported"}}'), NotSupportedError, None),
+        ((500, '{"errors": {"5": "NVML error: GPU lost"}}'), DeviceError, 1200.0),
+        ((500, "[]"), DeviceError, 1200.0),
+    ],
+)
+def test_what_it_refuses_is_told_in_its_own_words(
+    answer: tuple[int, str],
+    kind: type[UnderclockError],
+    value: float | None,
+    gpu: ZeusdGpu,
+    daemon: FakeZeusd,
+) -> None:
+    daemon.fails = answer
+    with pytest.raises(kind, match=f"zeusd answered {answer[0]}") as caught:
+        gpu.write(Setting.CORE, value)
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("setting", [Setting.LIMIT, Setting.PERSISTENCE])
+def test_what_is_no_value_is_refused(setting: Setting, gpu: ZeusdGpu) -> None:
+    for value in (None, (1, 2)):
+        with pytest.raises(ValueError, match=f"is no {setting}"):
+            gpu.write(setting, value)
+
+
+def test_read_only_mode_closes_this_way_too(tmp_path: Path) -> None:
+    with (
+        simulated_driver("a40", read_only=True) as machine,
+        nvml_session(),
+        serving_zeusd(tmp_path / "z", machine),
+        contextlib.closing(Zeusd(str(tmp_path / "z"))) as zeusd,
+    ):
+        with pytest.raises(NotPermittedError, match="READ_ONLY"):
+            ZeusdGpu(NvmlGpu().uuid(), zeusd).write(Setting.CORE, 1200.0)
+        assert machine.gpus[0].core_lock is None
+
+
+def test_where_nobody_listens_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SOCKET, str(tmp_path / "nobody"))
+    assert socket_path() == str(tmp_path / "nobody")
+    with pytest.raises(DeviceError, match="does not answer"):
+        Zeusd(socket_path()).discover()
+    monkeypatch.delenv(SOCKET)
+    assert socket_path().endswith("zeusd.sock")

@@ -1,12 +1,21 @@
-"""Messages on a socket, however they are cut, and what is none."""
+"""Messages over sockets, however they are cut, and who is at the other end."""
+
+import fcntl
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile import framed
+from underclock.errors import UsageError
 from underclock.hw import wire
-from underclock.hw.wire import Gone, Unpacker
+from underclock.hw.wire import Gone, Life, Unpacker, answering, listening, peer_of
 
 _MESSAGES = st.lists(st.dictionaries(st.text(), st.integers() | st.text()), max_size=4)
 
@@ -31,3 +40,144 @@ def test_what_is_no_message_is_the_other_sides_end(body: bytes) -> None:
     unpacker.feed(framed(body))
     with pytest.raises(Gone):
         unpacker.next()
+
+
+def _connect(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(str(path))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_it_is_there_while_somebody_listens_and_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with listening(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        _connect(path).close()
+        assert _names(tmp_path) == ["s"]
+    assert _names(tmp_path) == []
+
+
+def test_a_stale_one_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(path))
+    with listening(path):
+        _connect(path).close()
+
+
+def test_a_live_one_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with listening(path):
+        with pytest.raises(UsageError, match="somebody already listens"), listening(path):
+            pass
+        _connect(path).close()
+        assert _names(tmp_path) == ["s"]
+
+
+def test_what_is_no_socket_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="is no socket"), listening(path):
+        pass
+    assert path.read_text() == "mine"
+    assert _names(tmp_path) == ["s"]
+
+
+def test_one_that_came_after_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with listening(path):
+        path.unlink()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.bind(str(path))
+    assert path.exists()
+
+
+def test_one_that_is_gone_already_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with listening(path):
+        path.unlink()
+    assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "no/such/folder/s"])
+def test_a_path_where_none_can_be_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError), listening(tmp_path / name):
+        pass
+
+
+def test_its_mode_and_group_say_who_may_connect(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with listening(path, mode=0o660, gid=os.getgid()):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        assert path.stat().st_gid == os.getgid()
+
+
+def test_whoever_connects_is_answered_and_known(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def serve(connection: socket.socket) -> None:
+        pid, uid, gid = peer_of(connection)
+        connection.sendall(f"{pid} {uid} {gid}".encode())
+        connection.recv(1)
+
+    with answering(path, serve), _connect(path) as first, _connect(path) as second:
+        for connection in (second, first):
+            known = f"{os.getpid()} {os.getuid()} {os.getgid()}"
+            assert connection.recv(100).decode() == known
+
+
+def test_who_is_connected_sees_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"!")
+        connection.recv(1)
+
+    with answering(path, serve):
+        connection = _connect(path)
+        assert connection.recv(1) == b"!"
+    with connection:
+        assert connection.recv(1) == b""
+    with pytest.raises(OSError, match="No such file"):
+        _connect(path)
+
+
+def test_the_life_of_a_process_is_known_until_its_end() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        life = Life(process.pid)
+        assert not life.is_over()
+        process.kill()
+        process.wait()
+        assert life.is_over()
+        life.close()
+    assert Life(process.pid).is_over()
+    other = Life(0)  # of another container
+    assert not other.is_over()
+    other.close()
+
+
+def test_a_lock_on_the_folder_holds_nobody_up(tmp_path: Path) -> None:
+    held = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with listening(tmp_path / "s"):
+        _connect(tmp_path / "s").close()
+        assert _names(tmp_path) == ["s"]
+    assert _names(tmp_path) == []
+    os.close(held)
+
+
+def test_one_whose_queue_is_full_is_a_live_one(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        server.listen(0)
+        with _connect(path), pytest.raises(UsageError, match="already listens"), listening(path):
+            pass

@@ -1,8 +1,8 @@
-"""Ranks in lockstep: the same launches, as often, at the same clocks, whoever is faster."""
+"""Ranks in lockstep: the same launches, as often, at the same clocks; the line between them."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.errors import DeviceError, MeasurementError, NoRoomError
+from underclock.errors import DeviceError, MeasurementError, NoRoomError, NotSupportedError
+from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.feed import Feed, feeding
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import (
@@ -25,7 +26,9 @@ from underclock.hw.lockstep import (
     LeadingRank,
     Pace,
     StepKernels,
+    StoreLine,
     Word,
+    meet,
 )
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
@@ -237,3 +240,179 @@ def test_ranks_that_do_not_do_the_same_are_told_apart(
     rank = Rank(Pace(), 1.0)
     with pytest.raises((MeasurementError, DeviceError), match=sentence):
         _following(rank, Said(*words).ear(), gpu)()
+
+
+torch: Any = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def job() -> Iterator[None]:
+    """Make this process a job of one rank."""
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class Late:
+    """A clock; while time passes, something is said."""
+
+    def __init__(self, line: StoreLine) -> None:
+        self.line = line
+
+    def now_s(self) -> float:
+        raise AssertionError("nobody asks for the time")
+
+    def sleep_s(self, _duration_s: float) -> None:
+        self.line.say(b"late")
+
+
+@pytest.mark.usefixtures("job")
+def test_every_rank_hears_everything_in_order() -> None:
+    first = StoreLine(1)
+    ears = [StoreLine(1, clock=Late(first)) for _ in range(2)]
+    first.say(b"one")
+    first.say(b"\x00two")
+    for ear in ears:
+        assert [ear.hear(), ear.hear()] == [b"one", b"\x00two"]
+    assert ears[0].hear() == b"late"  # it waits until something is said
+    assert ears[1].hear() == b"late"
+
+
+@pytest.mark.usefixtures("job")
+def test_lines_are_counted_so_that_no_two_are_mixed_up() -> None:
+    one, other = StoreLine(), StoreLine()
+    one.say(b"one")
+    other.say(b"other")
+    assert one._prefix != other._prefix  # noqa: SLF001 - what sets them apart
+
+
+def test_ranks_that_did_not_meet_are_told_how() -> None:
+    with pytest.raises(NotSupportedError, match="its ranks did not meet") as refused:
+        StoreLine(1).say(b"one")
+    assert "as in training" in refused.value.hint
+
+
+@dataclass
+class Meeting:
+    """A job of some ranks; as time passes, others come."""
+
+    ranks: int
+    comes: bool = True
+    here: dict[str, int] = field(default_factory=dict)
+    time_s: float = 0.0
+
+    @property
+    def torch(self) -> Any:
+        return SimpleNamespace(
+            distributed=SimpleNamespace(
+                is_available=lambda: True,
+                is_initialized=lambda: self.ranks > 0,
+                get_world_size=lambda: self.ranks,
+                distributed_c10d=SimpleNamespace(_get_default_store=lambda: self),
+            )
+        )
+
+    def add(self, key: str, number: int) -> int:
+        self.here[key] = self.here.get(key, 0) + number
+        return self.here[key]
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.time_s += duration_s
+        for key in self.here if self.comes else ():
+            self.here[key] += 1
+
+
+def test_a_process_alone_meets_nobody() -> None:
+    alone = Meeting(ranks=0)
+    assert meet(alone.torch, alone)
+    assert not alone.here
+
+
+def test_ranks_wait_for_the_last_of_them() -> None:
+    four = Meeting(ranks=4)
+    assert meet(four.torch, four)
+    assert four.time_s == pytest.approx(3e-3)
+    assert meet(four.torch, four)
+    assert len(four.here) == 2
+
+
+def test_who_never_comes_is_not_waited_for_for_ever() -> None:
+    two = Meeting(ranks=2, comes=False)
+    assert not meet(two.torch, two, longest_s=0.5)
+    assert two.time_s == pytest.approx(0.5, abs=2e-3)
+
+
+_STEP_PACED = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}
+_KERNELS = tuple(Kernel(name=name) for name in _STEP_PACED)
+_IN_COMPANY = Mix(launches=2, hot=2)
+
+
+class Line:
+    def __init__(self) -> None:
+        self.words: list[Word] = []
+        self.heard = 0
+
+    def say(self, words: bytes) -> None:
+        self.words.append(msgspec.json.decode(words, type=Word))
+
+    def hear(self) -> bytes:
+        self.heard += 1
+        return msgspec.json.encode(self.words[self.heard - 1])
+
+
+def _launchers(machine: Any) -> Iterator[Any]:
+    def step() -> None:
+        for name, takes_s in _STEP_PACED.items():
+            machine.launch_kernel(name, takes_s)
+
+    yield machine.launcher(**_STEP_PACED)
+    yield machine.eager(step, *_STEP_PACED)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("mix", [None, _IN_COMPANY], ids=["alone", "in company"])
+def test_a_follower_launches_what_the_leader_did(
+    machine: Any, *, eager: bool, mix: Mix | None
+) -> None:
+    launcher = list(_launchers(machine))[eager]
+    line = Line()
+    launcher.pace = LeadingRank(line)
+    with launcher.loop(_KERNELS, mix) as loop:
+        while not loop.progress().launches:
+            SystemClock().sleep_s(1e-3)
+    led = machine.now_s
+
+    assert line.words[0] == BeginLoop(tuple(_STEP_PACED), mix)
+    assert isinstance(line.words[1], AgreedNumber)
+    assert {type(word) for word in line.words[2:-1]} == {LaunchOnce}
+    assert line.words[-1] == EndLoop()
+
+    line.words[1] = AgreedNumber(
+        line.words[1].value / 4
+    )  # a GPU of which the leader has four a step
+    line.words.append(Done())
+    launcher.pace = follower = FollowingRank(line)
+    with ExitStack() as stack:
+        leases = stack.enter_context(ClockLeases(SimpleNamespace()))
+        follower.follow(launcher, _KERNELS, leases)
+    assert line.heard == len(line.words)
+    assert machine.now_s > led
+
+
+def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
+    launcher, line = machine.launcher(**_STEP_PACED), Line()
+    launcher.pace = LeadingRank(line)
+    with launcher.loop(_KERNELS[:1]) as loop:
+        while not loop.progress().launches:
+            SystemClock().sleep_s(1e-3)
+    kernels = len(machine.launched[-1][1])
+    line.words.append(Done())
+
+    slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _STEP_PACED.items()})
+    slower.pace = follower = FollowingRank(line)
+    follower.follow(slower, _KERNELS, ClockLeases(SimpleNamespace()))
+    assert len(machine.launched[-1][1]) == kernels

@@ -1,9 +1,12 @@
-"""A log of clocks on simulated GPUs, and the kernels under it."""
+"""A log of what clocks do, and launches that must get on."""
 
 import csv
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,14 +14,18 @@ import pytest
 
 from underclock import Tally
 from underclock.core.step.following import fit_period, launch_at
-from underclock.errors import DataError, NotSupportedError, UsageError
+from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
+from underclock.hw.base import Durations, Progress
+from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.hw.watching import Entry, Sampler
-from underclock.records import Evidence, Kernel, Kind, Step
+from underclock.hw.watching import LONGEST_STILL_S, Entry, Sampler, WatchedLoop
+from underclock.records import Clocks, Evidence, Kernel, Kind, MeasurementSettings, Step
 from underclock.stages.watch import COLUMNS, watch
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
+from underclock.workloads import workload
 
 _PERIOD_S = 0.001
 
@@ -263,3 +270,104 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     watch("sim:rtx3080ti", duration_s=0.1, to=path, force=True)
 
     assert len(_rows(path)) == 100
+
+
+_COPY = Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9)
+
+
+def _bench(rig: Rig) -> GpuMeasurer:
+    measuring = MeasurementSettings(warm_s=100.0, kernel_warm_s=2.0, window_s=1.0)
+    return GpuMeasurer(
+        rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
+    )
+
+
+def _measure(rig: Rig) -> None:
+    with _bench(rig).hold(Clocks(core_mhz=1050)):
+        _bench(rig).measure([_COPY])
+
+
+def _warm(rig: Rig) -> None:
+    _bench(rig).warm([_COPY])
+
+
+@pytest.mark.parametrize(
+    ("use", "doing"), [(_measure, "measuring"), (_warm, "warming the GPU")], ids=["measure", "warm"]
+)
+def test_a_gpu_lost_for_a_moment_does_not_hang_the_wait(
+    use: Callable[[Rig], None], doing: str
+) -> None:
+    faults = FaultScript([Fault(at_s=1.5, kind=FaultKind.GPU_LOST, for_s=0.01)])
+    with simulated_rig("rtx3080ti", faults=faults) as rig:
+        with pytest.raises(MeasurementError, match=rf"no launch ended in \d+ s while {doing}"):
+            use(rig)
+        assert rig.clock.now_s() < 4 * LONGEST_STILL_S
+        assert rig.device.core_lock is None
+
+
+def test_watching_a_step_does_not_hang_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches are lost before the first of them ends."""
+    begin = VirtualGpu.begin
+
+    def lost(gpu: VirtualGpu, *kernels: Any, **more: Any) -> None:
+        begin(gpu, *kernels, **more)
+        gpu.fail(FaultKind.GPU_LOST)
+        gpu.mend(FaultKind.GPU_LOST)
+
+    monkeypatch.setattr(VirtualGpu, "begin", lost)
+    step = workload("gpt3-125m", {"layers": 1, "batch": 1})
+
+    with pytest.raises(
+        MeasurementError, match=r"no launch ended in \d+ s while timing '\w+' alone"
+    ):
+        watch("sim:rtx3080ti", step=step)
+
+
+@dataclass
+class _Clock:
+    t_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.t_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        self.t_s += duration_s
+
+
+@dataclass
+class _Loop:
+    launches: int = 0
+    work: float = 0.0
+
+    def progress(self) -> Progress:
+        return Progress(launches=self.launches, elapsed_s=0.0, work=self.work)
+
+    def durations(self, for_s: float) -> Durations:
+        raise AssertionError(f"nobody asks for {for_s} s of durations")
+
+
+def test_a_round_may_take_as_long_as_it_likes_where_work_inside_it_is_seen() -> None:
+    clock, loop = _Clock(), _Loop()
+    watched = WatchedLoop(loop, clock, "waiting")
+    for _ in range(10):
+        clock.sleep_s(LONGEST_STILL_S)
+        loop.work += 0.1
+        assert watched.progress().launches == 0
+    clock.sleep_s(LONGEST_STILL_S + 0.1)
+    with pytest.raises(MeasurementError, match="no launch ended"):
+        watched.progress()
+
+
+def test_a_loop_that_gets_on_may_take_as_long_as_it_likes() -> None:
+    clock, loop = _Clock(), _Loop()
+    watched = WatchedLoop(loop, clock, "waiting")
+    for _ in range(10):
+        clock.sleep_s(LONGEST_STILL_S)
+        loop.launches += 1
+        assert watched.progress().launches == loop.launches
+    clock.sleep_s(LONGEST_STILL_S)
+    watched.progress()
+    clock.sleep_s(0.1)
+    with pytest.raises(MeasurementError, match="no launch ended in 120 s while waiting") as caught:
+        watched.progress()
+    assert "nvidia-smi" in caught.value.hint
