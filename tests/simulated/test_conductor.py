@@ -1,6 +1,7 @@
 """Schedules run kernel by kernel on the simulated GPU, against what their kernels cost apart."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import statistics
@@ -66,23 +67,27 @@ def _alone(
     name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks], temperature_c: float = 50.0
 ) -> list[tuple[float, float]]:
     """Measure every launch alone at its clocks; return true times and energies."""
-    known: dict[tuple[str, Clocks], tuple[float, float]] = {}
-    for kernel, setting in zip(launches, clocks, strict=True):
-        if (kernel.name, setting) in known:
-            continue
-        # A new one each time, so that its first loop draws the noise of a schedule's.
-        with simulated_rig(_model(name, _FREE)) as rig, ClockLeases(rig.gpu).hold(setting):
-            rig.device.temperature_c = temperature_c
-            with rig.launcher.loop([kernel]):
-                start_s, start_j = rig.clock.now_s(), rig.device.energy_j
-                rig.clock.sleep_s(0.1)
-                running = rig.device.running
-                assert running is not None
-                assert not rig.device.capped
-                done = running.launches + running.share
-            took_s, took_j = rig.clock.now_s() - start_s, rig.device.energy_j - start_j
-        known[kernel.name, setting] = took_s / done, took_j / done
-    return [known[kernel.name, setting] for kernel, setting in zip(launches, clocks, strict=True)]
+    return [
+        _launch_alone(name, kernel, setting, temperature_c)
+        for kernel, setting in zip(launches, clocks, strict=True)
+    ]
+
+
+@functools.cache  # tests have the same launches at the same clocks
+def _launch_alone(
+    name: str, kernel: Kernel, setting: Clocks, temperature_c: float
+) -> tuple[float, float]:
+    # A new GPU each time, so that its first loop draws the noise of a schedule's.
+    with simulated_rig(_model(name, _FREE)) as rig, ClockLeases(rig.gpu).hold(setting):
+        rig.device.temperature_c = temperature_c
+        with rig.launcher.loop([kernel]):
+            start_s, start_j = rig.clock.now_s(), rig.device.energy_j
+            rig.clock.sleep_s(0.1)
+            running = rig.device.running
+            assert running is not None
+            assert not rig.device.capped
+            done = running.launches + running.share
+        return (rig.clock.now_s() - start_s) / done, (rig.device.energy_j - start_j) / done
 
 
 def _times_s(name: str, launches: Sequence[Kernel], clocks: Sequence[Clocks]) -> list[float]:

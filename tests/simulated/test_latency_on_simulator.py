@@ -162,8 +162,9 @@ def test_the_same_seed_gives_the_same_table() -> None:
     def run(seed: int) -> LatencyTable:
         return measure_latency("sim:a100", targets=3, repeats=2, seed=seed)
 
-    assert run(1) == run(1)
-    assert run(1).switches != run(2).switches
+    first = run(1)
+    assert first == run(1)
+    assert first.switches != run(2).switches
 
 
 def test_it_says_how_far_it_is_and_ends_at_the_end() -> None:

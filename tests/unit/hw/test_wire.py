@@ -17,7 +17,8 @@ from underclock.errors import UsageError
 from underclock.hw import wire
 from underclock.hw.wire import Gone, Life, Unpacker, answering, listening, peer_of
 
-_MESSAGES = st.lists(st.dictionaries(st.text(), st.integers() | st.text()), max_size=4)
+_WORDS = st.text(max_size=8)
+_MESSAGES = st.lists(st.dictionaries(_WORDS, st.integers() | _WORDS, max_size=3), max_size=4)
 
 
 @given(_MESSAGES, st.integers(1, 40))
