@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.prediction.time_shares import BUSIEST_DRAM
-from underclock.gpus.catalogue import gpu_model, model_names
 from underclock.gpus.models import (
     AMPERE,
     GA100,
@@ -20,6 +19,8 @@ from underclock.gpus.models import (
     Latency,
     Sensors,
     SwitchingModel,
+    gpu_model,
+    model_names,
 )
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml_calls import nvml_session

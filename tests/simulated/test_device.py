@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.simulated.clocks import CAP_TICK_S, PowerLoop
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.physics.constants import KernelConstants

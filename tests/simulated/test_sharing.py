@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.errors import DeviceError
-from underclock.gpus.catalogue import gpu_model
+from underclock.gpus.models import gpu_model
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session

@@ -17,12 +17,10 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine
+from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.armed import arm, left_behind
 from underclock.runtime.undo.processes import Process
 from underclock.stages.doctor import examine
-from underclock.stages.held_run import Ran
-from underclock.stages.how_to_run import HowToRun
-from underclock.stages.run import run
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
 
