@@ -23,7 +23,6 @@ from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 from underclock.units import name_hint
 
-UNCALIBRATED = "uncalibrated"
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
@@ -41,7 +40,6 @@ class Latency:
     points_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Reject what is no distribution."""
         if len(self.shares) != len(self.points_s) or self.shares[0] != 0 or self.shares[-1] != 1:
             raise ValueError("a latency needs one point for each share from 0 to 1")
         if list(self.shares) != sorted(self.shares) or list(self.points_s) != sorted(self.points_s):
@@ -55,12 +53,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meter:
-    """A power reading.
-
-    Attributes:
-        every_s: It is updated this often.
-        seen_s: And is then the mean over this long before.
-    """
+    """A power reading: updated every ``every_s``, and then the mean over ``seen_s`` before."""
 
     every_s: float
     seen_s: float
@@ -112,10 +105,7 @@ _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 
 class ReportedLatency:
     """From call to new clock, as others report it: no more than a first guess for a board.
 
-    Attributes:
-        least_s: The least that was reported.
-        most_s: The greatest.
-        source: Of which GPUs, and how well known.
+    The source says of which GPUs, and how well known.
     """
 
     least_s: float
@@ -123,33 +113,21 @@ class ReportedLatency:
     source: str
 
 
-_REPORTED = (
-    (
-        r"[BG]?B[123]00|RTX 50\d\d|Blackwell",
-        ReportedLatency(1e-5, 1e-4, "of Blackwell GPUs, unpublished"),
-    ),
-    (
-        r"G?H[128]00|H20",
-        ReportedLatency(6e-3, 0.1, "of Hopper GPUs, second-hand"),
-    ),
-    (r"V100", ReportedLatency(24.5e-3, 24.5e-3, "of a V100")),
-    (
-        r"Quadro RTX \d+|TITAN RTX|RTX 20\d\d|T4",
-        ReportedLatency(0.15, 0.15, "of a Quadro RTX 6000, second-hand"),
-    ),
-    (
-        r"A\d+0|A\d000|RTX [34]0\d\d|L4|L40",
-        ReportedLatency(6e-3, 0.15, "of Hopper and Turing GPUs"),
-    ),
-)
+_REPORTED = {
+    r"[BG]?B[123]00|RTX 50\d\d|Blackwell": (1e-5, 1e-4, "of Blackwell GPUs, unpublished"),
+    r"G?H[128]00|H20": (6e-3, 0.1, "of Hopper GPUs, second-hand"),
+    r"V100": (24.5e-3, 24.5e-3, "of a V100"),
+    r"Quadro RTX \d+|TITAN RTX|RTX 20\d\d|T4": (0.15, 0.15, "of a Quadro RTX 6000, second-hand"),
+    r"A\d+0|A\d000|RTX [34]0\d\d|L4|L40": (6e-3, 0.15, "of Hopper and Turing GPUs"),
+}
 """What names of models hold, as whole words, and what is reported of those GPUs."""
 
 
 def reported_latency(model: str) -> ReportedLatency | None:
     """Return what is reported of a GPU model, by its name; ``None`` where nothing is."""
-    for names, reported in _REPORTED:
+    for names, reported in _REPORTED.items():
         if re.search(rf"\b(?:{names})S?(?: Ti| D)?\b", model, re.IGNORECASE):
-            return reported
+            return ReportedLatency(*reported)
     return None
 
 
@@ -177,17 +155,13 @@ class SwitchingModel:
     """Nothing executes for this long when the memory clock changes."""
 
     def __post_init__(self) -> None:
-        """Reject what runs backwards."""
         if min(self.core_s, self.mem_s, self.target_spread, self.jitter, self.mem_stall_s) < 0:
             raise ValueError("delays and their spreads must not be negative")
 
     def usual_s(self, model: str, domain: Domain, bounds: Bounds | None) -> float:
-        """Return the delay that a target has without jitter.
+        """Return the delay that a target has without jitter; bounds of ``None`` give it back.
 
-        Args:
-            model: The GPU's name; it decides which targets are slow.
-            domain: Whose clock.
-            bounds: The lock; ``None`` gives the clock back.
+        The model is the GPU's name: it decides which targets are slow.
         """
         median_s = self.core_s if domain is Domain.CORE else self.mem_s
         target = "auto" if bounds is None else f"{bounds[0]}-{bounds[1]}"
@@ -223,7 +197,7 @@ class Accuracy:
 class Calibration:
     """Where a model's constants come from."""
 
-    source: str = UNCALIBRATED
+    source: str = "uncalibrated"
     """Table they were fitted to, or why they were not."""
     rows: int = 0
     """Rows of the table."""
@@ -299,7 +273,6 @@ class GpuModel:
     """Clocks whose locks the driver accepts and the GPU does not follow."""
 
     def __post_init__(self) -> None:
-        """Reject tables no driver has."""
         if not self.name:
             raise ValueError("a GPU needs a name")
         tables = (self.core_mhz, self.mem_mhz, self.constants.mem_points_mhz)

@@ -86,7 +86,6 @@ class Choice(Record, frozen=True, kw_only=True):
     auto_energy_j: float
 
     def __post_init__(self) -> None:
-        """Reject clocks that no GPU has, and impossible costs."""
         check_mhz(self, "core_mhz", "mem_mhz")
         check_positive(self, "auto_time_s", "auto_energy_j")
         check_change(self, "time_change", "energy_change")
@@ -111,7 +110,6 @@ class Cost(Record, frozen=True, kw_only=True):
     energy_change: float
 
     def __post_init__(self) -> None:
-        """Reject a step that takes nothing."""
         check_positive(self, "time_s", "energy_j")
         check_change(self, "time_change", "energy_change")
 
@@ -146,7 +144,6 @@ class Arm(Record, frozen=True, kw_only=True):
     energy_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Reject a step that takes nothing, half a cost, and a gap or an interval that is none."""
         check_positive(self, "time_s", "energy_j")
         check_change(self, "time_change", "energy_change")
         check_gap(self.gap)
@@ -195,7 +192,6 @@ class Closure(Record, frozen=True, kw_only=True):
     energy: float
 
     def __post_init__(self) -> None:
-        """Reject ratios that are none."""
         check_positive(self, "time", "energy")
 
 
@@ -217,7 +213,6 @@ class Segment(Record, frozen=True, kw_only=True):
     pays_j: float | None = None
 
     def __post_init__(self) -> None:
-        """Reject empty stretches, impossible clocks and aims."""
         check_positive(self, "launches")
         check_mhz(self, "core_mhz", "mem_mhz")
         for name in ("aim_s", "pays_j"):
@@ -248,7 +243,6 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
     launch_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Reject durations that are none, or not one for each launch."""
         scheduled = sum(segment.launches for segment in self.segments)
         if scheduled != len(self.launch_s):
             raise ValueError(
@@ -293,7 +287,6 @@ class PowerPoint(Record, frozen=True, kw_only=True):
     energy_change: float
 
     def __post_init__(self) -> None:
-        """Reject a step that takes nothing."""
         check_positive(self, "limit_w", "auto_time_s", "time_s")
         check_change(self, "time_change", "energy_change")
         check_agrees("time_change", self.time_change, self.time_s / self.auto_time_s - 1.0)
@@ -320,7 +313,6 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     hardware: str = ""
 
     def __post_init__(self) -> None:
-        """Reject a gap that is none, and costs that cannot be."""
         check_gap(self.gap)
         check_not_negative(self, "latency_s", "switches")
         check_change(self, "time_change", "energy_change")
@@ -346,6 +338,5 @@ class Proposal(Record, frozen=True, kw_only=True):
     switches: int
 
     def __post_init__(self) -> None:
-        """Reject costs that cannot be."""
         check_change(self, "time_change", "energy_change")
         check_not_negative(self, "switches")

@@ -121,7 +121,6 @@ class Clocks(Record, frozen=True, kw_only=True):
     mem_mhz: int | None = None
 
     def __post_init__(self) -> None:
-        """Reject clocks no GPU can have."""
         check_positive(self, "core_mhz", "mem_mhz")
 
     @property

@@ -23,7 +23,6 @@ class Constant(Record, frozen=True, kw_only=True):
     told: float
 
     def __post_init__(self) -> None:
-        """Reject an error that is none."""
         check_not_negative(self, "error", "told")
 
 
@@ -59,7 +58,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
     described: bool
 
     def __post_init__(self) -> None:
-        """Reject counts, shares and errors that cannot be."""
         check_not_negative(self, "samples", "rows", "core_share", "dram_share", "fixed_share")
         check_not_negative(self, "energy_j", "energy_error_j", "time_rms", "power_rms")
 
@@ -105,7 +103,6 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject counts and errors that cannot be."""
         check_not_negative(self, "samples", "rows", "cap_w", "boost_mhz", "time_noise")
         check_not_negative(self, "power_noise", "time_discrepancy", "power_discrepancy")
         check_not_negative(self, "time_rms", "power_rms", "common_share")

@@ -55,7 +55,6 @@ class Switch(Record, frozen=True, kw_only=True):
     outliers: int = 0
 
     def __post_init__(self) -> None:
-        """Reject impossible clocks and durations."""
         check_mhz(self, "from_mhz", "to_mhz")
         for name in ("call_s", "delay_s", "delay_p05_s", "delay_p95_s", "jitter_s", "stall_s"):
             value = getattr(self, name)
@@ -90,7 +89,6 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject tables that say nothing, or two things of one switch."""
         if not self.switches:
             raise ValueError("a latency table needs at least one switch")
         if len({_key(switch) for switch in self.switches}) < len(self.switches):

@@ -169,7 +169,6 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject runs that cannot be, and what its parts do not say of each other."""
         check_not_negative(self, "repeats", "pairs_keeping_energy", "pairs_keeping_time")
         check_not_negative(self, "tolerance", "further_repeats")
         check_change(self, "promised_time_change", "promised_energy_change")
@@ -266,7 +265,6 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject costs that cannot be, or that are not those of its arms."""
         check_positive(self, "time_s", "energy_j")
         names = ("time_change", "energy_change")
         check_change(self, *names, *(f"promised_{name}" for name in names))

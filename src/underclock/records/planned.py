@@ -113,7 +113,6 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject a plan that lacks what it compares, or contradicts itself."""
         costed = {arm.name for arm in self.arms if arm.cost is not None}
         if self.chosen not in costed:
             raise ValueError(f"the chosen arm {self.chosen!r} has no costs")

@@ -140,7 +140,6 @@ class StepSource(Record, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject what names nothing."""
         if not self.file:
             raise ValueError("a step's source needs a file")
         if self.steps is None and not self.function.isidentifier():
@@ -203,7 +202,6 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject steps whose order and counts disagree, or whose names repeat."""
         if not self.kernels:
             raise ValueError("a step needs at least one kernel")
         twice = [n for n, c in Counter(k.name for k in self.kernels).items() if c > 1]

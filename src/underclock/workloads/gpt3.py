@@ -59,7 +59,6 @@ class Shape:
     """GPUs that share one step by tensor and sequence parallelism; the kernels are those of one."""
 
     def __post_init__(self) -> None:
-        """Reject sizes that make no transformer, or that do not divide among the GPUs."""
         for field in dataclasses.fields(self):
             if getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} must be at least 1")
