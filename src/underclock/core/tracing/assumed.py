@@ -3,7 +3,7 @@
 PyTorch hands operators to a device below autograd, alike on a CPU and a GPU, and on a GPU most of
 them launch one kernel. So each is taken to be one, with the FLOPs and the least bytes of its
 tensors. A GPU's libraries may split it into several, or choose another algorithm; compiled parts
-fuse theirs. FLOPs per element are those of `workloads.gpt3`.
+fuse theirs. FLOPs per element are those of `workloads`.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""GPT-3 training steps as the kernels that llm.c launches, with their FLOPs and bytes.
+"""Training steps computed from model shapes, no GPU needed: GPT-3 as the kernels of llm.c.
+
+Every kernel has its FLOPs and bytes.
 
 Shape letters: B batch, T sequence, N = B·T tokens, C hidden, H heads, V padded vocabulary,
 L layers, P parameters. All tensors are bf16 (2 bytes) unless a term says otherwise.
@@ -17,6 +19,7 @@ Collectives between GPUs are not listed, as in the paper.
 """
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from underclock.errors import UsageError
@@ -34,6 +37,7 @@ _PASS_OF_SECTION = {
     "Lb": Pass.BACKWARD,
     "opt": Pass.OPTIMIZER,
 }
+_PER_LAYER = {"Lf", "Lb"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,66 +150,48 @@ class _Builder:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        self.section = "fwd"
         self.kernels: list[Kernel] = []
 
-    def memory(self, section: str, name: str, size: str, *, flops: float, moved: float) -> None:
+    def memory(self, name: str, size: str, flops: float, moved: float) -> None:
         """Add a kernel that is not a matrix product; ``moved`` in bytes."""
-        self._add(section, name, Kind.MEMORY, size, flops, moved)
+        self._add(name, Kind.MEMORY, size, flops, moved)
 
-    def gemm(
-        self, section: str, name: str, m: int, n: int, k: int, *, accumulate: bool = False
-    ) -> None:
+    def gemm(self, name: str, m: int, n: int, k: int, *, accumulate: bool = False) -> None:
         """Add C[m,n] (+)= A[m,k] B[k,n]."""
         elements = m * k + k * n + m * n * (2 if accumulate else 1)
-        self._add(section, name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, _BF16 * elements)
+        self._add(name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, _BF16 * elements)
 
-    def batched(self, section: str, name: str, m: int, n: int, k: int) -> None:
+    def batched(self, name: str, m: int, n: int, k: int) -> None:
         """Add one product per sequence and head of this GPU."""
         batch = self.shape.batch * self.shape.heads // self.shape.tp
-        self._add(
-            section,
-            name,
-            Kind.GEMM,
-            f"{batch}x[{m}x{n}x{k}]",
-            2.0 * batch * m * n * k,
-            _BF16 * batch * (m * k + k * n + m * n),
-        )
+        moved = _BF16 * batch * (m * k + k * n + m * n)
+        self._add(name, Kind.GEMM, f"{batch}x[{m}x{n}x{k}]", 2.0 * batch * m * n * k, moved)
 
-    def bias_backward(self, section: str, suffix: str, tokens: int, channels: int) -> None:
+    def bias_backward(self, suffix: str, tokens: int, channels: int) -> None:
         """Add the column sum of a gradient, and its second stage where llm.c needs one."""
-        shape = self.shape
-        self.memory(
-            section,
-            f"matmul_backward_bias_kernel9 {suffix}",
-            f"{tokens}x{channels}",
-            flops=tokens * channels,
-            moved=_BF16 * tokens * channels,
-        )
+        shape, elements = self.shape, tokens * channels
+        name, size = f"matmul_backward_bias_kernel9 {suffix}", f"{tokens}x{channels}"
+        self.memory(name, size, elements, _BF16 * elements)
         # llm.c: one block column covers 64 channels; as many block rows as fill the GPU.
         block = 768 if shape.threads_per_sm == 1536 else 1024  # noqa: PLR2004 - llm.c's rule
         columns = -(-channels // 64)
         rows = max(1, shape.threads_per_sm * shape.sm_count // (block * columns))
         if rows > 1:
+            moved = _FP32 * channels * rows + 2 * _BF16 * channels
             self.memory(
-                section,
-                f"reduce_add_sum_kernel {suffix}",
-                f"{channels}x{rows}",
-                flops=channels * rows,
-                moved=_FP32 * channels * rows + 2 * _BF16 * channels,
+                f"reduce_add_sum_kernel {suffix}", f"{channels}x{rows}", channels * rows, moved
             )
 
-    def _add(
-        self, section: str, name: str, kind: Kind, size: str, flops: float, moved: float
-    ) -> None:
-        per_layer = section in {"Lf", "Lb"}
+    def _add(self, name: str, kind: Kind, size: str, flops: float, moved: float) -> None:
         self.kernels.append(
             Kernel(
                 name=name,
                 kind=kind,
-                pass_=_PASS_OF_SECTION[section],
-                section=section,
+                pass_=_PASS_OF_SECTION[self.section],
+                section=self.section,
                 shape=size,
-                count=self.shape.layers if per_layer else 1,
+                count=self.shape.layers if self.section in _PER_LAYER else 1,
                 flops=float(flops),
                 bytes_moved=float(moved),
             )
@@ -214,132 +200,90 @@ class _Builder:
 
 def _forward(add: _Builder) -> None:
     s = add.shape
-    p = s.tp
-    b, t, c = s.batch, s.sequence, s.hidden
+    p, b, t, c = s.tp, s.batch, s.sequence, s.hidden
     heads, v, head = s.heads // p, s.padded_vocabulary // p, c // s.heads
     n = b * t
     own = n // p  # tokens of this GPU where the sequence is sharded
     nc = own * c  # elements of a tensor that is sharded, whichever way
     norm_stats = 2 * _FP32 * own  # mean and reciprocal deviation of each token
     causal = b * heads * t * (t + 1) // 2  # attention scores on and below the diagonal
+    add.section = "fwd"
     # A GPU finds the tokens of its part of the vocabulary, and writes zeros for all others.
     embed = _BF16 * (nc + n * c + t * c // p) + _INT32 * n
-    add.memory("fwd", "encoder_forward_kernel3", f"{n}x{c}", flops=nc, moved=embed)
-    add.memory(
-        "fwd",
-        "layernorm_forward_kernel6",
-        f"{own}x{c}",
-        flops=8 * nc,
-        moved=2 * _BF16 * nc + norm_stats,
-    )
-    add.gemm("Lf", "qkv", 3 * c // p, n, c)
-    add.memory("Lf", "permute_kernel", f"{n}x3C{s.part}", flops=0, moved=6 * _BF16 * nc)
-    add.batched("Lf", "bgemm QK^T", t, t, head)
-    add.memory(
-        "Lf",
-        "softmax_forward_kernel5",
-        f"{b * heads}x{t}x{t} causal",
-        flops=5 * causal,
-        moved=2 * _BF16 * causal,
-    )
-    add.batched("Lf", "bgemm att.V", head, t, t)
-    add.memory("Lf", "unpermute_kernel", f"{n}xC{s.part}", flops=0, moved=2 * _BF16 * nc)
-    add.gemm("Lf", "attproj", c, n, c // p)
-    residual = {"flops": 9 * nc, "moved": 4 * _BF16 * nc + norm_stats}
-    add.memory("Lf", "fused_residual_forward_kernel5 (ln2)", f"{own}xC", **residual)
-    add.gemm("Lf", "fc", 4 * c // p, n, c)
-    add.memory("Lf", "gelu_forward_kernel2", f"{n}x4C{s.part}", flops=32 * nc, moved=8 * _BF16 * nc)
-    add.gemm("Lf", "fcproj", c, n, 4 * c // p)
-    add.memory("Lf", "fused_residual_forward_kernel5 (ln1/lnf)", f"{own}xC", **residual)
-    add.gemm("fwd", "lm_head", v, n, c)
-    add.memory(
-        "loss", "fused_classifier_kernel5", f"{n}x{v}", flops=6 * n * v, moved=3 * _BF16 * n * v
-    )
+    add.memory("encoder_forward_kernel3", f"{n}x{c}", nc, embed)
+    add.memory("layernorm_forward_kernel6", f"{own}x{c}", 8 * nc, 2 * _BF16 * nc + norm_stats)
+    add.section = "Lf"
+    add.gemm("qkv", 3 * c // p, n, c)
+    add.memory("permute_kernel", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
+    add.batched("bgemm QK^T", t, t, head)
+    scores = f"{b * heads}x{t}x{t} causal"
+    add.memory("softmax_forward_kernel5", scores, 5 * causal, 2 * _BF16 * causal)
+    add.batched("bgemm att.V", head, t, t)
+    add.memory("unpermute_kernel", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
+    add.gemm("attproj", c, n, c // p)
+    residual = (f"{own}xC", 9 * nc, 4 * _BF16 * nc + norm_stats)
+    add.memory("fused_residual_forward_kernel5 (ln2)", *residual)
+    add.gemm("fc", 4 * c // p, n, c)
+    add.memory("gelu_forward_kernel2", f"{n}x4C{s.part}", 32 * nc, 8 * _BF16 * nc)
+    add.gemm("fcproj", c, n, 4 * c // p)
+    add.memory("fused_residual_forward_kernel5 (ln1/lnf)", *residual)
+    add.section = "fwd"
+    add.gemm("lm_head", v, n, c)
+    add.section = "loss"
+    add.memory("fused_classifier_kernel5", f"{n}x{v}", 6 * n * v, 3 * _BF16 * n * v)
 
 
 def _backward(add: _Builder) -> None:
     s = add.shape
-    p = s.tp
-    b, t, c = s.batch, s.sequence, s.hidden
+    p, b, t, c = s.tp, s.batch, s.sequence, s.hidden
     heads, v, head = s.heads // p, s.padded_vocabulary // p, c // s.heads
     n = b * t
     own = n // p
     nc = own * c
     causal = b * heads * t * (t + 1) // 2
-    add.gemm("bwd", "lm_head dgrad", c, n, v)
-    add.gemm("bwd", "lm_head wgrad", c, v, n, accumulate=True)
-    norm = {"flops": 12 * nc, "moved": 4 * _BF16 * nc}
-    add.memory("bwd", "layernorm_backward_kernel10 (lnf)", f"{own}xC", **norm)
-    add.memory(
-        "Lb",
-        "gelu_forward_kernel2 (recompute=1)",
-        f"{n}x4C{s.part}",
-        flops=32 * nc,
-        moved=8 * _BF16 * nc,
-    )
-    add.bias_backward("Lb", "fcproj", own, c)
-    add.gemm("Lb", "fcproj dgrad", 4 * c // p, n, c)
-    add.memory(
-        "Lb",
-        "gelu_backward_inplace_kernel",
-        f"{n}x4C{s.part}",
-        flops=64 * nc,
-        moved=12 * _BF16 * nc,
-    )
-    add.gemm("Lb", "fcproj wgrad", 4 * c // p, c, n, accumulate=True)
-    add.bias_backward("Lb", "fc", n, 4 * c // p)
-    add.gemm("Lb", "fc dgrad", c, n, 4 * c // p)
-    add.gemm("Lb", "fc wgrad", c, 4 * c // p, n, accumulate=True)
-    add.memory("Lb", "layernorm_backward_kernel10 (ln2)", f"{own}xC", **norm)
-    add.bias_backward("Lb", "attproj", own, c)
-    add.gemm("Lb", "attproj dgrad", c // p, n, c)
-    add.gemm("Lb", "attproj wgrad", c // p, c, n, accumulate=True)
-    add.memory("Lb", "unpermute_kernel_backward", f"{n}xC{s.part}", flops=0, moved=2 * _BF16 * nc)
-    add.batched("Lb", "bgemm datt", t, t, head)
-    add.batched("Lb", "bgemm dv", head, t, t)
+    wide, norm = f"{n}x4C{s.part}", (f"{own}xC", 12 * nc, 4 * _BF16 * nc)
+    add.section = "bwd"
+    add.gemm("lm_head dgrad", c, n, v)
+    add.gemm("lm_head wgrad", c, v, n, accumulate=True)
+    add.memory("layernorm_backward_kernel10 (lnf)", *norm)
+    add.section = "Lb"
+    add.memory("gelu_forward_kernel2 (recompute=1)", wide, 32 * nc, 8 * _BF16 * nc)
+    add.bias_backward("fcproj", own, c)
+    add.gemm("fcproj dgrad", 4 * c // p, n, c)
+    add.memory("gelu_backward_inplace_kernel", wide, 64 * nc, 12 * _BF16 * nc)
+    add.gemm("fcproj wgrad", 4 * c // p, c, n, accumulate=True)
+    add.bias_backward("fc", n, 4 * c // p)
+    add.gemm("fc dgrad", c, n, 4 * c // p)
+    add.gemm("fc wgrad", c, 4 * c // p, n, accumulate=True)
+    add.memory("layernorm_backward_kernel10 (ln2)", *norm)
+    add.bias_backward("attproj", own, c)
+    add.gemm("attproj dgrad", c // p, n, c)
+    add.gemm("attproj wgrad", c // p, c, n, accumulate=True)
+    add.memory("unpermute_kernel_backward", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
+    add.batched("bgemm datt", t, t, head)
+    add.batched("bgemm dv", head, t, t)
     # Reads scores and gradients below the diagonal, writes the full square with zeros above it.
-    add.memory(
-        "Lb",
-        "softmax_autoregressive_backward_inplace_kernel",
-        f"{b * heads}x{t}x{t}",
-        flops=4 * causal,
-        moved=_BF16 * (2 * causal + b * heads * t * t),
-    )
-    add.batched("Lb", "bgemm dq", head, t, t)
-    add.batched("Lb", "bgemm dk", head, t, t)
-    add.memory("Lb", "permute_kernel_backward", f"{n}x3C{s.part}", flops=0, moved=6 * _BF16 * nc)
-    add.bias_backward("Lb", "qkv", n, 3 * c // p)
-    add.gemm("Lb", "qkv dgrad", c, n, 3 * c // p)
-    add.gemm("Lb", "qkv wgrad", c, 3 * c // p, n, accumulate=True)
-    add.memory("Lb", "layernorm_backward_kernel10 (ln1)", f"{own}xC", **norm)
+    name, moved = "softmax_autoregressive_backward_inplace_kernel", 2 * causal + b * heads * t * t
+    add.memory(name, f"{b * heads}x{t}x{t}", 4 * causal, _BF16 * moved)
+    add.batched("bgemm dq", head, t, t)
+    add.batched("bgemm dk", head, t, t)
+    add.memory("permute_kernel_backward", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
+    add.bias_backward("qkv", n, 3 * c // p)
+    add.gemm("qkv dgrad", c, n, 3 * c // p)
+    add.gemm("qkv wgrad", c, 3 * c // p, n, accumulate=True)
+    add.memory("layernorm_backward_kernel10 (ln1)", *norm)
+    add.section = "bwd"
     positions = _BF16 * (nc + 2 * t * c // p)
-    add.memory("bwd", "wpe_backward_kernel", f"{t // p}xC", flops=nc, moved=positions)
-    add.memory(
-        "bwd", "wte_backward_kernel", f"{own}xC gather-scatter", flops=nc, moved=3 * _BF16 * nc
-    )
+    add.memory("wpe_backward_kernel", f"{t // p}xC", nc, positions)
+    add.memory("wte_backward_kernel", f"{own}xC gather-scatter", nc, 3 * _BF16 * nc)
 
 
 def _optimizer(add: _Builder) -> None:
     p = add.shape.rank_parameters
-    add.memory("opt", "global_norm_squared_kernel", str(p), flops=2 * p, moved=_BF16 * p)
+    add.section = "opt"
+    add.memory("global_norm_squared_kernel", str(p), 2 * p, _BF16 * p)
     # Reads gradient, master weight and both moments, writes the last three and the weight.
-    add.memory("opt", "adamw_kernel3 (16 launches)", str(p), flops=15 * p, moved=28 * p)
-
-
-def _launch_order(kernels: list[Kernel], layers: int) -> tuple[int, ...]:
-    """Repeat each run of per-layer kernels once per layer, where it stands."""
-    order: list[int] = []
-    index = 0
-    while index < len(kernels):
-        end = index + 1
-        if kernels[index].section in {"Lf", "Lb"}:
-            while kernels[end].section == kernels[index].section:
-                end += 1
-            order.extend(list(range(index, end)) * layers)
-        else:
-            order.append(index)
-        index = end
-    return tuple(order)
+    add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)
 
 
 def gpt3_step(name: str, shape: Shape) -> Step:
@@ -348,9 +292,33 @@ def gpt3_step(name: str, shape: Shape) -> Step:
     _forward(add)
     _backward(add)
     _optimizer(add)
+    order: list[int] = []
+    # Runs of per-layer kernels are repeated once per layer, where they stand.
+    for section, run in itertools.groupby(enumerate(add.kernels), lambda each: each[1].section):
+        order += [index for index, _ in run] * (shape.layers if section in _PER_LAYER else 1)
     return Step(
         name=name,
         kernels=tuple(add.kernels),
-        order=_launch_order(add.kernels, shape.layers),
+        order=tuple(order),
         parameters=shape.as_parameters(),
     )
+
+
+def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
+    """Build a workload by name, e.g. ``gpt3-xl``.
+
+    Args:
+        name: A key of `MODELS`.
+        overrides: Fields of `Shape` to change, e.g. ``{"batch": 8, "tp": 4}``.
+
+    Raises:
+        UsageError: No such workload, or sizes that make no model.
+    """
+    if name not in MODELS:
+        raise UsageError(f"unknown workload {name!r}", hint=name_hint(name, MODELS))
+    try:
+        return gpt3_step(name, MODELS[name].changed(overrides or {}))
+    except UsageError as exc:
+        raise UsageError(f"cannot build {name}: {exc}", hint=exc.hint) from exc
+    except ValueError as exc:
+        raise UsageError(f"cannot build {name}: {exc}") from exc
