@@ -17,6 +17,7 @@ import numpy as np
 
 from calibrate_h200 import calibrated
 from gpu_specs import SPECS
+from underclock.app.calibrating import calibrate_gpu, check_calibration
 from underclock.core.calibration.throughput import (
     PublishedChange,
     PublishedGpu,
@@ -25,7 +26,6 @@ from underclock.core.calibration.throughput import (
 )
 from underclock.gpus.models import GpuModel, encode
 from underclock.records import Clocks
-from underclock.stages.calibrate import calibrate_gpu, check_calibration
 from underclock.workloads import workload
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -21,6 +21,8 @@ import msgspec
 
 from pages import fill, markdown, percent
 from underclock import measure, trace
+from underclock.app.planning import plan
+from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.turns import course_of, switching_of
 from underclock.core.planning.goal import Goal
@@ -31,8 +33,6 @@ from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled
 from underclock.runtime.simulated import execute as conduct
-from underclock.stages.plan import plan
-from underclock.stages.switching import Switching
 from underclock.store import read_samples
 from underclock.units import parse_duration
 

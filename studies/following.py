@@ -20,6 +20,8 @@ import msgspec
 from executed import WORKLOAD, samples_of
 from pages import fill, markdown, percent
 from underclock import trace
+from underclock.app.planning import plan
+from underclock.app.switching import Switching
 from underclock.campaign.turns import course_of
 from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
@@ -27,8 +29,6 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Executed, Scheduled, StepLengths, execute
-from underclock.stages.plan import plan
-from underclock.stages.switching import Switching
 
 CELLS = (
     ("rtx3080ti", 0.01),

@@ -21,6 +21,8 @@ import msgspec
 import torch as library
 
 from step_speed import calls, launches, speed_ms, speeds
+from underclock.app.measuring import measure
+from underclock.app.watching import watch
 from underclock.campaign.survey import Campaign
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.cap import driver_says
@@ -38,8 +40,6 @@ from underclock.records import (
     MeasurementSettings,
     SampleSet,
 )
-from underclock.stages.measure import measure
-from underclock.stages.watch import watch
 from underclock.store import write_document
 from underclock.tracing.captured import held_step
 from underclock.tracing.source import StepFile, load_step, source_of

@@ -25,6 +25,7 @@ import numpy as np
 
 import underclock
 from gpu_specs import SPECS
+from underclock.app.predicting import DRAWS, own_kernels, settings_of
 from underclock.core.calibration.gpu import calibrate
 from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.core.prediction.prior import FITTED, PUBLISHED, Prior, reference_kernels
@@ -41,8 +42,6 @@ from underclock.core.step.table import CostTable, cost_table
 from underclock.gpus.models import GpuModel, encode, gpu_model
 from underclock.records import SampleSet, Strategy
 from underclock.records.observed import Interval
-from underclock.stages.predict import DRAWS
-from underclock.stages.reference import own_kernels, settings_of
 from underclock.store import read_samples, read_table
 from underclock.units import format_percent
 

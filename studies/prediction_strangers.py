@@ -23,6 +23,7 @@ import numpy as np
 
 from gpu_specs import SPECS
 from prediction import best_change, part_of
+from underclock.app.predicting import OF_ANOTHER
 from underclock.core.calibration.gpu import Calibrated, calibrate
 from underclock.core.calibration.sweep import sweep_of
 from underclock.core.model.start import unknown_gpu
@@ -38,7 +39,6 @@ from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_
 from underclock.core.step.table import cost_table
 from underclock.records import Clocks, SampleSet
 from underclock.records.observed import Interval
-from underclock.stages.reference import OF_ANOTHER
 from underclock.store import read_table
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from underclock.app.planning import plan
 from underclock.campaign.recording import as_sample
 from underclock.campaign.survey import Campaign, Grid, settings_of
 from underclock.core.planning.choices import cost_of
@@ -35,7 +36,6 @@ from underclock.records import (
     SampleSet,
     Step,
 )
-from underclock.stages.plan import plan
 from underclock.store import read_table
 
 Row = tuple[int, Clocks]  # a kernel, by index, and clocks

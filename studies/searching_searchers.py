@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from searching_problem import Problem, Row
+from underclock.app.measuring import measure
 from underclock.campaign.survey import Campaign, Grid
 from underclock.records import Clocks, SampleSet
-from underclock.stages.measure import measure
 
 COARSE_MHZ = 210  # between core clocks in the paper's grid
 

@@ -23,6 +23,7 @@ from calibrate_h200 import (
 )
 from gpu_specs import SPECS
 from pages import fill, markdown
+from underclock.app.backends import open_measurer
 from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
@@ -33,7 +34,6 @@ from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import settled_step
 from underclock.gpus.models import gpu_model
 from underclock.records import MixSample, Pass, SampleSet
-from underclock.stages.backends import open_measurer
 
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),

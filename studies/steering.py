@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.app.measuring import measure
 from underclock.arrays import Bools, Floats
 from underclock.campaign.survey import Campaign, ClockControl, Grid
 from underclock.core.model.cost_estimate import CostEstimate
@@ -29,7 +30,6 @@ from underclock.core.step.cap import driver_says
 from underclock.gpus.models import encode, gpu_model
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import SampleSet, Step
-from underclock.stages.measure import measure
 from underclock.workloads import workload
 
 GPU = "h200"

@@ -32,6 +32,16 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
+    from underclock.app.fit import fit
+    from underclock.app.latency import measure_latency
+    from underclock.app.measuring import measure
+    from underclock.app.planning import plan
+    from underclock.app.predicting import predict
+    from underclock.app.refining import refine
+    from underclock.app.report import write_report
+    from underclock.app.score import score
+    from underclock.app.switching import Switching
+    from underclock.app.validating import validate
     from underclock.campaign.progress import Expected, Tally
     from underclock.campaign.survey import Campaign, ClockControl, Grid
     from underclock.core.planning.goal import Goal
@@ -92,16 +102,6 @@ if TYPE_CHECKING:
         transformers_callback,
     )
     from underclock.runtime.holding.run import HeldRun, HowToRun, Ran, run
-    from underclock.stages.fit import fit
-    from underclock.stages.latency import measure_latency
-    from underclock.stages.measure import measure
-    from underclock.stages.plan import plan
-    from underclock.stages.predict import predict
-    from underclock.stages.refine import refine
-    from underclock.stages.report import write_report
-    from underclock.stages.score import score
-    from underclock.stages.switching import Switching
-    from underclock.stages.validate import validate
     from underclock.store import load, save
     from underclock.tracing.source import Script, StepFile, TracePhase
     from underclock.tracing.trace import trace
@@ -172,7 +172,7 @@ _HOMES = {
     "StepSource": "records",
     "Strategy": "records",
     "Switch": "records.latencies",
-    "Switching": "stages.switching",
+    "Switching": "app.switching",
     "Tally": "campaign.progress",
     "ThrottleReason": "records",
     "TracePhase": "tracing.source",
@@ -182,21 +182,21 @@ _HOMES = {
     "Validation": "records",
     "Verdict": "records",
     "applied": "runtime.holding.applied",
-    "fit": "stages.fit",
+    "fit": "app.fit",
     "lightning_callback": "runtime.holding.applied",
     "load": "store",
-    "measure": "stages.measure",
-    "measure_latency": "stages.latency",
-    "plan": "stages.plan",
-    "predict": "stages.predict",
-    "refine": "stages.refine",
+    "measure": "app.measuring",
+    "measure_latency": "app.latency",
+    "plan": "app.planning",
+    "predict": "app.predicting",
+    "refine": "app.refining",
     "run": "runtime.holding.run",
     "save": "store",
-    "score": "stages.score",
+    "score": "app.score",
     "trace": "tracing.trace",
     "transformers_callback": "runtime.holding.applied",
-    "validate": "stages.validate",
-    "write_report": "stages.report",
+    "validate": "app.validating",
+    "write_report": "app.report",
 }
 
 __all__ = [

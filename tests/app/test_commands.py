@@ -467,14 +467,14 @@ def test_an_interrupt_ends_with_the_shells_code(
     def interrupt(_gpu: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("underclock.stages.doctor.examine", interrupt)
+    monkeypatch.setattr("underclock.app.examining.examine", interrupt)
     code, said = fails("doctor")
 
     assert code == 130
     assert "interrupted" in said
     assert "goes on" not in said
 
-    monkeypatch.setattr("underclock.stages.measure.measure", lambda *_, **__: interrupt(None))
+    monkeypatch.setattr("underclock.app.measuring.measure", lambda *_, **__: interrupt(None))
     code, said = fails("measure --gpu replay:sweep.csv -o s.db")
     assert code == 130
     assert "the same command goes on where it stopped" in said

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from underclock.app import main
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
 from underclock.app.validate import INCONCLUSIVE
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Bounds
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Kernel, Kind, MeasurementSettings, Step
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
 from underclock.store import write_document
 
 pytestmark = pytest.mark.slow

@@ -13,17 +13,17 @@ import pytest
 from underclock.app import main
 from underclock.app import measure as measuring
 from underclock.app import trace as tracing
-from underclock.hw.gpu_names import parse_gpu
-from underclock.hw.nvml_calls import SIMULATOR
-from underclock.records import Evidence, Kernel, Kind, Plan, Step
-from underclock.runtime.undo.ownership import RUNTIME_DIR
-from underclock.stages.tune import (
+from underclock.app.tuning import (
     measure_apart,
     measured_for,
     run_apart,
     trace_apart,
     training_of,
 )
+from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.nvml_calls import SIMULATOR
+from underclock.records import Evidence, Kernel, Kind, Plan, Step
+from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import SampleFile, read_document, write_document
 from underclock.testing import served_gpus
 
@@ -107,7 +107,7 @@ def test_what_ends_tune_ends_the_process_of_its_own_first(number: signal.Signals
     )
     parent = (
         "import sys\nfrom underclock.app.signals import interruptible\n"
-        "from underclock.stages.tune import run_apart\n"
+        "from underclock.app.tuning import run_apart\n"
         f"with interruptible():\n    run_apart([sys.executable, '-c', {child!r}])\n"
     )
     with subprocess.Popen(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from executing import OFF_S, Execution, execute
 from underclock.errors import (
     DataError,
     DeviceError,
@@ -23,10 +24,8 @@ from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.records.observed import Execution
 from underclock.runtime.simulated import Executed, Scheduled, StepLengths
 from underclock.runtime.simulated import execute as conduct
-from underclock.stages.execute import OFF_S, execute
 from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from underclock.app.latency import measure_latency
 from underclock.arrays import Floats
+from underclock.campaign.switches import Stand, Watch, choose_pairs, groups_of, sample_switches
 from underclock.core.statistics.change_point import Level
 from underclock.errors import (
     DeviceError,
@@ -30,8 +32,6 @@ from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.stages.latency import choose_pairs, groups_of, measure_latency, sample_switches
-from underclock.stages.switches import Stand, Watch
 from underclock.testing import Fault, FaultKind, FaultScript, TickerContract
 
 pytestmark = pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_core_that_cannot_be_locked_leaves_nothing_to_measure() -> None:
     with simulated_rig(_model("a100")) as rig:
         stand = dataclasses.replace(_stand(rig), gpu=OldGpu())
         with pytest.raises(NotSupportedError, match="cannot lock core 210 MHz"):
-            sample_switches(stand, evidence=Evidence.SIMULATED)
+            sample_switches(stand, targets=6, repeats=20, evidence=Evidence.SIMULATED)
 
 
 def test_a_clock_that_never_settles_is_no_level() -> None:

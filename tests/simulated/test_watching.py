@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from underclock import Tally
+from underclock.app.watching import COLUMNS, watch
 from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Progress
@@ -23,7 +24,6 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.watching import LONGEST_STILL_S, Entry, Sampler, WatchedLoop
 from underclock.records import Clocks, Evidence, Kernel, Kind, MeasurementSettings, Step
-from underclock.stages.watch import COLUMNS, watch
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 from underclock.workloads import workload
 

@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from executing import execute
+from underclock.app.report import write_report
+from underclock.app.validating import validate
 from underclock.campaign.turns import Course, WholeSteps, course_of, switching_of, why_one_by_one
 from underclock.errors import DataError, DeviceError, UsageError
 from underclock.gpus.models import SwitchingModel
@@ -45,9 +48,6 @@ from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
 from underclock.runtime.simulated import Executed, Scheduled, ScheduledLauncher
 from underclock.runtime.simulated import execute as conduct
-from underclock.stages.execute import execute
-from underclock.stages.report import write_report
-from underclock.stages.validate import validate
 from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload

@@ -44,7 +44,7 @@ def command(
             "say where the simulated GPU goes, or what to check",
             hint="-o mygpu.json, or --check --gpu sim:rtx3080ti",
         )
-    from underclock.stages.calibrate import write_calibration
+    from underclock.app.calibrating import write_calibration
 
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     with share_bar("fitting") as show:
@@ -56,7 +56,7 @@ def command(
 
 
 def _check(table: Path, gpu: str, points: int, *, as_json: bool) -> None:
-    from underclock.stages.calibrate import check_calibration
+    from underclock.app.calibrating import check_calibration
 
     with share_bar("checking") as show:
         errors = check_calibration(table, gpu=gpu, points=points, progress=show)

@@ -42,8 +42,8 @@ def command(
 
     Example: underclock check sweep.csv --max-slowdown 1% --splits 100
     """
+    from underclock.app.checking import BUDGETS, check
     from underclock.report import check_page, check_sentence, check_table
-    from underclock.stages.check import BUDGETS, check
 
     if markdown and as_json:
         raise UsageError("--markdown and --json are two ways to print one thing", hint="name one")

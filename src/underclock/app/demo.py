@@ -1,18 +1,23 @@
-"""``underclock demo``."""
+"""``underclock demo``: the whole way on the simulated GPU, from GPT-3 XL to a page."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import (
-    FRACTION,
-    folder_option,
-    force_option,
-    json_option,
-    seed_option,
-)
+from underclock.app.options import FRACTION, folder_option, force_option, json_option, seed_option
 from underclock.app.output import print_json, print_table, progress_bar, say
 from underclock.app.validate import show_validation
+from underclock.errors import UnderclockError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from underclock.campaign.progress import Tally
+    from underclock.records import Plan, Step, Validation
+
+_GPU = "sim:rtx3080ti"
+_FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
 
 
 @click.command(name="demo")
@@ -29,13 +34,78 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
     Example: underclock demo -o underclock-demo
     """
     from underclock.report import plan_tables
-    from underclock.stages.demo import run_demo
 
     with progress_bar("demo") as show:
-        made = run_demo(output, max_slowdown=max_slowdown, seed=seed, force=force, progress=show)
+        made, validation = run_demo(
+            output, max_slowdown=max_slowdown, seed=seed, force=force, progress=show
+        )
+    page = output / _FILES[-1]
     if as_json:
-        print_json({"plan": made.plan, "validation": made.validation, "report": str(made.page)})
+        print_json({"plan": made, "validation": validation, "report": str(page)})
         return
-    print_table(*plan_tables(made.plan))
-    show_validation(made.validation)
-    say(f"page: {made.page}")
+    print_table(*plan_tables(made))
+    show_validation(validation)
+    say(f"page: {page}")
+
+
+def run_demo(
+    folder: Path,
+    *,
+    max_slowdown: float = 0.01,
+    seed: int = 0,
+    force: bool = False,
+    progress: "Callable[[Tally], None] | None" = None,
+) -> "tuple[Plan, Validation]":
+    """Trace, measure, plan, validate and report into a folder.
+
+    A demo that was interrupted goes on: what it had measured is kept.
+
+    Args:
+        folder: Made if it is missing.
+        max_slowdown: Time budget, as a fraction above auto.
+        seed: Of the simulated GPU's noise.
+        force: Whether files of an earlier demo may be replaced.
+        progress: Told of every sample.
+
+    Raises:
+        UsageError: The folder holds an earlier demo, or what is none, or cannot be written.
+        InfeasibleError: No choice meets the time budget.
+    """
+    from underclock import Goal, measure, plan, trace, validate, write_report
+    from underclock.store import check_output, write_document
+
+    try:
+        goal = Goal(max_slowdown=max_slowdown)
+        folder.mkdir(parents=True, exist_ok=True)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    except OSError as exc:
+        raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
+    paths = [folder / name for name in _FILES]
+    step_file, samples, plan_file, validation_file, page = paths
+    step = trace("gpt3-xl")
+    goes_on = not force and not page.exists() and _holds(step_file, step)
+    for path in paths:
+        check_output(path, force=force or goes_on, over_samples=path == samples)
+    if not goes_on:
+        samples.unlink(missing_ok=True)
+        write_document(step_file, step, force=force)
+    force |= goes_on
+    sample_set = measure(step, gpu=_GPU, to=samples, seed=seed, progress=progress)
+    made = plan(sample_set, goal, latency="known")
+    write_document(plan_file, made, force=force)
+    validation = validate(made, gpu=_GPU, seed=seed, progress=progress)
+    write_document(validation_file, validation, force=force)
+    write_report(made, to=page, validation=validation, force=force)
+    return made, validation
+
+
+def _holds(path: Path, step: "Step") -> bool:
+    """Return whether a demo began to fill this folder."""
+    from underclock.records import Step
+    from underclock.store import read_document
+
+    try:
+        return read_document(path, Step) == step
+    except UnderclockError:
+        return False

@@ -16,7 +16,7 @@ def command(gpu: str | None, *, as_json: bool) -> None:
 
     Example: underclock doctor --gpu sim:rtx3080ti
     """
-    from underclock.stages.doctor import examine
+    from underclock.app.examining import examine
 
     findings = examine(gpu)
     if as_json:

@@ -1,6 +1,8 @@
-"""``underclock fit``."""
+"""``underclock fit``: samples in, what they say of the GPU out."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +13,40 @@ from underclock.app.options import (
     output_option,
 )
 from underclock.app.output import check_place, deliver, print_table, share_bar
-from underclock.records import Clocks
+from underclock.records import Clocks, SampleSet
+
+if TYPE_CHECKING:
+    from underclock.records.fitted import GpuFit
+
+
+def fit(
+    samples: SampleSet | str | Path | Sequence[SampleSet | str | Path],
+    *,
+    baseline: Clocks | None = None,
+) -> "GpuFit":
+    """Fit one model of all kernels to samples of one GPU.
+
+    A step that ran whole only is fitted by itself, as one kernel, as `plan` does.
+
+    Args:
+        samples: SampleSets, samples files or CSV tables; one or several.
+        baseline: Where to state each kernel's shares and energy; by default at its fastest sample.
+
+    Raises:
+        DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
+    """
+    from underclock.core.model.diagnostics import fit_of
+    from underclock.core.model.pooling import joined
+    from underclock.core.step.whole import as_one, check_kernels_alone, is_only_whole
+    from underclock.store import read_samples
+
+    several = [samples] if isinstance(samples, SampleSet | str | Path) else samples
+    read = [read_samples(each) for each in several]
+    if len(read) == 1 and is_only_whole(read[0]):
+        return fit_of(as_one(read[0]), at=baseline)
+    for each in read:
+        check_kernels_alone(each)
+    return fit_of(joined(read), at=baseline)
 
 
 @click.command(name="fit")
@@ -35,7 +70,6 @@ def command(
     Example: underclock fit samples.db -o fit.json
     """
     from underclock.report import fit_tables
-    from underclock.stages.fit import fit
 
     check_place(output, force=force, inputs=samples)
     with share_bar("fitting"):

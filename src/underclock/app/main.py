@@ -65,7 +65,8 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None  # resolve_command says it better
-        module = importlib.import_module(f"underclock.app.{cmd_name}")
+        room = "paper.command" if cmd_name == "paper" else f"app.{cmd_name}"
+        module = importlib.import_module(f"underclock.{room}")
         command: click.Command = module.command
         for parameter in command.params:
             if parameter.metavar == "GPU":

@@ -114,13 +114,13 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
+    from underclock.app.backends import in_virtual_time
+    from underclock.app.measuring import follow, follows, measure
     from underclock.campaign.survey import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.core.step.unmeasured import unmeasured
     from underclock.records import Step
-    from underclock.stages.backends import in_virtual_time
-    from underclock.stages.measure import follow, follows, measure
     from underclock.store import read_document
 
     served, gpu = gpu, in_virtual_time(gpu)
@@ -178,7 +178,7 @@ def _measuring(
     gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
 ) -> "MeasurementSettings":
     """Return how long to wait and measure; what was not named is as usual on that GPU."""
-    from underclock.stages.backends import default_measuring
+    from underclock.app.backends import default_measuring
 
     usual = default_measuring(gpu, adaptive=campaign.may_adapt)
     return msgspec.structs.replace(

@@ -22,8 +22,8 @@ from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective, Plan
 
 if TYPE_CHECKING:
+    from underclock.app.switching import Switching
     from underclock.core.planning.goal import Goal
-    from underclock.stages.switching import Switching
 
 
 @click.command(name="plan")
@@ -104,8 +104,8 @@ def command(
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.stages.plan import plan
-    from underclock.stages.switching import switching_of
+    from underclock.app.planning import plan
+    from underclock.app.switching import switching_of
     from underclock.store import read_samples
 
     goal = replace(

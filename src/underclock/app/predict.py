@@ -36,8 +36,8 @@ def command(
 
     Example: underclock predict samples.db --max-slowdown 1%
     """
+    from underclock.app.predicting import predict
     from underclock.report import prediction_sentence, prediction_table
-    from underclock.stages.predict import predict
 
     with share_bar("predicting") as show:
         prediction = predict(

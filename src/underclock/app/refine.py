@@ -57,11 +57,11 @@ def command(
 
     Example: underclock refine plan.json --gpu sim:rtx3080ti#1 -o mine.json
     """
+    from underclock.app.planning import plan as plan_on
+    from underclock.app.refining import refine
+    from underclock.app.switching import switching_as_of
     from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
-    from underclock.stages.plan import plan as plan_on
-    from underclock.stages.refine import refine
-    from underclock.stages.switching import switching_as_of
     from underclock.store import read_document
 
     given = read_document(plan, Plan)

@@ -1,11 +1,129 @@
-"""``underclock report``."""
+"""``underclock report``: a plan, and how it validated, or the log of a run, as one page."""
 
 from pathlib import Path
+from typing import Final
 
 import click
 
 from underclock.app.options import file_argument, force_option, json_option, output_option
 from underclock.app.output import STDOUT, print_json, say
+from underclock.errors import DataError
+from underclock.records import Plan, Validation
+
+_OTHERS: Final = {
+    "step": "`underclock measure` and `underclock plan` make a plan of it",
+    "latencies": "give the plan that was made with it",
+    "score": "give the plan that was scored",
+    "fit": "`underclock plan` makes a plan of the same samples",
+    "study": "its page was written beside it",
+}
+
+
+def write_report(
+    plan: Plan | Validation | str | Path,
+    *,
+    to: str | Path,
+    validation: Plan | Validation | str | Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Write the page.
+
+    Args:
+        plan: A plan, or its file; or the log of a run.
+        to: Where the page goes.
+        validation: Of this plan, or its file; the two may stand in either order.
+        force: Whether an existing file may be replaced.
+
+    Returns:
+        Where it went.
+
+    Raises:
+        UsageError: The file exists or cannot be written.
+        DataError: A file cannot be read or is of another kind, or the validation is of another
+            plan.
+    """
+    from underclock.store import check_output, write_text
+
+    path = Path(to)
+    inputs = [Path(each) for each in (plan, validation) if isinstance(each, str | Path)]
+    check_output(path, force=force, inputs=inputs, begins="<")
+    write_text(path, render_report(plan, validation), force=force)
+    return path
+
+
+def render_report(
+    plan: Plan | Validation | str | Path, validation: Plan | Validation | str | Path | None = None
+) -> str:
+    """Return the page as text; arguments and errors are those of `write_report`."""
+    from underclock.report import page, run_page
+    from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
+
+    if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
+        lines = last_run(read_log(Path(plan)))
+        return run_page(lines, summary_of(lines))
+    given = [_read(each) for each in (plan, validation) if each is not None]
+    plans = [record for record in given if isinstance(record, Plan)]
+    validations = [record for record in given if isinstance(record, Validation)]
+    if len(plans) != 1 or len(validations) > 1:
+        had = " and ".join("a plan" if isinstance(each, Plan) else "a validation" for each in given)
+        raise DataError(
+            f"a page is of one plan, and of a validation where there is one; given was {had}",
+            hint="underclock report plan.json validation.json -o report.html",
+        )
+    for record in validations:
+        _check_same(plans[0], record)
+    # A plan that sets nothing is validated without running anything: there is nothing to show.
+    shown = [record for record in validations if record.repeats > 0]
+    return page(plans[0], shown[0] if shown else None)
+
+
+def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
+    """Return a plan or a validation, whichever a file holds.
+
+    Raises:
+        DataError: It cannot be read, or holds something else.
+    """
+    from underclock.store import is_samples, kind_of, read_document
+
+    if isinstance(given, Plan | Validation):
+        return given
+    path = Path(given)
+    if is_samples(path):
+        raise DataError(
+            f"{path} holds samples, and a page is of a plan",
+            hint=f"`underclock plan {path} -o plan.json`, then report plan.json",
+        )
+    kind = kind_of(path)
+    if kind in _OTHERS:
+        raise DataError(f"{path} is a {kind} file, and a page is of a plan", hint=_OTHERS[kind])
+    return read_document(path, Validation) if kind == "validation" else read_document(path, Plan)
+
+
+def _check_same(plan: Plan, validation: Validation) -> None:
+    """Refuse to show a plan beside numbers of another, or of another kind."""
+    # Of a plan with a schedule either the schedule was run or, one by one, its kernels.
+    ran = next((arm for arm in plan.arms if arm.name == validation.chosen), None)
+    promise = None if ran is None else ran.cost
+    theirs = (
+        validation.evidence,
+        validation.gpu.name,
+        validation.workload,
+        validation.promised_time_change,
+        validation.promised_energy_change,
+    )
+    ours = (
+        plan.evidence,
+        plan.gpu.name,
+        plan.workload,
+        None if promise is None else promise.time_change,
+        None if promise is None else promise.energy_change,
+    )
+    if ours != theirs:
+        raise DataError(
+            f"the validation is of another plan: {validation.workload} on {validation.gpu.name}, "
+            f"{validation.evidence}",
+            hint="validate this plan, then report both",
+        )
 
 
 @click.command(name="report")
@@ -23,8 +141,6 @@ def command(
 
     Example: underclock report plan.json validation.json -o report.html
     """
-    from underclock.stages.report import render_report, write_report
-
     if output == STDOUT:
         click.echo(render_report(plan, validation))
         return

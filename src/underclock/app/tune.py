@@ -53,10 +53,8 @@ def command(
 
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
-    from underclock.core.planning.goal import Goal
-    from underclock.hw.gpu_names import parse_gpu
-    from underclock.stages.report import write_report
-    from underclock.stages.tune import (
+    from underclock.app.report import write_report
+    from underclock.app.tuning import (
         measure_apart,
         measured_for,
         planned_before,
@@ -66,6 +64,8 @@ def command(
         traced_once,
         training_of,
     )
+    from underclock.core.planning.goal import Goal
+    from underclock.hw.gpu_names import parse_gpu
     from underclock.store import write_document
     from underclock.tracing.held import may_lock
     from underclock.tracing.source import TracePhase
@@ -121,7 +121,7 @@ def command(
 
 def _done_apart(command: list[str]) -> None:
     """Run a command in a process of its own; end as it does where it fails, for it said why."""
-    from underclock.stages.tune import run_apart
+    from underclock.app.tuning import run_apart
 
     if code := run_apart(command):
         sys.exit(code)
@@ -136,8 +136,8 @@ def _make(folder: Path) -> None:
 
 def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "Plan":
     """Plan at the latency that was named, or at what is measured or known."""
-    from underclock.stages.plan import plan
-    from underclock.stages.switching import KNOWN, switching_of
+    from underclock.app.planning import plan
+    from underclock.app.switching import KNOWN, switching_of
     from underclock.store import read_samples
 
     if latency is None and gpu.is_simulated:
@@ -152,7 +152,7 @@ def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "
 
 def _measure_latency(gpu: "GpuName", file: Path) -> None:
     """Measure how long clocks take to change, unless that is on file."""
-    from underclock.stages.latency import measure_latency
+    from underclock.app.latency import measure_latency
     from underclock.store import write_document
 
     if not file.exists():

@@ -69,8 +69,8 @@ def command(
 
     Example: underclock validate plan.json --gpu sim:rtx3080ti -o validation.json
     """
+    from underclock.app.validating import validate
     from underclock.records import Accounting, Verdict
-    from underclock.stages.validate import validate
 
     check_place(output, force=force, inputs=(plan,))
     with progress_bar("validating") as show:

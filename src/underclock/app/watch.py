@@ -41,9 +41,9 @@ def command(
 
     Example: underclock watch --gpu nvml:0 --for 10s -o clocks.csv
     """
+    from underclock.app.watching import watch
     from underclock.records import Step
     from underclock.report import clock_log_table
-    from underclock.stages.watch import watch
     from underclock.store import read_document
 
     # Drawn rarely: the log takes a thousand readings a second.

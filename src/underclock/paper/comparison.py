@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from underclock.app.examining import GpuFinding
 from underclock.paper import published
 from underclock.paper.published import TABLE1, PublishedKernel
 from underclock.paper.records import (
@@ -20,7 +21,6 @@ from underclock.paper.records import (
     Transfer,
 )
 from underclock.records import AUTO, Clocks, Kernel, Kind, MeasurementSettings, Plan, SampleSet
-from underclock.stages.doctor import GpuFinding
 from underclock.workloads import Shape
 
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower

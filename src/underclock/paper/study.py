@@ -10,6 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from underclock.app.backends import open_measurer
+from underclock.app.examining import GpuFinding, examine
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.validating import validate
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.turns import measured
@@ -51,11 +56,6 @@ from underclock.records import (
     Strategy,
     Validation,
 )
-from underclock.stages.backends import open_measurer
-from underclock.stages.doctor import GpuFinding, examine
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.validate import validate
 from underclock.tracing.trace import trace
 
 PAPERS_GPU = "sim:rtx3080ti"

@@ -272,39 +272,3 @@ class Prediction(Record, frozen=True, kw_only=True):
             if arm.name == name:
                 return arm
         raise KeyError(name)
-
-
-class Execution(Record, frozen=True, kw_only=True):
-    """What a step under a schedule of clocks took. Changes of core and of memory count apart.
-
-    Attributes:
-        evidence: Of every number.
-        workload: Name of the step.
-        fingerprint: Of the step.
-        steps: How many were run; what follows is their mean.
-        time_s: Of a step.
-        energy_j: Of a step.
-        time_range_s: Least and greatest of the steps.
-        energy_range_j: Least and greatest of the steps.
-        planned: Changes that the schedule asks for in a step.
-        switches: Of which so many happened; newer ones overtook the others.
-        early: Of those, so many came before their launch began, by more than ``off_s``.
-        late: Of those, so many came after their launch began, by more than ``off_s``.
-        off_s: A change this far off is not counted as either.
-    """
-
-    evidence: Evidence
-    gpu: GpuInfo
-    workload: str
-    fingerprint: str
-    steps: int
-    time_s: float
-    energy_j: float
-    time_range_s: tuple[float, float]
-    energy_range_j: tuple[float, float]
-    planned: int
-    switches: float
-    early: float
-    late: float
-    off_s: float
-    warnings: tuple[str, ...] = ()

@@ -7,15 +7,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.records import Evidence, GpuInfo, Kernel, Record, Step
 from underclock.records.fitted import GpuFit
 from underclock.records.latencies import LatencyTable
 from underclock.records.schemas import SCHEMAS
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.store import write_document
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count

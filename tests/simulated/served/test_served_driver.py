@@ -13,6 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from underclock.app.watching import watch
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Clock, Gpu
 from underclock.hw.nvml import NvmlGpu
@@ -30,7 +31,6 @@ from underclock.hw.simulated.served.client import connected
 from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain
-from underclock.stages.watch import watch
 from underclock.testing import (
     Control,
     GpuContract,

@@ -17,16 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.app import main
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.paper import Conditions, Outputs, run_paper
 from underclock.paper.charts import charts
 from underclock.paper.comparison import agreement, beside_table1, clock_changes, lever, noun
-from underclock.paper.outputs import CHART_KEYS, FIGURE_NUMBERS, paper_drawings, paper_page
+from underclock.paper.outputs import (
+    CHART_KEYS,
+    FIGURE_NUMBERS,
+    Outputs,
+    paper_drawings,
+    paper_page,
+    run_paper,
+)
 from underclock.paper.published import TABLE1, TABLE2
 from underclock.paper.records import Lever, QuotedNumber, Study, Table1Row
-from underclock.paper.study import before_optimizer, search_second_gpu
+from underclock.paper.study import Conditions, before_optimizer, search_second_gpu
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -40,9 +49,6 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.validate import validate
 from underclock.tracing.trace import trace
 from underclock.workloads import workload
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.score import score
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.start import unknown_gpu
@@ -21,9 +24,6 @@ from underclock.physics.costs import busy_w, duration_s
 from underclock.records import AUTO, Evidence, Kind, Objective, Sample, SampleSet, Score, Step
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.score import score
 from underclock.store import SampleFile
 from underclock.tracing.trace import trace
 

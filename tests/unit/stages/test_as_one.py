@@ -7,6 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.backends import open_measurer
+from underclock.app.fit import fit
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.refining import refine
+from underclock.app.switching import Switching
+from underclock.app.validating import validate
 from underclock.campaign.one_kernel import OneKernelMeasurer, OneKernelRecorder, one_kernel
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, ClockControl
@@ -31,13 +38,6 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
-from underclock.stages.backends import open_measurer
-from underclock.stages.fit import fit
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.refine import refine
-from underclock.stages.switching import Switching
-from underclock.stages.validate import validate
 from underclock.store import SampleFile, read_samples
 
 _WHY = "the step cannot be captured: aten::item makes the host wait"

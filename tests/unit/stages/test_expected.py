@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.measuring import measure
 from underclock.campaign.progress import Expected, Tally, TimeLeft
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.records import MeasurementSettings, Step
-from underclock.stages.measure import measure
 from underclock.workloads import workload
 
 _BRIEF = MeasurementSettings(

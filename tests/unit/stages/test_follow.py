@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from underclock.app.backends import open_measurer
+from underclock.app.measuring import follow, follows
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw import lockstep
 from underclock.hw.lockstep import Pace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
 from underclock.records.launches import Traced
-from underclock.stages.backends import open_measurer
-from underclock.stages.measure import follow, follows
 from underclock.testing import simulated_driver
 from underclock.tracing import captured
 

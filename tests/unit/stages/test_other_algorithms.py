@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.measuring import measure
 from underclock.campaign.recording import as_mix_sample
 from underclock.campaign.survey import Campaign
 from underclock.errors import UsageError
 from underclock.hw.base import Durations, Reading
 from underclock.records import Launch, MeasurementSettings, Mix, SampleSet, Step
-from underclock.stages.measure import measure
 from underclock.store import SampleFile, read_samples
 from underclock.workloads import workload
 

@@ -7,6 +7,12 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.app.backends import open_measurer
+from underclock.app.latency import measure_latency
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.campaign.provenance import check_same
 from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
@@ -21,12 +27,6 @@ from underclock.records import (
     Step,
 )
 from underclock.records.planned import check_clocks
-from underclock.stages.backends import open_measurer
-from underclock.stages.latency import measure_latency
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.store import SampleFile, read_document, read_samples, write_document
 from underclock.workloads import workload
 

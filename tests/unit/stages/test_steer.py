@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.steer import SteeringRun
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
@@ -28,8 +30,6 @@ from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 from underclock.tracing.held import neighbour_notes

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.measuring import measure
 from underclock.campaign.recording import Recorder, StepRuns
 from underclock.campaign.survey import Campaign, Grid
 from underclock.core.step.following import in_step_s
@@ -23,7 +24,6 @@ from underclock.records import (
     SampleSet,
     Step,
 )
-from underclock.stages.measure import measure
 from underclock.store import SampleFile
 
 _STEP = Step(

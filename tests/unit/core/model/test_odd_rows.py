@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.app.planning import plan
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.planning.goal import Goal
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
-from underclock.stages.plan import plan
 
 CORES = (*range(600, 1500, 150), 1900)
 MEMS = (5001, 9251)

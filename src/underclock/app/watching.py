@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.app.backends import OpenGpu, open_gpu
 from underclock.campaign.progress import Tally
 from underclock.core.step.following import fit_period, launch_at
 from underclock.errors import UsageError
@@ -17,7 +18,6 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.watching import Entry, Sampler, WatchedLoop
 from underclock.records import Evidence, GpuInfo, Step, ThrottleReason
 from underclock.records.observed import ClockLog, KernelClock
-from underclock.stages.backends import OpenGpu, open_gpu
 from underclock.store import check_output, write_text
 from underclock.tracing.source import StepFile, StepFunction
 
@@ -34,7 +34,7 @@ COLUMNS = (
 )
 
 
-def watch(  # noqa: PLR0913 - keyword-only, as `measure`
+def watch(
     gpu: str,
     *,
     duration_s: float = 10.0,
@@ -157,7 +157,7 @@ def _with_kernels(
     log: ClockLog, entries: Sequence[Entry], step: Step, shares: Sequence[float]
 ) -> tuple[ClockLog, list[str]]:
     """Lay the log over the step."""
-    import msgspec  # noqa: PLC0415 - only here
+    import msgspec
 
     at_s = np.array([entry.at_s for entry in entries])
     period = fit_period(at_s, np.array([entry.steps or 0 for entry in entries]))

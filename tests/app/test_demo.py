@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.demo import run_demo
 from underclock.campaign.progress import Tally
 from underclock.errors import UsageError
-from underclock.stages.demo import run_demo
 from underclock.store import SampleFile
 
 

@@ -32,7 +32,8 @@ def command(
     Example: underclock paper -o underclock-paper
     """
     from underclock.campaign.survey import Grid
-    from underclock.paper import Conditions, Outputs, run_paper
+    from underclock.paper.outputs import Outputs, run_paper
+    from underclock.paper.study import Conditions
     from underclock.paper.tables import (
         agreement_text,
         quoted_table,

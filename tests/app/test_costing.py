@@ -5,6 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.costing import PlanCosts, check_goal, costs_of, under_goal
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.switching import Switching, latencies_of
 from underclock.campaign.survey import Campaign
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.limited import LimitedEstimate
@@ -13,10 +17,6 @@ from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
-from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.switching import Switching, latencies_of
 from underclock.workloads import workload
 
 _LOWER_W = 250.0
@@ -132,7 +132,7 @@ def test_kernels_alone_are_held_by_no_limit(unfit: SampleSet, goal: Goal, *, raw
 
 
 def test_a_replayed_table_is_held_by_no_limit() -> None:
-    table = Path(__file__).parents[2] / "data/tables/two_kernels.csv"
+    table = Path(__file__).parents[1] / "data/tables/two_kernels.csv"
     with pytest.raises(UsageError, match="these costs are of kernels alone"):
         plan(table, Goal(objective=Objective.TIME))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.backends import default_measuring, open_measurer
+from underclock.app.measuring import measure
 from underclock.campaign.survey import Campaign, survey
 from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
@@ -17,8 +19,6 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, may_set, nvml_session
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
 from underclock.records.launches import Traced
-from underclock.stages.backends import default_measuring, open_measurer
-from underclock.stages.measure import measure
 from underclock.store import read_samples
 from underclock.testing import simulated_driver
 from underclock.tracing import captured

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.app.backends import open_measurer, open_scheduled
+from underclock.app.planning import why_auto
 from underclock.arrays import Floats
 from underclock.campaign.progress import Tally
 from underclock.campaign.turns import (
@@ -46,8 +48,6 @@ from underclock.records import (
     Verdict,
 )
 from underclock.records.planned import check_clocks
-from underclock.stages.backends import open_measurer, open_scheduled
-from underclock.stages.plan import why_auto
 from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
@@ -55,7 +55,7 @@ _SEED_OFFSET = 1  # the GPU's noise must not be the noise the plan was made on
 _BOOTSTRAP_SEED = 0  # equal runs are judged equally
 
 
-def validate(  # noqa: PLR0913 - a caller's options, flat as on the command line
+def validate(
     plan: Plan | str | Path,
     *,
     gpu: str,

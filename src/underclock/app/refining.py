@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 import underclock
+from underclock.app.backends import default_measuring, open_measurer
 from underclock.campaign.around import Around, inside, points_around, within
 from underclock.campaign.loop import take_points
 from underclock.campaign.progress import Tally
@@ -27,14 +28,13 @@ from underclock.records import (
     Step,
     Strategy,
 )
-from underclock.stages.backends import default_measuring, open_measurer
 from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
 REACH = 2
 
 
-def refine(  # noqa: PLR0913 - keyword-only, as `measure`
+def refine(
     plan: Plan | str | Path,
     *,
     gpu: str,

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 import underclock
+from underclock.app.backends import default_measuring, open_measurer
 from underclock.campaign.loop import adapt, check_time_limit, steer, take_points
 from underclock.campaign.one_kernel import OneKernelRecorder, one_kernel
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
@@ -21,13 +22,12 @@ from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import MeasurementSettings, SampleSet, Step
-from underclock.stages.backends import default_measuring, open_measurer
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import Rank
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 
-def measure(  # noqa: PLR0913 - keyword-only, as many as the command has options
+def measure(
     step: Step | str | Path | None = None,
     *,
     gpu: str,

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.planning import plan
+from underclock.app.report import render_report, write_report
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.errors import DataError
 from underclock.records import Kernel, Plan, Step, Validation
 from underclock.records.latencies import LatencyTable
-from underclock.stages.plan import plan
-from underclock.stages.report import render_report, write_report
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.store import write_document
 
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
-_TABLE = (Path(__file__).parents[2] / "data/tables/two_kernels.csv").read_text()
+_TABLE = (Path(__file__).parents[1] / "data/tables/two_kernels.csv").read_text()
 _STEP = Step(name="step", kernels=(Kernel(name="a"),), order=(0,))
 
 

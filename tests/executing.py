@@ -2,18 +2,55 @@
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from underclock.app.backends import open_rig
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
-from underclock.records import Clocks, Evidence, Step
+from underclock.records import Clocks, Evidence, GpuInfo, Step
 from underclock.records.latencies import LatencyTable
-from underclock.records.observed import Execution
 from underclock.runtime.simulated import Scheduled
 from underclock.runtime.simulated import execute as conduct
-from underclock.stages.backends import open_rig
 
 OFF_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What a step under a schedule of clocks took. Changes of core and of memory count apart.
+
+    Attributes:
+        evidence: Of every number.
+        workload: Name of the step.
+        fingerprint: Of the step.
+        steps: How many were run; what follows is their mean.
+        time_s: Of a step.
+        energy_j: Of a step.
+        time_range_s: Least and greatest of the steps.
+        energy_range_j: Least and greatest of the steps.
+        planned: Changes that the schedule asks for in a step.
+        switches: Of which so many happened; newer ones overtook the others.
+        early: Of those, so many came before their launch began, by more than ``off_s``.
+        late: Of those, so many came after their launch began, by more than ``off_s``.
+        off_s: A change this far off is not counted as either.
+    """
+
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    fingerprint: str
+    steps: int
+    time_s: float
+    energy_j: float
+    time_range_s: tuple[float, float]
+    energy_range_j: tuple[float, float]
+    planned: int
+    switches: float
+    early: float
+    late: float
+    off_s: float
+    warnings: tuple[str, ...] = ()
 
 
 def execute(  # noqa: PLR0913 - no two of them belong together, and three have defaults

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.backends import open_measurer
+from underclock.app.calibrating import check_calibration, write_calibration
+from underclock.app.examining import examine
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
 from underclock.campaign.survey import Campaign
 from underclock.errors import DataError, UsageError
 from underclock.gpus.models import decode, encode, gpu_model, model_names
 from underclock.records import Kernel
-from underclock.stages.backends import open_measurer
-from underclock.stages.calibrate import check_calibration, write_calibration
-from underclock.stages.doctor import examine
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
 
 pytestmark = pytest.mark.slow
 
-_MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
-_H200 = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
+_MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured"
+_H200 = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
 _SWEEPS = {
     "rtx3080ti": "rtx3080ti_kernels.csv",
     "a40": "a40_llm_stages.csv",

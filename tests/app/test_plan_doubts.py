@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from underclock import Goal
+from underclock.app.planning import plan
 from underclock.records import (
     Clocks,
     Evidence,
@@ -13,7 +14,6 @@ from underclock.records import (
     SampleSet,
     ThrottleReason,
 )
-from underclock.stages.plan import plan
 
 CORE_SHARES = {"product": 0.9, "mixed": 0.4, "copy": 0.05}
 

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Sequence
 
 import underclock
+from underclock.app.backends import open_gpu
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.gpus.models import GpuModel, model_names
 from underclock.hw.gpu_names import GpuName, parse_gpu
@@ -20,7 +21,6 @@ from underclock.hw.nvml_calls import (
 from underclock.hw.ways_to_set import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
-from underclock.stages.backends import open_gpu
 
 _LOCKS_UNKNOWN = (
     "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.backends import model_of, open_measurer
+from underclock.app.calibrating import check_calibration
+from underclock.app.examining import examine
+from underclock.app.latency import measure_latency
+from underclock.app.watching import watch
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.records import AUTO, Evidence, Kernel, Kind, Step
-from underclock.stages.backends import model_of, open_measurer
-from underclock.stages.calibrate import check_calibration
-from underclock.stages.doctor import examine
-from underclock.stages.latency import measure_latency
-from underclock.stages.watch import watch
 
 _TABLE = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,100\n"
 

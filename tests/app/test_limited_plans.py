@@ -5,16 +5,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import Accounting, GpuInfo, Objective, Plan, SampleSet, Strategy, Verdict
 from underclock.report import page, verdict_text
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_gpu_or_table_that_says_no_limit_is_refused(fastest: Plan) -> None:
 
 
 def test_a_table_cannot_run_a_plan_for_a_limit(fastest: Plan) -> None:
-    table = Path(__file__).parents[2] / "data/tables/two_kernels.csv"
+    table = Path(__file__).parents[1] / "data/tables/two_kernels.csv"
     with pytest.raises(DataError, match="the plan is for"):
         validate(fastest, gpu=f"replay:{table}", repeats=1)
 

@@ -5,6 +5,8 @@ import dataclasses
 import msgspec
 
 import underclock
+from underclock.app.costing import PlanCosts, check_goal, costs_of, under_goal
+from underclock.app.switching import Achievable, Switching, achievable, switching_of
 from underclock.arrays import Ints
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
@@ -38,13 +40,11 @@ from underclock.records import (
     Strategy,
 )
 from underclock.report.answer import ONE_PAIR, auto_plan_sentence, doubt_sentence
-from underclock.stages.costing import PlanCosts, check_goal, costs_of, under_goal
-from underclock.stages.switching import Achievable, Switching, achievable, switching_of
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
 
-def plan(  # noqa: PLR0913 - a caller's options, flat as on the command line
+def plan(
     samples: SampleSource,
     goal: Goal | None = None,
     *,

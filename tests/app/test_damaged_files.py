@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UnderclockError
 from underclock.records import Plan
 from underclock.report import plan_tables
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.store import read_document, read_samples, read_table, write_document
 
 _ROWS = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count,pass"] + [

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.refining import refine
 from underclock.campaign.around import around
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign
@@ -15,9 +18,6 @@ from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Clocks, Plan, SampleSet, Step
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.refine import refine
 from underclock.store import SampleFile
 from underclock.workloads import workload
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.app.predicting import is_fitted, own_kernels, predict, prior_of, settings_of
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.prior import FITTED, PUBLISHED
 from underclock.core.step.table import cost_table
@@ -24,14 +25,12 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.stages.predict import predict
-from underclock.stages.reference import is_fitted, own_kernels, prior_of, settings_of
 from underclock.store import read_table
 from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow
 
-_MEASURED = Path(__file__).parents[4] / "shared" / "data" / "measured"
+_MEASURED = Path(__file__).parents[3] / "shared" / "data" / "measured"
 _BRIEF = MeasurementSettings(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
 _DRAWS = 24
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.app.backends import model_of
 from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
@@ -29,7 +30,6 @@ from underclock.gpus.models import (
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Evidence, Record, SampleSet
-from underclock.stages.backends import model_of
 from underclock.store import check_output, read_samples, write_text
 
 _POINTS = 4

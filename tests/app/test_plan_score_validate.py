@@ -9,6 +9,11 @@ import msgspec
 import pytest
 
 import underclock
+from underclock.app.measuring import measure
+from underclock.app.planning import plan
+from underclock.app.report import write_report
+from underclock.app.score import score
+from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.campaign.turns import OneByOne, run_in_turns
 from underclock.core.step.table import cost_table
@@ -29,16 +34,11 @@ from underclock.records import (
     Verdict,
 )
 from underclock.report.answer import headline
-from underclock.stages.measure import measure
-from underclock.stages.plan import plan
-from underclock.stages.report import write_report
-from underclock.stages.score import score
-from underclock.stages.validate import validate
 from underclock.store import read_document, read_table, write_document
 from underclock.workloads import workload
 
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
-_TABLE = (Path(__file__).parents[2] / "data/tables/two_kernels.csv").read_text()
+_TABLE = (Path(__file__).parents[1] / "data/tables/two_kernels.csv").read_text()
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
 _COLD = msgspec.structs.replace(_QUICK, warm_s=1.0, steady_s=1.0, launches=1)
 

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from underclock.app.backends import open_gpu
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.hw.gpu_names import GpuKind, GpuName
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.simulated.served.server import served_gpus
 from underclock.records import Plan, Step
-from underclock.stages.backends import open_gpu
 from underclock.store import read_document, write_document
 from underclock.tracing.source import Script, TracePhase, source_of
 from underclock.tracing.trace import trace

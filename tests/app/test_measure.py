@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app.backends import open_measurer
+from underclock.app.measuring import measure
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign, Grid, settings_of
 from underclock.errors import DataError, UsageError
 from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
-from underclock.stages.backends import open_measurer
-from underclock.stages.measure import measure
 from underclock.store import SampleFile, write_document
 from underclock.workloads import workload
 
