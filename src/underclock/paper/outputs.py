@@ -33,14 +33,17 @@ _WIDTH_PX = 760  # of a drawing that is a file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files that a study is written to."""
+    """The files that a study is written to.
+
+    Attributes:
+        folder: Made if it is missing.
+        svg: Whether every drawing also becomes a file of its own.
+        force: Whether files of an earlier study may be replaced.
+    """
 
     folder: Path
-    """Made if it is missing."""
     svg: bool = False
-    """Whether every drawing also becomes a file of its own."""
     force: bool = False
-    """Whether files of an earlier study may be replaced."""
 
     @property
     def data(self) -> Path:
@@ -71,30 +74,22 @@ def run_paper(conditions: Conditions | None = None, outputs: Outputs | None = No
     """
     conditions = conditions or Conditions()
     simulated_gpu(conditions.gpu)  # refuses before a folder is made
-    if outputs is not None:
-        _prepare(outputs)
-    study = run_study(conditions)
-    if outputs is not None:
-        _write(study, outputs)
-    return study
-
-
-def _prepare(outputs: Outputs) -> None:
-    """Refuse what cannot be written, before any work is spent on it."""
+    if outputs is None:
+        return run_study(conditions)
+    force = outputs.force
     try:
         outputs.folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise UsageError(f"cannot make {outputs.folder}: {exc.strerror}") from exc
     for path in (outputs.data, outputs.page, *outputs.drawings.values()):
-        check_output(path, force=outputs.force)
-
-
-def _write(study: Study, outputs: Outputs) -> None:
-    write_document(outputs.data, study, force=outputs.force)
-    write_text(outputs.page, paper_page(study), force=outputs.force)
+        check_output(path, force=force)  # before any work is spent on it
+    study = run_study(conditions)
+    write_document(outputs.data, study, force=force)
+    write_text(outputs.page, paper_page(study), force=force)
     drawn = paper_drawings(study)
     for key, path in outputs.drawings.items():
-        write_text(path, drawn[key], force=outputs.force)
+        write_text(path, drawn[key], force=force)
+    return study
 
 
 def paper_page(study: Study) -> str:

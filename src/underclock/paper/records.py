@@ -50,19 +50,12 @@ class Table1Row(Record, frozen=True, kw_only=True):
     """One kernel before the optimizer, under the kernel-level, global, strict choice.
 
     Attributes:
-        kernel_id: Its number in the paper.
-        section: Part of the step, in the paper's words.
-        kernel: What the paper calls it.
+        kernel_id: Its number in the paper, which names its section and the kernel too.
         name: What we call it.
         invocations: Per step.
-        auto_core_mhz: Core clock read back under auto; ``None`` when not read.
-        auto_mem_mhz: Memory clock read back under auto; ``None`` when not read.
-        core_mhz: Chosen by us; ``None`` is auto, here and in the next three.
-        mem_mhz: Chosen by us.
-        paper_core_mhz: Chosen by the paper.
-        paper_mem_mhz: Chosen by the paper.
+        auto_core_mhz: Read back under auto, as ``auto_mem_mhz``; ``None`` when not read.
+        core_mhz: Chosen, as ``mem_mhz``; ``None`` is auto, of ours and of the paper's.
         lever: What our choice lowers, against the two clocks under auto.
-        paper_lever: What the paper's choice lowers, against the same two.
     """
 
     kernel_id: int
@@ -97,8 +90,7 @@ class Agreement(Record, frozen=True, kw_only=True):
 
     Attributes:
         kernels: Rows compared.
-        same: Rows with the same lever.
-        share: ``same`` of ``kernels``, 0 to 1.
+        same: Rows with the same lever; ``share`` is of all, 0 to 1.
         overlapping: Rows where both lower at least one clock in common, or both lower none.
         counts: Every pair of levers that occurs.
     """
@@ -115,10 +107,8 @@ class Revalidation(Record, frozen=True, kw_only=True):
 
     Attributes:
         repeats: Runs of auto, and of the discovered clocks.
-        time_pct: Mean over all pairs.
-        energy_pct: Mean over all pairs.
+        time_pct: Mean over all pairs, as ``energy_pct``.
         discovered_time_pct: What the choice promised.
-        discovered_energy_pct: What the choice promised.
         pairs_reaching_discovered: Pairs that save at least the discovered energy.
         pairs: Every pair: all runs of the plan against the first of auto, then the next.
     """
@@ -144,7 +134,6 @@ class Transfer(Record, frozen=True, kw_only=True):
         tensor_parallel: GPUs that share the step; the changes are those of one GPU.
         unplanned: Kernels that the discovered clocks do not know, left at auto.
         paper_time_pct: ``None`` where the paper gives no number.
-        paper_energy_pct: ``None`` where the paper gives no number.
     """
 
     batch: int
@@ -159,10 +148,7 @@ class Transfer(Record, frozen=True, kw_only=True):
 class RelaxedPoint(Record, frozen=True, kw_only=True):
     """The least energy when total time may rise by a stated percentage.
 
-    Attributes:
-        pass_global: One clock pair a pass.
-        kernel_local: One a kernel, each within the budget by itself.
-        kernel_global: One a kernel, together within the budget.
+    With one clock pair a pass, and one a kernel: each within the budget by itself, or together.
     """
 
     max_slowdown_pct: float
@@ -178,7 +164,6 @@ class SecondGpu(Record, frozen=True, kw_only=True):
         gpu: Its name; ``None`` where it could not be simulated.
         calibration: How far to trust its simulation; ``None`` where there is none.
         time_pct: What our choice changes; ``None`` where there is none.
-        energy_pct: What our choice changes; ``None`` where there is none.
         missing: Why there is nothing of ours; empty where there is.
     """
 
@@ -196,11 +181,9 @@ class QuotedNumber(Record, frozen=True, kw_only=True):
 
     Attributes:
         group: Heading it stands under.
-        name: What it is.
         unit: Of all three numbers; empty for a count.
-        paper: As quoted.
         ours: ``None`` where we have none.
-        difference: Ours less the paper's, in the same unit; ``None`` where we have none.
+        difference: Ours less the paper's.
     """
 
     group: str
@@ -216,17 +199,10 @@ class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):
 
     Attributes:
         evidence: Of every number that is not the paper's.
-        gpu: The GPU it ran on.
-        calibration: How far to trust that GPU.
+        calibration: How far to trust the GPU.
         source: Where the paper's numbers come from.
-        workload: What was trained.
-        grid: Which clock pairs were visited.
-        seed: Of the simulated GPU's noise.
         clock_changes_per_layer: Boundaries between kernels of a layer where clocks change.
-        pass_frontier: Choices per pass that no mixture of others beats, fastest first.
-        kernel_frontier: Choices per kernel that no mixture of others beats, fastest first.
-        quoted: Every number quoted from the paper, with ours.
-        warnings: Sentences the reader must see beside the numbers.
+        pass_frontier: Choices that no mixture of others beats, fastest first.
     """
 
     schema: int = SCHEMAS["study"]
