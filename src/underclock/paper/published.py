@@ -7,6 +7,7 @@ numbers is here.
 
 import csv
 from dataclasses import dataclass
+from importlib import resources
 
 from underclock.paper.records import PercentChange
 from underclock.records import Aggregate, Clocks, Granularity, Objective
@@ -77,70 +78,19 @@ WARM_S, STEADY_C, KERNEL_WARM_S, WINDOW_S = 100.0, 77.0, 25.0, 5.0
 GPU_DAYS = 3.0
 SWITCH_S = 0.1  # at least; the results assume none
 
-# Table 1, in launch order: section, kernel, invocations per step, memory MHz, core MHz, time and
-# energy in percent of the kernel's own.
-_TABLE1 = """\
-embedding_forward,WTE & WPE,1,auto,630,0.32,-33.01
-embedding_forward,Layernorm,1,auto,1050,0.77,-29.2
-layer_forward,GEMM,24,5001,auto,-2.36,-15.41
-layer_forward,Permute,24,9501,1680,1.52,-10.83
-layer_forward,GEMM,24,9501,auto,-1.78,-2.74
-layer_forward,Softmax,24,9501,1050,-0.03,-11.97
-layer_forward,GEMM,24,9251,auto,-1.27,-4.55
-layer_forward,Permute,24,9251,auto,-1.42,-5.68
-layer_forward,GEMM,24,5001,auto,-2.08,-14.54
-layer_forward,Residual,24,auto,840,0.59,-30.97
-layer_forward,GEMM,24,5001,auto,-2.67,-15.21
-layer_forward,GELU,24,9501,630,0.03,-33.21
-layer_forward,GEMM,24,5001,auto,-3.02,-13.77
-layer_forward,Residual,24,9501,1050,0.43,-32.49
-loss,GEMM,1,5001,auto,-2.6,-15.72
-loss,Softmax,1,9501,1680,1.98,-26.65
-loss,GEMM,1,9251,auto,-0.96,-7.75
-loss,GEMM,1,5001,1680,8.98,-29.31
-loss,Layernorm,1,auto,1260,1.92,-29.05
-layer_backward,GELU,24,9501,630,0.03,-33.14
-layer_backward,Bias,24,auto,1260,0.88,-31.87
-layer_backward,Bias reduce,24,auto,auto,0.0,0.0
-layer_backward,GEMM,24,5001,auto,-2.73,-15.36
-layer_backward,GELU,24,9501,840,-0.04,-26.88
-layer_backward,GEMM,24,5001,1680,10.13,-30.8
-layer_backward,Bias,24,auto,1050,0.42,-31.34
-layer_backward,GEMM,24,5001,auto,-2.68,-13.3
-layer_backward,GEMM,24,9251,auto,-1.65,-6.77
-layer_backward,Layernorm,24,auto,1260,1.89,-29.42
-layer_backward,Bias,24,9501,1260,0.88,-32.68
-layer_backward,Bias reduce,24,auto,auto,0.0,0.0
-layer_backward,GEMM,24,5001,auto,-2.46,-14.19
-layer_backward,GEMM,24,5001,auto,-2.08,-12.42
-layer_backward,Permute,24,9501,auto,-0.31,-5.99
-layer_backward,GEMM,24,9501,auto,-1.85,-2.7
-layer_backward,GEMM,24,9251,auto,-0.67,-6.11
-layer_backward,Softmax,24,9501,auto,-0.17,-5.23
-layer_backward,GEMM,24,9251,auto,-1.52,-3.51
-layer_backward,GEMM,24,9501,auto,-0.53,-5.55
-layer_backward,Permute,24,9501,1470,2.62,-18.35
-layer_backward,Bias,24,auto,1260,0.6,-30.72
-layer_backward,GEMM,24,5001,1680,9.03,-29.34
-layer_backward,GEMM,24,9501,auto,-1.72,-6.77
-layer_backward,Layernorm,24,9501,1260,1.86,-30.49
-embedding_backward,WPE,1,9501,1260,2.37,-31.35
-embedding_backward,WTE,1,auto,1680,7.25,-28.37
-"""
-
 
 def _table1() -> tuple[PublishedKernel, ...]:
+    """Read Table 1, in launch order; changes are in percent of the kernel's own."""
+    text = (resources.files("underclock.paper") / "table1.csv").read_text(encoding="utf-8")
     return tuple(
         PublishedKernel(
-            section=section,
-            kernel=kernel,
-            invocations=int(invocations),
-            clocks=Clocks(core_mhz=parse_mhz(core), mem_mhz=parse_mhz(mem)),
-            change=_change(float(time_pct), float(energy_pct)),
+            section=row["section"],
+            kernel=row["kernel"],
+            invocations=int(row["invocations"]),
+            clocks=Clocks(core_mhz=parse_mhz(row["core_mhz"]), mem_mhz=parse_mhz(row["mem_mhz"])),
+            change=_change(float(row["time_pct"]), float(row["energy_pct"])),
         )
-        for section, kernel, invocations, mem, core, time_pct, energy_pct in csv.reader(
-            _TABLE1.splitlines()
-        )
+        for row in csv.DictReader(text.splitlines())
     )
 
 
