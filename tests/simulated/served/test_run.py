@@ -240,8 +240,8 @@ def test_a_conductor_that_dies_as_it_is_asked_to_end_is_told_of(folder: Path) ->
 
 
 @pytest.fixture
-def holding(served: Served) -> Iterator[None]:
-    del served
+def holding(served: Served, looked_through: None) -> Iterator[None]:
+    del served, looked_through
     yield
     import gc
 
