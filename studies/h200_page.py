@@ -29,8 +29,8 @@ The machine is shared and virtual: neighbours' heat and the host's power budget 
 ## Try it without an H200
 
 The tables beside this page (`xl`, `layer`, `small`, `llama`) hold every kernel as it ran alone,
-with clocks, event reasons and utilisation read meanwhile; `python studies/h200_tables.py` made
-them of the results. Commands read them anywhere, and say *replayed*: they were measured elsewhere.
+with clocks, event reasons and utilisation read meanwhile. Commands read them anywhere, and say
+*replayed*: they were measured elsewhere.
 
     underclock breakdown docs/evidence/h200/xl.csv
     underclock predict docs/evidence/h200/small.csv --max-slowdown 1%

@@ -17,7 +17,7 @@ on tables that somebody measured are **replayed**, the truth being the whole tab
 `sim_rtx3080ti` are **simulated**: rows are a full grid of GPT-3 XL with the GPU's noise, the truth
 is the same grid without it. No clocks of a real GPU were set. Command:
 
-    make search
+    make study STUDY=searching
 
 {machine}; Kernel Tuner {version} in its simulation mode; {minutes:.0f} min in all.
 
