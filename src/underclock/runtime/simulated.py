@@ -53,13 +53,9 @@ class StepLengths:
 
 
 class Driven:
-    """A step that runs on a virtual GPU, and the machine that asks for its clocks.
+    """A step that runs on a virtual GPU, and the machine, if any, that asks for its clocks.
 
-    Args:
-        gpu: Runs the step.
-        machine: Follows it; ``None`` where nothing is asked for.
-        lengths: Of the steps.
-        looks: How long after a mark it is seen; by default at once.
+    Marks are seen some time after they are reached, by `looks`, or at once.
     """
 
     def __init__(
@@ -104,10 +100,6 @@ class Driven:
         finally:
             self._stopped = True  # a call under way is as if it had not been made
             self._gpu.on_follow = None
-
-    def runs(self, stride_s: float) -> None:
-        """Note that a launch executed for so long."""
-        self.ran_s += stride_s
 
     def begins(self, launches: int) -> None:
         """Note that the next launch begins, of so many in a round."""
@@ -197,7 +189,7 @@ class _Told(LaunchLoop):
         """Count what a stride completed."""
         before = self.position
         LaunchLoop.progress(self, stride_s, launch_s)
-        self.driven.runs(stride_s)
+        self.driven.ran_s += stride_s
         if self.position != before:
             self.driven.begins(len(self.turns))
             self.time_noise = self.usual_noise * self.driven.length
@@ -268,12 +260,7 @@ class Scheduled:
     looks: Latency | None = None
 
     def machine(self) -> Machine | None:
-        """Return what will ask for the clocks, the first held already; ``None`` if they are free.
-
-        Raises:
-            ValueError: Durations or marks that make no sense.
-            DataError: The table lacks a clock that changes.
-        """
+        """Return what asks for the clocks, the first held already; ``None`` if they are free."""
         if self.table is None:
             return None
         marks = range(len(self.clocks)) if self.marks is None else self.marks
@@ -333,12 +320,7 @@ def execute(
 
 @dataclass(frozen=True, slots=True)
 class ScheduledLauncher:
-    """Runs one step under its clocks, and looks like any launcher to what measures it.
-
-    Attributes:
-        rig: The GPU.
-        schedule: Of the step.
-    """
+    """Runs one step under its clocks, and looks like any launcher to what measures it."""
 
     look_s = 0.0  # what ran is known without a profiler
 
@@ -347,12 +329,7 @@ class ScheduledLauncher:
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
-        """Keep launching the step from entry to exit.
-
-        Raises:
-            ValueError: Kernels or company that the schedule knows nothing of.
-            Otherwise as `execute`.
-        """
+        """Keep launching the step from entry to exit; errors as of `execute`."""
         if mix is not None or len(kernels) != len(self.schedule.clocks):
             raise ValueError(
                 f"the schedule is of {len(self.schedule.clocks)} launches and nothing beside them"
@@ -401,7 +378,8 @@ def _summary(
         if first < launch // launches <= first + steps
     ]
     counts = Counter(step for step, _ in misses)
-    planned = _changes(schedule.clocks)
+    clocks = schedule.clocks
+    planned = sum(len(changed(*pair)) for pair in itertools.pairwise((clocks[-1], *clocks)))
     free = schedule.table is None  # then every change happens with its launch
     return Executed(
         time_s=tuple(time_s for time_s, _ in took),
@@ -412,11 +390,6 @@ def _summary(
         misses_s=tuple(miss_s for _, miss_s in misses),
         temperature_c=temperature_c,
     )
-
-
-def _changes(clocks: Sequence[Clocks]) -> int:
-    """Count what changes in a round."""
-    return sum(len(changed(*pair)) for pair in itertools.pairwise((clocks[-1], *clocks)))
 
 
 def _check(

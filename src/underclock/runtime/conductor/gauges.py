@@ -315,7 +315,7 @@ class Shown:
             mem_mhz=_mean([gauge.clocks.mem_mhz for gauge in inside]),
             power_w=_mean([gauge.power_w for gauge in inside]),
             temperature_c=_mean([gauge.temperature_c for gauge in inside]),
-            overruled=step.overruled,
+            overruled=tuple(step.overruled),
         )
 
     def _energy_j(self, began_s: float, ended_s: float) -> float | None:

@@ -38,7 +38,9 @@ class Intervals:
         marks, upto_s = timetable.marks, timetable.upto_s
         ends = (*marks[1:], timetable.launches)
         self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
-        self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(_few)
+        self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
         self._history = self._histories[None]  # of each step, by mark
         self.spread = _FIRST_SPREAD
         self._take(self._planned_s)
@@ -67,24 +69,16 @@ class Intervals:
         """Return how far into a round a launch usually begins; it is asked for often."""
         into_s = self._into_s.get(at)
         if into_s is None:
-            into_s = self._into_s[at] = self._find_into_s(at)
+            marks, upto_s = self._table.marks, self._table.upto_s
+            mark = bisect.bisect_right(marks, at) - 1
+            into_s = self.ahead_s[mark]
+            if planned_s := upto_s[at] - upto_s[marks[mark]]:
+                into_s += planned_s * self.usual_s[mark] / self._planned_s[mark]
+            self._into_s[at] = into_s
         return into_s
 
-    def _find_into_s(self, at: int) -> float:
-        marks, upto_s = self._table.marks, self._table.upto_s
-        mark = bisect.bisect_right(marks, at) - 1
-        planned_s = upto_s[at] - upto_s[marks[mark]]
-        if planned_s == 0.0:
-            return self.ahead_s[mark]
-        return self.ahead_s[mark] + planned_s * self.usual_s[mark] / self._planned_s[mark]
-
-    def between_s(self, mark: int, later: int) -> float:
-        """Return how long one mark usually is before another, of the next round if need be."""
-        whole_s = self.step_s if later <= mark else 0.0
-        return whole_s + self.ahead_s[later] - self.ahead_s[mark]
-
     def planned_between_s(self, mark: int, later: int) -> float:
-        """Return the same as the plan has it."""
+        """Return how long one mark is before another in the plan, of the next round if need be."""
         upto_s, marks = self._table.upto_s, self._table.marks
         planned_s = upto_s[marks[later]] - upto_s[marks[mark]]
         return planned_s + (upto_s[-1] if later <= mark else 0.0)
@@ -129,10 +123,6 @@ class Intervals:
 def deviation(off: Sequence[float]) -> float:
     """Return the standard deviation of normal noise about 0, which odd values hardly move."""
     return _NORMAL * _median([abs(each) for each in off])
-
-
-def _few() -> deque[list[float]]:
-    return deque(maxlen=REMEMBERED)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -16,7 +16,7 @@ from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.clock_domains import ClockDomains, Latencies
 from underclock.runtime.machine.locks import SLOWDOWNS, Lock, Readings, why
 from underclock.runtime.machine.position import Position, Seen
-from underclock.runtime.machine.steps import Ask, PassedStep, RunningStep, State
+from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.machine.timetable import Timetable
 
 _STILL = 2.0  # of the longest stretch between marks: then the step stands still
@@ -62,14 +62,19 @@ class Machine:
         self._even = True  # whether that was so in all of this step
         self._mismatch = ""
         self._stands_s = math.inf  # since when the step stands still, until that was told
-        self._step = RunningStep(state=self.state)
+        self._step = PassedStep(state=self.state)
 
-    def follow(self, timetable: Timetable | None = None) -> None:
-        """Let clocks follow the timetable, or another one of the same launches and marks."""
-        if timetable is not None:
-            self._readings.begin_anew()
-        if timetable is not None and timetable != self.timetable:
-            _check_same(timetable, self.timetable)
+    def follow(self, timetable: Timetable) -> None:
+        """Let clocks follow a timetable of the same launches and marks as the first."""
+        self._readings.begin_anew()
+        before = self.timetable
+        if timetable != before:
+            if (timetable.marks, timetable.launches) != (before.marks, before.launches):
+                raise ValueError(
+                    f"a timetable of {timetable.launches} launches and {len(timetable.marks)} "
+                    f"marks cannot take the place of one of {before.launches} and "
+                    f"{len(before.marks)}"
+                )
             self.timetable, self._domains = timetable, self._domains_of(timetable)
             self.position.learn_anew()
             if self.state is State.FOLLOWING:
@@ -140,7 +145,8 @@ class Machine:
         if self._pending is not None:
             return None
         if self.state is State.FOLLOWING and now_s >= self._still_s():
-            self._stand_still()
+            self._stands_s = self.position.at_s  # it may be the end of training: not told yet
+            self._enter(State.STALLED)
         wanted = self._wanted()
         back = next((each for each, due_s in self._back_s.items() if due_s <= now_s), None)
         if back is not None:
@@ -272,18 +278,10 @@ class Machine:
 
     def _still_s(self) -> float:
         """Return when a mark is so late that the step stands still; first steps may take long."""
-        if (
-            self.state is not State.FOLLOWING
-            or not self.timetable.changes
-            or not self.position.knows
-        ):
-            return math.inf
-        return self.position.at_s + max(_STILL * self.position.longest_s, _LEAST_STILL_S)
-
-    def _stand_still(self) -> None:
-        """Wait at a low clock. It may be the end of training, so nothing is told of it yet."""
-        self._stands_s = self.position.at_s
-        self._enter(State.STALLED)
+        position = self.position
+        if self.state is State.FOLLOWING and self.timetable.changes and position.knows:
+            return position.at_s + max(_STILL * position.longest_s, _LEAST_STILL_S)
+        return math.inf
 
     def _tell_of_stall(self, at_s: float, still_s: float, verb: str) -> None:
         words = f"no mark was seen for {still_s:.3g} s: the step {verb} still"
@@ -296,7 +294,7 @@ class Machine:
         if self._held is None:
             self._enter(State.LOST)
         self._sensible = 0
-        self._step = RunningStep(state=self.state)
+        self._step = PassedStep(state=self.state)
 
     def _enter(self, state: State) -> None:
         self.state = state
@@ -306,28 +304,29 @@ class Machine:
         if state in {State.FOLLOWING, State.HELD} and under != self._under:
             self._under, self._even = under, False
             self.position.under(under)
-        if state is not State.FOLLOWING:
-            self._step.state = state
         if state is State.FOLLOWING:
             self._domains.enter(self.position.launch)
+        else:
+            self._step.state = state
 
     def _end_step(self, at_s: float) -> None:
         position = self.position
         self._compare_marks(at_s)
         if not math.isnan(self._step.began_s):  # else its beginning was not seen
-            steps, counted = position.ended, position.counts is not None
-            number, planned = position.rounds - steps, self.timetable.planned
-            step = self._step.passed(number, at_s, planned, steps=steps, counted=counted)
-            self._passed.append(step)
             self._want_marks()
+            step, steps = self._step, position.ended
+            step.number, step.steps = position.rounds - steps, steps
+            step.time_s = (at_s - step.began_s) / steps
+            step.planned, step.counted = self.timetable.planned, position.counts is not None
+            step.closely &= steps == 1
+            self._passed.append(step)
         if self.state is State.LOST:
             self._sensible += 1
             if self._sensible > _SENSIBLE_STEPS:
                 self._enter(State.FOLLOWING if self._held is None else State.HELD)
                 self.events.append((at_s, "marks make sense again"))
         self._even = True
-        closely = self.position.closely
-        self._step = RunningStep(state=self.state, began_s=at_s, closely=closely)
+        self._step = PassedStep(state=self.state, began_s=at_s, closely=position.closely)
 
     def _want_marks(self) -> None:
         """Want the marks before clocks are asked for: they tell when exactly that is."""
@@ -352,11 +351,3 @@ class Machine:
     def _domains_of(self, timetable: Timetable) -> ClockDomains:
         """Return a timetable's domains; what was refused is asked for no more."""
         return ClockDomains(timetable, self.position, self.latencies, without=self._back_s.keys())
-
-
-def _check_same(one: Timetable, other: Timetable) -> None:
-    if (one.marks, one.launches) != (other.marks, other.launches):
-        raise ValueError(
-            f"a timetable of {one.launches} launches and {len(one.marks)} marks cannot take the "
-            f"place of one of {other.launches} and {len(other.marks)}"
-        )

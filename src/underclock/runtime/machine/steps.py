@@ -65,13 +65,13 @@ class Outcome:
         return None if self.expected_s == -math.inf else self.began_s - self.expected_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PassedStep:
-    """A step that ended, or several in a row where nobody looked in between.
+    """A step that ended, or several in a row where nobody polled in between; or one that runs yet.
 
     Attributes:
         number: Counted from 0; of the first.
-        began_s: When its first mark was reached.
+        began_s: When its first mark was reached; nan where that was not seen.
         time_s: Until the next step's first mark; the mean of several.
         state: What the machine did all along; `State.FOLLOWING` only where it did nothing else.
         planned: Changes that the timetable has.
@@ -84,15 +84,15 @@ class PassedStep:
         counted: Whether that is known from their numbers; else one is taken to be one.
     """
 
-    number: int
-    began_s: float
-    time_s: float
+    number: int = 0
+    began_s: float = math.nan
+    time_s: float = math.nan
     state: State
-    planned: int
-    asked: int
-    outcomes: tuple[Outcome, ...]
+    planned: int = 0
+    asked: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
     stalled_s: float = 0.0
-    overruled: tuple[str, ...] = ()
+    overruled: list[str] = field(default_factory=list)
     closely: bool = True
     steps: int = 1
     counted: bool = True
@@ -101,35 +101,3 @@ class PassedStep:
     def ended_s(self) -> float:
         """When the next step's first mark was reached."""
         return self.began_s + self.steps * self.time_s
-
-
-@dataclass(slots=True, kw_only=True)
-class RunningStep:
-    """What is noted of a step until it ends, as in `PassedStep`; `began_s` is nan where unseen."""
-
-    state: State
-    began_s: float = math.nan
-    asked: int = 0
-    stalled_s: float = 0.0
-    outcomes: list[Outcome] = field(default_factory=list)
-    overruled: list[str] = field(default_factory=list)
-    closely: bool = True
-
-    def passed(
-        self, number: int, ended_s: float, planned: int, *, steps: int, counted: bool
-    ) -> PassedStep:
-        """Return the step as it ended."""
-        return PassedStep(
-            number=number,
-            began_s=self.began_s,
-            time_s=(ended_s - self.began_s) / steps,
-            state=self.state,
-            planned=planned,
-            asked=self.asked,
-            outcomes=tuple(self.outcomes),
-            stalled_s=self.stalled_s,
-            overruled=tuple(self.overruled),
-            closely=self.closely and steps == 1,
-            steps=steps,
-            counted=counted,
-        )

@@ -98,20 +98,12 @@ def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class Spot:
-    """One kind of event of one module, counted anew in each step.
-
-    Attributes:
-        count: How often it came in this step.
-        marks: Which mark it is the first time, the second …
-        total: How often it should come in a step.
-    """
-
-    __slots__ = ("count", "marks", "total")
+    """One kind of event of one module, counted anew in each step."""
 
     def __init__(self, total: int) -> None:
-        self.count = 0
-        self.marks: dict[int, int] = {}
-        self.total = total
+        self.count = 0  # how often it came in this step
+        self.marks: dict[int, int] = {}  # which mark it is the first time, the second …
+        self.total = total  # how often it should come in a step
 
 
 class Marker:
@@ -420,15 +412,6 @@ def _grad_fn(output: Any) -> Any:
         if node is not None:
             return node
     return None
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from underclock.runtime.trainer.page import Page
-    from underclock.runtime.trainer.streams import MarkStream
 
 
 class Counting:

@@ -68,21 +68,7 @@ class Page:
         size: How long it is, in bytes.
     """
 
-    __slots__ = (
-        "_claimed",
-        "_fd",
-        "_file",
-        "_mapped",
-        "_mark",
-        "_words",
-        "digest",
-        "marks",
-        "path",
-        "size",
-    )
-
     def __init__(self, path: str, fd: int) -> None:
-        """Read a file that `create` or `open` has looked at."""
         self.path = path
         self._fd, self._file = fd, identity(fd)
         self._mapped, self._mark, self._words = 0, (0, 0), b""
@@ -92,12 +78,7 @@ class Page:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, digest: bytes, marks: tuple[int, ...]) -> Self:
-        """Make a page that only this user may open, and map it.
-
-        Args:
-            path: Of the file; nothing may be there.
-            digest: Of the plan and its marks, 32 bytes.
-            marks: Launch index of each mark.
+        """Make a page that only this user may open.
 
         Raises:
             ValueError: A digest or marks that are none.
@@ -127,7 +108,7 @@ class Page:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Map a page that another process made.
+        """Open a page that another process made.
 
         Raises:
             DataError: It is no page, another version's, or one that others may write.
@@ -179,11 +160,6 @@ class Page:
     @enqueued.setter
     def enqueued(self, steps: int) -> None:
         self.write(steps, _ENQUEUED)
-
-    @property
-    def mark_address(self) -> int:
-        """Where the mark word is in this process."""
-        return self.address + MARK_OFFSET
 
     @property
     def address(self) -> int:

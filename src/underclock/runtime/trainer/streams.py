@@ -15,8 +15,9 @@ from underclock.runtime.trainer.page import MARK_OFFSET, STEP_OFFSET, identity, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Protocol
+    import socket
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol, Self
 
     from underclock.runtime.trainer.page import Page
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _DEVICE_MAPPED, _PORTABLE = 0x02, 0x01
 _REGISTERED_ALREADY = 712
+_BUFFERED_BYTES = 4096
+_LENGTH_BYTES = 4  # before each message, little-endian
 
 
 class HostStream:
@@ -59,12 +62,7 @@ class CudaStream:
     """
 
     def __init__(self, page: Page, current: Callable[[], int], driver: Any = None) -> None:
-        """Let the GPU write into a page.
-
-        Args:
-            page: Where to.
-            current: Returns the handle of the stream that is current on the training device.
-            driver: Its library; by default the machine's.
+        """Let the GPU write into a page, on the stream whose handle `current` returns.
 
         Raises:
             NotSupportedError: There is no such driver, or it cannot write into the page.
@@ -110,19 +108,11 @@ class CudaStream:
         return address.value
 
     def mark(self, word: int) -> None:
-        """Have a mark word written as soon as all that was enqueued before is done.
-
-        Raises:
-            NotSupportedError: The driver refused.
-        """
+        """Have a mark word written; `NotSupportedError` where the driver refuses."""
         self._put(MARK_OFFSET, word)
 
     def count(self, steps: int) -> None:
-        """Have the step word written likewise.
-
-        Raises:
-            NotSupportedError: The driver refused.
-        """
+        """Have the step word written likewise."""
         self._put(STEP_OFFSET, steps)
 
     def _put(self, offset: int, value: int) -> None:
@@ -144,21 +134,14 @@ def _library() -> Any:
         ) from exc
 
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
-    from typing import Any, Self
-
-_BUFFERED_BYTES = 4096
-_LENGTH_BYTES = 4  # before each message, little-endian
-
-
 class ServedStream:
-    """Launches and marks on a served GPU, in the order in which they were put there."""
+    """Launches and marks on a simulated GPU that another process serves, in turn.
+
+    A process that trains on the CPU puts launches of the step it was planned for there, and marks
+    between them; the virtual GPU does them in virtual time, at the clocks that it then has.
+    """
 
     def __init__(self, connection: socket.socket, marks: Sequence[int]) -> None:
-        """Use a connection; see `connect`."""
         self._connection = connection
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)

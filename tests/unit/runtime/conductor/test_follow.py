@@ -310,7 +310,6 @@ def _step(began_s: float, time_s: float) -> PassedStep:
         state=State.FOLLOWING,
         planned=0,
         asked=0,
-        outcomes=(),
     )
 
 
@@ -408,7 +407,6 @@ def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
         state=State.FOLLOWING,
         planned=0,
         asked=0,
-        outcomes=(),
         closely=False,
     )
 

@@ -148,5 +148,4 @@ def passed(began_s: float, ended_s: float) -> PassedStep:
         state=State.HELD,
         planned=0,
         asked=0,
-        outcomes=(),
     )

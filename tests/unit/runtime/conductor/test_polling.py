@@ -173,7 +173,7 @@ def test_what_lasts_how_long_is_kept_apart_for_clocks_that_are_held() -> None:
     machine.hold(Clocks(core_mhz=1500))
     steps(5, 0.8)
     assert machine.position.step_s == pytest.approx(0.16 * 0.8)
-    machine.follow()
+    machine.follow(machine.timetable)
     assert machine.position.step_s == pytest.approx(0.16)
     machine.hold(Clocks(core_mhz=1500))
     assert machine.position.step_s == pytest.approx(0.16 * 0.8)

@@ -390,7 +390,7 @@ def test_held_clocks_need_no_marks_and_steps_are_counted_all_the_same() -> None:
     machine.saw(99, player.now_s + 1e-3)  # nothing that is held depends on marks
     assert state(machine) is State.HELD
 
-    machine.follow()
+    machine.follow(machine.timetable)
     player.run(player.now_s + 2e-3)
     assert [ask.to_mhz for _, ask in player.calls][-1] == 900
     player.steps(2, lasts_s)

@@ -41,7 +41,6 @@ def after(
         state=State.HELD,
         planned=0,
         asked=0,
-        outcomes=(),
         stalled_s=1.0 if stalled else 0.0,
         steps=steps,
         counted=counted,

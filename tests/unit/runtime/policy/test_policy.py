@@ -30,7 +30,6 @@ def _step(number: int, time_s: float = 0.11, stalled_s: float = 0.0) -> PassedSt
         state=State.FOLLOWING,
         planned=2,
         asked=2,
-        outcomes=(),
         stalled_s=stalled_s,
     )
 
