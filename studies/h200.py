@@ -5,7 +5,7 @@
 Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
 (of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
 ``stretch`` or ``watch``.
-`studies/h200_page.py` turns the results into docs/evidence/h200/.
+`studies/h200_pages.py` turns the results into docs/evidence/h200/.
 """
 
 import gc

@@ -53,25 +53,25 @@ def made_by(repeats: str) -> str:
     )
 
 
-def fill(name: str, parts: Mapping[str, str], *, repeats: str, to: Path | None = None) -> None:
+def fill(name: str, parts: Mapping[str, str], *, repeats: str = "") -> None:
     """Put what a study found into its page, and how it was made.
 
     Args:
         name: Of the page below docs/evidence, without its ending.
         parts: Text for each mark of the page.
-        repeats: What was repeated and how often, and what a spread is of.
-        to: Where to write it, if not there.
+        repeats: What was repeated and how often; with it ``made`` is filled too, which a page of
+            what was measured elsewhere says in words of its own.
 
     Raises:
         ValueError: The page lacks a mark.
     """
     path = EVIDENCE / f"{name}.md"
     text = path.read_text(encoding="utf-8")
-    for mark, part in {"made": made_by(repeats), **parts}.items():
+    for mark, part in (({"made": made_by(repeats)} if repeats else {}) | dict(parts)).items():
         begin, end = f"<!-- begin {mark} -->", f"<!-- end {mark} -->"
         if begin not in text or end not in text:
             raise ValueError(f"{path.name} has no place for {mark!r}: add {begin} and {end}")
         before, after = text.split(begin)[0], text.split(end)[1]
         text = f"{before}{begin}\n\n{part.strip(chr(10))}\n\n{end}{after}"
-    (to or path).write_text(text, encoding="utf-8")
-    print(f"wrote {to or path}")
+    path.write_text(text, encoding="utf-8")
+    print(f"wrote {path}")
