@@ -10,7 +10,7 @@ import gzip
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -249,8 +249,10 @@ def _cost(said: str, one: dict[str, Any]) -> tuple[object, ...]:
 def parallel(where: str, logs: str) -> None:
     """Fill the page of steps of two ranks."""
     folder = Path(where)
-    predicted = [("step", "launches", "collectives", "step", "predicted", "off", "off, of single")]
-    elsewhere = [
+    predicted: list[Sequence[object]] = [
+        ("step", "launches", "collectives", "step", "predicted", "off", "off, of single")
+    ]
+    elsewhere: list[Sequence[object]] = [
         (
             "step",
             "predicted",
@@ -260,7 +262,9 @@ def parallel(where: str, logs: str) -> None:
             "in the step",
         )
     ]
-    followed = [("step", "steps followed, of", "median", "99 of 100", "conductor, of a core")]
+    followed: list[Sequence[object]] = [
+        ("step", "steps followed, of", "median", "99 of 100", "conductor, of a core")
+    ]
     slack = []
     for name, said in _STEPS.items():
         predicted.append((said, *_predicted(folder, name)))
@@ -402,4 +406,6 @@ def _followed(log: Path) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    {"kernels": kernels, "held": held, "parallel": parallel}[sys.argv[1]](*sys.argv[2:])
+    PAGES: dict[str, Callable[..., None]]
+    PAGES = {"kernels": kernels, "held": held, "parallel": parallel}
+    PAGES[sys.argv[1]](*sys.argv[2:])
