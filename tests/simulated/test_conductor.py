@@ -105,7 +105,7 @@ def _executed(
 ) -> Executed:
     predicted_s = _times_s(name, launches, clocks)
     with simulated_rig(_model(name, switching), seed=seed) as rig:
-        return conduct(rig, launches, _under(clocks, table, predicted_s), steps=steps, warm_s=20.0)
+        return conduct(rig, launches, _under(clocks, table, predicted_s), steps=steps, warm_s=5.0)
 
 
 def _check_sum(
@@ -287,7 +287,7 @@ def test_steps_of_any_length_are_followed_from_marks_seen_late(
         looks=Latency(shares=(0.0, 1.0), points_s=(40e-6, 100e-6)),
     )
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = conduct(rig, launches, varying, steps=8, warm_s=20.0)
+        executed = conduct(rig, launches, varying, steps=8, warm_s=5.0)
     per_length_s = [t / length for t, length in zip(executed.time_s, executed.lengths, strict=True)]
 
     assert statistics.pstdev(executed.lengths) > 0.03

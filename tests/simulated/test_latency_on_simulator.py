@@ -100,9 +100,9 @@ class TestVirtualTicker(TickerContract):
 @pytest.mark.parametrize(
     ("name", "switching", "targets"),
     [
-        ("rtx3080ti", _USUAL, 6),
-        ("a100", _USUAL, 6),
-        ("h200", _USUAL, 6),
+        ("rtx3080ti", _USUAL, 4),
+        ("a100", _USUAL, 4),
+        ("h200", _USUAL, 4),
         ("rtx3080ti", _FAST, 3),
         ("rtx3080ti", _EVEN, 3),
         ("rtx3080ti", _SLOW, 3),
