@@ -188,18 +188,14 @@ class EagerDurations:
 
 @dataclass(slots=True)
 class _Sums:
-    took_s: dict[int, float] = field(default_factory=dict)
-    times: dict[int, int] = field(default_factory=dict)
+    took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    times: Counter[int] = field(default_factory=Counter)
     step_s: float = 0.0
     idle_s: float = 0.0
 
     def add(self, places: Sequence[int], each_s: Iterable[float]) -> None:
         for place, one_s in zip(places, each_s, strict=True):
-            self.took_s[place] = self.took_s.get(place, 0.0) + one_s
-
-    def count(self, places: Iterable[int], times: int = 1) -> None:
-        for place in places:
-            self.times[place] = self.times.get(place, 0) + times
+            self.took_s[place] += one_s
 
 
 def eager_durations(
@@ -263,13 +259,13 @@ def _add(
         starts += [ran[a].start_s for n, a in found if n]
         edges = np.interp(np.arange(nodes + 1), at, [*starts, ended_s])
         sums.add(round_.places * round_.steps, np.diff(edges).tolist())
-        sums.count(set(round_.places), round_.steps)
+        sums.times.update(dict.fromkeys(round_.places, round_.steps))
         sums.step_s += ended_s - begun_s
         sums.idle_s += max(0.0, ended_s - begun_s - busy_s(ran))
     elif ran:
         return
     sums.add(round_.company, (one.duration_s for one in company))
-    sums.count(round_.company)
+    sums.times.update(round_.company)
 
 
 def _pairs(round_: EagerRound, ran: tuple[_Key, ...]) -> _Pairs | None:

@@ -51,7 +51,7 @@ class EagerLauncher:
 
     def __post_init__(self) -> None:
         """Have company at hand; nothing of it is made before it is asked for."""
-        self._company = CudaCompany(self._torch)
+        self._company = CudaCompany(self._torch, self._notes)
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
@@ -68,8 +68,6 @@ class EagerLauncher:
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
         company = self._company.beside(round_)
-        if self._company.note:
-            self._notes["company"] = self._company.note
         turns = [turn.place for turn in round_.company(0) for _ in range(turn.times)]
         after = [(place, node) for place in turns for node in company[place]]
         self.snapshot.restore()

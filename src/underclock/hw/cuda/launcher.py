@@ -56,7 +56,7 @@ class CudaLauncher:
 
     def __post_init__(self) -> None:
         """Have company at hand; nothing of it is made before it is asked for."""
-        self._company = CudaCompany(self._torch)
+        self._company = CudaCompany(self._torch, self._notes)
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
@@ -71,7 +71,7 @@ class CudaLauncher:
         round_ = Round.of(len(kernels), mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]
-        company = self._company_of(round_)
+        company = self._company.beside(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
         running = self._whole(round_, company) if whole else self._some(indices, round_, company)
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
@@ -81,13 +81,6 @@ class CudaLauncher:
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of kernels that their numbers do not tell."""
         return tuple(self._notes.values())
-
-    def _company_of(self, round_: Round) -> Places:
-        """Return what runs beside the kernels of a round."""
-        places = self._company.beside(round_)
-        if self._company.note:
-            self._notes["company"] = self._company.note
-        return places
 
     @contextmanager
     def _whole(self, round_: Round, company: Places) -> Iterator[CudaLoop]:
@@ -149,14 +142,7 @@ class CudaLauncher:
             if only is not None:
                 self._note_decay(only, indices[0], before)
 
-    def _running(
-        self,
-        feed: Feed,
-        round_: Round,
-        runs: Runs,
-        rounds: int,
-        events: int,
-    ) -> CudaLoop:
+    def _running(self, feed: Feed, round_: Round, runs: Runs, rounds: int, events: int) -> CudaLoop:
         return CudaLoop(
             torch=self._torch,
             clock=self._clock,

@@ -96,27 +96,22 @@ def graph_of(parts: Parts) -> GraphLaunch:
 
 
 class CudaCompany:
-    """Captures each once, and keeps it as long as it lives.
+    """Captures each once, and keeps it as long as it lives; notes what a reader must know."""
 
-    Attributes:
-        note: What a reader of the numbers must know; empty where there is nothing.
-    """
-
-    def __init__(self, torch: Any) -> None:
-        self.note = ""
-        self._torch = torch
+    def __init__(self, torch: Any, notes: dict[str, str]) -> None:
+        self._torch, self._notes = torch, notes
         self._kept: list[object] = []  # graphs and operands, which nodes point into
         self._hot: list[GraphNode] = []
         self._idling: dict[int, list[GraphNode]] = {}
 
-    def beside(self, round_: Round) -> dict[int, list[GraphNode]]:
+    def beside(self, round_: Round) -> Places:
         """Return what runs beside the kernels of a round: the nodes of a launch of each place.
 
         Raises:
             NoRoomError: The hot companion does not fit into the GPU's memory.
         """
         mix = round_.mix
-        places: dict[int, list[GraphNode]] = {}
+        places: Places = {}
         if mix.hot:
             places[round_.hot] = self.hot()
         if mix.idle_s:
@@ -125,16 +120,12 @@ class CudaCompany:
         return places
 
     def hot(self) -> list[GraphNode]:
-        """Return the nodes of one launch of the companion.
-
-        Raises:
-            NoRoomError: It does not fit into the GPU's memory.
-        """
+        """Return the nodes of one launch of the companion."""
         if not self._hot:
             side, work = first_that_fits(self._torch, _SIDES, self._product)
             self._hot = self._capture(work)
             if side != _SIDES[0]:
-                self.note = (
+                self._notes["company"] = (
                     f"the hot companion is a product of {side}x{side} matrices: one of "
                     f"{_SIDES[0]}x{_SIDES[0]} did not fit into memory beside the step"
                 )

@@ -350,32 +350,24 @@ def _fan_percent(gpu: VirtualGpu) -> int | None:
 # What is set: clock locks, power limit, persistence mode.
 
 
-def _lock_core(host: "Host", gpu: VirtualGpu, low: CArgument, high: CArgument) -> int:
-    bounds = (low.value, high.value)
-    if not _overlaps(bounds, gpu.model.core_mhz):
+def _lock_core(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
+    """Lock the core between two clocks; without any, unlock it."""
+    bounds = (mhz[0].value, mhz[1].value) if mhz else None
+    if bounds is not None and not _overlaps(bounds, gpu.model.core_mhz):
         return INVALID_ARGUMENT
     return _write(host, gpu, lambda: gpu.lock_core(bounds))
 
 
-def _lock_mem(host: "Host", gpu: VirtualGpu, low: CArgument, high: CArgument) -> int:
-    bounds = (low.value, high.value)
+def _lock_mem(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
+    """Lock the memory between two clocks; without any, unlock it."""
+    bounds = (mhz[0].value, mhz[1].value) if mhz else None
     if not gpu.model.memory_lockable:
         return NOT_SUPPORTED
-    if not _overlaps(bounds, gpu.model.mem_mhz):
+    if bounds is not None and not _overlaps(bounds, gpu.model.mem_mhz):
         return INVALID_ARGUMENT
-    if FaultKind.MEMORY_REFUSED in gpu.faults:
+    if bounds is not None and FaultKind.MEMORY_REFUSED in gpu.faults:
         return int(pynvml.NVML_ERROR_UNKNOWN)
     return _write(host, gpu, lambda: gpu.lock_mem(bounds))
-
-
-def _unlock_core(host: "Host", gpu: VirtualGpu) -> int:
-    return _write(host, gpu, lambda: gpu.lock_core(None))
-
-
-def _unlock_mem(host: "Host", gpu: VirtualGpu) -> int:
-    if not gpu.model.memory_lockable:
-        return NOT_SUPPORTED
-    return _write(host, gpu, lambda: gpu.lock_mem(None))
 
 
 def _set_limit(host: "Host", gpu: VirtualGpu, limit: CArgument) -> int:
@@ -555,8 +547,8 @@ READS: dict[str, DeviceCall] = {
 WRITES: dict[str, DeviceCall] = {
     "nvmlDeviceSetGpuLockedClocks": _lock_core,
     "nvmlDeviceSetMemoryLockedClocks": _lock_mem,
-    "nvmlDeviceResetGpuLockedClocks": _unlock_core,
-    "nvmlDeviceResetMemoryLockedClocks": _unlock_mem,
+    "nvmlDeviceResetGpuLockedClocks": _lock_core,
+    "nvmlDeviceResetMemoryLockedClocks": _lock_mem,
     "nvmlDeviceSetPowerManagementLimit": _set_limit,
     "nvmlDeviceSetPersistenceMode": _set_persistence,
 }
