@@ -124,10 +124,7 @@ class Loop(Protocol):
         """Return how far it is."""
 
     def durations(self, for_s: float) -> Durations:
-        """Watch launches for a while, the loop running on; return how long each took.
-
-        Args:
-            for_s: How long; at least one whole round is seen.
+        """Watch launches for a while, one round at least; return how long each took.
 
         Raises:
             NotSupportedError: Nothing here can time them, or another profiler does.
@@ -268,9 +265,7 @@ class Measurer(Protocol):
     def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
         """Return about how long it takes to measure a kernel whose launch takes that long.
 
-        Args:
-            launch_s: That long.
-            timed: Whether its launches are timed as well.
+        Longer, where its launches are timed as well.
         """
 
     def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
