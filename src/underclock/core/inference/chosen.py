@@ -8,6 +8,7 @@ and to one side; both are taken over to entries without a row.
 Shape letters: K kernels, n rows of a kernel.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.inference.field import Field
 
+_INSIDE, _TWO_SIDED = 0.95, 1.96  # how many of errors lie within how many deviations
 _PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
 
 
@@ -40,8 +42,8 @@ def optimism(time: Field, power: Field) -> Optimism:
     """
     if (time.rows.real.sum(axis=1) == 1).all():
         return Optimism()
-    time_off, time_variance = time.left_out()
-    power_off, power_variance = power.left_out()
+    time_off, time_variance = time.left_out().moments()
+    power_off, power_variance = power.left_out().moments()
     told = time.rows.log - time_off, power.rows.log - power_off
     off = time_off, time_off + power_off
     # A time too long goes with a power too low: what power's variance has of it, energy's has too.
@@ -54,6 +56,23 @@ def optimism(time: Field, power: Field) -> Optimism:
         deviations.append(max(ahead, 0.0))
         wider.append(_wider(chosen, deviations[-1]))
     return Optimism(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
+
+
+def widening(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> tuple[float, float]:
+    """Return by how much errors are greater than told, as rows that are left out show. At least 1.
+
+    Args:
+        time: How far each row is off what others say of its log time, and the variance of that.
+        power: The same of log power; the answer is for energy.
+    """
+    told = time[1] != 1.0
+    off = time[0], time[0] + power[0]
+    factors = []
+    for each, variance in zip(off, (time[1], power[1]), strict=True):
+        squares = (each**2 / variance)[told]
+        beyond = np.quantile(squares, _INSIDE) if len(squares) else 0.0
+        factors.append(max(1.0, math.sqrt(beyond) / _TWO_SIDED))
+    return factors[0], factors[1]
 
 
 def _best(merit: Floats, field: Field) -> tuple[Ints, Ints]:

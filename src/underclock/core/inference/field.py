@@ -115,6 +115,15 @@ class FieldPosterior:
     variance: Floats
     errors: Errors
 
+    def widened(self, factor: float) -> "FieldPosterior":
+        """Return the same, standard deviations greater by a factor."""
+        errors = Errors(
+            own=factor * self.errors.own,
+            shared=factor * self.errors.shared,
+            rest=factor**2 * self.errors.rest,
+        )
+        return FieldPosterior(mean=self.mean, variance=factor**2 * self.variance, errors=errors)
+
 
 @dataclass(slots=True)
 class _Conditioned:
@@ -283,23 +292,52 @@ class Field:
             energy = whole + of_time / _COUPLED**2 + cross + cross.T
         return mean, np.stack([whole, energy]), moves
 
-    def left_out(self) -> tuple[Floats, Floats]:
-        """Return how far each row is off what all others say, and the variance of that. (K, n).
-
-        Of a kernel's only row, of which others say nothing, that is 0 and 1.
-        """
+    def left_out(self) -> "LeftOut":
+        """Return how far each row is off what all others say, under every scale."""
         given, off = self._given, self._off()
-        alone = self.rows.real.sum(axis=1, keepdims=True) == 1
-        known = (self.rows.real & ~alone)[:, None]
-        precision = np.where(known, np.einsum("klii->kli", given.precision), 1.0)
+        told = self.rows.real & (self.rows.real.sum(axis=1, keepdims=True) > 1)
+        precision = np.where(told[:, None], np.einsum("klii->kli", given.precision), 1.0)
         error = (given.precision @ off[:, None, :, None])[..., 0] / precision
         log_odds = np.log(np.maximum(self._odds, 1e-300))[:, :, None]
         log_odds = log_odds - 0.5 * (np.log(precision) - error**2 * precision)
-        odds = np.exp(log_odds - log_sum(log_odds, 1)[:, None])
-        mean = (odds * error).sum(axis=1)
-        variance = (odds * (1.0 / precision + error**2)).sum(axis=1) - mean**2
-        known = known[:, 0]
-        return np.where(known, mean, 0.0), np.where(known, variance, 1.0)
+        log_odds = log_odds - log_sum(log_odds, 1)[:, None]
+        return LeftOut(told=told, error=error, variance=1.0 / precision, log_odds=log_odds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows against what all other rows say of them.
+
+    Attributes:
+        told: Which rows have others of their kernel. Shape (K, n).
+        error: By how much each is off, under every scale. Shape (K, L, n).
+        variance: Of that. Shape (K, L, n).
+        log_odds: Of the scales, told by the others. Shape (K, L, n).
+    """
+
+    told: Bools
+    error: Floats
+    variance: Floats
+    log_odds: Floats
+
+    def moments(self) -> tuple[Floats, Floats]:
+        """Return the errors and their variance, 0 and 1 where others say nothing. (K, n)."""
+        odds = np.exp(self.log_odds)
+        mean = (odds * self.error).sum(axis=1)
+        variance = (odds * (self.variance + self.error**2)).sum(axis=1) - mean**2
+        return np.where(self.told, mean, 0.0), np.where(self.told, variance, 1.0)
+
+    def oddness(self, off: float) -> Floats:
+        """Return by how much a disturbance makes rows likelier, as logarithms. Shape (K, n).
+
+        Args:
+            off: Standard deviation of what a disturbance adds.
+        """
+        likely = [
+            log_sum(self.log_odds - 0.5 * (np.log(var) + self.error**2 / var), 1)
+            for var in (self.variance, self.variance + off**2)
+        ]
+        return np.where(self.told, likely[1] - likely[0], -np.inf)
 
 
 def _of_time(errors: Errors) -> Floats:

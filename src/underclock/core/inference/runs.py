@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.field import FieldPosterior, FieldRows, log_sum
+from underclock.core.inference.field import FieldPosterior, FieldRows, LeftOut, log_sum
 from underclock.core.inference.sizes import Within
 
 _SCALES = np.array([1.0, 3.0, 10.0])  # of the noise of usual runs
 _ODD = 0.3  # standard deviation of a disturbed run's logarithm
 _LOG_ODDS = np.log([0.86, 0.12, 0.015, 0.005])  # of these scales, and of a disturbed run
 _LOG_WILD = np.log(0.01)  # of a row of which all runs scatter as the worst do
+_LOG_ODD_ROW = np.log(0.003)  # of a row that is its only run: a cliff looks much like that
+_SURELY = 0.9  # how likely a disturbance must be there, to be believed
 _LEAST = 1e-4  # that a run counts for
 _MOST_NOISE = 20.0  # of usual ones, that a disturbed run is taken to have
 _FAR_OFF = 0.15  # from the median of its row: where a first guess finds a run odd
@@ -41,6 +43,11 @@ class RunLogs:
     setting: Ints
     log: Floats
     kernels: int
+
+    @property
+    def single(self) -> bool:
+        """Whether every row is one run."""
+        return len(np.unique(self.row)) == len(self.kernel)
 
     @property
     def row(self) -> Ints:
@@ -92,9 +99,7 @@ def rows_of(runs: RunLogs, weights: Weights, quantity: int, *, unsure: bool) -> 
     log = np.bincount(row, weights.count * runs.log[quantity]) / count
     worse = np.bincount(row, weights.count**2 * weights.noise2)
     worth = np.minimum(count, count**2 / worse) if unsure else count
-    first = np.unique(row, return_index=True)[1]
-    kernel, setting = runs.kernel[first], runs.setting[first]
-    place = np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
+    kernel, setting, place = _places(runs)
     shape = runs.kernels, int(place.max()) + 1
     padded = [np.zeros(shape), np.zeros(shape)]
     at = np.zeros(shape, dtype=np.int64)
@@ -102,6 +107,13 @@ def rows_of(runs: RunLogs, weights: Weights, quantity: int, *, unsure: bool) -> 
     for into, values in zip(padded, (log, worth), strict=True):
         into[kernel, place] = values
     return FieldRows(setting=at, log=padded[0], runs=padded[1])
+
+
+def _places(runs: RunLogs) -> tuple[Ints, Ints, Ints]:
+    """Return of each row its kernel, its setting, and its place among the kernel's rows."""
+    first = np.unique(runs.row, return_index=True)[1]
+    kernel, setting = runs.kernel[first], runs.setting[first]
+    return kernel, setting, np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
 
 
 def within(runs: RunLogs, weights: Weights, quantity: int) -> Within:
@@ -160,6 +172,20 @@ def _wild(row: Ints, log_odds: Floats) -> Floats:
     all_wild = _LOG_WILD + log_sum(worst, 0) - np.log(2.0)
     wild: Floats = 1.0 / (1.0 + np.exp(np.clip(usual - all_wild, -500.0, 500.0)))
     return wild
+
+
+def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Weights:
+    """Return how much rows of one run each count: those hardly that were surely disturbed.
+
+    Args:
+        runs: The runs.
+        left_out: Rows of time and of power, each against all others.
+    """
+    log_odds = _LOG_ODD_ROW + sum(each.oddness(_ODD) for each in left_out)
+    odd = log_odds > np.log(_SURELY / (1.0 - _SURELY))
+    kernel, _, place = _places(runs)
+    count = np.where(odd[kernel, place][runs.row], _LEAST, 1.0)
+    return Weights(count=count, noise2=np.ones(len(count)))
 
 
 def excess(

@@ -25,7 +25,7 @@ _STEPS, _TURNS = (3.0, 1.7), 2  # factors tried of every size, and how often all
 _GAIN = 0.01  # of the logarithm of the evidence, that is worth a move
 _MOST = 24  # kernels and rows of each that sizes are learned from
 _REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs from a row's own
-_OF_ROW = 2.0  # where they do not: noise of a run, as a multiple of a row's own
+_OF_ROW = 0.5  # where they do not: noise of a run, as a multiple of a row's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

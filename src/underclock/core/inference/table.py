@@ -6,11 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.inference.chosen import Optimism, optimism
+from underclock.core.inference.chosen import Optimism, optimism, widening
 from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.runs import RunLogs, Weights, excess, rows_of, weighed, within
+from underclock.core.inference.runs import (
+    RunLogs,
+    Weights,
+    excess,
+    rows_of,
+    weighed,
+    within,
+    without_odd,
+)
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.step.overlap import at_any_clocks, overlapped, waited_counts
@@ -43,31 +51,70 @@ def inferred(runs: RunLogs, grid: ClockGrid) -> Inferred:
         runs: Of kernels at these settings; every kernel has one.
         grid: The settings.
     """
-    time_curve = time_curves(grid)
-    power_curve = power_curves(grid, time_curve.mean)
     weights = Weights.at_first(runs)
-    sizes: tuple[Sizes | None, Sizes | None] = (None, None)
-    for _ in range(_ROUNDS):
-        counted = (rows_of(runs, weights, q, unsure=False) for q in (0, 1))
-        of_time, of_power = (rows_of(runs, weights, q, unsure=True) for q in (0, 1))
-        sizes = (
-            likeliest(time_curve, grid, next(counted), within(runs, weights, 0), sizes[0]),
-            likeliest(power_curve, grid, next(counted), within(runs, weights, 1), sizes[1]),
-        )
-        time = Field(time_curve, grid, of_time, sizes[0])
-        told = time.predicted()
-        power = Field(power_curve, grid, of_power, sizes[1], told.errors)
-        both = told, power.predicted()
-        before = weights
-        weights = weighed(runs, before, both, (sizes[0].run, sizes[1].run))
-        if np.abs(weights.count - before.count).max() < _SETTLED:
-            break
-    more_s, more_j = excess(runs, both, grid.free)
-    return Inferred(
-        time=dataclasses.replace(both[0], mean=both[0].mean + more_s),
-        power=dataclasses.replace(both[1], mean=both[1].mean + more_j - more_s),
-        optimism=optimism(time, power),
+    fields = _Fields.of(runs, weights, grid)
+    if runs.single:
+        # Sizes stay as rows that may be odd make them: learned without, they find more rows odd.
+        weights = without_odd(runs, (fields.time.left_out(), fields.power.left_out()))
+        fields = _Fields.of(runs, weights, grid, fields.sizes, learn=False)
+    else:
+        for _ in range(_ROUNDS):
+            before = weights
+            weights = weighed(runs, before, fields.told, fields.noises)
+            if np.abs(weights.count - before.count).max() < _SETTLED:
+                break
+            fields = _Fields.of(runs, weights, grid, fields.sizes)
+    more_s, more_j = excess(runs, fields.told, grid.free)
+    off = fields.time.left_out().moments(), fields.power.left_out().moments()
+    time, power = (
+        told.widened(factor) for told, factor in zip(fields.told, widening(*off), strict=True)
     )
+    return Inferred(
+        time=dataclasses.replace(time, mean=time.mean + more_s),
+        power=dataclasses.replace(power, mean=power.mean + more_j - more_s),
+        optimism=optimism(fields.time, fields.power),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fields:
+    """Both quantities conditioned on runs."""
+
+    time: Field
+    power: Field
+    told: tuple[FieldPosterior, FieldPosterior]
+
+    @classmethod
+    def of(
+        cls,
+        runs: RunLogs,
+        weights: Weights,
+        grid: ClockGrid,
+        start: tuple[Sizes, Sizes] | None = None,
+        *,
+        learn: bool = True,
+    ) -> "_Fields":
+        curve = time_curves(grid)
+        curves = curve, power_curves(grid, curve.mean)
+        sizes = list(start or (None, None))
+        if learn or start is None:
+            for q in (0, 1):
+                counted = rows_of(runs, weights, q, unsure=False)
+                scatter = within(runs, weights, q)
+                sizes[q] = likeliest(curves[q], grid, counted, scatter, sizes[q])
+        of_time, of_power = (rows_of(runs, weights, q, unsure=True) for q in (0, 1))
+        time = Field(curves[0], grid, of_time, sizes[0])
+        told = time.predicted()
+        power = Field(curves[1], grid, of_power, sizes[1], told.errors)
+        return cls(time=time, power=power, told=(told, power.predicted()))
+
+    @property
+    def sizes(self) -> tuple[Sizes, Sizes]:
+        return self.time.sizes, self.power.sizes
+
+    @property
+    def noises(self) -> tuple[float, float]:
+        return self.time.sizes.run, self.power.sizes.run
 
 
 def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> JointCosts:
@@ -136,6 +183,8 @@ def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Jo
     log_s = told.time.mean + unseen * more_s * np.sqrt(told.time.errors.variance)
     log_j = told.time.mean + told.power.mean
     log_j += unseen * more_j * np.sqrt(told.power.errors.variance)
+    # The mean of what is lognormal lies above its median.
+    log_s, log_j = log_s + 0.5 * told.time.errors.variance, log_j + 0.5 * told.power.errors.variance
     counts = waited_counts(table.kernels)[:, None]
     at, beside = table.baseline, overlapped(table.kernels)
     fixed_j = table.fixed_j[:, None]
