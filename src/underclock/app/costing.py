@@ -90,43 +90,23 @@ def costs_of(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
 ) -> PlanCosts:
     """Return what everything costs."""
-    asked = raw
-    if raw is not True and _is_of_runs(sample_set):
-        told = inferred_costs(sample_set, baseline=baseline)
-        return PlanCosts(table=told.table, risk=told, known=told.table)
-    if raw is None and _is_whole_table(sample_set):
-        raw = sample_set.is_exact
-    if raw:
+    replayed = sample_set.evidence is Evidence.REPLAYED
+    # What was queried of a table without repeats is certain, and nothing else of it is planned.
+    if raw or (raw is None and replayed and sample_set.is_exact):
         table = cost_table(sample_set, baseline=baseline)
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
         table = dataclasses.replace(table, warnings=(*table.warnings, *odd))
         return PlanCosts(table=table, risk=None, known=table)
+    if replayed:
+        told = inferred_costs(sample_set, baseline=baseline)
+        return PlanCosts(table=told.table, risk=told, known=told.table)
     try:
         estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
     except CannotFitError as exc:
-        if asked is False:
+        if raw is False:
             raise
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
         table = dataclasses.replace(table, warnings=(*table.warnings, words))
         return PlanCosts(table=table, risk=None, known=table)
-    # What was queried of a table is certain, and nothing else of it is planned.
-    risk = None if estimated.exact else estimated
-    return PlanCosts(table=estimated.table, risk=risk, known=estimated.table)
-
-
-def _is_of_runs(sample_set: SampleSet) -> bool:
-    """Whether a table has repeats: then its rows are samples of the GPU."""
-    replayed = sample_set.evidence is Evidence.REPLAYED
-    return replayed and any(sample.repeat for sample in sample_set.samples)
-
-
-def _is_whole_table(sample_set: SampleSet) -> bool:
-    """Whether every row of a replayed table is there: then there is nothing to estimate."""
-    if sample_set.evidence is not Evidence.REPLAYED:
-        return False
-    if sample_set.expected_samples is not None:
-        return len(sample_set.samples) >= sample_set.expected_samples
-    lacking = sum(len(clocks) for clocks in sample_set.lacking.values())
-    pairs = len({(sample.kernel, sample.asked) for sample in sample_set.samples})
-    return pairs + lacking >= len(sample_set.settings) * len(sample_set.kernels)
+    return PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)

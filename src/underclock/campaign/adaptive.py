@@ -15,6 +15,8 @@ import numpy as np
 from underclock.arrays import Bools
 from underclock.campaign.recording import Recorder, StepRuns, as_mix_sample
 from underclock.campaign.worth import NextSample, worth_of_samples
+from underclock.core.inference.joint import TableFit
+from underclock.core.inference.table import searched
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.ran_clocks import ceiling_mhz
@@ -26,7 +28,7 @@ from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.steering.wanted import IDLING
 from underclock.core.step.cap import driver_says
 from underclock.hw.base import Capability, Reading
-from underclock.records import Clocks, Kernel, Mix, SampleSet
+from underclock.records import Clocks, Evidence, Kernel, Mix, SampleSet
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
@@ -119,6 +121,7 @@ class AdaptiveRun:
         before = file.sample_set()
         self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
         self._steps = len(before.in_situ)
+        self._table: TableFit | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
         self.short_of: float | None = None
 
@@ -131,7 +134,7 @@ class AdaptiveRun:
         while not self._spent():
             sample_set = self._file.sample_set()
             try:
-                fit = estimate(sample_set, baseline=self._baseline)
+                fit = self._fit(sample_set)
             except CannotFitError:
                 if not self._take(self._more(), refit=True):
                     break
@@ -145,6 +148,13 @@ class AdaptiveRun:
             if self._launches and self._rests_on_baseline(fit):
                 self._warm()  # kernels one by one leave the GPU cooler than the step does
                 self._step()
+
+    def _fit(self, sample_set: SampleSet) -> CostEstimate | TableFit:
+        """Return what is known by now, from the physics of a GPU or the rows of a table."""
+        if sample_set.evidence is not Evidence.REPLAYED:
+            return estimate(sample_set, baseline=self._baseline)
+        self._table = searched(sample_set, baseline=self._baseline, before=self._table)
+        return self._table
 
     def _look_at_auto(self) -> None:
         """Measure the step and its kernels at auto, with which all is compared."""
@@ -341,7 +351,7 @@ class AdaptiveRun:
                 wanted.append(NextSample(kernel, fresh[int(self._random.integers(len(fresh)))]))
         return wanted
 
-    def _next(self, fit: CostEstimate) -> tuple[list[NextSample], bool]:
+    def _next(self, fit: CostEstimate | TableFit) -> tuple[list[NextSample], bool]:
         """Return the samples worth most, and whether the promise is sharp enough already."""
         worth = worth_of_samples(fit, self._limits.goals, self._unused, self._bench.takes_s)
         self._unsure = worth.unsure
@@ -364,7 +374,7 @@ class AdaptiveRun:
                 unused[k, c] = self._has_more(kernel, clocks)
         return unused
 
-    def _reference(self, fit: CostEstimate) -> list[NextSample]:
+    def _reference(self, fit: CostEstimate | TableFit) -> list[NextSample]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if Capability.RUN not in self._bench.capabilities:
             return []
@@ -373,7 +383,7 @@ class AdaptiveRun:
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [NextSample(kernel, seen[0])] if seen else []
 
-    def _baseline_again(self, fit: CostEstimate) -> list[NextSample]:
+    def _baseline_again(self, fit: CostEstimate | TableFit) -> list[NextSample]:
         """Return the kernels to run at auto once more, where no whole step tells what it costs."""
         if self._launches or fit.exact or not self._rests_on_baseline(fit):
             return []
@@ -391,6 +401,6 @@ class AdaptiveRun:
         rows = self._bench.repeats(kernel, clocks)
         return rows is None or self._taken[kernel.name, clocks] < rows
 
-    def _rests_on_baseline(self, fit: CostEstimate) -> bool:
+    def _rests_on_baseline(self, fit: CostEstimate | TableFit) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2

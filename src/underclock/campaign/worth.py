@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.inference.joint import TableFit
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.best_choice import TIME_POWER, choose_kernels
@@ -47,7 +48,7 @@ class Worth:
 
 
 def worth_of_samples(
-    fit: CostEstimate,
+    fit: CostEstimate | TableFit,
     goals: Sequence[Goal],
     unused: Callable[[Sequence[Clocks]], Bools],
     takes_s: Callable[[float], float],
@@ -87,14 +88,14 @@ def worth_of_samples(
     )
 
 
-def _plan(fit: CostEstimate, goal: Goal) -> Ints | None:
+def _plan(fit: CostEstimate | TableFit, goal: Goal) -> Ints | None:
     """Return the best plan as far as is known; ``None`` where there is none."""
     if goal.objective is Objective.TIME and fit.table.power_cap is None:
         return None  # what the cap makes of the step is not known yet
     return choose_kernels(fit.table, goal, fit)
 
 
-def multiplier_of(fit: CostEstimate, goal: Goal, plan: Ints | None) -> float:
+def multiplier_of(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -> float:
     """Return what a second is worth to a goal, in J.
 
     Args:
@@ -117,7 +118,7 @@ def multiplier_of(fit: CostEstimate, goal: Goal, plan: Ints | None) -> float:
 
 
 def _improvement(
-    fit: CostEstimate, candidates: Candidates, goal: Goal, plan: Ints | None
+    fit: CostEstimate | TableFit, candidates: Candidates, goal: Goal, plan: Ints | None
 ) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
     if goal.objective is Objective.WASTE:
@@ -126,7 +127,7 @@ def _improvement(
 
 
 def _information(
-    fit: CostEstimate, candidates: Candidates, goal: Goal, plan: Ints | None
+    fit: CostEstimate | TableFit, candidates: Candidates, goal: Goal, plan: Ints | None
 ) -> Floats:
     """Return what a sample of each entry tells of the plan and its promise, in J. (K, C)."""
     planned = np.full(len(fit.counts), -1) if plan is None else plan.copy()
@@ -139,7 +140,9 @@ def _information(
     return value_of_information(candidates, multiplier, planned, promised).total
 
 
-def _spread(fit: CostEstimate, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
+def _spread(
+    fit: CostEstimate | TableFit, goals: Sequence[Goal], plans: Sequence[Ints | None]
+) -> float:
     """Return the standard deviation of what is promised; the greatest of all goals.
 
     That a step at auto changes nothing is sure without a sample. So where every plan is auto, it is
@@ -163,7 +166,7 @@ def _spread(fit: CostEstimate, goals: Sequence[Goal], plans: Sequence[Ints | Non
     return max(spreads, default=np.inf)
 
 
-def _expected_to_gain(fit: CostEstimate, goal: Goal, plan: Ints | None) -> Ints | None:
+def _expected_to_gain(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -> Ints | None:
     """Return the choice that gains most as expected, however unsure it is."""
     if goal.objective is Objective.WASTE:
         return choose_kernels(fit.table, goal, _CertainOfTime(fit))

@@ -219,9 +219,9 @@ class Field:
             left = np.eye(count) + self._shared_prior @ told
             cov = np.linalg.solve(left, self._shared_prior)
             shared = cov @ drawn
-        self._shared = shared
-        self._directions = _factor(0.5 * (cov + cov.T)[None], _SHARED)[0][0]
-        about = np.linalg.lstsq(self._shared_prior, shared, rcond=1e-10)[0]
+        self._shared, self._shared_cov = shared, cov
+        # What is shared is its prior's covariance times this, so their product is its square.
+        about = drawn - told @ shared
         self.evidence = float(
             evidence.sum() - 0.5 * shared @ about - 0.5 * np.linalg.slogdet(left)[1]
         )
@@ -239,9 +239,13 @@ class Field:
         kernels, count = len(self.rows.setting), len(self._shared)
         mean, variance = np.empty((2, kernels, count))
         of_time = None if self._coupled is None else _of_time(self._coupled)
+        cov = 0.5 * (self._shared_cov + self._shared_cov.T)
+        directions = _factor(cov[None], _SHARED)[0][0]
         own, rest, shared = [], [], []
         for k in range(kernels):
-            mean[k], cov, moves = self._kernel(k, None if of_time is None else of_time[k])
+            mean[k], cov, told = self._kernel(k, None if of_time is None else of_time[k])
+            at = self.rows.setting[k, self.rows.real[k]]
+            moves = directions - told @ directions[at]
             variance[k] = np.diag(cov[0]) + (moves**2).sum(axis=1)
             factor, left = _factor(cov[1:], _OWN)
             own.append(factor[0])
@@ -261,8 +265,8 @@ class Field:
             of_time: What its power has of its time; ``None`` of times.
 
         Returns:
-            Means, covariances of the quantity and of what `Errors` are of, and how they move with
-            what is shared.
+            Means, covariances of the quantity and of what `Errors` are of, and how means follow
+            rows.
         """
         real = np.flatnonzero(self.rows.real[k])
         at = self.rows.setting[k, real]
@@ -285,12 +289,11 @@ class Field:
         apart = each - mean
         whole = np.einsum("l,lcd->cd", odds, cov) + np.einsum("l,lc,ld->cd", odds, apart, apart)
         told = np.einsum("l,lcn->cn", odds, gain)
-        moves = self._directions - told @ self._directions[at]
         energy = whole
         if of_time is not None:  # energy is time and power, and their errors make up for each other
             cross = -(of_time - of_time[:, at] @ told.T) / _COUPLED
             energy = whole + of_time / _COUPLED**2 + cross + cross.T
-        return mean, np.stack([whole, energy]), moves
+        return mean, np.stack([whole, energy]), told
 
     def left_out(self) -> "LeftOut":
         """Return how far each row is off what all others say, under every scale."""

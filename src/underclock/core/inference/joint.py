@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats, Ints
-from underclock.core.inference.field import Errors
-from underclock.core.model.predicted_change import PredictedChange, TimeVariance
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.inference.field import Errors, Sizes
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predicted_change import Baseline, PredictedChange, TimeVariance
 from underclock.core.step.table import CostTable
 
 
@@ -75,6 +76,38 @@ class JointCosts:
         return TimeVariance(
             rest=self.wider[0] ** 2 * change.variance - total, of_entries=of_entries
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFit(JointCosts):
+    """Costs of a table of which only some rows were looked at.
+
+    Attributes:
+        posterior: Of a launch at every setting but auto; entries without variance are certain.
+        counts: Launches of each kernel that the step waits for. Shape (K,).
+        baseline: What auto costs.
+        measurable: Which settings a kernel has a row at. Shape (K, C - 1).
+        exact: Whether a row is all there is to know.
+        sizes: How large the parts of the fields are.
+        learned_from: How many samples told that.
+    """
+
+    posterior: Posterior
+    counts: Floats
+    baseline: Baseline
+    measurable: Bools
+    exact: bool
+    sizes: tuple[Sizes, Sizes]
+    learned_from: int
+
+    @property
+    def holds_alone(self) -> Bools:
+        """Where a kernel runs as asked: everywhere, of a table."""
+        return np.ones_like(self.measurable)
+
+    def without_step_error(self) -> "TableFit":
+        """Return the same: a table knows no step that its kernels miss."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A table of runs as costs of every setting, with their errors."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ from underclock.arrays import Bools, Floats
 from underclock.core.inference.chosen import Optimism, optimism, widening
 from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
-from underclock.core.inference.joint import JointCosts
+from underclock.core.inference.joint import JointCosts, TableFit
 from underclock.core.inference.runs import (
     RunLogs,
     Weights,
@@ -20,6 +21,8 @@ from underclock.core.inference.runs import (
     without_odd,
 )
 from underclock.core.inference.sizes import likeliest
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.step.overlap import at_any_clocks, overlapped, waited_counts
 from underclock.core.step.table import CostTable, cost_table
@@ -27,6 +30,7 @@ from underclock.records import Clocks, SampleSet
 
 _ROUNDS = 4  # of weights of runs and fields, each told by the other
 _SETTLED = 0.05  # of a usual run
+_ANEW = 1.3  # times the rows that sizes were learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +41,26 @@ class Inferred:
         time: Of log time in s.
         power: Of log power in W; its errors are those of energy.
         optimism: What choosing among entries without a row adds.
+        sizes: How large the parts of both fields are.
     """
 
     time: FieldPosterior
     power: FieldPosterior
     optimism: Optimism
+    sizes: tuple[Sizes, Sizes]
 
 
-def inferred(runs: RunLogs, grid: ClockGrid) -> Inferred:
+def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None = None) -> Inferred:
     """Infer every entry from runs.
 
     Args:
         runs: Of kernels at these settings; every kernel has one.
         grid: The settings.
+        sizes: How large the parts of both fields are; by default that is learned.
     """
+    learn = sizes is None
     weights = Weights.at_first(runs)
-    fields = _Fields.of(runs, weights, grid)
+    fields = _Fields.of(runs, weights, grid, sizes, learn=learn)
     if runs.single:
         # Sizes stay as rows that may be odd make them: learned without, they find more rows odd.
         weights = without_odd(runs, (fields.time.left_out(), fields.power.left_out()))
@@ -63,7 +71,7 @@ def inferred(runs: RunLogs, grid: ClockGrid) -> Inferred:
             weights = weighed(runs, before, fields.told, fields.noises)
             if np.abs(weights.count - before.count).max() < _SETTLED:
                 break
-            fields = _Fields.of(runs, weights, grid, fields.sizes)
+            fields = _Fields.of(runs, weights, grid, fields.sizes, learn=learn)
     more_s, more_j = excess(runs, fields.told, grid.free)
     off = fields.time.left_out().moments(), fields.power.left_out().moments()
     time, power = (
@@ -73,6 +81,7 @@ def inferred(runs: RunLogs, grid: ClockGrid) -> Inferred:
         time=dataclasses.replace(time, mean=time.mean + more_s),
         power=dataclasses.replace(power, mean=power.mean + more_j - more_s),
         optimism=optimism(fields.time, fields.power),
+        sizes=fields.sizes,
     )
 
 
@@ -96,16 +105,23 @@ class _Fields:
     ) -> "_Fields":
         curve = time_curves(grid)
         curves = curve, power_curves(grid, curve.mean)
-        sizes = list(start or (None, None))
         if learn or start is None:
-            for q in (0, 1):
-                counted = rows_of(runs, weights, q, unsure=False)
-                scatter = within(runs, weights, q)
-                sizes[q] = likeliest(curves[q], grid, counted, scatter, sizes[q])
+            time_sizes, power_sizes = (
+                likeliest(
+                    curves[q],
+                    grid,
+                    rows_of(runs, weights, q, unsure=False),
+                    within(runs, weights, q),
+                    start[q] if start else None,
+                )
+                for q in (0, 1)
+            )
+        else:
+            time_sizes, power_sizes = start
         of_time, of_power = (rows_of(runs, weights, q, unsure=True) for q in (0, 1))
-        time = Field(curves[0], grid, of_time, sizes[0])
+        time = Field(curves[0], grid, of_time, time_sizes)
         told = time.predicted()
-        power = Field(curves[1], grid, of_power, sizes[1], told.errors)
+        power = Field(curves[1], grid, of_power, power_sizes, told.errors)
         return cls(time=time, power=power, told=(told, power.predicted()))
 
     @property
@@ -127,31 +143,145 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     Raises:
         DataError: The samples cannot be costed.
     """
-    measured = cost_table(sample_set, baseline=baseline)
-    auto = measured.settings[measured.baseline]
-    asked = dict.fromkeys((*measured.settings, *sample_set.settings))
-    settings = (*sorted((c for c in asked if c != auto and not c.is_auto), key=_rank), auto)
-    place = {clocks: c for c, clocks in enumerate(settings)}
-    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    samples = [sample for sample in sample_set.samples if sample.asked in place]
-    log = np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]])
-    runs = RunLogs(
-        kernel=np.array([names[s.kernel] for s in samples]),
-        setting=np.array([place[s.asked] for s in samples]),
-        log=log,
-        kernels=len(names),
+    known = _Known.of(sample_set, baseline)
+    return _costed(known.table, known.told, known.seen, known.offered)
+
+
+def searched(
+    sample_set: SampleSet, *, baseline: Clocks | None = None, before: TableFit | None = None
+) -> TableFit:
+    """Return what some rows of a table say, for who chooses the next ones.
+
+    Where a row is all there is to know, those that were looked at are certain, and only they are
+    planned; what others say of the rest is as unsure as one more look at it.
+
+    Args:
+        sample_set: Samples of every kernel.
+        baseline: The setting to call auto; as for `cost_table`.
+        before: What fewer of its rows said: how large parts are is learned anew when there are
+            some more.
+
+    Raises:
+        DataError: The samples cannot be costed.
+    """
+    count = len(sample_set.samples)
+    keep = before is not None and count < _ANEW * before.learned_from
+    known = _Known.of(sample_set, baseline, before.sizes if before and keep else None)
+    costs = _costed(known.table, known.told, known.seen, known.offered)
+    told, at = known.told, costs.table.baseline
+    time, energy = told.time.errors, told.power.errors
+    log = np.stack([told.time.mean, told.power.mean])
+    open_ = np.ones(log[0].shape)
+    if sample_set.is_exact:
+        measured = cost_table(sample_set, baseline=costs.table.settings[at])
+        costs = certain(dataclasses.replace(measured, warnings=costs.table.warnings))
+        log = np.where(known.seen, known.logs, log)
+        open_ = np.where(known.seen, 0.0, 1.0)
+    noise = np.tile([[each.run] for each in told.sizes], (1, len(open_)))
+    # Errors of power are those of energy less those of time.
+    nothing = np.zeros_like(time.own), np.zeros_like(energy.own)
+    by_kernel = np.stack(
+        [
+            np.concatenate([time.own, nothing[1]], axis=-1),
+            np.concatenate([-time.own, energy.own], axis=-1),
+        ]
     )
-    told = inferred(runs, ClockGrid.of(settings))
-    seen = np.zeros(told.time.mean.shape, dtype=bool)
-    seen[runs.kernel, runs.setting] = True
-    offered = ~_lacking(sample_set, settings)
-    table = dataclasses.replace(
-        measured,
-        settings=settings,
-        baseline=len(settings) - 1,
-        warnings=(*measured.warnings, *odd_repeats(sample_set)),
+    common = energy.shared.shape[-1] - time.shared.shape[-1]
+    of_time = np.pad(time.shared, ((0, 0), (0, 0), (0, common)))
+    by_shared = np.stack([of_time, energy.shared - of_time])
+    rest = np.stack([time.rest, np.maximum(energy.rest - time.rest, 0.0)])
+    if sample_set.is_exact:
+        rest = rest + noise[:, :, None] ** 2
+    kernels, own = len(open_), by_kernel.shape[-1]
+    auto_s, auto_j = costs.table.time_s[:, at], costs.table.energy_j[:, at]
+    variances = np.stack([e.variance[:, at] for e in (costs.time, costs.energy)])
+    sums = [
+        float((v * (q / q.sum()) ** 2).sum())
+        for v, q in zip(variances, (auto_s, auto_j), strict=True)
+    ]
+    locked = np.delete(np.arange(len(costs.table.settings)), at)
+    return TableFit(
+        table=costs.table,
+        time=costs.time,
+        energy=costs.energy,
+        wider=costs.wider,
+        posterior=Posterior(
+            settings=tuple(costs.table.settings[c] for c in locked),
+            log_s=log[0][:, locked],
+            log_w=log[1][:, locked],
+            by_shared=(by_shared * open_[..., None])[:, :, locked],
+            by_kernel=(by_kernel * open_[..., None])[:, :, locked],
+            discrepancy=(rest * open_)[:, :, locked],
+            shared_cov=np.eye(by_shared.shape[-1]),
+            kernel_cov=np.tile(np.eye(own), (kernels, 1, 1)),
+            noise=noise,
+        ),
+        counts=waited_counts(costs.table.kernels),
+        baseline=Baseline(
+            time_s=auto_s,
+            energy_j=auto_j,
+            spread=(math.sqrt(sums[0]), math.sqrt(sums[1])),
+            of_kernels=np.sqrt(variances),
+            beside_j=costs.table.fixed_j,
+        ),
+        measurable=known.offered[:, locked],
+        exact=sample_set.is_exact,
+        sizes=told.sizes,
+        learned_from=before.learned_from if before and keep else count,
     )
-    return _costed(table, told, seen, offered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A table and what was inferred from it.
+
+    Attributes:
+        table: With kernels, settings and baseline, the baseline last.
+        told: Of one launch of each kernel.
+        seen: Where there are rows. Shape (K, C).
+        offered: Where there may be. Shape (K, C).
+        logs: Logarithms of mean time and power of each row, ``nan`` without one. Shape (2, K, C).
+    """
+
+    table: CostTable
+    told: Inferred
+    seen: Bools
+    offered: Bools
+    logs: Floats
+
+    @classmethod
+    def of(
+        cls,
+        sample_set: SampleSet,
+        baseline: Clocks | None,
+        sizes: tuple[Sizes, Sizes] | None = None,
+    ) -> "_Known":
+        measured = cost_table(sample_set, baseline=baseline)
+        auto = measured.settings[measured.baseline]
+        asked = dict.fromkeys((*measured.settings, *sample_set.settings))
+        settings = (*sorted((c for c in asked if c != auto and not c.is_auto), key=_rank), auto)
+        place = {clocks: c for c, clocks in enumerate(settings)}
+        names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+        samples = [sample for sample in sample_set.samples if sample.asked in place]
+        log = np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]])
+        runs = RunLogs(
+            kernel=np.array([names[s.kernel] for s in samples]),
+            setting=np.array([place[s.asked] for s in samples]),
+            log=log,
+            kernels=len(names),
+        )
+        logs = np.full((2, len(names), len(settings)), np.nan)
+        logs[:, runs.kernel, runs.setting] = log
+        warnings = (*measured.warnings, *odd_repeats(sample_set))
+        return cls(
+            table=dataclasses.replace(
+                measured, settings=settings, baseline=len(settings) - 1, warnings=warnings
+            ),
+            told=inferred(runs, ClockGrid.of(settings), sizes),
+            seen=np.isfinite(logs[0]),
+            offered=~_lacking(sample_set, settings),
+            logs=logs,
+        )
 
 
 def _rank(clocks: Clocks) -> tuple[float, float]:
@@ -211,6 +341,13 @@ def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Jo
         energy=errors(told.power.errors),
         wider=told.optimism.wider if (shown & ~seen).any() else (1.0, 1.0),
     )
+
+
+def certain(table: CostTable) -> JointCosts:
+    """Return costs that are taken as certain."""
+    nothing = np.zeros((*table.time_s.shape, 0))
+    sure = Errors(own=nothing, shared=nothing, rest=np.zeros(table.time_s.shape))
+    return JointCosts(table=table, time=sure, energy=sure)
 
 
 def as_measured(
