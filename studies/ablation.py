@@ -45,7 +45,6 @@ from underclock.core.model.in_step import StepRatio
 from underclock.core.model.laplace import Alternatives
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.row_runs import RunErrors
 from underclock.core.model.rows import Rows
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
@@ -80,9 +79,8 @@ def _one_answer(_: Any, state: Any) -> Alternatives:  # noqa: ANN401
     return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
 
 
-def _every_run(sample_set: SampleSet) -> RunErrors:
-    ones = np.ones((2, len(sample_set.samples)))
-    return RunErrors(weights=ones, windows=ones, variances=None)
+def _every_run(sample_set: SampleSet) -> Floats:
+    return np.ones((2, len(sample_set.samples)))
 
 
 def _as_it_is(_: Any, state: Any) -> Any:  # noqa: ANN401
@@ -116,8 +114,8 @@ MODEL: dict[str, Off] = {
         f"{_MODEL}cost_estimate.CostEstimate.with_step_error": lambda one, *_: one
     },
     "odd repeats": {
-        f"{_MODEL}estimate.run_errors": _every_run,
-        f"{_MODEL}fitting.run_errors": _every_run,
+        f"{_MODEL}estimate.sample_weights": _every_run,
+        f"{_MODEL}sample_rows.sample_weights": _every_run,
     },
 }
 NINE = (

@@ -173,8 +173,7 @@ def searched(
     log = np.stack([told.time.mean, told.power.mean])
     open_ = np.ones(log[0].shape)
     if sample_set.is_exact:
-        measured = cost_table(sample_set, baseline=costs.table.settings[at])
-        costs = certain(dataclasses.replace(measured, warnings=costs.table.warnings))
+        costs = _as_looked_at(costs.table, cost_table(sample_set, baseline=baseline))
         log = np.where(known.seen, known.logs, log)
         open_ = np.where(known.seen, 0.0, 1.0)
     noise = np.tile([[each.run] for each in told.sizes], (1, len(open_)))
@@ -343,11 +342,15 @@ def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Jo
     )
 
 
-def certain(table: CostTable) -> JointCosts:
-    """Return costs that are taken as certain."""
-    nothing = np.zeros((*table.time_s.shape, 0))
-    sure = Errors(own=nothing, shared=nothing, rest=np.zeros(table.time_s.shape))
-    return JointCosts(table=table, time=sure, energy=sure)
+def _as_looked_at(table: CostTable, measured: CostTable) -> JointCosts:
+    """Return costs that are certain where a row was looked at, and unknown elsewhere."""
+    columns = [table.settings.index(clocks) for clocks in measured.settings]
+    time_s, energy_j = np.full((2, *table.time_s.shape), np.inf)
+    time_s[:, columns], energy_j[:, columns] = measured.time_s, measured.energy_j
+    nothing = np.zeros((*time_s.shape, 0))
+    sure = Errors(own=nothing, shared=nothing, rest=np.zeros(time_s.shape))
+    looked_at = dataclasses.replace(table, time_s=time_s, energy_j=energy_j)
+    return JointCosts(table=looked_at, time=sure, energy=sure)
 
 
 def as_measured(

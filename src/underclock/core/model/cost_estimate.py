@@ -46,7 +46,6 @@ class CostEstimate:
         can: Which can be planned. A kernel without rows, because all of its
             samples ran at the power cap, say, only where it was measured; so is every kernel of a
             table, of which another row costs nothing but a look. Shape (K, C).
-        exact: Whether a measurement is the truth, as in a replayed table without repeats.
         step_error: By how much more than its own errors the model misses the step at auto, as
             fractions: time, energy.
     """
@@ -59,8 +58,12 @@ class CostEstimate:
     table: CostTable
     measurable: Bools
     can: Bools
-    exact: bool
     step_error: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a measurement is the truth: on a GPU it is none."""
+        return False
 
     @property
     def holds_alone(self) -> Bools:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.model.auto_costs import auto_of_runs
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.entries import (
@@ -27,10 +26,10 @@ from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
-from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.row_runs import odd_repeats, run_errors
+from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
@@ -40,7 +39,7 @@ from underclock.core.step.table import CostTable, Heat, cost_table
 from underclock.core.step.under_cap import known_step, memories_like_auto
 from underclock.core.step.unmeasured import unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
-from underclock.records import GREATEST_MHZ, Clocks, Evidence, Sample, SampleSet
+from underclock.records import GREATEST_MHZ, Clocks, Sample, SampleSet
 
 
 def estimate(
@@ -60,14 +59,14 @@ def estimate(
     Raises:
         DataError: The samples cannot be costed or fitted.
     """
-    errors = run_errors(sample_set)
-    measured = cost_table(sample_set, baseline=baseline, weights=errors.weights)
+    weights = sample_weights(sample_set)
+    measured = cost_table(sample_set, baseline=baseline, weights=weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = settings_of(sample_set, auto)
     settings = _locked(offered, sample_set) if whole else offered
-    rows, model = fit_rows(sample_set, settings, errors)
-    posterior, known = _posterior(sample_set, rows, model, settings, errors.weights, whole=whole)
+    rows, model = fit_rows(sample_set, settings, weights)
+    posterior, known = _posterior(sample_set, rows, model, settings, weights, whole=whole)
     beside_j = _beside_j(sample_set, model, posterior)
     counts = waited_counts(sample_set.kernels)
     if whole:
@@ -76,8 +75,7 @@ def estimate(
     answered = measurable(sample_set, rows, settings)
     can = answered & known
     warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
-    of_runs = _auto_of_runs(sample_set, posterior, auto, beside_j)
-    table = _expected(measured, posterior, can, beside_j, of_runs)
+    table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     step = known_step(table, sample_set, rows.limit_w) if whole else None
     if step is not None:
@@ -88,11 +86,10 @@ def estimate(
         model=model,
         posterior=posterior,
         counts=counts,
-        baseline=of_runs or _baseline(sample_set, posterior, table, whole_step),
+        baseline=_baseline(sample_set, posterior, table, whole_step),
         table=table,
         measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
         can=can,
-        exact=sample_set.is_exact,
     )
     if step is None or table.closure is None:
         return estimated
@@ -129,9 +126,6 @@ def _posterior(
         weights: How much each sample counts in time and energy. Shape (2, N).
         whole: Whether costs are those inside the step, the cap apart.
     """
-    if rows.run_variance is not None and len(model.rows.kernel) < len(rows.kernel):
-        # Some rows were enough for the fit; what is a row's own only that row tells.
-        model = model.of_rows(rows)
     posterior = posterior_of(
         model,
         settings,
@@ -141,16 +135,12 @@ def _posterior(
     posterior = _with_guesses(posterior, sample_set, rows)
     log_s, log_w, repeats = measured_means(sample_set, settings, weights)
     unknown = np.diff(rows.bounds) == 0
-    if sample_set.is_exact:
-        posterior, known = with_measured(posterior, log_s, log_w), np.isfinite(log_s)
-    else:
-        as_measured = np.where(unknown[:, None], log_s, np.nan)
-        posterior = with_means(posterior, as_measured, log_w, repeats)
-        known = np.isfinite(log_s) | ~unknown[:, None]
-        if not whole:
-            # Alone, what the cap makes of a lock is what that lock costs.
-            posterior = with_means(posterior, *held_means(sample_set, rows, settings))
-    return posterior, known
+    as_measured = np.where(unknown[:, None], log_s, np.nan)
+    posterior = with_means(posterior, as_measured, log_w, repeats)
+    if not whole:
+        # Alone, what the cap makes of a lock is what that lock costs.
+        posterior = with_means(posterior, *held_means(sample_set, rows, settings))
+    return posterior, np.isfinite(log_s) | ~unknown[:, None]
 
 
 def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -> Floats:
@@ -185,29 +175,11 @@ def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Po
     return dataclasses.replace(posterior, discrepancy=discrepancy)
 
 
-def _auto_of_runs(
-    sample_set: SampleSet, posterior: Posterior, auto: Clocks, beside_j: Floats
-) -> Baseline | None:
-    """Return what auto costs in a table with repeats; ``None`` for other samples.
-
-    Args:
-        sample_set: As measured.
-        posterior: Of kernels.
-        auto: The setting called so.
-        beside_j: Energy of the step that launches beside others draw. Shape (K,).
-    """
-    if sample_set.evidence is not Evidence.REPLAYED or sample_set.is_exact or auto.core_mhz:
-        return None
-    of_runs = auto_of_runs(sample_set, posterior, auto)
-    return dataclasses.replace(of_runs, energy_j=of_runs.own_j + beside_j, beside_j=beside_j)
-
-
 def _expected(
     measured: CostTable,
     posterior: Posterior,
     can: Bools,
     beside_j: Floats,
-    of_runs: Baseline | None,
 ) -> CostTable:
     """Return expected costs, auto as measured and last.
 
@@ -216,13 +188,10 @@ def _expected(
         posterior: Of kernels.
         can: Where each has an answer. Shape (K, C).
         beside_j: Energy of the step that launches beside others draw. Shape (K,).
-        of_runs: What auto costs, where the mean of its runs is not it.
     """
     kernels, settings, at = measured.kernels, posterior.settings, measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
-    if of_runs is not None:
-        auto_s, auto_j = of_runs.time_s, of_runs.energy_j
-    elif measured.beside_j is not None:
+    if measured.beside_j is not None:
         auto_j = auto_j - measured.beside_j + beside_j
     costs = posterior.costs(waited_counts(kernels))
     time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
@@ -253,16 +222,11 @@ def _baseline(
         whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
     """
     auto = table.time_s[:, -1], table.energy_j[:, -1]
-    if sample_set.is_exact:
-        spread, of_kernels = (0.0, 0.0), np.zeros_like(posterior.noise)
-    else:
-        spread = auto_spread(sample_set, posterior, auto, whole_step)
-        of_kernels = kernel_errors(posterior)
     return Baseline(
         time_s=auto[0],
         energy_j=auto[1],
-        spread=spread,
-        of_kernels=of_kernels,
+        spread=auto_spread(sample_set, posterior, auto, whole_step),
+        of_kernels=kernel_errors(posterior),
         beside_j=table.beside_j,
     )
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.core.model.held_rows import held_rows
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
-from underclock.core.model.row_runs import RunErrors, run_errors
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.start import unknown_gpu
@@ -19,7 +19,7 @@ from underclock.records import Clocks, SampleSet
 
 
 def fit_rows(
-    sample_set: SampleSet, settings: Sequence[Clocks], errors: RunErrors | None = None
+    sample_set: SampleSet, settings: Sequence[Clocks], weights: Floats | None = None
 ) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
@@ -30,7 +30,8 @@ def fit_rows(
     Args:
         sample_set: The samples.
         settings: Clocks of the GPU, to begin with.
-        errors: What repeats say of each sample, where that is known already.
+        weights: How much each sample counts in time and energy, where that is known already.
+            Shape (2, N).
 
     Returns:
         The rows, all of them, and the fit.
@@ -38,8 +39,7 @@ def fit_rows(
     Raises:
         DataError: The samples cannot be fitted.
     """
-    errors = errors or run_errors(sample_set)
-    rows = rows_of(sample_set, errors=errors)
+    rows = rows_of(sample_set, weights=weights)
     model = fitted(rows, Shared(start_of(rows, settings)))
     steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
     own = model.of_first(len(sample_set.kernels))
@@ -48,7 +48,7 @@ def fit_rows(
     if steered or held or paces is not None:
         parameters = model.parameters
         shape = parameters.family.gpu(parameters.shared) if steered else None
-        rows = rows_of(sample_set, shape, paces, errors, held)
+        rows = rows_of(sample_set, shape, paces, weights, held)
         model = fitted(rows, Shared(start_of(rows, settings)))
     # The companion told how power goes with the clock; it is no kernel of the step.
     kernels = len(sample_set.kernels)

@@ -17,7 +17,7 @@ from underclock.core.model.damped_steps import (
     normal_equations,
 )
 from underclock.core.model.kernel_steps import Start, converge_starts
-from underclock.core.model.parameters import CORE, DRAM, Parameters, Points, predict
+from underclock.core.model.parameters import CORE, DRAM, Parameters
 from underclock.core.model.restarts import STARTS, Shares, started
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.state import FitProblem, FitState, kernel_costs, predicted, weights
@@ -106,21 +106,6 @@ class FittedModel:
             alternatives=Alternatives(
                 other.kernels[:, some], other.serial[:, some], other.probability[:, some]
             ),
-        )
-
-    def of_rows(self, rows: Rows) -> "FittedModel":
-        """Return the model beside other rows than it was fitted to.
-
-        Args:
-            rows: Of the same kernels.
-        """
-        prediction = predict(self.parameters, Points.of(rows))
-        return dataclasses.replace(
-            self,
-            rows=rows,
-            residuals=np.stack([rows.log_s, rows.log_w]) - prediction.log,
-            by_shared=prediction.by_shared(),
-            by_kernel=prediction.by_kernel(),
         )
 
 

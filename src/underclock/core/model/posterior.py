@@ -152,26 +152,3 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
         by_kernel=posterior.by_kernel * open_,
         discrepancy=np.where(known, own, posterior.discrepancy),
     )
-
-
-def with_measured(posterior: Posterior, log_s: Floats, log_w: Floats) -> Posterior:
-    """Return a posterior in which measured entries are exactly what was measured.
-
-    For tables, which give one answer however often they are asked: a row's noise is there again.
-
-    Args:
-        posterior: What the fit says.
-        log_s: Measured, ``nan`` where not. Shape (K, C).
-        log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
-    """
-    known = np.isfinite(log_s)
-    open_ = ~known
-    noise2 = posterior.noise**2
-    return dataclasses.replace(
-        posterior,
-        log_s=np.where(known, log_s, posterior.log_s),
-        log_w=np.where(known, log_w, posterior.log_w),
-        by_shared=posterior.by_shared * open_[..., None],
-        by_kernel=posterior.by_kernel * open_[..., None],
-        discrepancy=(posterior.discrepancy + noise2[:, :, None]) * open_,
-    )

@@ -18,12 +18,9 @@ from underclock.core.model.own_heat import Warmth
 from underclock.core.model.parameters import CORE, Parameters, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.smoothing import bends, likeliest, own_variances
 from underclock.core.model.whitening import alike
 from underclock.records import Clocks
 
-_LEAST_OWN = 0.01  # of what the fit found rows to be off by, in squares
-_ROUNDS = 3  # of telling what is a row's own
 _BATCH = 64  # kernels; bounds the memory that many settings take
 _HEAT_ROUNDS = 3  # of power and temperature, each of which follows the other
 
@@ -191,25 +188,22 @@ def _conditioned(
     rows, k = model.rows, int(predicted.kernels[i])
     core_rows, mem_rows = rows.core_mhz[near], rows.mem_mhz[near]
     # One correlation for both quantities: where points lie does not depend on the quantity.
-    # Where repeats tell what is a row's own, the rest may bend as sharply as a cap makes it.
-    correlation = alike if rows.run_variance is None else bends
-    common = correlation(predicted.core_mhz, predicted.mem_mhz, core_rows, mem_rows)
-    among = correlation(core_rows, mem_rows, core_rows, mem_rows)
+    common = alike(predicted.core_mhz, predicted.mem_mhz, core_rows, mem_rows)
+    among = alike(core_rows, mem_rows, core_rows, mem_rows)
     log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
     by_kernel = predicted.by_kernel[:, i].copy()
     discrepancy = np.empty_like(log)
-    same = (predicted.core_mhz[:, None] == core_rows) & (predicted.mem_mhz[:, None] == mem_rows)
-    everywhere = near, common, among, same.astype(np.float64)
+    everywhere = near, common, among
+    scale2 = float(model.scale[k]) ** 2
     for c in range(2):
-        near, common, among, own = everywhere
+        near, common, among = everywhere
         told = np.flatnonzero(rows.windows[c, near])
         if len(told) < len(core_rows):
             near, common, among = told + near.start, common[:, told], among[np.ix_(told, told)]
-            own = own[:, told]
-        errors = _errors_of(model, k, c, near, among)
-        covariance = errors.shared2 * among + np.diag(errors.own2 + errors.noise2)
-        known = errors.shared2 * common + errors.own2 * own
-        own2 = np.where(own.any(axis=1), own @ errors.own2, errors.own_elsewhere2)
+        shared2 = scale2 * float(model.errors.discrepancy[c]) ** 2
+        noise2 = scale2 * float(model.errors.noise[c]) ** 2 / rows.windows[c, near]
+        covariance = shared2 * among + np.diag(noise2)
+        known = shared2 * common
         weights = np.linalg.solve(covariance, known.T).T
         log[c] += weights @ model.residuals[c, near]
         row_shared = model.by_shared[c, near] + np.einsum(
@@ -218,7 +212,7 @@ def _conditioned(
         by_shared[c] += by_kernel[c] @ model.gain[k] - weights @ row_shared
         by_kernel[c] -= weights @ model.by_kernel[c, near]
         explained = np.einsum("cr,cr->c", weights, known)
-        discrepancy[c] = np.maximum(errors.shared2 + own2 - explained, 0.0)
+        discrepancy[c] = np.maximum(shared2 - explained, 0.0)
         # Where an alternative predicts something else, the most likely is not so sure.
         doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
         doubt2 = model.alternatives.probability[:, k, None] * doubt**2
@@ -232,58 +226,3 @@ def _conditioned(
             through = weights @ off + by_kernel[c] @ moved
             discrepancy[c] += through**2
     return log, by_shared, by_kernel, discrepancy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Errors:
-    """Variances of the residuals of a kernel's rows.
-
-    Attributes:
-        shared2: Of what rows at like clocks have in common.
-        own2: Of what each row has of its own, however often it is run. Shape (R,).
-        own_elsewhere2: Of what an entry without a row has of its own.
-        noise2: Of the mean of each row's runs. Shape (R,).
-    """
-
-    shared2: float
-    own2: Floats
-    own_elsewhere2: float
-    noise2: Floats
-
-
-def _errors_of(model: FittedModel, k: int, c: int, near: slice | Ints, among: Floats) -> _Errors:
-    """Return how large residuals of a kernel's rows are: as repeats tell, else as the fit found.
-
-    Args:
-        model: The fit.
-        k: The kernel.
-        c: Which quantity.
-        near: Its rows that tell of that. Shape (R,).
-        among: Correlation of their discrepancy. Shape (R, R).
-    """
-    rows, scale2 = model.rows, float(model.scale[k]) ** 2
-    shared2 = scale2 * float(model.errors.discrepancy[c]) ** 2
-    fitted2 = scale2 * float(model.errors.noise[c]) ** 2
-    noise2 = fitted2 / rows.windows[c, near]
-    if rows.run_variance is None or not len(noise2):
-        none = np.zeros_like(noise2)
-        return _Errors(shared2=shared2, own2=none, own_elsewhere2=0.0, noise2=noise2)
-    run2 = rows.run_variance[c, near] / rows.windows[c, near]
-    told = np.isfinite(run2)
-    noise2 = np.where(told, run2, noise2)
-    residuals = model.residuals[c, near]
-    # What the fit found rows to be off by is their own, and how their runs scatter.
-    usual2 = max(fitted2 - float(np.median(noise2)), _LEAST_OWN * fitted2)
-    usual = math.sqrt(shared2), math.sqrt(usual2)
-    nothing, shape = np.zeros_like(among), np.ones(len(noise2))
-    for _ in range(_ROUNDS):
-        bend, each = likeliest(
-            among, nothing, noise2, residuals, shape, rows.windows[c, near], usual
-        )
-        own2 = each**2 * shape
-        for _ in range(_ROUNDS):
-            covariance = bend**2 * among + np.diag(own2 + noise2)
-            precision = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
-            own2 = own_variances(own2, precision @ residuals, precision, among, each**2)
-        shape = own2 / each**2
-    return _Errors(shared2=bend**2, own2=own2, own_elsewhere2=each**2, noise2=noise2)

@@ -3,7 +3,6 @@
 Shape letters: N samples, C rows (a kernel at a setting); a leading 2 is time and energy.
 """
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.smoothing import smoothed
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
 from underclock.records import Clocks, Sample, SampleSet
 
 _ON_A_LINE, _BESIDE = 5, 4  # rows at one memory clock that tell of one among them, and beside it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
 _TIMES_USUAL = 8.0  # and so many times what the best quarter of rows of the line are off
-_ENOUGH = 0.25  # of the rows: where fewer were repeated, runs and rows are not told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,26 +70,9 @@ def run_variances(sample_set: SampleSet) -> Floats:
     variances = []
     for runs in runs_of(sample_set, settings).quantities:
         each = weighed(runs)
-        of_usual = each.weight * each.usual[runs.row] ** 2
+        of_usual = each.weight * each.scatter[runs.row] ** 2
         variances.append(of_usual + (1.0 - each.weight) * each.off**2)
     return np.stack(variances)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunErrors:
-    """How much each sample counts, and how far a run may be from the next one of its row.
-
-    Attributes:
-        weights: In time and energy: 1, and less where it is an odd repeat. Shape (2, N).
-        windows: In time and power, beside other rows: likewise, and less where rows at like clocks
-            show it as odd. Shape (2, N).
-        variances: Of the logarithms of time and power of one run. Shape (2, N); ``None`` where
-            repeats are too few to tell what is a run's own from what is its row's.
-    """
-
-    weights: Floats
-    windows: Floats
-    variances: Floats | None
 
 
 def sample_weights(sample_set: SampleSet) -> Floats:
@@ -107,34 +87,6 @@ def sample_weights(sample_set: SampleSet) -> Floats:
         for c, each in enumerate(_weighed_repeats(sample_set, repeated)):
             weights[c, repeated] = np.where(each.odd, each.weight, 1.0)
     return weights
-
-
-def run_errors(sample_set: SampleSet) -> RunErrors:
-    """Return what repeats say of each sample; working it out once is enough for a fit."""
-    weights = sample_weights(sample_set)
-    # Power is energy over time, so it is odd where one of them is.
-    windows = np.stack([weights[0], weights.min(axis=0)])
-    samples = sample_set.samples
-    if not _tell_rows(samples):
-        return RunErrors(weights=weights, windows=windows, variances=None)
-    settings = tuple(dict.fromkeys(sample.asked for sample in samples))
-    table = runs_of(sample_set, settings)
-    time, energy = table.quantities
-    variances = np.empty_like(weights)
-    for c, runs in enumerate((time, dataclasses.replace(time, log=energy.log - time.log))):
-        scatter = weighed(runs).scatter
-        variances[c] = scatter[runs.row] ** 2
-        for rows in runs.locked_rows():
-            some = np.isin(runs.row, rows)
-            beside = smoothed(runs.some(rows), table.mem_mhz[rows], scatter[rows]).weight
-            windows[c, some] = np.minimum(windows[c, some], beside)
-    return RunErrors(weights=weights, windows=windows, variances=variances)
-
-
-def _tell_rows(samples: Sequence[Sample]) -> bool:
-    """Return whether enough rows at locked clocks have repeats."""
-    taken = Counter((s.kernel, s.asked) for s in samples if s.asked.core_mhz is not None)
-    return sum(runs > 1 for runs in taken.values()) > _ENOUGH * len(taken)
 
 
 def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:

@@ -40,22 +40,13 @@ class FitRow(NamedTuple):
     time_windows: float
     power_windows: float
     apart: float = 0.0
-    time_run2: float = math.nan
-    power_run2: float = math.nan
     by_company: tuple[float, ...] = ()
 
-    def known(self, counts: tuple[float, float], run2: tuple[float, float]) -> "FitRow":
-        """Return it with what repeats say.
-
-        Args:
-            counts: Of its windows, in time and in power.
-            run2: Variances of the logarithms of time and power of one run.
-        """
+    def counted(self, time: float, energy: float) -> "FitRow":
+        """Return it as it counts among repeats; power is energy over time, and odd with either."""
         return self._replace(
-            time_windows=counts[0] * self.time_windows,
-            power_windows=counts[1] * self.power_windows,
-            time_run2=run2[0],
-            power_run2=run2[1],
+            time_windows=time * self.time_windows,
+            power_windows=min(time, energy) * self.power_windows,
         )
 
 
@@ -88,8 +79,6 @@ class Rows:
             common. Shape (R,); ``None`` where none has any.
         company: How log power of each row moves with each error that company has in common, by its
             standard deviation. Shape (R, H); ``None`` where nothing ran in company.
-        run_variance: Of the logarithms of time and power of one run, as repeats tell; what rows are
-            off by beyond that is their own. Shape (2, R); ``None`` where they do not tell.
     """
 
     names: tuple[str, ...]
@@ -110,7 +99,6 @@ class Rows:
     step: tuple[StepDraw, ...] = ()
     apart: Floats | None = None
     company: Floats | None = None
-    run_variance: Floats | None = None
 
     def of_first(self, kernels: int) -> "Rows":
         """Return the rows of the first kernels only.
@@ -128,7 +116,6 @@ class Rows:
             kinds=self.kinds[:kernels],
             apart=None if self.apart is None else self.apart[some],
             company=self.by_company[some],
-            run_variance=None if self.run_variance is None else self.run_variance[:, some],
             **of_rows,
         )
 

@@ -5,11 +5,12 @@ Rows of kernels by themselves are made here; `company_rows` and `held_rows` give
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from underclock.arrays import Floats
 from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.company_rows import company_rows, idling, in_company
 from underclock.core.model.own_heat import STEADY_C
@@ -21,7 +22,7 @@ from underclock.core.model.ran_clocks import (
     ran_mem_mhz,
     seen_cap,
 )
-from underclock.core.model.row_runs import RunErrors, run_errors
+from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import PER_KERNEL, FitRow, Rows
 from underclock.core.steering.taking_off import COMPANION, Paces
 from underclock.errors import DataError
@@ -40,7 +41,7 @@ def rows_of(
     sample_set: SampleSet,
     shape: GpuConstants | None = None,
     paces: Paces | None = None,
-    errors: RunErrors | None = None,
+    weights: Floats | None = None,
     held: Sequence[FitRow] = (),
 ) -> Rows:
     """Turn samples into the rows a model can be fitted to.
@@ -56,7 +57,8 @@ def rows_of(
         shape: How idle power follows clock and temperature, for taking company off; by default as
             on recent GPUs.
         paces: Of kernels inside the step, where its clock moves within it.
-        errors: What repeats say of each sample, where that is known already.
+        weights: How much each sample counts in time and energy, where that is known already.
+            Shape (2, N).
         held: Rows of what the cap held, at the clocks where it did.
 
     Raises:
@@ -68,8 +70,8 @@ def rows_of(
     memory = memory_mhz(sample_set)
     own_mhz = own_memory_mhz(sample_set, memory)
     limit_w, capped = seen_cap(sample_set)
-    errors = errors or run_errors(sample_set)
-    locked, free = _alone(sample_set, capped, errors, own_mhz)
+    weights = sample_weights(sample_set) if weights is None else weights
+    locked, free = _alone(sample_set, capped, weights, own_mhz)
     told = in_company(sample_set, memory, shape, paces)
     mixed = company_rows(told, locked, sample_set, own_mhz)
     rows = [*locked, *mixed, *held]
@@ -93,7 +95,7 @@ def rows_of(
     return Rows(
         names=tuple(names),
         kinds=np.array(kinds, dtype=np.int64),
-        **_columns(rows, told.errors, varied=errors.variances is not None),
+        **_columns(rows, told.errors),
         mem_points_mhz=np.array(memory),
         limit_w=limit_w,
         ceiling_mhz=ceiling_mhz(sample_set.samples),
@@ -105,14 +107,14 @@ def rows_of(
 
 
 def _alone(
-    sample_set: SampleSet, capped: Sequence[bool], errors: RunErrors, own_mem_mhz: float
+    sample_set: SampleSet, capped: Sequence[bool], weights: Floats, own_mem_mhz: float
 ) -> tuple[list[FitRow], list[FitRow]]:
     """Return rows of kernels by themselves: at locks that held, and at auto.
 
     Args:
         sample_set: The samples.
         capped: Which of them the power cap held.
-        errors: What repeats say of each sample.
+        weights: How much each counts in time and energy. Shape (2, N).
         own_mem_mhz: Memory clock of a GPU left to itself.
     """
     asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
@@ -120,63 +122,29 @@ def _alone(
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     locked: list[FitRow] = []
     free: list[FitRow] = []
-    for sample, at_cap, known in zip(sample_set.samples, capped, _known(errors), strict=True):
+    for sample, at_cap, counts in zip(sample_set.samples, capped, weights.T.tolist(), strict=True):
         is_free = sample.asked.core_mhz is None
         if not at_cap and (is_free or holds(sample)):
             row = _row(sample, index[sample.kernel], boosted_mhz, own_mem_mhz)
-            (free if is_free else locked).append(row.known(*known))
-    return (locked if errors.variances is None else _merged(locked)), free
+            (free if is_free else locked).append(row.counted(*counts))
+    return locked, free
 
 
-def _known(errors: RunErrors) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yield for how many windows each sample counts, and the variance of one run, in both."""
-    unknown = np.full_like(errors.windows, math.nan)
-    each_run = unknown if errors.variances is None else errors.variances
-    yield from zip(errors.windows.T.tolist(), each_run.T.tolist(), strict=True)
-
-
-def _columns(rows: Sequence[FitRow], company_errors: int, *, varied: bool) -> dict[str, Any]:
+def _columns(rows: Sequence[FitRow], company_errors: int) -> dict[str, Any]:
     """Return what is known of each row as arrays, by the names that `Rows` has for them.
 
     Args:
         rows: Sorted by kernel.
         company_errors: How many errors company has in common.
-        varied: Whether repeats tell how runs vary.
     """
     columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     company = np.array([row.by_company or (0.0,) * company_errors for row in rows])
-    run2 = np.stack([columns.pop("time_run2"), columns.pop("power_run2")])
     return {
         "kernel": columns.pop("kernel").astype(np.int64),
         "windows": np.stack([columns.pop("time_windows"), columns.pop("power_windows")]),
-        "run_variance": run2 if varied else None,
         "company": company.reshape(len(rows), -1),
         **columns,
     }
-
-
-def _merged(rows: Sequence[FitRow]) -> list[FitRow]:
-    """Return one row for all runs of a kernel at the same clocks, which counts for as many.
-
-    Runs of one row have in common what is the row's own, so they are not as good as other rows.
-    """
-    runs: dict[tuple[int, float, float], list[FitRow]] = {}
-    for row in rows:
-        runs.setdefault((row.kernel, row.core_mhz, row.mem_mhz), []).append(row)
-    merged = []
-    for same in runs.values():
-        time = np.array([row.time_windows for row in same])
-        power = np.array([row.power_windows for row in same])
-        merged.append(
-            same[0]._replace(
-                log_s=float(np.average([row.log_s for row in same], weights=time)),
-                log_w=float(np.average([row.log_w for row in same], weights=power)),
-                temperature_c=float(np.mean([row.temperature_c for row in same])),
-                time_windows=float(time.sum()),
-                power_windows=float(power.sum()),
-            )
-        )
-    return merged
 
 
 def _row(sample: Sample, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:

@@ -88,14 +88,7 @@ def _only(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
     some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
     apart = None if rows.apart is None else rows.apart[chosen]
-    run_variance = None if rows.run_variance is None else rows.run_variance[:, chosen]
-    return dataclasses.replace(
-        rows,
-        **some,
-        apart=apart,
-        company=rows.by_company[chosen],
-        run_variance=run_variance,
-    )
+    return dataclasses.replace(rows, **some, apart=apart, company=rows.by_company[chosen])
 
 
 def _of(rows: Rows, kernels: Ints) -> Rows:

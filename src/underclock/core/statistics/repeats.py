@@ -49,25 +49,6 @@ class Runs:
         """How many runs each row has. Shape (C,)."""
         return np.bincount(self.row, minlength=len(self.kernel)).astype(np.float64)
 
-    def locked_rows(self) -> list[Ints]:
-        """Return the rows at locked core clocks of each kernel that has any."""
-        locked = np.flatnonzero(~np.isnan(self.log_mhz))
-        return [locked[self.kernel[locked] == k] for k in np.unique(self.kernel[locked])]
-
-    def some(self, rows: Ints) -> "Runs":
-        """Return the runs of some rows, as if there were no others.
-
-        Args:
-            rows: Ascending.
-        """
-        mine = np.isin(self.row, rows)
-        return Runs(
-            log=self.log[mine],
-            row=np.searchsorted(rows, self.row[mine]),
-            kernel=self.kernel[rows],
-            log_mhz=self.log_mhz[rows],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighed:
@@ -75,15 +56,13 @@ class Weighed:
 
     Attributes:
         mean: Weighed. Shape (C,).
-        scatter: Standard deviation of a run, odd ones and all. Shape (C,).
-        usual: Of a run that is not odd. Shape (C,).
+        scatter: Standard deviation of a run that is not odd. Shape (C,).
         weight: How much each run counts, against an ordinary one. Shape (N,).
         off: How far each run is from its row's mean. Shape (N,).
     """
 
     mean: Floats
     scatter: Floats
-    usual: Floats
     weight: Floats
     off: Floats
 
@@ -107,16 +86,11 @@ def weighed(runs: Runs) -> Weighed:
         scatter = _scatter(runs, among, bounded, freedom)
         unsure = scatter**2 / np.bincount(runs.row, weight)
         weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
-        mean = means(runs, weight)
+        mean = _means(runs, weight)
     off = runs.log - mean[runs.row]
-    # Odd runs and all: what is drawn towards others by less than its runs truly scatter is believed
-    # where it was lucky.
-    every = np.maximum(scatter, _scatter(runs, among, _sums(runs, off**2), freedom))
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
-    return Weighed(
-        mean=mean, scatter=every, usual=scatter, weight=np.where(alone, 1.0, weight), off=off
-    )
+    return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
 
 
 def _sums(runs: Runs, each: Floats) -> Floats:
@@ -133,27 +107,13 @@ def _medians(runs: Runs) -> Floats:
     return medians
 
 
-def means(runs: Runs, weight: Floats) -> Floats:
+def _means(runs: Runs, weight: Floats) -> Floats:
     """Return the weighed mean of every row. Shape (C,)."""
     rows = len(runs.kernel)
     mean: Floats = np.bincount(runs.row, weight * runs.log, rows) / np.bincount(
         runs.row, weight, rows
     )
     return mean
-
-
-def nearest(runs: Runs) -> Floats:
-    """Return how far the nearest other run of each one's row is; infinite where there is none.
-
-    Shape (N,).
-    """
-    order = np.lexsort((runs.log, runs.row))
-    row, log = runs.row[order], runs.log[order]
-    gaps = np.where(np.diff(row) == 0, np.diff(log), np.inf)
-    least = np.minimum(np.append(gaps, np.inf), np.insert(gaps, 0, np.inf))
-    away = np.empty(len(log))
-    away[order] = least
-    return away
 
 
 def counts_for(square: Floats, scatter: Floats) -> Floats:

@@ -10,7 +10,7 @@ import pytest
 from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
 from underclock.arrays import Floats
 from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.table import as_measured, inferred_costs
+from underclock.core.inference.table import as_measured, inferred_costs, searched
 from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
 from underclock.records import AUTO, Clocks, SampleSet
@@ -211,3 +211,78 @@ def test_promises_hold_on_tables_of_a_known_gpu() -> None:
         assert came.time_change < 0.06
     assert sum(held) >= 10
     assert abs(float(np.mean(off))) < 0.02
+
+
+def _one_run(**more: object) -> SampleSet:
+    samples = [s for k in range(6) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
+    return run_table(samples, **more)
+
+
+def test_all_runs_of_a_row_are_believed_whatever_rows_beside_it_say() -> None:
+    samples = stepped_samples(3, CORES, repeats=3)
+    ours, measured = (make(run_table(samples)) for make in (inferred_costs, as_measured))
+    columns = [measured.table.settings.index(clocks) for clocks in ours.table.settings]
+
+    off = np.log(ours.table.energy_j / measured.table.energy_j[:, columns])
+    assert np.sqrt(np.mean(off**2)) < 0.01
+
+
+def test_a_disturbed_row_of_one_run_moves_nothing() -> None:
+    sample_set = _one_run(sampled=True)
+    at = next(i for i, s in enumerate(sample_set.samples) if s.asked.core_mhz == CORES[6])
+    samples = list(sample_set.samples)
+    samples[at] = msgspec.structs.replace(
+        samples[at], time_s=1.8 * samples[at].time_s, energy_j=1.8 * samples[at].energy_j
+    )
+    calm, odd = (
+        inferred_costs(run_table(each, sampled=True))
+        for each in (list(sample_set.samples), samples)
+    )
+
+    assert np.abs(np.log(odd.table.time_s / calm.table.time_s)).max() < 0.02
+
+
+def test_intervals_hold_what_was_not_looked_at() -> None:
+    random = np.random.default_rng(5)
+    every = _one_run(sampled=True)
+    kept = [s for s in every.samples if s.asked == AUTO or random.random() < 0.5]
+    costs = inferred_costs(run_table(kept, sampled=True, settings=every.settings))
+    seen = {(s.kernel, s.asked) for s in kept}
+    z = [
+        math.log(costs.table.time_s[k, c] / (2.0 * true_costs(clocks.core_mhz or 1950)[0]))
+        / math.sqrt(costs.time.variance[k, c])
+        for k, kernel in enumerate(costs.table.kernels)
+        for c, clocks in enumerate(costs.table.settings)
+        if (kernel.name, clocks) not in seen
+    ]
+
+    assert len(z) > 20
+    assert np.mean(np.abs(z) < 1.96) > 0.9
+
+
+def test_rows_of_a_table_that_were_looked_at_are_certain_and_all_that_is_planned() -> None:
+    every = _one_run()
+    some = [s for s in every.samples if s.asked == AUTO or (s.asked.core_mhz or 0) > CORES[5]]
+    fit = searched(run_table(some, settings=tuple(dict.fromkeys(s.asked for s in every.samples))))
+    assert fit.exact
+    known = fit.posterior.variance(1.0, 1.0) == 0.0
+
+    assert known.sum() == len(some) - 6
+    assert (np.isfinite(fit.table.time_s).sum(axis=1) == len(some) // 6).all()
+    fastest = np.full(6, len(fit.posterior.settings) - 1)
+    assert fit.predicted_change(fastest).energy_spread == 0.0
+    assert fit.without_step_error() is fit
+    assert fit.holds_alone.all()
+
+
+def test_a_search_learns_how_large_errors_are_anew_when_there_are_more_rows() -> None:
+    every = _one_run(sampled=True)
+    few = [s for s in every.samples if s.asked == AUTO or (s.asked.core_mhz or 0) > CORES[8]]
+    first = searched(run_table(few, sampled=True))
+    again = searched(run_table(few, sampled=True), before=first)
+    more = searched(every, before=again)
+
+    assert again.sizes == first.sizes
+    assert again.learned_from == first.learned_from == len(few)
+    assert more.learned_from == len(every.samples)
+    assert not first.exact

@@ -158,24 +158,6 @@ def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measu
     assert fit.predicted_change(np.full(len(_KERNELS), 9)).energy_spread > 0.0
 
 
-def test_a_replayed_table_answers_exactly_where_it_was_asked() -> None:
-    sample_set = _profile(_SETTINGS[::2], evidence=Evidence.REPLAYED)
-    fit = estimate(sample_set)
-    taken = {(s.kernel, s.asked): s.energy_j for s in sample_set.samples}
-    variance = fit.posterior.variance(1.0, 1.0)
-
-    assert fit.exact
-    assert fit.baseline.spread == (0.0, 0.0)
-    for k, name in enumerate(_KERNELS):
-        for c, clocks in enumerate(fit.posterior.settings):
-            if (name, clocks) in taken:
-                assert variance[k, c] == 0.0
-                assert fit.table.energy_j[k, c] == pytest.approx(2 * taken[name, clocks])
-            else:
-                assert variance[k, c] > 0.0
-            assert fit.can[k, c] == ((name, clocks) in taken)  # another row is a look away
-
-
 def test_settings_without_an_answer_are_not_planned() -> None:
     above = Clocks(core_mhz=2000, mem_mhz=9251)
     sample_set = _profile(lacking={"k1": (_SETTINGS[3],)})

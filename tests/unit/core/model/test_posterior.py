@@ -12,7 +12,7 @@ from underclock.arrays import Floats
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.most_likely import fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
-from underclock.core.model.posterior import Posterior, with_means, with_measured
+from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
@@ -141,22 +141,6 @@ def test_what_is_measured_is_surer_than_what_is_not(
     variance = posterior.variance(1.0, 1.0)
 
     assert variance[measured].mean() < variance[~measured].mean()
-
-
-def test_a_replayed_measurement_is_exact_and_the_rest_as_noisy_as_a_table(
-    posterior: Posterior,
-) -> None:
-    log_s = np.full(posterior.log_s.shape, math.nan)
-    log_w = log_s.copy()
-    log_s[3, 5], log_w[3, 5] = -1.0, 4.0
-    known = with_measured(posterior, log_s, log_w)
-    variance = known.variance(1.0, 1.0)
-
-    assert (known.log_s[3, 5], known.log_w[3, 5], variance[3, 5]) == (-1.0, 4.0, 0.0)
-    assert known.log_s[3, 6] == posterior.log_s[3, 6]
-    more = variance - posterior.variance(1.0, 1.0)
-    expected = np.tile((posterior.noise**2).sum(axis=0)[:, None], (1, len(_ALL)))
-    assert np.delete(more, 5, axis=1) == pytest.approx(np.delete(expected, 5, axis=1))
 
 
 def test_kernels_without_rows_cost_what_was_measured_as_sure_as_its_repeats(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.statistics.repeats import Runs, counts_for, nearest, weighed
+from underclock.core.statistics.repeats import Runs, counts_for, weighed
 
 _ROWS = 12
 
@@ -119,33 +119,3 @@ def test_the_further_off_a_run_is_the_less_it_counts(scatter: float) -> None:
     assert weight[2] > 0.8
     # One beyond doubt counts as little as its distance says, so it moves a mean by nearly nothing.
     assert weight[5:] == pytest.approx(away[5:] ** -2.0, rel=0.01)
-
-
-def test_odd_runs_are_in_the_scatter_that_means_are_drawn_by() -> None:
-    log = _normal(0, 0.01)
-    calm = weighed(_runs(log))
-    log[::3, 0] += 0.3
-    wild = weighed(_runs(log))
-
-    assert (calm.scatter < 0.02).all()
-    assert (wild.scatter > 0.05).all()
-    assert (wild.usual < wild.scatter).all()
-
-
-def test_how_far_the_nearest_other_run_of_a_row_is() -> None:
-    log = np.array([[0.0, 0.3, 0.1], [1.0, 1.0, 5.0]])
-    runs = _runs(log)
-
-    assert nearest(runs) == pytest.approx([0.1, 0.2, 0.1, 0.0, 0.0, 4.0])
-    alone = _runs(np.array([[1.0], [2.0]]))
-    assert np.isinf(nearest(alone)).all()
-
-
-def test_some_rows_are_as_if_there_were_no_others() -> None:
-    runs = _runs(_normal(0, 0.01), auto=True)
-    (locked,) = runs.locked_rows()
-    some = runs.some(locked)
-
-    assert locked.tolist() == list(range(_ROWS - 1))
-    assert some.taken.tolist() == [3.0] * (_ROWS - 1)
-    assert np.isfinite(some.log_mhz).all()
