@@ -35,15 +35,10 @@ _LEAST_LENGTH = 0.2  # of a step that varies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLengths:
-    """Steps of a length each, as inputs of varying size make them: every launch takes that part.
+    """Steps of a length each, as inputs of varying size make them: every launch takes that part."""
 
-    Attributes:
-        spread: Standard deviation, as a fraction.
-        seed: Of the draws.
-    """
-
-    spread: float = 0.0
-    seed: int = 0
+    spread: float = 0.0  # standard deviation, as a fraction
+    seed: int = 0  # of the draws
 
     def drawn(self) -> Iterator[float]:
         """Return the length of one step after the other, against the usual one."""
@@ -200,26 +195,16 @@ _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """What steps under a schedule truly took. Changes of core and of memory count apart.
+    """What steps under a schedule truly took. Changes of core and of memory count apart."""
 
-    Attributes:
-        time_s: Of every step.
-        energy_j: Of every step; the truth, not the counter.
-        lengths: Of every step against the usual one: what it took is in proportion.
-        planned: Changes in one step of the schedule.
-        switches: Changes that happened for every step, early or late as they were.
-        misses_s: When each of those happened, counted from the beginning of its launch; stalls do
-            not count.
-        temperature_c: At the end.
-    """
-
-    time_s: tuple[float, ...]
-    energy_j: tuple[float, ...]
-    lengths: tuple[float, ...]
-    planned: int
-    switches: tuple[int, ...]
+    time_s: tuple[float, ...]  # of every step
+    energy_j: tuple[float, ...]  # of every step; the truth, not the counter
+    lengths: tuple[float, ...]  # of every step against the usual one: what it took is in proportion
+    planned: int  # changes in one step of the schedule
+    switches: tuple[int, ...]  # changes that happened for every step, early or late as they were
+    # when each of those happened, counted from the beginning of its launch; stalls do not count
     misses_s: tuple[float, ...]
-    temperature_c: float
+    temperature_c: float  # at the end
 
     @property
     def dropped(self) -> int:
@@ -237,27 +222,17 @@ class Executed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
-    """What a step runs under.
+    """What a step runs under."""
 
-    Attributes:
-        clocks: One setting for each launch.
-        table: What changes are believed to take; ``None`` takes them as free.
-        predicted_s: What each launch is believed to take, stalls apart; not asked for where
-            switching is free.
-        marks: Launches that are seen to begin; ``None`` for every one.
-        lengths: Of the steps.
-        aims_s: How long after each launch begins a change to its clocks is to happen; by default
-            as it begins.
-        looks: How long after a mark it is seen; by default at once.
-    """
-
-    clocks: tuple[Clocks, ...]
-    table: LatencyTable | None = None
+    clocks: tuple[Clocks, ...]  # one setting for each launch
+    table: LatencyTable | None = None  # what changes are believed to take; None takes them as free
+    # what each launch is believed to take, stalls apart; not asked for where switching is free
     predicted_s: tuple[float, ...] = ()
-    marks: tuple[int, ...] | None = None
-    lengths: StepLengths = field(default_factory=StepLengths)
+    marks: tuple[int, ...] | None = None  # launches that are seen to begin; None for every one
+    lengths: StepLengths = field(default_factory=StepLengths)  # of the steps
+    # how long after each launch begins a change to its clocks is to happen; by default as it begins
     aims_s: tuple[float, ...] = ()
-    looks: Latency | None = None
+    looks: Latency | None = None  # how long after a mark it is seen; by default at once
 
     def machine(self) -> Machine | None:
         """Return what asks for the clocks, the first held already; ``None`` if they are free."""

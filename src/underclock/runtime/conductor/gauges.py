@@ -35,27 +35,17 @@ _LIMIT_EVERY = 10  # of the power limit, which somebody else may set
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """One reading.
+    """One reading."""
 
-    Attributes:
-        at_s: When it was taken.
-        clocks: Those that run.
-        reasons: Why.
-        power_w: What the board draws.
-        temperature_c: How warm it is; ``None`` where it was not read this time.
-        energy_j: The counter; likewise.
-        energy_s: When it climbed to that; ``None`` where that is not known, but by `at_s`.
-        limit_w: The power limit; likewise, or where this GPU tells none.
-    """
-
-    at_s: float
-    clocks: Clocks
-    reasons: ThrottleReason
-    power_w: float
-    temperature_c: float | None = None
-    energy_j: float | None = None
+    at_s: float  # when it was taken
+    clocks: Clocks  # those that run
+    reasons: ThrottleReason  # why
+    power_w: float  # what the board draws
+    temperature_c: float | None = None  # how warm it is; None where it was not read this time
+    energy_j: float | None = None  # the counter; likewise
+    # when it climbed to that; None where that is not known, but by `at_s`
     energy_s: float | None = None
-    limit_w: float | None = None
+    limit_w: float | None = None  # the power limit; likewise, or where this GPU tells none
 
 
 class Climbs:

@@ -162,21 +162,13 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What holds for all leases.
+    """What holds for all leases."""
 
-    Attributes:
-        folder: Where this process keeps locks and journals.
-        clock: The machine's time.
-        tell: Hears what happens, as sentences.
-        owners: Who may lease what.
-        limit_s: No lease lasts longer.
-    """
-
-    folder: Path
-    clock: Clock
-    tell: Callable[[str], None]
-    owners: Owners
-    limit_s: float = LIMIT_S
+    folder: Path  # where this process keeps locks and journals
+    clock: Clock  # the machine's time
+    tell: Callable[[str], None]  # hears what happens, as sentences
+    owners: Owners  # who may lease what
+    limit_s: float = LIMIT_S  # no lease lasts longer
 
     def __post_init__(self) -> None:
         """Reject a limit of nothing."""

@@ -63,21 +63,13 @@ _GATE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """How a run went.
+    """How a run went."""
 
-    Attributes:
-        code: That the command ended with; negative where a signal ended it, 0 where a block did.
-        why: Why the conductor ended.
-        undone: What it put back, as sentences.
-        summary: Of its steps.
-        line: All that in one sentence.
-    """
-
-    code: int
-    why: str
-    undone: tuple[str, ...]
-    summary: RunSummary
-    line: str
+    code: int  # that the command ended with; negative where a signal ended it, 0 where a block did
+    why: str  # why the conductor ended
+    undone: tuple[str, ...]  # what it put back, as sentences
+    summary: RunSummary  # of its steps
+    line: str  # all that in one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

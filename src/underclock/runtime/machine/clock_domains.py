@@ -81,21 +81,13 @@ class _Seen:
 
 @dataclass(slots=True)
 class DomainChanges:
-    """The changes of one clock domain.
+    """The changes of one clock domain."""
 
-    Attributes:
-        changes: Of a round, in order; at least one.
-        launches: In a round.
-        following: Number of the next change to ask for.
-        sure_s: When what was asked for last has very likely happened.
-        passed: Number of the next change whose launch has not begun.
-    """
-
-    changes: tuple[Change, ...]
-    launches: int
-    following: int = -1
-    sure_s: float = -math.inf
-    passed: int = 0
+    changes: tuple[Change, ...]  # of a round, in order; at least one
+    launches: int  # in a round
+    following: int = -1  # number of the next change to ask for
+    sure_s: float = -math.inf  # when what was asked for last has very likely happened
+    passed: int = 0  # number of the next change whose launch has not begun
     _began_s: dict[int, float] = field(default_factory=dict)
     _flying: dict[int, tuple[float, float]] = field(default_factory=dict)
 

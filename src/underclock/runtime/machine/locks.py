@@ -53,23 +53,14 @@ SLOWDOWNS = (
 
 @dataclass(slots=True)
 class Lock:
-    """One clock's lock.
+    """One clock's lock."""
 
-    Attributes:
-        domain: Whose clock.
-        mhz: What was asked for last; ``None`` is auto.
-        state: How far it got.
-        since_s: When it got there.
-        sure_s: Readings count from then on: before, the clock may still change.
-        why: Why it is overruled, in words; empty else.
-    """
-
-    domain: Domain
-    mhz: int | None = None
-    state: LockState = LockState.NONE
-    since_s: float = 0.0
-    sure_s: float = 0.0
-    why: str = ""
+    domain: Domain  # whose clock
+    mhz: int | None = None  # what was asked for last; None is auto
+    state: LockState = LockState.NONE  # how far it got
+    since_s: float = 0.0  # when it got there
+    sure_s: float = 0.0  # readings count from then on: before, the clock may still change
+    why: str = ""  # why it is overruled, in words; empty else
     _differed: int = 0  # readings in a row
     _recent: defaultdict[int, deque[bool]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=_RECENT))

@@ -20,39 +20,25 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What to call the setter with.
+    """What to call the setter with."""
 
-    Attributes:
-        domain: Whose clock.
-        to_mhz: ``None`` gives it back.
-        call_s: How long the call is expected to block.
-        number: Of the change that it is; ``None`` where it holds, whatever the launch.
-        expected_s: When the change's launch is expected to begin.
-    """
-
-    domain: Domain
-    to_mhz: int | None
-    call_s: float = 0.0
-    number: int | None = None
-    expected_s: float = -math.inf
+    domain: Domain  # whose clock
+    to_mhz: int | None  # None gives it back
+    call_s: float = 0.0  # how long the call is expected to block
+    number: int | None = None  # of the change that it is; None where it holds, whatever the launch
+    expected_s: float = -math.inf  # when the change's launch is expected to begin
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one change met its launch, as far as can be told without seeing the clock.
-
-    Attributes:
-        change: Which.
-        expected_s: When its launch was expected to begin as the change was asked for; minus
-            infinity where it had begun.
-        began_s: When it began, told from the marks around it.
-        effect_s: When the clock is taken to have changed: call and delay after the asking.
-    """
+    """How one change met its launch, as far as can be told without seeing the clock."""
 
     change: Change
+    # when its launch was expected to begin as the change was asked for; minus infinity where it had
+    # begun
     expected_s: float
-    began_s: float
-    effect_s: float
+    began_s: float  # when it began, told from the marks around it
+    effect_s: float  # when the clock is taken to have changed: call and delay after the asking
 
     @property
     def late_s(self) -> float:
@@ -67,35 +53,22 @@ class Outcome:
 
 @dataclass(slots=True, kw_only=True)
 class PassedStep:
-    """A step that ended, or several in a row where nobody polled in between; or one that runs yet.
+    """A step that ended, or several in a row where nobody polled in between; or one that runs."""
 
-    Attributes:
-        number: Counted from 0; of the first.
-        began_s: When its first mark was reached; nan where that was not seen.
-        time_s: Until the next step's first mark; the mean of several.
-        state: What the machine did all along; `State.FOLLOWING` only where it did nothing else.
-        planned: Changes that the timetable has.
-        asked: Of which were asked for.
-        outcomes: How those met their launches that began in this step.
-        stalled_s: How long it stood still.
-        overruled: Of every lock that was overruled, why; in words.
-        closely: Whether all its marks were to be looked at, so that outcomes are exact.
-        steps: How many they are.
-        counted: Whether that is known from their numbers; else one is taken to be one.
-    """
-
-    number: int = 0
-    began_s: float = math.nan
-    time_s: float = math.nan
-    state: State
-    planned: int = 0
-    asked: int = 0
+    number: int = 0  # counted from 0; of the first
+    began_s: float = math.nan  # when its first mark was reached; nan where that was not seen
+    time_s: float = math.nan  # until the next step's first mark; the mean of several
+    state: State  # what the machine did all along; `State.FOLLOWING` only where it did nothing else
+    planned: int = 0  # changes that the timetable has
+    asked: int = 0  # of which were asked for
+    # how those met their launches that began in this step
     outcomes: list[Outcome] = field(default_factory=list)
-    stalled_s: float = 0.0
+    stalled_s: float = 0.0  # how long it stood still
+    # of every lock that was overruled, why; in words
     overruled: list[str] = field(default_factory=list)
-    closely: bool = True
-    steps: int = 1
-    counted: bool = True
+    closely: bool = True  # whether all its marks were to be looked at, so that outcomes are exact
+    steps: int = 1  # how many they are
+    counted: bool = True  # whether that is known from their numbers; else one is taken to be one
 
     @property
     def ended_s(self) -> float:

@@ -17,41 +17,27 @@ _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of one clock in a round.
+    """One change of one clock in a round."""
 
-    Attributes:
-        at: The launch that it is for.
-        domain: Whose clock.
-        to_mhz: ``None`` gives the clock back.
-        believed: What it takes.
-        aim_s: How long after its launch begins it is to happen; negative before.
-        behind: The other clock's change at the same launch, where that is asked for after this one.
-    """
-
-    at: int
-    domain: Domain
-    to_mhz: int | None
-    believed: Switch
-    aim_s: float = 0.0
+    at: int  # the launch that it is for
+    domain: Domain  # whose clock
+    to_mhz: int | None  # None gives the clock back
+    believed: Switch  # what it takes
+    aim_s: float = 0.0  # how long after its launch begins it is to happen; negative before
+    # the other clock's change at the same launch, where that is asked for after this one
     behind: "Change | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
-    """The clocks of a step's launches, round after round, and the marks by which it is seen.
+    """The clocks of a step's launches, round after round, and the marks by which it is seen."""
 
-    Attributes:
-        clocks: Of each launch.
-        marks: Launches that are seen to begin, ascending; the first is launch 0.
-        upto_s: When each launch begins after the first, as planned, and when the round ends; stalls
-            apart. One more than launches.
-        changes: Of each clock, in order of their launches.
-    """
-
-    clocks: tuple[Clocks, ...]
-    marks: tuple[int, ...]
+    clocks: tuple[Clocks, ...]  # of each launch
+    marks: tuple[int, ...]  # launches that are seen to begin, ascending; the first is launch 0
+    # when each launch begins after the first, as planned, and when the round ends; stalls apart.
+    # One more than launches
     upto_s: tuple[float, ...]
-    changes: dict[Domain, tuple[Change, ...]]
+    changes: dict[Domain, tuple[Change, ...]]  # of each clock, in order of their launches
 
     @property
     def launches(self) -> int:

@@ -71,17 +71,11 @@ def parse_arms(text: str, *, has_fixed: bool) -> tuple[ArmName, ...]:
 
 @dataclass(slots=True)
 class Block:
-    """What the steps of a block that count took together.
+    """What the steps of a block that count took together."""
 
-    Attributes:
-        steps: How many.
-        time_s: Of all.
-        energy_j: Of all; ``None`` where it could not be told of one.
-    """
-
-    steps: int = 0
-    time_s: float = 0.0
-    energy_j: float | None = 0.0
+    steps: int = 0  # how many
+    time_s: float = 0.0  # of all
+    energy_j: float | None = 0.0  # of all; None where it could not be told of one
 
     def add(self, step: PassedStep, energy_j: float | None) -> None:
         """Count a step, or some in a row."""
@@ -93,46 +87,29 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """What is known of a run from elsewhere; a verdict needs it to fit what was seen.
+    """What is known of a run from elsewhere; a verdict needs it to fit what was seen."""
 
-    Attributes:
-        gpu: Local rank.
-        auto_s: What a step takes at auto by the plan; ``None`` where that is not known.
-        limit_w: The board's power limit; likewise.
-        enqueued: Steps that the trainer put on its stream; likewise.
-        is_set: Whether clocks are, and not only decided on.
-    """
-
-    gpu: int = 0
+    gpu: int = 0  # local rank
+    # what a step takes at auto by the plan; None where that is not known
     auto_s: float | None = None
-    limit_w: float | None = None
-    enqueued: int | None = None
-    is_set: bool = True
+    limit_w: float | None = None  # the board's power limit; likewise
+    enqueued: int | None = None  # steps that the trainer put on its stream; likewise
+    is_set: bool = True  # whether clocks are, and not only decided on
 
 
 @dataclass(slots=True, kw_only=True)
 class Arms:
-    """Arms that take turns.
+    """Arms that take turns."""
 
-    Attributes:
-        names: Of the arms; auto is among them.
-        block: Steps in a block.
-        settling: Of which the first so many do not count.
-        warming: Steps at auto before the first block.
-        seed: Of the order.
-        arm: Whose block it is; ``None`` while the job warms up.
-        seen: Steps so far.
-        counted: Whether that number is known.
-    """
-
-    names: tuple[ArmName, ...]
-    block: int = 20
-    settling: int = 4
-    warming: int = 0
-    seed: int = 0
+    names: tuple[ArmName, ...]  # of the arms; auto is among them
+    block: int = 20  # steps in a block
+    settling: int = 4  # of which the first so many do not count
+    warming: int = 0  # steps at auto before the first block
+    seed: int = 0  # of the order
+    # whose block it is; None while the job warms up
     arm: ArmName | None = field(init=False, default=None)
-    seen: int = field(init=False, default=0)
-    counted: bool = field(init=False, default=True)
+    seen: int = field(init=False, default=0)  # steps so far
+    counted: bool = field(init=False, default=True)  # whether that number is known
     _rounds: list[dict[ArmName, Block]] = field(init=False, default_factory=list)
     _orders: Iterator[tuple[ArmName, ...]] = field(init=False)
     _left: list[ArmName] = field(init=False, default_factory=list)

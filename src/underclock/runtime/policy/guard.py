@@ -54,38 +54,23 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The guard's last change of stage.
+    """The guard's last change of stage."""
 
-    Attributes:
-        stage: From now on.
-        finding: Why.
-        words: The same with numbers, for the reader of the log.
-    """
-
-    stage: Stage
-    finding: Finding
-    words: str
+    stage: Stage  # from now on
+    finding: Finding  # why
+    words: str  # the same with numbers, for the reader of the log
 
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Watches one job.
+    """Watches one job."""
 
-    Attributes:
-        max_slowdown: The plan's time budget, as a fraction of auto.
-        has_fixed: Whether there is a pair of clocks to hold that keeps the budget by itself.
-        window: Steps that are judged together.
-        tolerance: How far beyond the budget still counts as kept.
-        stage: What clocks are to do now.
-        finding: The last one.
-    """
-
-    max_slowdown: float
-    has_fixed: bool
-    window: int = 20
-    tolerance: float = TOLERANCE
-    stage: Stage = Stage.LEARNING
-    finding: Finding = Finding.NONE
+    max_slowdown: float  # the plan's time budget, as a fraction of auto
+    has_fixed: bool  # whether there is a pair of clocks to hold that keeps the budget by itself
+    window: int = 20  # steps that are judged together
+    tolerance: float = TOLERANCE  # how far beyond the budget still counts as kept
+    stage: Stage = Stage.LEARNING  # what clocks are to do now
+    finding: Finding = Finding.NONE  # the last one
     _steps_s: list[float] = field(default_factory=list)
     _skipped: int = 0
     _auto_s: list[float] | None = None

@@ -84,20 +84,13 @@ def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
 
 
 class Undone(NamedTuple):
-    """What an undo did on one GPU.
+    """What an undo did on one GPU."""
 
-    Attributes:
-        uuid: Which GPU.
-        done: What it put back, as sentences.
-        failed: What it could not put back, as sentences; the journal stays.
-        kept: Who sets this GPU now, so that it was left alone; empty for nobody.
-        unreadable: Whether a journal could not be read, so that only clocks were given back.
-    """
-
-    uuid: str
-    done: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
-    kept: str = ""
+    uuid: str  # which GPU
+    done: tuple[str, ...] = ()  # what it put back, as sentences
+    failed: tuple[str, ...] = ()  # what it could not put back, as sentences; the journal stays
+    kept: str = ""  # who sets this GPU now, so that it was left alone; empty for nobody
+    # whether a journal could not be read, so that only clocks were given back
     unreadable: bool = False
 
 

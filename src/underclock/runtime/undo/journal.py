@@ -30,20 +30,13 @@ def boot_id() -> str:
 
 
 class Journal(NamedTuple):
-    """What an undo needs to know of one GPU.
+    """What an undo needs to know of one GPU."""
 
-    Attributes:
-        uuid: Which GPU.
-        pid: Of the conductor that sets it.
-        boot: The boot of the machine in which.
-        found: What was set before us; ``None`` where that cannot be read.
-        asked: Every value that we may have set, so that what is set now can be told to be ours.
-    """
-
-    uuid: str
-    pid: int
-    boot: str
-    found: Mapping[Setting, Value]
+    uuid: str  # which GPU
+    pid: int  # of the conductor that sets it
+    boot: str  # the boot of the machine in which
+    found: Mapping[Setting, Value]  # what was set before us; None where that cannot be read
+    # every value that we may have set, so that what is set now can be told to be ours
     asked: Mapping[Setting, tuple[Value, ...]]
 
     def covers(self, setting: Setting, value: Value) -> bool:
