@@ -35,7 +35,7 @@ class Helper:
     """A connection to the service at a socket.
 
     Raises:
-        DeviceError: Nobody answers there.
+        DeviceError: No service answers there.
         NotPermittedError: This process may not connect, or the socket cannot be trusted.
     """
 
@@ -145,11 +145,11 @@ class LeasedGpu(SettableNvmlGpu):
 
 
 def _beat(helper: Helper, ended: threading.Event) -> None:
-    """Say that the owner lives, until it ends or nobody listens."""
+    """Say that the owner lives, until it ends or the service is gone."""
     while not ended.wait(HEARTBEAT_S):
         try:
             helper.ask({"do": "beat"})
-        except (UnderclockError, OSError):  # whoever sets something next hears of it
+        except (UnderclockError, OSError):  # the next setting raises it
             return
 
 

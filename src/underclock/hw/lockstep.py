@@ -313,7 +313,7 @@ class StoreLine:
         return f"{self._prefix}/{self._place}"
 
     def _met(self) -> Any:
-        """Return a connection of our own, which nobody else waits on."""
+        """Return our own connection, which the job does not wait on."""
         if self._store is None:
             torch: Any = import_module("torch")  # CUDA plays no part here
             if not is_distributed(torch):

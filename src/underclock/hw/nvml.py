@@ -134,7 +134,7 @@ class NvmlGpu:
         return end
 
     def _counters(self) -> Any:
-        """Return a sample of the GPU's counters, which somebody must free."""
+        """Return a sample of the GPU's counters, which the caller frees."""
         sample = pynvml.nvmlGpmSampleAlloc()
         try:
             pynvml.nvmlGpmSampleGet(self._handle, sample)

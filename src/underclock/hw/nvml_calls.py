@@ -91,7 +91,7 @@ class _ServedInPlace:
         with self._lock:
             path = os.environ.get(SIMULATOR, "")
             if self._sessions == 0 and path and not is_simulated():
-                # Loaded on use: nobody else pays for it.
+                # Loaded on use: other processes do not pay for it.
                 from underclock.hw.simulated.served.client import ServedLibrary  # noqa: PLC0415
 
                 library = ServedLibrary(path)

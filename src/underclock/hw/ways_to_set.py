@@ -22,7 +22,7 @@ class WayName(StrEnum):
 
 
 class Way(NamedTuple):
-    """One way to set a GPU; no record, for whoever watches loads this and is to start at once."""
+    """One way to set a GPU; no record, for the watcher loads this and is to start at once."""
 
     name: WayName  # which
     works: bool  # whether it is open, as far as reading can tell

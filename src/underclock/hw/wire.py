@@ -1,7 +1,7 @@
 """Messages over Unix sockets, and who is at the other end.
 
 A message is four bytes of length, little-endian, and as many of JSON. A socket is in place only
-while somebody answers on it. Standard library only: the process that gives clocks back after
+while a process answers on it. Standard library only: the process that gives clocks back after
 another one's death speaks it too.
 """
 
@@ -45,7 +45,7 @@ def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -
     """Send a message, and open files with it.
 
     Raises:
-        Gone: Nobody listens any more.
+        Gone: The other side listens no more.
     """
     body = framed(message)
     try:
@@ -148,7 +148,7 @@ class Connection:
     """A connection to a Unix socket, over which each question has one answer.
 
     Raises:
-        OSError: Nobody answers there.
+        OSError: No process answers there.
     """
 
     def __init__(self, path: str) -> None:
@@ -179,7 +179,7 @@ class Connection:
 def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Iterator[socket.socket]:
     """Listen on a socket that takes its place only once it does, and is gone afterwards.
 
-    One that nobody answers on is replaced.
+    One that is left of a process that ended is replaced.
 
     Args:
         path: Where.
@@ -187,7 +187,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
         gid: Group it belongs to; by default the process's.
 
     Raises:
-        UsageError: Somebody listens there, something else is there, or no socket can be.
+        UsageError: A process listens there, something else is there, or no socket can be.
     """
     path = path.absolute()
     made = path.with_name(f".{path.name}.{os.getpid()}")
@@ -200,7 +200,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
         try:
             _bind(server, made, mode, gid)
             _check_room(path)
-            made.rename(path)  # over one that nobody answers on
+            made.rename(path)  # over one that no process answers on
         except OSError as exc:
             raise UsageError(
                 f"cannot put a socket at {path}: {exc.strerror}",
@@ -213,12 +213,12 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
             yield server
         finally:
             with contextlib.suppress(OSError):
-                if path.stat().st_ino == own:  # nobody else's that came after
+                if path.stat().st_ino == own:  # and not another process's that came after
                     path.unlink()
 
 
 def _bind(server: socket.socket, at: Path, mode: int, gid: int | None) -> None:
-    """Bind and listen; nobody else may connect before the mode says so."""
+    """Bind and listen; other users cannot connect before the mode lets them."""
     before = os.umask(0o177)
     try:
         server.bind(str(at))
@@ -231,10 +231,10 @@ def _bind(server: socket.socket, at: Path, mode: int, gid: int | None) -> None:
 
 
 def _check_room(path: Path) -> None:
-    """Refuse to replace anything but a socket that nobody answers on.
+    """Refuse to replace anything but a socket that no process answers on.
 
     Nothing is locked meanwhile: who may read a folder could hold a lock on it for ever. Of two that
-    begin at the same moment, nobody reaches the first.
+    begin at the same moment, the first is never reached.
     """
     try:
         mode = path.lstat().st_mode
@@ -268,7 +268,7 @@ def answering(
     mode: int = 0o600,
     gid: int | None = None,
 ) -> Iterator[None]:
-    """Answer whoever connects to a socket, each in a thread, for the length of a block.
+    """Answer the processes that connect to a socket, each in a thread, for the length of a block.
 
     Args:
         path: Where.

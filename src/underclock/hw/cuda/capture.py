@@ -18,7 +18,7 @@ _MOST_ALLOCATIONS = 1_000_000
 
 
 class CannotCaptureError(Exception):
-    """The step cannot become a CUDA graph; the message says why. Caught by whoever traces."""
+    """The step cannot become a CUDA graph; the message says why. Caught by the tracing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,7 @@ class Feed:
                 if len(flying) >= IN_FLIGHT:
                     self._complete(begun, flying.pop(0))
             stream.synchronize()
-        except Exception as exc:  # noqa: BLE001 - carried to whoever asks for progress
+        except Exception as exc:  # noqa: BLE001 - raised where progress is asked for
             with self._lock:
                 self._error = exc
 

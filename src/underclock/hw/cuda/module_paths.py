@@ -15,7 +15,7 @@ _REPLICATING = {"DistributedDataParallel", "DataParallel"}
 
 
 def paths_below(called: Any) -> dict[int, str]:
-    """Return the path of a module that nobody else called, and of all below it, by identity.
+    """Return the path of a module that no other module called, and of all below it, by identity.
 
     Wrappers have no name of their own: what compiling, checkpointing, sharding and replicating wrap
     is called as it was. The outermost is called after its class.

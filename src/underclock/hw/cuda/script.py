@@ -1,7 +1,7 @@
 """A training script, run as it is until one of its steps can be held.
 
-A step ends where the optimiser's does. The script has a thread of its own, for whoever wants its
-step waits in a block; it is held within a step's end, and ended when nobody needs it any longer.
+A step ends where the optimiser's does. The script runs in its own thread, for the caller
+waits in a block; it is held within a step's end, and ended when the block is left.
 """
 
 import queue
@@ -62,7 +62,7 @@ class _Run(Generic[_T]):
 
     Attributes:
         told: Gets what is handed over, or why nothing ever will be.
-        released: Set by whoever needs the script no longer.
+        released: Set once the script is needed no longer.
     """
 
     def __init__(self, path: Path, look: Callable[[Callable[[_T], None]], Steps]) -> None:
@@ -75,7 +75,7 @@ class _Run(Generic[_T]):
         self._redirected = ExitStack()
 
     def to_the_end(self, arguments: Sequence[str]) -> None:
-        """Run the script; whatever becomes of it, somebody is told."""
+        """Run the script; whatever becomes of it, the caller hears."""
         try:
             with self._redirected, _as_main(self._path, arguments), self._boundaries():
                 self._redirected.enter_context(redirect_stdout(sys.stderr))

@@ -6,7 +6,7 @@ needs to declare nothing.
 
 What a step reads from outside cannot be put back. So a step that is run over and over is fed the
 same batches each time, and none is lost to it: what it took from a data loader is given to it again
-on every try; and once all is done, to whoever takes from that loader next, before anything new.
+on every try; and once all is done, to the next one to take from that loader, before anything new.
 """
 
 import gc

@@ -97,7 +97,7 @@ def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
     Args:
         gpu: Where.
         name: What, one of `FAULT_NAMES`.
-        value: For how many seconds each setter hangs, or the limit in W that somebody sets.
+        value: For how many seconds each setter hangs, or the limit in W that is set unasked.
 
     Raises:
         UsageError: No such fault, or a value that it needs or does not take.
@@ -120,7 +120,7 @@ def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
 
 
 def heal(gpu: "VirtualGpu") -> None:
-    """End everything that is wrong; a limit that somebody set stays."""
+    """End everything that is wrong; a limit that was set so stays."""
     for kind in tuple(gpu.faults):
         gpu.mend(kind)
 

@@ -22,7 +22,7 @@ def connected(path: str) -> Connection:
     """Return a connection to served GPUs.
 
     Raises:
-        DeviceError: Nobody answers there.
+        DeviceError: No server answers there.
     """
     try:
         return Connection(path)
@@ -41,7 +41,7 @@ class ServedLibrary:
     that were begun go on, as far as the caller can tell.
 
     Raises:
-        DeviceError: Nobody answers at the path.
+        DeviceError: No server answers at the path.
     """
 
     simulated = True  # what is read through it was never measured
@@ -131,7 +131,7 @@ class Control:
     """A connection over which things go wrong; for tests, and for those who judge.
 
     Raises:
-        DeviceError: Nobody answers at the path.
+        DeviceError: No server answers at the path.
     """
 
     def __init__(self, path: str) -> None:
@@ -148,12 +148,12 @@ class Control:
 
         Args:
             name: One of `faults.FAULT_NAMES`.
-            value: For how many seconds setters hang, or the power limit in W that somebody sets.
+            value: For how many seconds setters hang, or the power limit in W that is set.
             gpu: Which GPU; by default all.
 
         Raises:
             UsageError: No such fault or GPU.
-            DeviceError: Nobody answers any more.
+            DeviceError: The server is gone.
         """
         self._ask({"do": "fault", "name": name, "value": value, "gpu": gpu})
 

@@ -1,11 +1,11 @@
 """Answers what processes ask of simulated GPUs, over a Unix socket.
 
 Each connection is a process with NVML loaded: sessions and samples are its own, locks are the
-GPUs'. Whoever dies leaves them as they are, as on a real driver. Setters wait for one another,
-whichever GPU they are for; reading waits for nobody.
+GPUs'. A process that dies leaves them as they are, as on a real driver. Setters wait for one
+another, whichever GPU they are for; readers do not wait.
 
-Virtual time goes with the machine's monotonic clock. Nothing is computed ahead: whoever looks lets
-the GPUs catch up with the time it is. A thread looks when something is due that others can see,
+Virtual time goes with the machine's monotonic clock. Nothing is computed ahead: a call lets the
+GPUs catch up with the time it is. A thread does so when something is due that processes can see,
 such as a mark.
 """
 
@@ -40,7 +40,7 @@ from underclock.records import Step
 _SHORTEST_S = 2e-5  # no sleep is shorter: the socket takes longer than that
 _BUSY_LOOK_S = 0.02  # a busy GPU is let catch up at least so often
 _REST_S = 1.0
-_WAITING = 1024  # launches that a stream holds; whoever launches more waits, as with CUDA
+_WAITING = 1024  # launches that a stream holds; a process that launches more waits, as in CUDA
 _LOOK_S = 0.05
 _WORD = 4
 _MARK = 0xFFFF  # of a word: above it is the number of the step
@@ -77,7 +77,7 @@ class PacedClock:
         with self.lock:
             if duration_s > _SHORTEST_S:
                 until_s = self.now_s() + duration_s
-                waiting = threading.Condition(self.lock)  # nobody calls it
+                waiting = threading.Condition(self.lock)  # it is never notified
                 while (left_s := until_s - self.now_s()) > 0:
                     waiting.wait(left_s / self._speed)
             self.catch_up()
@@ -112,7 +112,7 @@ class Served:
     setters: threading.Lock = field(default_factory=threading.Lock)  # held by the call that writes
 
     def due_s(self) -> float:
-        """Return when somebody should look at the GPUs next, in virtual time."""
+        """Return when the GPUs should catch up next, in virtual time."""
         now_s = self.clock.now_s()
         return min(*(self._due_s(gpu, now_s) for gpu in self.gpus), now_s + _REST_S)
 
@@ -149,7 +149,7 @@ def served_gpus(
             them, may set them.
 
     Raises:
-        UsageError: No such model, a kernel does not say what it does, or somebody listens there.
+        UsageError: No such model, a kernel does not say what it does, or a process listens there.
         ValueError: No GPU at all, or time that stands still.
     """
     if count < 1:
