@@ -1,10 +1,10 @@
 """Another program that sets the clocks of the GPU that is being measured."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
+from fake_gpu import FakeClock, SteadyGpu
 from underclock.errors import MeasurementError, NotAppliedError
 from underclock.hw.base import Reading
 from underclock.hw.interference import InterferenceCheck
@@ -14,11 +14,9 @@ from underclock.records import (
     AUTO,
     Clocks,
     Evidence,
-    GpuInfo,
     Kernel,
     MeasurementSettings,
     ThrottleReason,
-    Utilisation,
 )
 from underclock.testing import Fault, FaultKind, FaultScript
 
@@ -74,18 +72,7 @@ def test_a_slowdown_with_a_reason_is_physics(kind: FaultKind, elementwise: Kerne
 
 
 @dataclass
-class FakeClock:
-    t_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.t_s
-
-    def sleep_s(self, duration_s: float) -> None:
-        self.t_s += duration_s
-
-
-@dataclass
-class FakeGpu:
+class FakeGpu(SteadyGpu):
     """Runs at whatever it is told to."""
 
     core_mhz: int | None = 1900
@@ -95,40 +82,12 @@ class FakeGpu:
     reads: int = field(default=0)
     cores_mhz: tuple[int, ...] = tuple(range(210, 2101, 15))
 
-    def info(self) -> GpuInfo:
-        return GpuInfo(name="fake")
-
-    def supported_mem_mhz(self) -> tuple[int, ...]:
-        return ()
-
-    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
-        del mem_mhz
-        return self.cores_mhz
-
     def observed(self) -> Clocks:
         self.reads += 1
         return Clocks(core_mhz=self.core_mhz)
 
-    def energy_j(self) -> float:
-        return 0.0
-
-    def power_w(self) -> float:
-        return 1.0
-
-    def temperature_c(self) -> float:
-        return self.celsius
-
     def throttle_reasons(self) -> ThrottleReason:
         return ThrottleReason.SW_POWER_CAP if self.reads > self.mends_after else self.reasons
-
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        return lambda: None
-
-    def lock(self, clocks: Clocks) -> None:
-        del clocks
-
-    def unlock(self) -> None:
-        pass
 
 
 def _check(gpu: FakeGpu, *before: Clocks) -> InterferenceCheck:

@@ -12,5 +12,5 @@
 * `measurer`: measuring windows on a GPU; `replay`: the same answers from a table
 * `rounds`: what a round of a mix is made of; `lockstep`: ranks that launch the same as often
 * `cuda/`: a step on a real GPU; `simulated/`: a virtual GPU behind the same NVML calls
-* `clock`: real time
+* `gpu_names`: the text after ``--gpu``; `clock`: real time
 """

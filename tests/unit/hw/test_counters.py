@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from fake_gpu import FakeClock, SteadyGpu
 from underclock.errors import MeasurementError
 from underclock.hw.base import Durations, Progress
 from underclock.hw.clock import SystemClock
@@ -23,22 +24,9 @@ from underclock.records import (
     Mix,
     Sample,
     SampleSet,
-    ThrottleReason,
-    Utilisation,
 )
 
 _KERNEL = Kernel(name="copy")
-
-
-@dataclass
-class FakeClock:
-    t_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.t_s
-
-    def sleep_s(self, duration_s: float) -> None:
-        self.t_s += duration_s
 
 
 @dataclass
@@ -76,7 +64,7 @@ class FakeLauncher:
         yield self.running
 
 
-class FakeGpu:
+class FakeGpu(SteadyGpu):
     """A counter with a slope in J/s, in steps; stands still at slope 0, sinks below it."""
 
     def __init__(self, clock: FakeClock, slope_w: float) -> None:
@@ -84,16 +72,6 @@ class FakeGpu:
         self.core_mhz: Callable[[], int | None] = lambda: None
         self.shown_j: list[float] = []
         self.looked: list[tuple[float, bool]] = []  # when the clock was read; not in a search?
-
-    def info(self) -> GpuInfo:
-        return GpuInfo(name="fake")
-
-    def supported_mem_mhz(self) -> tuple[int, ...]:
-        return ()
-
-    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
-        del mem_mhz
-        return ()
 
     def observed(self) -> Clocks:
         searched = len(self.shown_j) < 2 or self.shown_j[-1] > self.shown_j[-2]
@@ -104,24 +82,6 @@ class FakeGpu:
         self.clock.sleep_s(0.003)
         self.shown_j.append(1e6 + int(self.clock.t_s / 0.1) * 0.1 * self.slope_w)
         return self.shown_j[-1]
-
-    def power_w(self) -> float:
-        return 1.0
-
-    def temperature_c(self) -> float:
-        return 40.0
-
-    def throttle_reasons(self) -> ThrottleReason:
-        return ThrottleReason.NONE
-
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        return lambda: None
-
-    def lock(self, clocks: Clocks) -> None:
-        del clocks
-
-    def unlock(self) -> None:
-        pass
 
 
 def _bench(

@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 
+from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, NotAppliedError, NotPermittedError, UsageError
 from underclock.hw import interrupts, lease
 from underclock.hw.interrupts import INTERRUPTS, interrupts_deferred
 from underclock.hw.lease import NOTHING_LOCKED, ClockLeases, check_applied
-from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records import AUTO, Clocks, ThrottleReason
 
 _CORE, _MEMORY = Clocks(core_mhz=900), Clocks(mem_mhz=5001)
 _LOW = Clocks(core_mhz=900, mem_mhz=5001)
 
 
-class FakeGpu:
+class FakeGpu(SteadyGpu):
     """Runs at whatever it is told to report; notes what is locked, and by whose call."""
+
+    mems_mhz, cores_mhz = (5001,), (900,)
 
     def __init__(
         self,
@@ -35,34 +38,6 @@ class FakeGpu:
         self.seen, self.reasons, self.refuses, self.keeps = seen, reasons, refuses, keeps
         self.done: list[str] = []
         self.locked: set[Clocks] = set()
-
-    def info(self) -> GpuInfo:
-        return GpuInfo(name="fake")
-
-    def supported_mem_mhz(self) -> tuple[int, ...]:
-        return (5001,)
-
-    def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
-        del mem_mhz
-        return (900,)
-
-    def observed(self) -> Clocks:
-        return self.seen
-
-    def energy_j(self) -> float:
-        return 0.0
-
-    def power_w(self) -> float:
-        return 1.0
-
-    def temperature_c(self) -> float:
-        return 40.0
-
-    def throttle_reasons(self) -> ThrottleReason:
-        return self.reasons
-
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        return lambda: None
 
     def lock(self, clocks: Clocks) -> None:
         if clocks == self.refuses:

@@ -263,15 +263,13 @@ def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, A
             continue
         if tensor.is_cuda or tensor.requires_grad or size <= _SMALL:
             seen.setdefault((str(storage.device), storage.data_ptr()), (storage, size))
-    on_gpu = _fits(torch, sum(size for storage, size in seen.values() if _is_cuda(storage)))
+    on_gpu = _fits(
+        torch, sum(size for storage, size in seen.values() if storage.device.type == "cuda")
+    )
     for storage, _ in seen.values():
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         kept.append((whole, whole.clone() if on_gpu or not whole.is_cuda else whole.cpu()))
     return kept
-
-
-def _is_cuda(storage: Any) -> bool:
-    return bool(storage.device.type == "cuda")
 
 
 def _fits(torch: Any, size: int) -> bool:

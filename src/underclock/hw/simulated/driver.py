@@ -74,18 +74,21 @@ class SimulatedDriver:
             "nvmlInitWithFlags": self._init,
             "nvmlInit_v2": self._init,
             "nvmlShutdown": self._shutdown,
-            MAY_SET: self._may_set,
+            MAY_SET: lambda: OK if self.root else int(pynvml.NVML_ERROR_NO_PERMISSION),
             "nvmlErrorString": lambda code: f"simulated error {code}".encode(),
         }
+        version = self.gpus[0].model.driver
         library: dict[str, Callable[..., int]] = {
-            "nvmlSystemGetDriverVersion": self._driver_version,
-            "nvmlSystemGetNVMLVersion": self._library_version,
-            "nvmlSystemGetCudaDriverVersion": self._cuda_version,
-            "nvmlSystemGetCudaDriverVersion_v2": self._cuda_version,
-            "nvmlDeviceGetCount_v2": self._count,
+            "nvmlSystemGetDriverVersion": lambda buffer, _size: put_text(buffer, version),
+            "nvmlSystemGetNVMLVersion": lambda buffer, _size: put_text(buffer, f"13.{version}"),
+            "nvmlSystemGetCudaDriverVersion": lambda out: put(out, _CUDA_VERSION),
+            "nvmlSystemGetCudaDriverVersion_v2": lambda out: put(out, _CUDA_VERSION),
+            "nvmlDeviceGetCount_v2": lambda count: put(count, len(self.gpus)),
             "nvmlDeviceGetHandleByIndex_v2": self._by_index,
-            "nvmlDeviceGetHandleByUUID": self._by_uuid,
-            "nvmlDeviceGetHandleByPciBusId_v2": self._by_bus,
+            "nvmlDeviceGetHandleByUUID": functools.partial(
+                self._by_text, lambda index: uuid_of(self.gpus[index])
+            ),
+            "nvmlDeviceGetHandleByPciBusId_v2": functools.partial(self._by_text, bus_of),
             "nvmlGpmSampleAlloc": self.samples.allocate,
             "nvmlGpmSampleFree": self.samples.free,
             "nvmlGpmMetricsGet": self.samples.metrics,
@@ -124,9 +127,6 @@ class SimulatedDriver:
             code = call(self, gpu, *arguments)
             return _GPU_IS_LOST if gpu.lost else code  # before the call, or while it blocked
 
-    def _may_set(self) -> int:
-        return OK if self.root else int(pynvml.NVML_ERROR_NO_PERMISSION)
-
     def _init(self, _flags: CArgument = None) -> int:
         self._sessions += 1
         return OK
@@ -137,29 +137,11 @@ class SimulatedDriver:
         self._sessions -= 1
         return OK
 
-    def _driver_version(self, buffer: CArgument, _size: CArgument) -> int:
-        return put_text(buffer, self.gpus[0].model.driver)
-
-    def _library_version(self, buffer: CArgument, _size: CArgument) -> int:
-        return put_text(buffer, f"13.{self.gpus[0].model.driver}")
-
-    def _cuda_version(self, out: CArgument) -> int:
-        return put(out, _CUDA_VERSION)
-
-    def _count(self, count: CArgument) -> int:
-        return put(count, len(self.gpus))
-
     def _by_index(self, index: CArgument, handle: CArgument) -> int:
         if index.value >= len(self.gpus):
             return INVALID_ARGUMENT
         return put_handle(handle, index.value)
 
-    def _by_uuid(self, uuid: CArgument, handle: CArgument) -> int:
-        return self._by_text(uuid, handle, lambda index: uuid_of(self.gpus[index]))
-
-    def _by_bus(self, bus: CArgument, handle: CArgument) -> int:
-        return self._by_text(bus, handle, bus_of)
-
-    def _by_text(self, text: CArgument, handle: CArgument, naming: Callable[[int], str]) -> int:
+    def _by_text(self, naming: Callable[[int], str], text: CArgument, handle: CArgument) -> int:
         names = [naming(i).encode() for i in range(len(self.gpus))]
         return put_handle(handle, names.index(text.value)) if text.value in names else NOT_FOUND

@@ -196,12 +196,12 @@ def test_a_step_of_which_one_part_was_never_seen_is_not_whole() -> None:
 
 
 Calls = list[list[TracedActivity]]
-_STEP_DURATIONS = (
+_EAGER_STEP = (
     Node(kind=NodeKind.MEMSET),
     Node(kind=NodeKind.KERNEL, function="mm"),
     Node(kind=NodeKind.KERNEL, function="gelu"),
 )
-_ROUND_DURATIONS = EagerRound(nodes=_STEP_DURATIONS, places=(0, 0, 1), steps=1)
+_EAGER_ROUND = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1)
 
 
 def ran(function: str, start_s: float, duration_s: float) -> TracedActivity:
@@ -223,7 +223,7 @@ def one_step(at_s: float = 3.0) -> Calls:
 
 
 def test_a_launch_lasts_until_the_next_so_that_all_add_up_to_the_step() -> None:
-    found = eager_durations([mark(0.0), *one_step(), mark(13.0)], _ROUND_DURATIONS)
+    found = eager_durations([mark(0.0), *one_step(), mark(13.0)], _EAGER_ROUND)
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0}
@@ -232,7 +232,7 @@ def test_a_launch_lasts_until_the_next_so_that_all_add_up_to_the_step() -> None:
 
 def test_rounds_that_were_seen_in_part_do_not_count() -> None:
     seen = [*one_step()[1:], mark(20.0), *one_step(23.0), mark(33.0), *one_step(36.0)]
-    found = eager_durations(seen, _ROUND_DURATIONS)
+    found = eager_durations(seen, _EAGER_ROUND)
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0}
@@ -241,7 +241,7 @@ def test_rounds_that_were_seen_in_part_do_not_count() -> None:
 def test_launches_are_averaged_over_rounds() -> None:
     longer = calls(("", 4.0, 1.0), ("mm", 5.0, 6.0), ("gelu", 11.0, 4.0))
     found = eager_durations(
-        [mark(0.0), *longer, mark(15.0), *one_step(18.0), mark(28.0)], _ROUND_DURATIONS
+        [mark(0.0), *longer, mark(15.0), *one_step(18.0), mark(28.0)], _EAGER_ROUND
     )
 
     assert found is not None
@@ -249,7 +249,7 @@ def test_launches_are_averaged_over_rounds() -> None:
 
 
 def test_launches_are_averaged_over_the_steps_of_a_round() -> None:
-    round_ = EagerRound(nodes=_STEP_DURATIONS, places=(0, 0, 1), steps=2)
+    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=2)
     found = eager_durations([mark(0.0), *one_step(), *one_step(12.0), mark(22.0)], round_)
 
     assert found is not None
@@ -259,7 +259,7 @@ def test_launches_are_averaged_over_the_steps_of_a_round() -> None:
 def test_activities_of_one_call_count_each() -> None:
     """The user's own graphs launch several at once."""
     together = [[one for call in one_step() for one in call]]
-    found = eager_durations([mark(0.0), *together, mark(13.0)], _ROUND_DURATIONS)
+    found = eager_durations([mark(0.0), *together, mark(13.0)], _EAGER_ROUND)
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0}
@@ -291,11 +291,11 @@ def test_a_few_launches_may_differ(
 
 def test_a_step_that_launches_something_else_tells_nothing() -> None:
     others = calls(("a", 4.0, 1.0), ("b", 5.0, 1.0), ("c", 6.0, 1.0))
-    assert eager_durations([mark(0.0), *others, mark(13.0)], _ROUND_DURATIONS) is None
+    assert eager_durations([mark(0.0), *others, mark(13.0)], _EAGER_ROUND) is None
 
 
 def test_company_is_told_apart_by_its_place_at_the_end() -> None:
-    round_ = EagerRound(nodes=_STEP_DURATIONS, places=(0, 0, 1), steps=1, company=(2, 2, 3))
+    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, company=(2, 2, 3))
     company = [ran("mm", 13.0, 3.0), ran("mm", 16.0, 5.0), ran("spin_kernel", 21.0, 7.0)]
     found = eager_durations([mark(0.0), *one_step(), company, mark(30.0)], round_)
 
@@ -304,7 +304,7 @@ def test_company_is_told_apart_by_its_place_at_the_end() -> None:
 
 
 def test_a_round_without_its_company_does_not_count() -> None:
-    round_ = EagerRound(nodes=_STEP_DURATIONS, places=(0, 0, 1), steps=1, company=(2, 2, 3))
+    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, company=(2, 2, 3))
     assert eager_durations([mark(0.0), *one_step(), mark(30.0)], round_) is None
     assert eager_durations([mark(0.0), mark(30.0)], round_) is None
 
@@ -322,4 +322,4 @@ def test_company_by_itself() -> None:
 
 def test_launches_that_took_no_time_tell_nothing() -> None:
     at_once = calls(("", 4.0, 1.0), ("mm", 13.0, 1.0), ("gelu", 13.0, 1.0))
-    assert eager_durations([mark(0.0), *at_once, mark(13.0)], _ROUND_DURATIONS) is None
+    assert eager_durations([mark(0.0), *at_once, mark(13.0)], _EAGER_ROUND) is None

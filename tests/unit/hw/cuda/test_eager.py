@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Gpu, Loop, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.measurer import GpuMeasurer
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, MeasurementSettings, Mix
-from underclock.records.measured import ThrottleReason
+from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Mix
 
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
 _KERNELS = [Kernel(name=name) for name in _STEP]
@@ -165,7 +165,7 @@ def _until_it_ends(launcher: EagerLauncher) -> None:
             loop.progress()
 
 
-_STEP_MEASURED = {"norm": 1e-3, "mm": 6e-3, "gelu": 1e-3}
+_MEASURED_STEP = {"norm": 1e-3, "mm": 6e-3, "gelu": 1e-3}
 _HOST_S = 2e-3
 _TICK_S, _POWER_W = 0.1, 400.0
 _BRIEF = MeasurementSettings(
@@ -173,53 +173,29 @@ _BRIEF = MeasurementSettings(
 )
 
 
-class Board:
-    """As much of a GPU as a measurer reads: a counter that climbs in steps, at one power."""
+class Board(SteadyGpu):
+    """A counter that climbs in steps, at one power."""
+
+    mems_mhz, cores_mhz = (2619,), (1500, 1980)
+    seen = Clocks(core_mhz=1980, mem_mhz=2619)
+    watts, celsius = _POWER_W, 50.0
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
-
-    def info(self) -> GpuInfo:
-        return GpuInfo(name="G", power_limit_w=700.0)
-
-    def supported_mem_mhz(self) -> tuple[int, ...]:
-        return (2619,)
-
-    def supported_core_mhz(self, _mem_mhz: int | None = None) -> tuple[int, ...]:
-        return (1500, 1980)
-
-    def observed(self) -> Clocks:
-        return Clocks(core_mhz=1980, mem_mhz=2619)
 
     def energy_j(self) -> float:
         ticks = int(self._machine.now_s / _TICK_S)
         return float(_POWER_W * _TICK_S * ticks)
 
-    def power_w(self) -> float:
-        return _POWER_W
-
-    def temperature_c(self) -> float:
-        return 50.0
-
-    def throttle_reasons(self) -> ThrottleReason:
-        return ThrottleReason.NONE
-
-    def utilisation(self) -> Any:
-        return lambda: None
-
-    def lock(self, _clocks: Clocks) -> None: ...
-
-    def unlock(self) -> None: ...
-
 
 @pytest.fixture
 def measurer(machine: Any) -> GpuMeasurer:
     def step() -> None:
-        for name, takes_s in _STEP_MEASURED.items():
+        for name, takes_s in _MEASURED_STEP.items():
             machine.launch_kernel(name, takes_s)
         machine.wait(_HOST_S)
 
-    launcher = machine.eager(step, *_STEP_MEASURED)
+    launcher = machine.eager(step, *_MEASURED_STEP)
     board: Gpu = Board(machine)
     return GpuMeasurer(board, launcher, machine.clock, evidence=Evidence.MEASURED, measuring=_BRIEF)
 
@@ -227,7 +203,7 @@ def measurer(machine: Any) -> GpuMeasurer:
 def test_a_whole_step_is_measured_with_what_its_launches_take_inside(measurer: GpuMeasurer) -> None:
     reading = measurer.measure(_KERNELS, mix=Mix(), timed=True)
 
-    step_s = sum(_STEP_MEASURED.values()) + _HOST_S
+    step_s = sum(_MEASURED_STEP.values()) + _HOST_S
     assert reading.time_s == pytest.approx(step_s, rel=1e-3)  # a mark takes 3 µs
     assert reading.energy_j / reading.time_s == pytest.approx(_POWER_W, rel=0.1)
     assert reading.core_mhz == 1980.0

@@ -346,8 +346,8 @@ def test_who_never_comes_is_not_waited_for_for_ever() -> None:
     assert two.time_s == pytest.approx(0.5, abs=2e-3)
 
 
-_STEP_PACED = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}
-_KERNELS = tuple(Kernel(name=name) for name in _STEP_PACED)
+_TIMED_STEP = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}
+_KERNELS = tuple(Kernel(name=name) for name in _TIMED_STEP)
 _IN_COMPANY = Mix(launches=2, hot=2)
 
 
@@ -366,11 +366,11 @@ class Line:
 
 def _launchers(machine: Any) -> Iterator[Any]:
     def step() -> None:
-        for name, takes_s in _STEP_PACED.items():
+        for name, takes_s in _TIMED_STEP.items():
             machine.launch_kernel(name, takes_s)
 
-    yield machine.launcher(**_STEP_PACED)
-    yield machine.eager(step, *_STEP_PACED)
+    yield machine.launcher(**_TIMED_STEP)
+    yield machine.eager(step, *_TIMED_STEP)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
@@ -386,7 +386,7 @@ def test_a_follower_launches_what_the_leader_did(
             SystemClock().sleep_s(1e-3)
     led = machine.now_s
 
-    assert line.words[0] == BeginLoop(tuple(_STEP_PACED), mix)
+    assert line.words[0] == BeginLoop(tuple(_TIMED_STEP), mix)
     assert isinstance(line.words[1], AgreedNumber)
     assert {type(word) for word in line.words[2:-1]} == {LaunchOnce}
     assert line.words[-1] == EndLoop()
@@ -404,7 +404,7 @@ def test_a_follower_launches_what_the_leader_did(
 
 
 def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
-    launcher, line = machine.launcher(**_STEP_PACED), Line()
+    launcher, line = machine.launcher(**_TIMED_STEP), Line()
     launcher.pace = LeadingRank(line)
     with launcher.loop(_KERNELS[:1]) as loop:
         while not loop.progress().launches:
@@ -412,7 +412,7 @@ def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
     kernels = len(machine.launched[-1][1])
     line.words.append(Done())
 
-    slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _STEP_PACED.items()})
+    slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _TIMED_STEP.items()})
     slower.pace = follower = FollowingRank(line)
     follower.follow(slower, _KERNELS, ClockLeases(SimpleNamespace()))
     assert len(machine.launched[-1][1]) == kernels

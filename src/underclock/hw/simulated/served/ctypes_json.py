@@ -113,7 +113,8 @@ def packed(argument: Any) -> Argument:  # noqa: ANN401 - whatever a program pass
     how = "value" if target is None else "to"
     content = argument if target is None else target
     kind: Any = type(content)
-    return {how: shape_of(kind), "bytes": bytes(content).hex(), "as": _passed(argument)}
+    passed = "array" if isinstance(argument, ctypes.Array) else "pointer"
+    return {how: shape_of(kind), "bytes": bytes(content).hex(), "as": passed}
 
 
 def _behind(argument: Any) -> Any:  # noqa: ANN401
@@ -125,10 +126,6 @@ def _behind(argument: Any) -> Any:  # noqa: ANN401
     if isinstance(argument, _ANY_POINTER) and argument and ctypes.sizeof(argument._type_):
         return argument.contents
     return None  # a number, or a handle: nothing is known of what it points to
-
-
-def _passed(argument: Any) -> str:  # noqa: ANN401
-    return "array" if isinstance(argument, ctypes.Array) else "pointer"
 
 
 class Received:
