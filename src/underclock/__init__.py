@@ -32,263 +32,138 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
-    from underclock.app.fit import fit
-    from underclock.app.latency import measure_latency
-    from underclock.app.measuring import measure
-    from underclock.app.planning import plan
-    from underclock.app.predicting import predict
-    from underclock.app.refining import refine
-    from underclock.app.report import write_report
-    from underclock.app.score import score
-    from underclock.app.switching import Switching
-    from underclock.app.validating import validate
-    from underclock.campaign.progress import Expected, Tally
-    from underclock.campaign.survey import Campaign, ClockControl, Grid
-    from underclock.core.planning.goal import Goal
-    from underclock.errors import (
-        DataError,
-        DeviceError,
-        InfeasibleError,
-        MeasurementError,
-        NotAppliedError,
-        NotPermittedError,
-        NotSupportedError,
-        UnderclockError,
-        UsageError,
-    )
-    from underclock.records import (
-        Accounting,
-        Aggregate,
-        Arm,
-        Choice,
-        Clocks,
-        ClockSchedule,
-        Closure,
-        Cost,
-        Evidence,
-        GpuInfo,
-        Granularity,
-        Kernel,
-        Kind,
-        LatencyPoint,
-        Launch,
-        Mix,
-        MixSample,
-        Objective,
-        OtherArm,
-        Pass,
-        Plan,
-        PowerPoint,
-        Proposal,
-        Sample,
-        SampleSet,
-        Score,
-        Segment,
-        Spread,
-        Status,
-        Step,
-        Strategy,
-        Utilisation,
-        Validation,
-        Verdict,
-    )
-    from underclock.records.fitted import Constant, GpuFit, KernelFit
-    from underclock.records.latencies import Domain, LatencyTable, Switch
-    from underclock.records.observed import Interval, PredictedArm, Prediction
-    from underclock.records.runs import ArmLine, RunLine, RunSummary
-    from underclock.runtime.holding.applied import (
-        applied,
-        lightning_callback,
-        transformers_callback,
-    )
-    from underclock.runtime.holding.run import HeldRun, HowToRun, Ran, run
-    from underclock.store import load, save
-    from underclock.tracing.source import Script, StepFile, TracePhase
-    from underclock.tracing.trace import trace
+    from underclock.app.fit import fit as fit
+    from underclock.app.latency import measure_latency as measure_latency
+    from underclock.app.measuring import measure as measure
+    from underclock.app.planning import plan as plan
+    from underclock.app.predicting import predict as predict
+    from underclock.app.refining import refine as refine
+    from underclock.app.report import write_report as write_report
+    from underclock.app.score import score as score
+    from underclock.app.switching import Switching as Switching
+    from underclock.app.validating import validate as validate
+    from underclock.campaign.progress import Expected as Expected
+    from underclock.campaign.progress import Tally as Tally
+    from underclock.campaign.survey import Campaign as Campaign
+    from underclock.campaign.survey import ClockControl as ClockControl
+    from underclock.campaign.survey import Grid as Grid
+    from underclock.core.planning.goal import Goal as Goal
+    from underclock.errors import DataError as DataError
+    from underclock.errors import DeviceError as DeviceError
+    from underclock.errors import InfeasibleError as InfeasibleError
+    from underclock.errors import MeasurementError as MeasurementError
+    from underclock.errors import NotAppliedError as NotAppliedError
+    from underclock.errors import NotPermittedError as NotPermittedError
+    from underclock.errors import NotSupportedError as NotSupportedError
+    from underclock.errors import UnderclockError as UnderclockError
+    from underclock.errors import UsageError as UsageError
+    from underclock.records import Accounting as Accounting
+    from underclock.records import Aggregate as Aggregate
+    from underclock.records import Arm as Arm
+    from underclock.records import Choice as Choice
+    from underclock.records import Clocks as Clocks
+    from underclock.records import ClockSchedule as ClockSchedule
+    from underclock.records import Closure as Closure
+    from underclock.records import Cost as Cost
+    from underclock.records import Evidence as Evidence
+    from underclock.records import GpuInfo as GpuInfo
+    from underclock.records import Granularity as Granularity
+    from underclock.records import Kernel as Kernel
+    from underclock.records import Kind as Kind
+    from underclock.records import LatencyPoint as LatencyPoint
+    from underclock.records import Launch as Launch
+    from underclock.records import MeasurementSettings as MeasurementSettings
+    from underclock.records import Mix as Mix
+    from underclock.records import MixSample as MixSample
+    from underclock.records import Objective as Objective
+    from underclock.records import OtherArm as OtherArm
+    from underclock.records import Pass as Pass
+    from underclock.records import Plan as Plan
+    from underclock.records import PowerPoint as PowerPoint
+    from underclock.records import Proposal as Proposal
+    from underclock.records import Provenance as Provenance
+    from underclock.records import Sample as Sample
+    from underclock.records import SampleSet as SampleSet
+    from underclock.records import Score as Score
+    from underclock.records import Segment as Segment
+    from underclock.records import Spread as Spread
+    from underclock.records import Status as Status
+    from underclock.records import Step as Step
+    from underclock.records import StepSource as StepSource
+    from underclock.records import Strategy as Strategy
+    from underclock.records import ThrottleReason as ThrottleReason
+    from underclock.records import Utilisation as Utilisation
+    from underclock.records import Validation as Validation
+    from underclock.records import Verdict as Verdict
+    from underclock.records.fitted import Constant as Constant
+    from underclock.records.fitted import GpuFit as GpuFit
+    from underclock.records.fitted import KernelFit as KernelFit
+    from underclock.records.latencies import Domain as Domain
+    from underclock.records.latencies import LatencyTable as LatencyTable
+    from underclock.records.latencies import Switch as Switch
+    from underclock.records.observed import Interval as Interval
+    from underclock.records.observed import PredictedArm as PredictedArm
+    from underclock.records.observed import Prediction as Prediction
+    from underclock.records.runs import ArmLine as ArmLine
+    from underclock.records.runs import RunLine as RunLine
+    from underclock.records.runs import RunSummary as RunSummary
+    from underclock.runtime.holding.applied import applied as applied
+    from underclock.runtime.holding.applied import lightning_callback as lightning_callback
+    from underclock.runtime.holding.applied import transformers_callback as transformers_callback
+    from underclock.runtime.holding.run import HeldRun as HeldRun
+    from underclock.runtime.holding.run import HowToRun as HowToRun
+    from underclock.runtime.holding.run import Ran as Ran
+    from underclock.runtime.holding.run import run as run
+    from underclock.store import load as load
+    from underclock.store import save as save
+    from underclock.tracing.source import Script as Script
+    from underclock.tracing.source import StepFile as StepFile
+    from underclock.tracing.source import TracePhase as TracePhase
+    from underclock.tracing.trace import trace as trace
 
     __version__: str
 
 _HOMES = {
-    "Accounting": "records",
-    "Aggregate": "records",
-    "Arm": "records",
-    "ArmLine": "records.runs",
-    "Campaign": "campaign.survey",
-    "Choice": "records",
-    "ClockControl": "campaign.survey",
-    "ClockSchedule": "records",
-    "Clocks": "records",
-    "Closure": "records",
-    "Constant": "records.fitted",
-    "Cost": "records",
-    "DataError": "errors",
-    "DeviceError": "errors",
-    "Domain": "records.latencies",
-    "Evidence": "records",
-    "Expected": "campaign.progress",
-    "Goal": "core.planning.goal",
-    "GpuFit": "records.fitted",
-    "GpuInfo": "records",
-    "Granularity": "records",
-    "Grid": "campaign.survey",
-    "HeldRun": "runtime.holding.run",
-    "HowToRun": "runtime.holding.run",
-    "InfeasibleError": "errors",
-    "Interval": "records.observed",
-    "Kernel": "records",
-    "KernelFit": "records.fitted",
-    "Kind": "records",
-    "LatencyPoint": "records",
-    "LatencyTable": "records.latencies",
-    "Launch": "records",
-    "MeasurementError": "errors",
-    "MeasurementSettings": "records",
-    "Mix": "records",
-    "MixSample": "records",
-    "NotAppliedError": "errors",
-    "NotPermittedError": "errors",
-    "NotSupportedError": "errors",
-    "Objective": "records",
-    "OtherArm": "records",
-    "Pass": "records",
-    "Plan": "records",
-    "PowerPoint": "records",
-    "PredictedArm": "records.observed",
-    "Prediction": "records.observed",
-    "Proposal": "records",
-    "Provenance": "records",
-    "Ran": "runtime.holding.run",
-    "RunLine": "records.runs",
-    "RunSummary": "records.runs",
-    "Sample": "records",
-    "SampleSet": "records",
-    "Score": "records",
-    "Script": "tracing.source",
-    "Segment": "records",
-    "Spread": "records",
-    "Status": "records",
-    "Step": "records",
-    "StepFile": "tracing.source",
-    "StepSource": "records",
-    "Strategy": "records",
-    "Switch": "records.latencies",
-    "Switching": "app.switching",
-    "Tally": "campaign.progress",
-    "ThrottleReason": "records",
-    "TracePhase": "tracing.source",
-    "UnderclockError": "errors",
-    "UsageError": "errors",
-    "Utilisation": "records",
-    "Validation": "records",
-    "Verdict": "records",
-    "applied": "runtime.holding.applied",
-    "fit": "app.fit",
-    "lightning_callback": "runtime.holding.applied",
-    "load": "store",
-    "measure": "app.measuring",
-    "measure_latency": "app.latency",
-    "plan": "app.planning",
-    "predict": "app.predicting",
-    "refine": "app.refining",
-    "run": "runtime.holding.run",
-    "save": "store",
-    "score": "app.score",
-    "trace": "tracing.trace",
-    "transformers_callback": "runtime.holding.applied",
-    "validate": "app.validating",
-    "write_report": "app.report",
+    name: home
+    for home, names in {
+        "app.fit": "fit",
+        "app.latency": "measure_latency",
+        "app.measuring": "measure",
+        "app.planning": "plan",
+        "app.predicting": "predict",
+        "app.refining": "refine",
+        "app.report": "write_report",
+        "app.score": "score",
+        "app.switching": "Switching",
+        "app.validating": "validate",
+        "campaign.progress": "Expected Tally",
+        "campaign.survey": "Campaign ClockControl Grid",
+        "core.planning.goal": "Goal",
+        "errors": (
+            "DataError DeviceError InfeasibleError MeasurementError NotAppliedError "
+            "NotPermittedError NotSupportedError UnderclockError UsageError"
+        ),
+        "records": (
+            "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
+            "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
+            "MixSample Objective OtherArm Pass Plan PowerPoint Proposal Provenance Sample "
+            "SampleSet Score Segment Spread Status Step StepSource Strategy ThrottleReason "
+            "Utilisation Validation Verdict"
+        ),
+        "records.fitted": "Constant GpuFit KernelFit",
+        "records.latencies": "Domain LatencyTable Switch",
+        "records.observed": "Interval PredictedArm Prediction",
+        "records.runs": "ArmLine RunLine RunSummary",
+        "runtime.holding.applied": "applied lightning_callback transformers_callback",
+        "runtime.holding.run": "HeldRun HowToRun Ran run",
+        "store": "load save",
+        "tracing.source": "Script StepFile TracePhase",
+        "tracing.trace": "trace",
+    }.items()
+    for name in names.split()
 }
 
-__all__ = [
-    "Accounting",
-    "Aggregate",
-    "Arm",
-    "ArmLine",
-    "Campaign",
-    "Choice",
-    "ClockControl",
-    "ClockSchedule",
-    "Clocks",
-    "Closure",
-    "Constant",
-    "Cost",
-    "DataError",
-    "DeviceError",
-    "Domain",
-    "Evidence",
-    "Expected",
-    "Goal",
-    "GpuFit",
-    "GpuInfo",
-    "Granularity",
-    "Grid",
-    "HeldRun",
-    "HowToRun",
-    "InfeasibleError",
-    "Interval",
-    "Kernel",
-    "KernelFit",
-    "Kind",
-    "LatencyPoint",
-    "LatencyTable",
-    "Launch",
-    "MeasurementError",
-    "MeasurementSettings",
-    "Mix",
-    "MixSample",
-    "NotAppliedError",
-    "NotPermittedError",
-    "NotSupportedError",
-    "Objective",
-    "OtherArm",
-    "Pass",
-    "Plan",
-    "PowerPoint",
-    "PredictedArm",
-    "Prediction",
-    "Proposal",
-    "Provenance",
-    "Ran",
-    "RunLine",
-    "RunSummary",
-    "Sample",
-    "SampleSet",
-    "Score",
-    "Script",
-    "Segment",
-    "Spread",
-    "Status",
-    "Step",
-    "StepFile",
-    "StepSource",
-    "Strategy",
-    "Switch",
-    "Switching",
-    "Tally",
-    "ThrottleReason",
-    "TracePhase",
-    "UnderclockError",
-    "UsageError",
-    "Utilisation",
-    "Validation",
-    "Verdict",
-    "applied",
-    "fit",
-    "lightning_callback",
-    "load",
-    "measure",
-    "measure_latency",
-    "plan",
-    "predict",
-    "refine",
-    "run",
-    "save",
-    "score",
-    "trace",
-    "transformers_callback",
-    "validate",
-    "write_report",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
