@@ -13,14 +13,7 @@ import pytest
 from underclock.app import main
 from underclock.app import measure as measuring
 from underclock.app import trace as tracing
-from underclock.app.tuning import (
-    measure_apart,
-    measured_for,
-    run_apart,
-    trace_apart,
-    training_of,
-)
-from underclock.hw.gpu_names import parse_gpu
+from underclock.app.tuning import measured_by, run_apart, traced_by, training_of
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
@@ -52,36 +45,25 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.py").write_text(_SCRIPT)
 
 
-def test_a_script_is_measured_where_it_lies_and_steering_serves_every_budget() -> None:
+def test_a_script_is_measured_where_it_lies() -> None:
     script = training_of(["python", "train.py", "4"], assume=False)
-    named = {"source": str(Path("train.py").resolve())}
-
-    assert measured_for(script, 0.01, held=True) == {**named, "slowdowns": (0.01,)}
-    assert measured_for(script, 0.01, held=False) == measured_for(script, 0.0, held=True) == named
+    assert measured_by(script, 0.0) == ["--source", str(Path("train.py").resolve())]
 
 
-def test_a_real_gpu_is_traced_and_measured_by_commands_that_mean_the_same() -> None:
+def test_commands_of_their_own_are_told_what_is_meant() -> None:
     script = training_of(["python", "train.py", "4", "--lr", "1"], assume=False)
     step, samples = Path("tuned/step.json"), Path("tuned/samples.db")
-    how = measured_for(script, 0.3, held=True)
-    how |= {"time_limit": 90.0, "precision": 0.07}
-    trace = trace_apart(script, step)
-    measure = measure_apart(step, parse_gpu("nvml:1"), samples, **how)
-
-    python = [sys.executable, "-P", "-m", "underclock"]
-    assert trace[:5] == [*python, "trace"]
-    assert measure[:5] == [*python, "measure"]
-    traced = tracing.command.make_context("trace", trace[5:]).params
+    traced = tracing.command.make_context("trace", traced_by(script, step)).params
     assert traced["workload"] == str(script.path)
     assert traced["arguments"] == script.arguments
     assert (traced["steps"], traced["output"]) == ("20:22", step)
-    step.parent.mkdir()
-    step.touch()
-    measured = measuring.command.make_context("measure", measure[5:]).params
-    wanted = {"step": step, "gpu": "nvml:1", "output": samples, **how}
-    assert {name: measured[name] for name in wanted} == wanted
-    bare = measure_apart(step, parse_gpu("nvml:0"), samples, source="train.py")
-    assert bare[5:] == [f"{step}", "--gpu", "nvml:0", "-o", f"{samples}", "--source", "train.py"]
+
+    words = measured_by(script, 0.3, time_limit=90.0, precision=0.07)
+    words = [f"{step}", "--gpu", "nvml:1", "-o", f"{samples}", *words]
+    measured = measuring.command.make_context("measure", words).params
+    assert measured["source"] == str(Path("train.py").resolve())
+    assert (measured["slowdowns"], measured["precision"]) == ((0.3,), 0.07)
+    assert measured["time_limit_s"] == 90.0
 
 
 @pytest.mark.parametrize(

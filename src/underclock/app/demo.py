@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from underclock.app.options import FRACTION, folder_option, force_option, json_option, seed_option
-from underclock.app.output import print_json, print_table, progress_bar, say
+from underclock.app.output import make_folder, print_json, print_table, progress_bar, say
 from underclock.app.validate import show_validation
-from underclock.errors import UnderclockError, UsageError
+from underclock.errors import UnderclockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,13 +74,8 @@ def run_demo(
     from underclock import Goal, measure, plan, trace, validate, write_report
     from underclock.store import check_output, write_document
 
-    try:
-        goal = Goal(max_slowdown=max_slowdown)
-        folder.mkdir(parents=True, exist_ok=True)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
-    except OSError as exc:
-        raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
+    goal = Goal(max_slowdown=max_slowdown)
+    make_folder(folder)
     paths = [folder / name for name in _FILES]
     step_file, samples, plan_file, validation_file, page = paths
     step = trace("gpt3-xl")

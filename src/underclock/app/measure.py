@@ -1,7 +1,7 @@
 """``underclock measure``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -68,6 +68,7 @@ _NONE_ALONE = (
 )
 @click.option(
     "--time-limit",
+    "time_limit_s",
     type=DURATION,
     help="Adaptive: or until this GPU time is spent: 20min. [default: 10min where steered]",
 )
@@ -87,21 +88,12 @@ def command(
     step: Path | None,
     gpu: str,
     output: Path,
-    grid: str | None,
-    clocks: str | None,
-    objective: str,
-    slowdowns: tuple[float, ...],
-    precision: float | None,
-    time_limit: float | None,
-    max_samples: int | None,
-    core_mhz: tuple[int | None, ...],
-    mem_mhz: tuple[int | None, ...],
-    repeats: int,
     warmup: float | None,
     window: float | None,
     source: str,
     seed: int,
     as_json: bool,
+    **asked: Any,  # noqa: ANN401 - what a `Campaign` is asked for, by its names
 ) -> None:
     """Measure the kernels of STEP at the clock pairs that decide a plan, or at all of a grid.
 
@@ -116,7 +108,6 @@ def command(
     """
     from underclock.app.backends import in_virtual_time
     from underclock.app.measuring import follow, follows, measure
-    from underclock.campaign.survey import PRECISION, SLOWDOWNS, Campaign, ClockControl, Grid
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.core.step.unmeasured import unmeasured
@@ -126,26 +117,8 @@ def command(
     served, gpu = gpu, in_virtual_time(gpu)
     if gpu != served:
         say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
-    if slowdowns and objective != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
-        )
-    try:
-        campaign = Campaign(
-            grid=Grid(grid) if grid else None,
-            clocks=ClockControl(clocks) if clocks else None,
-            core_mhz=core_mhz,
-            mem_mhz=mem_mhz,
-            repeats=repeats,
-            objective=Objective(objective),
-            slowdowns=slowdowns or SLOWDOWNS,
-            precision=PRECISION if precision is None else precision,
-            time_limit_s=time_limit,
-            max_samples=max_samples,
-        )
-        measuring = _measuring(gpu, campaign, warmup, window)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+    campaign = _campaign(asked)
+    measuring = _measuring(gpu, campaign, warmup, window)
     step = own_file(step)
     document = read_document(step, Step) if step else None
     if document is not None and follows(document, gpu):
@@ -174,6 +147,22 @@ def command(
     say(f"{header}: {_taken(sample_set)} in {output}")
 
 
+def _campaign(asked: dict[str, Any]) -> "Campaign":
+    """Return what is to be visited; what was not named is as usual.
+
+    Raises:
+        UsageError: It means nothing.
+    """
+    from underclock.campaign.survey import Campaign
+
+    if asked["slowdowns"] and asked["objective"] != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {asked['objective']}",
+            hint="only waste has a time budget",
+        )
+    return Campaign(**{name: value for name, value in asked.items() if value not in {None, ()}})
+
+
 def _measuring(
     gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
 ) -> "MeasurementSettings":
@@ -181,11 +170,14 @@ def _measuring(
     from underclock.app.backends import default_measuring
 
     usual = default_measuring(gpu, adaptive=campaign.may_adapt)
-    return msgspec.structs.replace(
-        usual,
-        kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
-        window_s=usual.window_s if window is None else window,
-    )
+    try:
+        return msgspec.structs.replace(
+            usual,
+            kernel_warm_s=usual.kernel_warm_s if warmup is None else warmup,
+            window_s=usual.window_s if window is None else window,
+        )
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:

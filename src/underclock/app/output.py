@@ -9,11 +9,13 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from underclock.errors import UsageError
 from underclock.units import format_duration
 
 if TYPE_CHECKING:
@@ -101,6 +103,18 @@ def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | Non
         check_output(output, force=force, inputs=inputs, begins="{")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for several files, unless it is there.
+
+    Raises:
+        UsageError: It cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
+
+
 def deliver(
     record: "Record",
     output: Path | None,
@@ -170,6 +184,14 @@ def counted_bar(
             show(completed=done, total=total, count=f"{done}/{total}", doing=clean(doing))
 
         yield tell
+
+
+@contextmanager
+def phase_bar(title: str, phases: type[StrEnum]) -> Iterator[Callable[[StrEnum], None]]:
+    """Show which of some phases goes on, by its value."""
+    every = list(phases)
+    with counted_bar(title) as show:
+        yield lambda phase: show(every.index(phase), len(every), phase)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """``underclock plan``."""
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,10 @@ from underclock.app.options import (
 )
 from underclock.app.output import check_place, counted_bar, deliver, print_table
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective, Plan
+from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
     from underclock.app.switching import Switching
-    from underclock.core.planning.goal import Goal
 
 
 @click.command(name="plan")
@@ -106,10 +104,20 @@ def command(
     """
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
+    from underclock.core.planning.goal import Goal
+    from underclock.report import plan_tables
     from underclock.store import read_samples
 
-    goal = replace(
-        _goal(objective, max_slowdown, granularity, aggregate), power_limit_w=_watts(power_limit)
+    if max_slowdown is not None and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
+    goal = Goal(
+        objective=Objective(objective),
+        max_slowdown=max_slowdown or 0.0,
+        granularity=Granularity(granularity),
+        aggregate=Aggregate(aggregate),
+        power_limit_w=power_limit,
     )
     check_place(output, force=force, inputs=(samples, Path(latency)))
     sample_set = read_samples(samples)
@@ -128,53 +136,13 @@ def command(
     deliver(
         made,
         output,
-        lambda: _show(made),
+        lambda: print_table(*plan_tables(made)),
         as_json=as_json,
         force=force,
         warnings=made.warnings,
     )
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
-
-
-def _show(made: Plan) -> None:
-    """Print the answer, and what it rests on."""
-    from underclock.report import plan_tables
-
-    print_table(*plan_tables(made))
-
-
-def _goal(objective: str, max_slowdown: float | None, granularity: str, aggregate: str) -> "Goal":
-    """Return what to plan for.
-
-    Raises:
-        UsageError: A time budget where time is free, or one that no step can have.
-    """
-    from underclock.core.planning.goal import Goal
-
-    if max_slowdown is not None and objective != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
-        )
-    try:
-        return Goal(
-            objective=Objective(objective),
-            max_slowdown=max_slowdown or 0.0,
-            granularity=Granularity(granularity),
-            aggregate=Aggregate(aggregate),
-        )
-    except ValueError as exc:
-        raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
-
-
-def _watts(power_limit: float | None) -> float | None:
-    """Check a power limit that a user wrote."""
-    if power_limit is not None and not 0.0 < power_limit < math.inf:
-        raise UsageError(
-            f"a power limit of {power_limit:g} W has no meaning",
-            hint="for example --power-limit 300",
-        )
-    return power_limit
 
 
 def _limited(
@@ -186,10 +154,7 @@ def _limited(
         UsageError: Limits without a latency, or ones that mean nothing.
     """
     if switching is not None:
-        try:
-            return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
-        except ValueError as exc:
-            raise UsageError(str(exc)) from exc
+        return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
     if max_switches is not None or min_dwell_s is not None:
         raise UsageError(
             "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from underclock.app.options import WORKLOAD, force_option, json_option, output_option
-from underclock.app.output import STDOUT, check_place, counted_bar, deliver, say
+from underclock.app.output import STDOUT, check_place, deliver, phase_bar, say
 from underclock.errors import UsageError
 from underclock.records import Step
 
@@ -73,15 +73,9 @@ def command(
     folder = output.parent if output and output != STDOUT else None
     what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(_size(text) for text in sizes)
-    phases = list(TracePhase)
-    with counted_bar("tracing") if tells else nullcontext(_tell_nobody) as show:
-        step = trace(
-            what,
-            folder=folder,
-            assume=assume,
-            progress=lambda phase: show(phases.index(phase), len(phases), phase),
-            **numbers,
-        )
+    shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
+    with shown as show:  # of several ranks one shows its progress
+        step = trace(what, folder=folder, assume=assume, progress=show, **numbers)
     differs = told_of_ranks(step, given, rank) if given and rank else ()
     deliver(
         step,
@@ -91,10 +85,6 @@ def command(
         force=force,
         warnings=(*(step.warnings if tells else ()), *differs),
     )
-
-
-def _tell_nobody(_done: int, _total: int, _doing: str) -> None:
-    """Show no progress: another rank does."""
 
 
 def _what(

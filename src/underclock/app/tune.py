@@ -12,13 +12,22 @@ import click
 from underclock.app import measure as measuring
 from underclock.app import run as running
 from underclock.app.options import DURATION, FRACTION, folder_option
-from underclock.app.output import counted_bar, print_table, progress_bar, say, warn
-from underclock.errors import InfeasibleError, UsageError
+from underclock.app.output import (
+    counted_bar,
+    make_folder,
+    phase_bar,
+    print_table,
+    progress_bar,
+    say,
+    warn,
+)
+from underclock.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import GpuName
-    from underclock.records import Plan
+    from underclock.records import Plan, Step
+    from underclock.tracing.source import Script
 
 
 @click.command(name="tune")
@@ -31,9 +40,7 @@ if TYPE_CHECKING:
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
 @click.option("--arms", default="", help="With --hold: arms that take turns, as of `run`.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
-@click.pass_context
 def command(
-    context: click.Context,
     *,
     gpu: str,
     output: Path,
@@ -54,56 +61,33 @@ def command(
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
     from underclock.app.report import write_report
-    from underclock.app.tuning import (
-        measure_apart,
-        measured_for,
-        planned_before,
-        runs_elsewhere,
-        to_hold,
-        trace_apart,
-        traced_once,
-        training_of,
-    )
+    from underclock.app.tuning import measured_by, planned_before, runs_elsewhere, training_of
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import parse_gpu
     from underclock.store import write_document
     from underclock.tracing.held import may_lock
-    from underclock.tracing.source import TracePhase
 
-    try:
-        goal = Goal(max_slowdown=max_slowdown)
-    except ValueError as exc:
-        raise UsageError(str(exc), hint="write for example --max-slowdown 1%") from exc
-    name = parse_gpu(gpu)
+    goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
     assume = runs_elsewhere(name)
     script = training_of(command_line, assume=assume)
-    _make(output)
+    make_folder(output)
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
     )
-    if not assume and not step_file.exists():
-        _done_apart(trace_apart(script, step_file))
-    phases = list(TracePhase)
-    with counted_bar("tracing") as show:
-        step = traced_once(
-            script,
-            step_file,
-            assume=assume,
-            progress=lambda phase: show(phases.index(phase), len(phases), phase),
-        )
-    assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
-    say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
+    step = _traced(script, step_file, assume=assume)
     held = assume or may_lock()
     say(f"clocks are {'held' if held else 'steered'} to measure")
     own = (time_limit, precision, latency) != (None, None, None)
     made = None if own else planned_before(plan_file, samples, name, goal)
     if made is None:
-        how = measured_for(script, max_slowdown, held=held)
-        how |= {"time_limit": time_limit, "precision": precision}
+        # What is steered serves every plan.
+        budget = max_slowdown if held else 0.0
+        words = measured_by(script, budget, time_limit=time_limit, precision=precision)
+        words = [f"{step_file}", "--gpu", gpu, "-o", f"{samples}", *words]
         if assume:
-            context.invoke(measuring.command, step=step_file, gpu=gpu, output=samples, **how)
+            measuring.command(words, standalone_mode=False)
         else:
-            _done_apart(measure_apart(step_file, name, samples, **how))
+            _done_apart("measure", *words)
         made = _plan(samples, goal, name, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
@@ -113,51 +97,47 @@ def command(
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
     if hold:
-        with to_hold(name) as there:
-            context.invoke(
-                running.command, plan=plan_file, gpus=(there,), arms=arms, command_line=command_line
-            )
+        _hold(plan_file, name, arms, command_line)
 
 
-def _done_apart(command: list[str]) -> None:
+def _traced(script: "Script", file: Path, *, assume: bool) -> "Step":
+    from underclock.app.tuning import traced_by, traced_once
+    from underclock.tracing.source import TracePhase
+
+    if not assume and not file.exists():
+        _done_apart("trace", *traced_by(script, file))
+    with phase_bar("tracing", TracePhase) as show:
+        step = traced_once(script, file, assume=assume, progress=show)
+    assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
+    say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
+    return step
+
+
+def _done_apart(*words: str) -> None:
     """Run a command in a process of its own; end as it does where it fails, for it said why."""
-    from underclock.app.tuning import run_apart
+    from underclock.app.tuning import APART, run_apart
 
-    if code := run_apart(command):
+    if code := run_apart([*APART, *words]):
         sys.exit(code)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
 
 
 def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "Plan":
     """Plan at the latency that was named, or at what is measured or known."""
+    from underclock.app.latency import measure_latency
     from underclock.app.planning import plan
     from underclock.app.switching import KNOWN, switching_of
-    from underclock.store import read_samples
+    from underclock.store import read_samples, write_document
 
-    if latency is None and gpu.is_simulated:
-        _measure_latency(gpu, samples.with_suffix(".latency.json"))
+    measured = samples.with_suffix(".latency.json")
+    if latency is None and gpu.is_simulated and not measured.exists():
+        with progress_bar("changing clocks") as show:
+            write_document(measured, measure_latency(gpu.text, progress=show))
     sample_set = read_samples(samples)
     switching = switching_of(latency or KNOWN, sample_set, goal, samples)
     if switching is not None:
         switching = replace(switching, curve=False)  # `plan` tells of other latencies
-    with counted_bar("planning") as show:
-        return plan(sample_set, goal, switching=switching, progress=show)
-
-
-def _measure_latency(gpu: "GpuName", file: Path) -> None:
-    """Measure how long clocks take to change, unless that is on file."""
-    from underclock.app.latency import measure_latency
-    from underclock.store import write_document
-
-    if not file.exists():
-        with progress_bar("changing clocks") as show:
-            write_document(file, measure_latency(gpu.text, progress=show))
+    with counted_bar("planning") as show_plans:
+        return plan(sample_set, goal, switching=switching, progress=show_plans)
 
 
 def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:
@@ -169,3 +149,11 @@ def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Seque
     say(f"everything: {folder / 'report.html'}")
     if made.schedule is not None:
         say(f"to train so: underclock run {folder / 'plan.json'} -- {shlex.join(command_line)}")
+
+
+def _hold(plan: Path, gpu: "GpuName", arms: str, command_line: tuple[str, ...]) -> None:
+    from underclock.app.tuning import to_hold
+
+    with to_hold(gpu) as there:
+        words = [f"{plan}", "--gpu", there, "--arms", arms, "--", *command_line]
+        running.command(words, standalone_mode=False)

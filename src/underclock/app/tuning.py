@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from underclock.app.backends import open_gpu
 from underclock.core.planning.goal import Goal
@@ -20,7 +19,7 @@ from underclock.store import read_document, write_document
 from underclock.tracing.source import Script, TracePhase, source_of
 from underclock.tracing.trace import trace
 
-_APART = (sys.executable, "-P", "-m", "underclock")  # -P: as the command, not of this folder
+APART = (sys.executable, "-P", "-m", "underclock")  # -P: as the command, not of this folder
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 _HOW = "name what trains: underclock tune -- python train.py --your --arguments"
 
@@ -92,45 +91,35 @@ def traced_once(
     return step
 
 
-def measured_for(script: Script, max_slowdown: float, *, held: bool) -> dict[str, Any]:
-    """Return how `measure` is asked for a script's kernels.
-
-    Args:
-        script: Which the user named, so it may be run wherever it lies.
-        max_slowdown: Of the plan; what is steered serves every plan.
-        held: Whether clocks are held, and not steered.
-    """
-    wanted = {"slowdowns": (max_slowdown,)} if held and max_slowdown else {}
-    return {"source": str(script.path.resolve()), **wanted}
-
-
-def trace_apart(script: Script, file: Path) -> list[str]:
-    """Return the command that traces a script in a process of its own."""
+def traced_by(script: Script, file: Path) -> list[str]:
+    """Return the words after ``trace`` that trace a script."""
     steps = f"{script.first}:{script.last + 1}"
-    command = [*_APART, "trace", f"{script.path}", "--steps", steps, "-o", f"{file}"]
-    return [*command, "--", *script.arguments]
+    return [f"{script.path}", "--steps", steps, "-o", f"{file}", "--", *script.arguments]
 
 
-def measure_apart(
-    step: Path,
-    gpu: GpuName,
-    samples: Path,
+def measured_by(
+    script: Script,
+    max_slowdown: float,
     *,
-    source: str,
-    slowdowns: Sequence[float] = (),
     time_limit: float | None = None,
     precision: float | None = None,
 ) -> list[str]:
-    """Return the command that measures in a process of its own, asked as `measured_for` says."""
-    command = [*_APART, "measure", f"{step}", "--gpu", gpu.text, "-o", f"{samples}"]
-    command += ["--source", source]
-    for slowdown in slowdowns:
-        command += ["--max-slowdown", f"{100.0 * slowdown:.15g}%"]
+    """Return the words after ``measure`` that say how a script's kernels are measured.
+
+    Args:
+        script: Which the user named, so it may be run wherever it lies.
+        max_slowdown: Of the plan; 0 where every plan is measured for.
+        time_limit: As after ``--time-limit``, in s.
+        precision: As after ``--precision``.
+    """
+    words = ["--source", str(script.path.resolve())]
+    if max_slowdown:
+        words += ["--max-slowdown", f"{100.0 * max_slowdown:.15g}%"]
     if time_limit is not None:
-        command += ["--time-limit", f"{time_limit:f}s"]
+        words += ["--time-limit", f"{time_limit:f}s"]
     if precision is not None:
-        command += ["--precision", f"{100.0 * precision:.15g}%"]
-    return command
+        words += ["--precision", f"{100.0 * precision:.15g}%"]
+    return words
 
 
 def run_apart(command: Sequence[str]) -> int:

@@ -39,11 +39,15 @@ class Goal:
         slowdown = as_fraction(self.max_slowdown, "max_slowdown")
         object.__setattr__(self, "max_slowdown", slowdown)
         if self.power_limit_w is not None and not 0.0 < self.power_limit_w < math.inf:
-            raise UsageError(f"a power limit must be positive, got {self.power_limit_w} W")
+            raise UsageError(
+                f"a power limit of {self.power_limit_w:g} W has no meaning",
+                hint="for example --power-limit 300",
+            )
         if not -1.0 < self.max_slowdown < 1.0:
             raise UsageError(
                 "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
-                f"got {self.max_slowdown}"
+                f"got {self.max_slowdown}",
+                hint="write for example --max-slowdown 1%",
             )
 
     @classmethod
