@@ -27,8 +27,9 @@ from underclock.core.statistics.change_point import (
     tell_apart,
 )
 from underclock.errors import MeasurementError, NotSupportedError
-from underclock.hw.base import Clock, Gpu, SwitchableGpu, Ticker
+from underclock.hw.base import Clock, Gpu, Ticker
 from underclock.hw.lease import ClockLeases, check_applied
+from underclock.hw.nvml import NvmlGpu
 from underclock.records import Clocks, Evidence
 from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
 from underclock.units import format_duration, format_mhz
@@ -67,7 +68,7 @@ class Stand:
         random: When to ask.
     """
 
-    gpu: SwitchableGpu
+    gpu: NvmlGpu
     leases: ClockLeases
     ticker: Ticker
     clock: Clock

@@ -85,18 +85,6 @@ class Gpu(Protocol):
         """Give every clock back to the driver; harmless when nothing is locked."""
 
 
-class SwitchableGpu(Gpu, Protocol):
-    """A GPU whose clocks can be given back one by one."""
-
-    def give_back(self, domain: Domain) -> None:
-        """Give one domain's clock back to the driver; harmless when it is not locked.
-
-        Raises:
-            NotSupportedError: This domain cannot be locked.
-            NotPermittedError: This process may not lock clocks.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a running loop is, on the GPU's own clock."""

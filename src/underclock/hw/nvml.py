@@ -189,7 +189,12 @@ class NvmlGpu:
                     self.give_back(Domain.MEMORY)
 
     def give_back(self, domain: Domain) -> None:
-        """Give one domain's clock back to the driver; harmless when it is not locked."""
+        """Give one domain's clock back to the driver; harmless when it is not locked.
+
+        Raises:
+            NotSupportedError: This domain cannot be locked.
+            NotPermittedError: This process may not lock clocks.
+        """
         write_setting(self._handle, Setting(domain.value), None)
 
     def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, StuckError
 from underclock.hw.base import Clock, Durations, Progress
@@ -146,23 +146,13 @@ def timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:
     return max(1e-9, float(begun.elapsed_time(ended)) * 1e-3)
 
 
-class Fed(Protocol):
-    """What is asked of a feed."""
-
-    def progress(self) -> Progress:
-        """Return how far it is, or raise what went wrong."""
-
-    def run_out(self) -> None:
-        """Wait until nothing more may be launched, or raise what went wrong."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaLoop:
     """Rounds being launched over and over."""
 
     torch: Any  # PyTorch
     clock: Clock  # the host's
-    feed: Fed  # launches them
+    feed: Feed  # launches them
     round: Round  # what a round is made of
     # Mean duration of a launch of each place, from what a profiler saw of each call that launches;
     # None where no round was seen whole

@@ -13,7 +13,7 @@ import pytest
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Durations, Progress
 from underclock.hw.cuda.durations import GraphLaunch, mean_durations
-from underclock.hw.cuda.feed import CudaLoop
+from underclock.hw.cuda.feed import CudaLoop, Feed
 from underclock.hw.rounds import Round
 from underclock.records import Mix
 from underclock.records.launches import Node, NodeKind
@@ -110,7 +110,7 @@ class FakeTorch:
 
 
 @dataclass
-class FakeFeed:
+class FakeFeed(Feed):
     launches: int = 100
     error: str = ""
 
