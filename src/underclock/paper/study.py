@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,7 +45,6 @@ from underclock.records import (
     Accounting,
     Aggregate,
     Arm,
-    Clocks,
     Cost,
     Granularity,
     MeasurementSettings,
@@ -54,7 +54,6 @@ from underclock.records import (
     SampleSet,
     Step,
     Strategy,
-    Validation,
 )
 from underclock.tracing.trace import trace
 
@@ -63,7 +62,6 @@ _SECOND_GPU = "sim:a4000"
 _SLOWDOWNS_PCT = tuple(half / 2.0 for half in range(21))  # 0 to 10 %
 _TRANSFER_SEED_OFFSET = 2  # neither the noise of the search nor that of the validation
 _DAY_S = 86_400.0
-_LAYER_SECTIONS = ("Lf", "Lb")
 _BATCHES = (1, 2, 4, 8, 16, 24, 32, published.BATCH_SIZE)
 WORKLOAD = "gpt3-xl"
 
@@ -111,18 +109,16 @@ def run_study(conditions: Conditions | None = None) -> Study:
         for aggregate in Aggregate
     }
     discovered = plans[Objective.WASTE, Aggregate.GLOBAL]  # the paper's best: per kernel, strict
-    validation = validate(
-        discovered,
-        gpu=conditions.gpu,
-        repeats=published.REPEATS,
-        only_plan=True,
-        accounting=Accounting.ISOLATED,
-        measuring=conditions.measuring,
-        seed=conditions.seed,
-        progress=conditions.progress,
-    )
+    validation = _revalidation(discovered, conditions)
     by_batch, by_tensor_parallel = _transfers(discovered, conditions)
-    rows = beside_table1(discovered, _auto_clocks(samples))
+    layer = [
+        [discovered.kernels[k.name].clocks for k in discovered.runs if k.section == section]
+        for section in ("Lf", "Lb")
+    ]
+    auto = {s.kernel: s.observed or AUTO for s in samples.samples if s.asked == AUTO}
+    rows = beside_table1(discovered, auto)
+    per_pass = plan(samples, Goal(granularity=Granularity.PASS), raw=True)
+    other = f"the paper measured an RTX 3080 Ti; ours are of {conditions.gpu}"
     study = Study(
         evidence=samples.evidence,
         gpu=samples.gpu,
@@ -134,16 +130,16 @@ def run_study(conditions: Conditions | None = None) -> Study:
         table2=tuple(_cell(plans, *way) for way in published.TABLE2),
         table1=rows,
         agreement=agreement(rows),
-        clock_changes_per_layer=_clock_changes_per_layer(discovered),
-        validation=_revalidation(validation),
+        clock_changes_per_layer=clock_changes(layer),
+        validation=validation,
         batch_transfer=by_batch,
         tensor_parallel_transfer=by_tensor_parallel,
         relaxed=_relaxed(samples),
         a4000=search_second_gpu(step, dataclasses.replace(conditions, gpu=_SECOND_GPU)),
-        pass_frontier=_frontier(plan(samples, Goal(granularity=Granularity.PASS), raw=True)),
-        kernel_frontier=_frontier(discovered),
+        pass_frontier=tuple(map(_change, per_pass.frontier)),
+        kernel_frontier=tuple(map(_change, discovered.frontier)),
         quoted=(),
-        warnings=(*discovered.warnings, *_warnings(conditions.gpu)),
+        warnings=discovered.warnings + ((other,) if conditions.gpu != PAPERS_GPU else ()),
     )
     quoted = quoted_numbers(
         study,
@@ -251,14 +247,12 @@ def _transfer(
     auto, planned = (
         measured(measurer, kernels, clocks, 0) for clocks in ([AUTO] * len(kernels), wanted)
     )
-    return Transfer(
-        batch=batch,
-        tensor_parallel=degree,
+    ours = PercentChange(
         time_pct=_change_pct([r.time_s for r in auto], [r.time_s for r in planned], counts),
         energy_pct=_change_pct([r.energy_j for r in auto], [r.energy_j for r in planned], counts),
-        unplanned=unplanned,
-        paper_time_pct=paper.time_pct if paper else None,
-        paper_energy_pct=paper.energy_pct if paper else None,
+    )
+    return Transfer(
+        batch=batch, tensor_parallel=degree, unplanned=unplanned, **_beside(ours, paper)
     )
 
 
@@ -276,24 +270,11 @@ def search_second_gpu(step: Step, conditions: Conditions) -> SecondGpu:
         gpu = simulated_gpu(conditions.gpu)
         discovered = plan(_search(step, conditions)[0], raw=True)
     except UsageError as exc:
-        return SecondGpu(
-            gpu=None,
-            calibration=None,
-            time_pct=None,
-            energy_pct=None,
-            paper_time_pct=published.A4000.time_pct,
-            paper_energy_pct=published.A4000.energy_pct,
-            missing=f"this version cannot simulate an RTX A4000: {exc}",
-        )
-    change = _change(discovered.promise)
-    return SecondGpu(
-        gpu=discovered.gpu.name,
-        calibration=gpu.calibration,
-        time_pct=change.time_pct,
-        energy_pct=change.energy_pct,
-        paper_time_pct=published.A4000.time_pct,
-        paper_energy_pct=published.A4000.energy_pct,
-    )
+        missing = f"this version cannot simulate an RTX A4000: {exc}"
+        beside = _beside(None, published.A4000)
+        return SecondGpu(gpu=None, calibration=None, missing=missing, **beside)
+    beside = _beside(_change(discovered.promise), published.A4000)
+    return SecondGpu(gpu=discovered.gpu.name, calibration=gpu.calibration, **beside)
 
 
 def _cell(
@@ -306,16 +287,8 @@ def _cell(
     ours = _of_arm(plans[objective, aggregate].arm(strategy))
     if ours is None:
         raise AssertionError("auto itself meets a strict budget")
-    paper = published.TABLE2[granularity, objective, aggregate]
-    return Table2Cell(
-        granularity=granularity,
-        objective=objective,
-        aggregate=aggregate,
-        time_pct=ours.time_pct,
-        energy_pct=ours.energy_pct,
-        paper_time_pct=paper.time_pct,
-        paper_energy_pct=paper.energy_pct,
-    )
+    beside = _beside(ours, published.TABLE2[granularity, objective, aggregate])
+    return Table2Cell(granularity=granularity, objective=objective, aggregate=aggregate, **beside)
 
 
 def _relaxed(sample_set: SampleSet) -> tuple[RelaxedPoint, ...]:
@@ -333,52 +306,43 @@ def _relaxed(sample_set: SampleSet) -> tuple[RelaxedPoint, ...]:
     return tuple(points)
 
 
-def _revalidation(validation: Validation) -> Revalidation:
-    time, energy = (
-        100.0 * pair_changes(np.array(auto), np.array(planned))
-        for auto, planned in (
-            (validation.auto_time_s, validation.plan_time_s),
-            (validation.auto_energy_j, validation.plan_energy_j),
-        )
+def _revalidation(discovered: Plan, conditions: Conditions) -> Revalidation:
+    v = validate(
+        discovered,
+        gpu=conditions.gpu,
+        repeats=published.REPEATS,
+        only_plan=True,
+        accounting=Accounting.ISOLATED,
+        measuring=conditions.measuring,
+        seed=conditions.seed,
+        progress=conditions.progress,
     )
+    time_pct = 100.0 * pair_changes(np.array(v.auto_time_s), np.array(v.plan_time_s))
+    energy_pct = 100.0 * pair_changes(np.array(v.auto_energy_j), np.array(v.plan_energy_j))
+    pairs = zip(time_pct.ravel().tolist(), energy_pct.ravel().tolist(), strict=True)
+    mean = PercentChange(
+        time_pct=100.0 * v.time_change.mean, energy_pct=100.0 * v.energy_change.mean
+    )
+    found = published.TABLE2[Granularity.KERNEL, Objective.WASTE, Aggregate.GLOBAL]
     return Revalidation(
-        repeats=validation.repeats,
-        time_pct=100.0 * validation.time_change.mean,
-        energy_pct=100.0 * validation.energy_change.mean,
-        discovered_time_pct=100.0 * validation.promised_time_change,
-        discovered_energy_pct=100.0 * validation.promised_energy_change,
-        pairs_reaching_discovered=validation.pairs_keeping_energy,
-        paper_time_pct=published.VALIDATED.time_pct,
-        paper_energy_pct=published.VALIDATED.energy_pct,
-        paper_discovered_energy_pct=published.TABLE2[
-            Granularity.KERNEL, Objective.WASTE, Aggregate.GLOBAL
-        ].energy_pct,
+        repeats=v.repeats,
+        discovered_time_pct=100.0 * v.promised_time_change,
+        discovered_energy_pct=100.0 * v.promised_energy_change,
+        pairs_reaching_discovered=v.pairs_keeping_energy,
+        paper_discovered_energy_pct=found.energy_pct,
         paper_pairs_reaching_discovered=published.PAIRS_REACHING_DISCOVERED,
-        pairs=tuple(
-            PercentChange(time_pct=t, energy_pct=e)
-            for t, e in zip(time.ravel().tolist(), energy.ravel().tolist(), strict=True)
-        ),
+        pairs=tuple(PercentChange(time_pct=t, energy_pct=e) for t, e in pairs),
+        **_beside(mean, published.VALIDATED),
     )
 
 
-def _clock_changes_per_layer(discovered: Plan) -> int:
-    return clock_changes(
-        [discovered.kernels[k.name].clocks for k in discovered.runs if k.section == section]
-        for section in _LAYER_SECTIONS
-    )
-
-
-def _auto_clocks(sample_set: SampleSet) -> dict[str, Clocks]:
-    """Return the clocks read back under auto, by kernel."""
+def _beside(ours: PercentChange | None, paper: PercentChange | None) -> dict[str, Any]:
+    """Return our change and the paper's, as records have them; ``None`` for what is not known."""
     return {
-        sample.kernel: sample.observed or AUTO
-        for sample in sample_set.samples
-        if sample.asked == AUTO
+        f"{prefix}{name}": change and getattr(change, name)
+        for prefix, change in (("", ours), ("paper_", paper))
+        for name in ("time_pct", "energy_pct")
     }
-
-
-def _frontier(made: Plan) -> tuple[PercentChange, ...]:
-    return tuple(_change(cost) for cost in made.frontier)
 
 
 def _of_arm(arm: Arm) -> PercentChange | None:
@@ -387,9 +351,3 @@ def _of_arm(arm: Arm) -> PercentChange | None:
 
 def _change(cost: Cost) -> PercentChange:
     return PercentChange(time_pct=100.0 * cost.time_change, energy_pct=100.0 * cost.energy_change)
-
-
-def _warnings(gpu: str) -> tuple[str, ...]:
-    if gpu == PAPERS_GPU:
-        return ()
-    return (f"the paper measured an RTX 3080 Ti; ours are of {gpu}",)
