@@ -10,7 +10,6 @@ from underclock.records.common import (
     Record,
     check_agrees,
     check_change,
-    check_gap,
     check_interval,
     check_mhz,
     check_not_negative,
@@ -146,7 +145,7 @@ class Arm(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_positive(self, "time_s", "energy_j")
         check_change(self, "time_change", "energy_change")
-        check_gap(self.gap)
+        check_not_negative(self, "gap")
         check_interval(self, "time_interval", self.time_change)
         check_interval(self, "energy_interval", self.energy_change)
         parts = (self.time_s, self.energy_j, self.time_change, self.energy_change)
@@ -313,8 +312,7 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     hardware: str = ""
 
     def __post_init__(self) -> None:
-        check_gap(self.gap)
-        check_not_negative(self, "latency_s", "switches")
+        check_not_negative(self, "latency_s", "switches", "gap")
         check_change(self, "time_change", "energy_change")
         found = {each is None for each in (self.time_change, self.energy_change, self.switches)}
         if len(found) > 1:

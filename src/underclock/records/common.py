@@ -103,19 +103,8 @@ def check_budget(max_slowdown: float | None) -> None:
         raise ValueError(f"max_slowdown must be above -1 and below 1, got {max_slowdown}")
 
 
-def check_gap(gap: float | None) -> None:
-    """Reject what is no distance from an optimum."""
-    if gap is not None and not 0 <= gap < math.inf:
-        raise ValueError(f"gap must be finite and not negative, got {gap}")
-
-
 class Clocks(Record, frozen=True, kw_only=True):
-    """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto).
-
-    Attributes:
-        core_mhz: Core (SM) clock.
-        mem_mhz: Memory clock.
-    """
+    """Clocks to hold on one GPU; ``None`` leaves that domain to the driver (auto)."""
 
     core_mhz: int | None = None
     mem_mhz: int | None = None
@@ -143,7 +132,6 @@ class Clocks(Record, frozen=True, kw_only=True):
 
 
 AUTO = Clocks()
-
 
 Facts = Iterable[tuple[str, str]]
 _FEW = 3  # items of a collection that are written out; of more the number
