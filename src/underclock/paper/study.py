@@ -101,13 +101,7 @@ def run_study(conditions: Conditions | None = None) -> Study:
     gpu = simulated_gpu(conditions.gpu)
     step = before_optimizer(trace(WORKLOAD))
     samples, gpu_s = _search(step, conditions)
-    plans = {
-        (objective, aggregate): plan(
-            samples, Goal(objective=objective, aggregate=aggregate), raw=True
-        )
-        for objective in (Objective.EDP, Objective.WASTE)
-        for aggregate in Aggregate
-    }
+    plans = _plans(samples)
     discovered = plans[Objective.WASTE, Aggregate.GLOBAL]  # the paper's best: per kernel, strict
     validation = _revalidation(discovered, conditions)
     by_batch, by_tensor_parallel = _transfers(discovered, conditions)
@@ -289,6 +283,16 @@ def _cell(
         raise AssertionError("auto itself meets a strict budget")
     beside = _beside(ours, published.TABLE2[granularity, objective, aggregate])
     return Table2Cell(granularity=granularity, objective=objective, aggregate=aggregate, **beside)
+
+
+def _plans(samples: SampleSet) -> dict[tuple[Objective, Aggregate], Plan]:
+    return {
+        (objective, aggregate): plan(
+            samples, Goal(objective=objective, aggregate=aggregate), raw=True
+        )
+        for objective in (Objective.EDP, Objective.WASTE)
+        for aggregate in Aggregate
+    }
 
 
 def _relaxed(sample_set: SampleSet) -> tuple[RelaxedPoint, ...]:
