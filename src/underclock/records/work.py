@@ -80,8 +80,8 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         flops: Floating-point operations of one invocation; ``None`` when unknown.
         bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
         launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
-        waited_for: Share of its launches' time for which the step waits; for the rest it runs
-            beside others. Of a profile, so noisy: it is no part of what a kernel is.
+        waited_for: Share of its launches' time for which the step waits; for the rest others
+            overlap it. Of a profile, so noisy: it is no part of what a kernel is.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         return self.count * max(self.waited_for, _LEAST_WAITED)
 
     @property
-    def runs_beside(self) -> bool:
+    def overlapped(self) -> bool:
         """Whether a step waits for none of it: it runs at whatever clocks others have."""
         return self.waited_for <= _LEAST_WAITED
 

@@ -107,7 +107,7 @@ def test_a_step_waits_for_a_share_of_a_kernel(bad: float) -> None:
 @pytest.mark.parametrize(("share", "beside"), [(0.0, True), (0.25, False), (1.0, False)])
 def test_a_kernel_counts_as_often_as_a_step_waits_for_it(share: float, *, beside: bool) -> None:
     kernel = Kernel(name="sum", count=8, waited_for=share)
-    assert kernel.runs_beside is beside
+    assert kernel.overlapped is beside
     assert kernel.waited_count == pytest.approx(8.0 * share, abs=1e-4)
     assert kernel.waited_count > 0.0
     assert msgspec.json.decode(msgspec.json.encode(kernel), type=Kernel) == kernel

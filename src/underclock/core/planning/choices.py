@@ -94,8 +94,8 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
             # What runs beside others is not changed by clocks that are theirs.
-            time_change=0.0 if kernel.runs_beside else float(table.time_s[k, s] / auto_s) - 1.0,
-            energy_change=0.0 if kernel.runs_beside else float(table.energy_j[k, s] / auto_j) - 1.0,
+            time_change=0.0 if kernel.overlapped else float(table.time_s[k, s] / auto_s) - 1.0,
+            energy_change=0.0 if kernel.overlapped else float(table.energy_j[k, s] / auto_j) - 1.0,
             auto_time_s=auto_s,
             auto_energy_j=auto_j,
         )

@@ -125,7 +125,7 @@ def _by_pass(
     rest: list[int] = []
     part = rest
     for k in order:
-        if not kernels[k].runs_beside:
+        if not kernels[k].overlapped:
             part = parts.get(kernels[k].pass_, rest)
         part.append(k)
     return parts[Pass.FORWARD], parts[Pass.BACKWARD], rest

@@ -18,7 +18,7 @@ from underclock.records import Kernel
 
 def overlapped(kernels: Sequence[Kernel]) -> Bools:
     """Return which kernels a step does not wait for at all. Shape (K,)."""
-    return np.array([kernel.runs_beside for kernel in kernels], dtype=bool)
+    return np.array([kernel.overlapped for kernel in kernels], dtype=bool)
 
 
 def waited_counts(kernels: Sequence[Kernel]) -> Floats:

@@ -153,7 +153,7 @@ def cost_table(
     if AUTO in settings:
         at = told.places, settings.index(AUTO)
         time_s[at], energy_j[at] = told.time_s, told.time_s * told.power_w
-    if all(kernel.runs_beside for kernel in sample_set.kernels):
+    if all(kernel.overlapped for kernel in sample_set.kernels):
         raise DataError(
             "the step waits for none of its kernels, so nobody knows what it takes",
             hint="trace it again; a table's waited_for is 1 where a step waits for a kernel",

@@ -254,7 +254,7 @@ def test_no_further_sample_of_it_is_worth_a_second() -> None:
     assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
 
 
-def test_longer_segments_leave_it_beside_what_it_runs_beside() -> None:
+def test_longer_segments_leave_it_beside_what_it_is_overlapped() -> None:
     table = _found(0.0, 0.0).table
     kernels = [
         msgspec.structs.replace(kernel, pass_=Pass.BACKWARD) if k in {3, 4} else kernel

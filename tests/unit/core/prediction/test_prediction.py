@@ -332,7 +332,7 @@ def test_the_baseline_costs_what_was_measured_in_every_draw() -> None:
     assert np.allclose(tables.energy_j[:, :, place], [0.5, 1.4])
 
 
-def test_what_runs_beside_others_costs_the_same_in_every_draw() -> None:
+def test_what_is_overlapped_others_costs_the_same_in_every_draw() -> None:
     sample_set = _sample_set(*_TWO)
     first, second = sample_set.kernels
     beside = msgspec.structs.replace(first, waited_for=0.0)

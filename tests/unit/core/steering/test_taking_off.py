@@ -133,7 +133,7 @@ def test_the_steps_power_is_what_its_company_leaves() -> None:
     assert 0.0 < draw.spread_w < 10.0
 
 
-def test_what_runs_beside_others_takes_none_of_the_steps_time() -> None:
+def test_what_is_overlapped_others_takes_none_of_the_steps_time() -> None:
     # Two launches of 1 ms beside the one of 2 ms, which draws 500 W with them.
     beside = (Kernel(name="a", count=2, waited_for=0.0), STEP_KERNELS[1])
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), round_s=3e-3, round_j=2 * 0.5 + 0.1)

@@ -266,7 +266,7 @@ def test_launches_timed_inside_the_step_split_its_time() -> None:
     assert broken_down.step_clock == StepClock(core_mhz=1749.0, spread_mhz=40.0)
 
 
-def test_what_runs_beside_others_takes_no_time_and_no_clock_reaches_its_energy() -> None:
+def test_what_is_overlapped_others_takes_no_time_and_no_clock_reaches_its_energy() -> None:
     kernels = [Kernel(name="product", count=3), Kernel(name="sum", count=2, waited_for=0.0)]
     samples = [sample("product", energy_j=9.0), sample("sum", energy_j=2.0)]
 

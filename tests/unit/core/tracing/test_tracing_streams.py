@@ -194,7 +194,7 @@ def test_one_stream_exposes_all_of_its_launches(durations_s: list[float]) -> Non
     assert streams(seen).exposed_s(np.ones(len(seen), dtype=bool)) == pytest.approx(durations_s)
 
 
-def test_of_a_chain_that_outlasts_what_it_runs_beside_what_comes_after_it_is_exposed() -> None:
+def test_of_a_chain_that_outlasts_what_it_is_overlapped_what_comes_after_it_is_exposed() -> None:
     # Compute is over after 3 s; two collectives run from 1 to 3.5 s and on to 6 s.
     seen = (
         _launch(0.0, 1.0, _COMPUTE),
