@@ -6,7 +6,6 @@ that a strategy asked for count as taken.
 
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import itertools
 import json
@@ -21,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from searching_problem import Problem, Row
-from searching_searchers import Searcher, shares
+from searching import Problem, Row, Take, shares
 from underclock.records import Clocks
 
 LEFT_OUT = {
@@ -42,8 +40,6 @@ POPULATION = {  # first samples of a strategy, by default; then it begins to sea
 }
 _LEAST_POPULATION = 4
 _LOOKS = 20  # at configurations, new or not, for each that it may evaluate
-SEEDS = 3
-PLAIN, LIMITED = "energy", "energy in time"
 
 
 @cache
@@ -58,31 +54,17 @@ def tuner() -> Any:  # noqa: ANN401 - Kernel Tuner is untyped
             warnings.simplefilter("ignore")
             return importlib.import_module("kernel_tuner.interface")
     except ImportError as exc:
-        raise SystemExit("Kernel Tuner is missing: pip install '.[measurer]'") from exc
+        raise SystemExit("Kernel Tuner is missing: pip install '.[bench]'") from exc
 
 
-def version() -> str:
-    """Return Kernel Tuner's version."""
-    return importlib.metadata.version("kernel-tuner")
-
-
-def strategies() -> list[str]:
+def names() -> list[str]:
     """Return the strategies that run here."""
     return [name for name in tuner().strategy_map if name not in LEFT_OUT]
 
 
-def searchers(names: list[str], seeds: int = SEEDS) -> list[Searcher]:
-    """Return two searchers of every strategy, one for each objective."""
-    return [
-        Searcher(
-            name=f"{name}, {objective}",
-            take=partial(_take, strategy=name, limited=objective == LIMITED),
-            seeds=seeds,
-            ignores_budget=objective == PLAIN,
-        )
-        for name in names
-        for objective in (PLAIN, LIMITED)
-    ]
+def kernel_tuner(strategy: str, *, limited: bool) -> Take:
+    """Return a search by a strategy: for energy, or for energy in time."""
+    return partial(_take, strategy=strategy, limited=limited)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 import searching_tuner as tuner
-from searching_problem import Problem, table_problem
-from searching_results import Cell, DataSetResults, Outcome
-from searching_searchers import SEARCHERS, Searcher, by_chance, coarse, even, shares
+from searching import Problem, Take, adaptive, by_chance, coarse, even, shares
 from underclock.records import AUTO, Clocks, SampleSet
 
 CORES = range(300, 1501, 150)
@@ -26,15 +24,15 @@ def problem(tmp_path: Path) -> Problem:
         ]
     path = tmp_path / "toy.csv"
     path.write_text("\n".join(lines), encoding="utf-8")
-    return table_problem(path)
+    return Problem(path=path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda searcher: searcher.name)
-def test_every_searcher_takes_the_baseline_once_and_only_rows_there_are(
-    problem: Problem, searcher: Searcher
+@pytest.mark.parametrize("take", [adaptive, coarse, even, by_chance])
+def test_every_search_takes_the_baseline_once_and_only_rows_there_are(
+    problem: Problem, take: Take
 ) -> None:
-    taken = searcher.take(problem, 12, 0, 0.0)
+    taken = take(problem, 12, 0, 0.0)
     rows = problem.rows_of(taken) if isinstance(taken, SampleSet) else list(taken)
 
     assert set(problem.baseline_rows) <= set(rows) <= set(problem.samples)
@@ -60,21 +58,15 @@ def test_the_papers_grid_has_every_memory_clock(problem: Problem) -> None:
 
 
 def test_a_plan_on_everything_has_no_regret_and_keeps_the_budget(problem: Problem) -> None:
-    cost = problem.executed(problem.truth, 0.0, raw=True)
+    cost = problem.executed(problem.rows, 0.0, raw=True)
 
     assert -cost.energy_change == problem.full_saving(0.0) > 0
     assert cost.time_change <= 0
+    assert problem.regret(list(problem.samples), 0.0) == pytest.approx(0.0)
 
 
 def test_the_baseline_alone_saves_nothing(problem: Problem) -> None:
     assert problem.executed(problem.take(problem.baseline_rows), 0.01, raw=True).energy_change == 0
-
-
-def test_each_change_of_clocks_costs_a_second(problem: Problem) -> None:
-    slow, fast = Clocks(core_mhz=300, mem_mhz=405), Clocks(core_mhz=1500, mem_mhz=810)
-
-    assert problem.gpu_s([(0, slow), (1, slow), (0, fast), (1, fast)]) == 4 * 30 + 2
-    assert problem.gpu_s([(0, slow), (0, fast), (1, slow), (1, fast)]) == 4 * 30 + 4
 
 
 def test_an_objective_within_time_never_prefers_a_broken_limit_to_auto() -> None:
@@ -98,35 +90,9 @@ def test_a_space_leaves_out_a_clock_that_never_changes_and_pairs_not_measured() 
     assert len(ragged.restriction) == 1
 
 
-def test_of_a_strategy_the_better_objective_is_ranked() -> None:
-    def cell(name: str, saving: float) -> Cell:
-        done = Outcome(taken=5, gpu_s=1.0, saving=saving, time_change=0.0, budget=0.0)
-        return Cell(searcher=name, size=5, budget=0.0, outcomes=(done,))
-
-    cells = (cell("x, energy", 0.1), cell("x, energy in time", 0.2), cell("y, energy", 0.15))
-    found = DataSetResults(
-        name="toy",
-        gpu="Toy",
-        evidence="replayed",
-        kernels=1,
-        rows=10,
-        sizes=(5,),
-        middle=5,
-        full={0.0: 0.3},
-        neighbours={0.0: 0.3},
-        cells=cells,
-        rivals=frozenset(c.searcher for c in cells),
-    )
-
-    assert [c.searcher for c in found.ranked(0.0)] == ["x, energy in time", "y, energy"]
-    assert found.regret(cells[0]) == pytest.approx(0.2)
-
-
 def test_kernel_tuner_takes_no_more_than_it_may(problem: Problem) -> None:
     pytest.importorskip("kernel_tuner")
-    (searcher,) = (s for s in tuner.searchers(["genetic_algorithm"]) if "in time" not in s.name)
-
-    rows = searcher.take(problem, 12, 0, 0.0)
+    rows = tuner.kernel_tuner("genetic_algorithm", limited=False)(problem, 12, 0, 0.0)
 
     assert isinstance(rows, list)
     assert rows[:3] == problem.baseline_rows
