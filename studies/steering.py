@@ -1,6 +1,6 @@
 """Steered against locked samples of the same kernels on a simulated GPU. Writes docs/evidence.
 
-    OMP_NUM_THREADS=1 python studies/steering.py
+    OMP_NUM_THREADS=1 python studies/steering.py [CAMPAIGNS]
 
 A campaign with ``--clocks steer`` sets no clock. What its fit says of every kernel at every clock
 in reach is compared with samples of that kernel at held clocks, taken by another campaign, and
@@ -9,6 +9,7 @@ with the simulator's constants, which only the judge sees.
 
 import dataclasses
 import math
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pages import fill, markdown
 from underclock.app.measuring import measure
 from underclock.arrays import Bools, Floats
 from underclock.campaign.survey import Campaign, ClockControl, Grid
@@ -36,47 +38,6 @@ GPU = "h200"
 WORKLOAD, SIZES = "gpt3-xl", {"layers": 1, "batch": 40}
 RUNS = ((None, 1), (None, 2), (None, 3), (600.0, 1), (600.0, 2))  # power limit in W, seed
 HELD_MHZ = 30  # between clocks at which kernels are measured for comparison
-_HEAD = """# Steered clocks against held ones
-
-`OMP_NUM_THREADS=1 python studies/steering.py` writes this page: `sim:{gpu}` at its power limit
-of 700 W, and at 600 W, where the reach is wider; {workload} with {of}.
-
-A campaign with `--clocks steer` sets no clock: company (a hot product, or idling) makes the power
-cap choose others. What its fit says of each kernel, at every core clock that the step ran at, is
-compared with samples at held clocks from another campaign with another seed (a window of 1 s each,
-away from the cap), and with the simulator's constants, which the campaign does not see; these also
-at clocks that a kernel alone cannot hold under the cap. A kernel was timed all over that range, in
-the step; its power was read in some places, and is the fit's elsewhere. Wanted: time within 0.5 %,
-energy within 2 %.
-"""
-_INTERVALS = """
-Samples at held clocks carry noise of their own: 0.3 % of power a window.
-
-Of all kernels and clocks, the fit's own 95 % intervals hold {time:.0f} % of the times and
-{energy:.0f} % of the energies (least of a campaign: {least_time:.0f} % and {least_energy:.0f} %).
-Kernels share company, so errors of many go one way together: company's errors are parameters of the
-fit, and enter the covariance.
-
-The step as a sum of kernels, at clocks that all of them reached, is off by at most:
-
-| limit, seed | time | energy |
-|---|---|---|"""
-_TAIL = """
-Kernels that draw little cannot be brought to the low end of the reach: their power there is what
-physics makes of it, with voltage as it is known from the companion and from products. Where idling
-is a large part of the power and follows the clock steeply, this is not good enough:
-`sim:rtx3080ti` limited to 250 W (batch 4, one campaign, not part of this page's runs) has errors of
-4 % at the low end for such kernels, 15 % for kernels of 2 µs that draw little more than idling, and
-intervals that hold about half of the energies. Idling below boost is never seen by steering.
-
-Energies at most 4.2 % off and intervals that hold 92 and 89 % are **missed**. The page of
-2026-11-22 had times within 0.1 % (rms), energies within 0.9 % and intervals that held 99 and 95 %,
-and a step's energy up to 1.4 % off, now 0.7. Trying the commits between shows that it came on that
-day, in two steps: when company's power became a part of the fit, and when fits took up what the
-steps of real H200 files say of times. What in them the simulated H200 is unlike has not been
-found.
-"""
-PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "steering.md"
 
 
 @dataclass(frozen=True)
@@ -208,41 +169,40 @@ def against_truth(
     return np.log(found / true)[:, can], spread[:, can], whole
 
 
-def page(outcomes: Sequence[Outcome], kernels: int) -> str:
-    """Return the page of evidence."""
-    of = f"{SIZES['layers']} layer and batch {SIZES['batch']} ({kernels} kernels)"
-    lines = [
-        _HEAD.format(gpu=GPU, workload=WORKLOAD, of=of),
-        (
-            "| limit, seed | mixes | GPU s | reach | against | N | time: rms, max "
-            "| energy: rms, mean, max |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def compared(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of errors."""
+    heads = ("limit, seed", "mixes", "GPU s", "reach", "against", "N", "time: rms, max")
+    rows: list[Sequence[object]] = [(*heads, "energy: rms, mean, max")]
     for one in outcomes:
-        begin = (
-            f"| {one.name} | {one.measurements} | {one.gpu_s:.0f} | "
-            f"{one.reach[0]:.0f} to {one.reach[1]:.0f} MHz |"
-        )
+        reach = f"{one.reach[0]:.0f} to {one.reach[1]:.0f} MHz"
+        begin: Sequence[object] = (one.name, one.measurements, f"{one.gpu_s:.0f}", reach)
         for what, errors in (("held clocks", one.locked), ("constants", one.truth)):
             time, energy = errors * 100
             times = f"{rms(time):.2f} %, {largest(time):.2f} %"
             energies = f"{rms(energy):.2f} %, {energy.mean():+.2f} %, {largest(energy):.2f} %"
-            lines.append(f"{begin} {what} | {errors.shape[1]} | {times} | {energies} |")
-            begin = "| | | | |"
+            rows.append((*begin, what, errors.shape[1], times, energies))
+            begin = ("", "", "", "")
+    return markdown(rows)
+
+
+def intervals(outcomes: Sequence[Outcome]) -> str:
+    """Say how often the fit's own intervals hold."""
     held = [np.abs(one.truth) <= TWO_SIDED * one.spread for one in outcomes]
     time, energy = np.concatenate(held, axis=1).mean(axis=1) * 100
     least_time, least_energy = np.min([each.mean(axis=1) for each in held], axis=0) * 100
-    lines.append(
-        _INTERVALS.format(
-            time=time, energy=energy, least_time=least_time, least_energy=least_energy
-        )
+    return (
+        f"Of all kernels and clocks, the fit's own 95 % intervals hold {time:.0f} % of the times "
+        f"and {energy:.0f} % of the energies (least of a campaign: {least_time:.0f} % and "
+        f"{least_energy:.0f} %)."
     )
-    lines += [
-        f"| {one.name} | {largest(one.step[0]) * 100:.2f} % | {largest(one.step[1]) * 100:.2f} % |"
-        for one in outcomes
+
+
+def sums(outcomes: Sequence[Outcome]) -> str:
+    """Return how far the step as a sum of kernels is off."""
+    rows = [
+        (one.name, *(f"{largest(errors) * 100:.2f} %" for errors in one.step)) for one in outcomes
     ]
-    return "\n".join([*lines, _TAIL])
+    return markdown([("limit, seed", "time", "energy"), *rows])
 
 
 def rms(errors: Floats) -> float:
@@ -256,11 +216,13 @@ def largest(errors: Floats) -> float:
 
 
 def main() -> None:
-    """Run all seeds and write the page."""
+    """Run all campaigns, or the first so many, and fill the page."""
     step = workload(WORKLOAD, SIZES)
+    some = RUNS[: int(sys.argv[1])] if len(sys.argv) > 1 else RUNS
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = [run(limit_w, seed, step, Path(folder)) for limit_w, seed in RUNS]
-    PAGE.write_text(page(outcomes, len(step.kernels)))
+        outcomes = [run(limit_w, seed, step, Path(folder)) for limit_w, seed in some]
+    parts = {"errors": compared(outcomes), "held": intervals(outcomes), "sums": sums(outcomes)}
+    fill("steering", parts, repeats=f"{len(some)} campaigns, a seed each.")
 
 
 if __name__ == "__main__":
