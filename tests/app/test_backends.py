@@ -7,7 +7,7 @@ import pytest
 
 from underclock.app.backends import model_of, open_measurer
 from underclock.app.calibrating import check_calibration
-from underclock.app.examining import examine
+from underclock.app.doctor import examine
 from underclock.app.latency import measure_latency
 from underclock.app.watching import watch
 from underclock.errors import NotSupportedError, UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.calibrating import check_calibration, write_calibration
-from underclock.app.examining import examine
+from underclock.app.doctor import examine
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.survey import Campaign

@@ -467,7 +467,7 @@ def test_an_interrupt_ends_with_the_shells_code(
     def interrupt(_gpu: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("underclock.app.examining.examine", interrupt)
+    monkeypatch.setattr("underclock.app.doctor.examine", interrupt)
     code, said = fails("doctor")
 
     assert code == 130

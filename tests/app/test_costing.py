@@ -8,7 +8,7 @@ import pytest
 from underclock.app.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.switching import Switching, latencies_of
+from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.limited import LimitedEstimate
@@ -17,6 +17,7 @@ from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
+from underclock.records.latencies import LatencyTable
 from underclock.workloads import workload
 
 _LOWER_W = 250.0
@@ -195,9 +196,8 @@ def test_least_energy_under_a_limit_keeps_the_budget_against_what_the_cap_leaves
 
 
 def test_a_step_that_is_only_to_be_fast_has_no_budget_for_switching(unfit: SampleSet) -> None:
-    switching = latencies_of("6ms", Path("samples.db"))
+    switching = Switching(latencies=LatencyTable.constant(6e-3))
 
-    assert isinstance(switching, Switching)
     with pytest.raises(UsageError, match="time has no time budget for switching to keep"):
         plan(unfit, Goal(objective=Objective.TIME), switching=switching)
 

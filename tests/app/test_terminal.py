@@ -64,7 +64,7 @@ def test_what_stays_locked_is_said_beside_the_error(
         error.add_note("the clocks STAY locked: could not unlock\x1b; paste this")
         raise error
 
-    monkeypatch.setattr("underclock.app.examining.examine", fail)
+    monkeypatch.setattr("underclock.app.doctor.examine", fail)
     with pytest.raises(SystemExit) as ended:
         main(["doctor"])
 

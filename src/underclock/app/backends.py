@@ -77,8 +77,7 @@ def open_gpu(
         anew: Whether the step may launch other numbers of kernels than when it was traced.
 
     Raises:
-        UsageError: A table, no such model or index, no such power limit, or no traced step for a
-            real GPU to run.
+        UsageError: A table, no such model or index, no such power limit, or no traced step.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
     """
@@ -159,13 +158,7 @@ def open_rig(
     switching: SwitchingModel | None = None,
     limit_w: float | None = None,
 ) -> Iterator[Rig]:
-    """Open a simulated GPU for what no other can do in this version.
-
-    Args:
-        name: Which; whoever asks has made sure that it can.
-        seed: Of its noise.
-        switching: What changes of its clocks take; by default as its model has it.
-        limit_w: Its power limit; by default as its model has it.
+    """Open a simulated GPU, with delays of switching and a power limit of its own where given.
 
     Raises:
         UsageError: No such model, or it takes no such limit.
@@ -196,25 +189,15 @@ def open_measurer(
     limit_w: float | None = None,
     anew: bool = False,
 ) -> Iterator[Measurer]:
-    """Open what a ``--gpu`` option names, to measure on it.
+    """Open what a ``--gpu`` option names, to measure on it: a table too.
 
-    Clocks that are held on it are given back at the end, whatever happens.
-
-    Args:
-        spec: ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
-        measuring: How long to wait and measure; by default `default_measuring`.
-        seed: Of a simulated GPU's noise.
-        step: What will be measured; a real GPU runs it from the start.
-        run: The step's function, or where it may be found.
-        limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
-        anew: Whether the step may launch other numbers of kernels than when it was traced.
+    Clocks that are held on it are given back at the end, whatever happens. How long is waited and
+    measured is by default as `default_measuring` says; else arguments and errors are those of
+    `open_gpu`.
 
     Raises:
-        UsageError: No such kind of GPU, model, unit or power limit, or no traced step for a real
-            one.
+        UsageError: No such kind of GPU.
         DataError: The table cannot be read.
-        DeviceError: A real GPU, or PyTorch, cannot do what is asked.
-        MeasurementError: The step is not the one that was traced.
     """
     name = parse_gpu(spec)
     if name.kind is GpuKind.REPLAYED:
@@ -254,13 +237,7 @@ def open_scheduled(
 ) -> Iterator[tuple[Measurer, Measurer]]:
     """Open one GPU to measure on it in two ways: at clocks that are held, and under a schedule.
 
-    Args:
-        name: Which.
-        schedule: Of the one step that the second will run.
-        measuring: How long to wait and measure.
-        seed: Of a simulated GPU's noise.
-        switching: What changes of its clocks take; by default as its model has it.
-        limit_w: Its power limit; by default as its model has it.
+    Arguments are those of `open_rig`.
 
     Raises:
         UsageError: A table, no such model, or no such limit.

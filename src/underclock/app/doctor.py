@@ -1,9 +1,104 @@
-"""``underclock doctor``."""
+"""``underclock doctor``: what this machine and the simulator can do, found by reading only."""
+
+import os
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+import underclock
 from underclock.app.options import json_option
 from underclock.app.output import print_json, say
+from underclock.errors import DeviceError, NotSupportedError
+from underclock.hw.gpu_names import GpuName, parse_gpu
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import (
+    READ_ONLY,
+    SIMULATOR,
+    gpu_count,
+    is_read_only,
+    is_simulated,
+    nvml_session,
+)
+from underclock.hw.ways_to_set import WayName, ways
+from underclock.records import Evidence, GpuInfo, Record
+from underclock.records.latencies import Domain
+
+if TYPE_CHECKING:
+    from underclock.gpus.models import GpuModel
+
+_LOCKS_UNKNOWN = (
+    "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
+    "null whether they are or not"
+)
+
+_HOW = {
+    WayName.DIRECT: "directly",
+    WayName.SERVICE: "through `underclock serve`",
+    WayName.ZEUSD: "through zeusd",
+}
+
+
+class GpuFinding(Record, frozen=True, kw_only=True):
+    """One GPU.
+
+    Attributes:
+        spec: What to write after ``--gpu``.
+        gpu: Name, driver, limit.
+        evidence: What numbers of it would be.
+        core_mhz: Core clocks the driver lists, ascending.
+        mem_mhz: Memory clocks the driver lists, ascending.
+        calibration: How far to trust it.
+        locked_core_mhz: Highest clock that a lock of the core allows; ``None`` where nothing is
+            locked, or the driver does not tell (see the notes).
+        locked_mem_mhz: So for the memory.
+        power_limit_w: The limit that was set, or the default; ``None`` where it cannot be read.
+    """
+
+    spec: str
+    gpu: GpuInfo
+    evidence: Evidence
+    core_mhz: tuple[int, ...]
+    mem_mhz: tuple[int, ...]
+    calibration: str
+    locked_core_mhz: int | None
+    locked_mem_mhz: int | None
+    power_limit_w: float | None
+
+
+class WayFound(Record, frozen=True, kw_only=True):
+    """One way to set clocks from here.
+
+    Attributes:
+        name: Which.
+        works: Whether it is open, as far as reading can tell.
+        why: Why it is, or is not, and what would open it.
+    """
+
+    name: WayName
+    works: bool
+    why: str
+
+
+class Findings(Record, frozen=True, kw_only=True):
+    """Everything found.
+
+    Attributes:
+        version: Of Underclock.
+        python: Version.
+        permission: Whether clocks may be locked, as far as reading can tell.
+        ways: Every way to lock them, those first that are taken first; none without a driver.
+        gpus: Real ones first.
+        notes: Sentences about what was not found.
+    """
+
+    version: str
+    python: str
+    permission: str
+    ways: tuple[WayFound, ...]
+    gpus: tuple[GpuFinding, ...]
+    notes: tuple[str, ...] = ()
 
 
 @click.command(name="doctor")
@@ -16,8 +111,6 @@ def command(gpu: str | None, *, as_json: bool) -> None:
 
     Example: underclock doctor --gpu sim:rtx3080ti
     """
-    from underclock.app.examining import examine
-
     findings = examine(gpu)
     if as_json:
         print_json(findings)
@@ -43,3 +136,104 @@ def command(gpu: str | None, *, as_json: bool) -> None:
 
 def _span(clocks: tuple[int, ...]) -> str:
     return f"{clocks[0]}-{clocks[-1]} MHz ({len(clocks)} of them)" if clocks else "none listed"
+
+
+def examine(spec: str | None = None) -> Findings:
+    """Look at one GPU, or at all there are.
+
+    Raises:
+        UsageError: No such GPU.
+        DeviceError: The one asked for does not answer.
+    """
+    from underclock.gpus.models import model_names
+
+    notes: tuple[str, ...] = ()
+    if spec is None:
+        gpus, notes = _listed()
+        gpus += tuple(_examined(parse_gpu(f"sim:{name}")) for name in model_names())
+    else:
+        gpus = (_examined(parse_gpu(spec)),)
+    found = _ways()
+    return Findings(
+        version=underclock.__version__,
+        python=platform.python_version(),
+        permission=_permission(found),
+        ways=found,
+        gpus=gpus,
+        notes=notes,
+    )
+
+
+def _listed() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
+    """Look at all that NVML lists: real ones, or those that the environment has in their place."""
+    try:
+        with nvml_session():
+            count = gpu_count()
+            served = is_simulated()
+        gpus = tuple(_examined(parse_gpu(f"nvml:{index}")) for index in range(count))
+    except DeviceError as exc:
+        return (), (f"no real GPU: {exc}",)
+    if served:
+        at = os.environ.get(SIMULATOR)
+        return gpus, (f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",)
+    return gpus, (_LOCKS_UNKNOWN,) if gpus else ("no real GPU: the driver lists none",)
+
+
+def _examined(name: GpuName) -> GpuFinding:
+    from underclock.app.backends import open_gpu
+
+    with open_gpu(name) as opened:
+        model, gpu = opened.model, opened.gpu
+        real = opened.evidence is Evidence.MEASURED
+        return GpuFinding(
+            spec=f"nvml:{name.index}" if model is None else name.text,
+            gpu=opened.gpu.info(),
+            evidence=opened.evidence,
+            core_mhz=opened.gpu.supported_core_mhz(),
+            mem_mhz=opened.gpu.supported_mem_mhz(),
+            calibration=_calibration(model, real=real),
+            locked_core_mhz=_locked_mhz(gpu, Domain.CORE),
+            locked_mem_mhz=_locked_mhz(gpu, Domain.MEMORY),
+            power_limit_w=_power_limit_w(gpu),
+        )
+
+
+def _calibration(model: "GpuModel | None", *, real: bool) -> str:
+    if model is not None:
+        return str(model.calibration)
+    return "none needed: it is real" if real else "as the model that is served says"
+
+
+def _locked_mhz(gpu: NvmlGpu, domain: Domain) -> int | None:
+    """Return the highest clock that a lock allows; ``None`` where there is none that is told."""
+    try:
+        bounds = gpu.locked_mhz(domain)
+    except NotSupportedError:
+        return None
+    return None if bounds is None else bounds[1]
+
+
+def _power_limit_w(gpu: NvmlGpu) -> float | None:
+    try:
+        return gpu.power_limit_w()
+    except NotSupportedError:
+        return None
+
+
+def _ways() -> tuple[WayFound, ...]:
+    try:
+        with nvml_session():
+            return tuple(WayFound(**way._asdict()) for way in ways())
+    except DeviceError:
+        return ()
+
+
+def _permission(found: Sequence[WayFound]) -> str:
+    if is_read_only():
+        return f"refused: {READ_ONLY} is set"
+    if not found:
+        return "nothing to lock: no driver answers here"
+    way = next((way for way in found if way.works), None)
+    if way is None:
+        return "needs root or an operator's service; reading and auto clocks do not"
+    return f"allowed to try, {_HOW[way.name]} (never tried on real hardware yet)"

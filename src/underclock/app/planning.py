@@ -39,7 +39,7 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.report.answer import ONE_PAIR, auto_plan_sentence, doubt_sentence
+from underclock.report.answer import ONE_PAIR, doubt_sentence
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
@@ -210,11 +210,6 @@ def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Ch
     return msgspec.structs.replace(
         choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
     )
-
-
-def why_auto(plan: Plan) -> str | None:
-    """Say why a plan sets nothing; ``None`` where it does, or where its warnings say so."""
-    return auto_plan_sentence(plan)
 
 
 def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:

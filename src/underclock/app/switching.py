@@ -81,14 +81,15 @@ class Switching:
         )
 
 
-def latencies_of(text: str, samples: Path | None) -> Switching | None:
-    """Read what a user writes after ``--latency``.
+def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) -> Switching | None:
+    """Return what changing clocks takes, as a user writes it after ``--latency``.
 
     Args:
-        text: ``free``, ``measured``, a duration such as ``6ms``, or a file that `underclock
-            latency` wrote.
-        samples: The samples planned on; ``measured`` is looked for beside them. ``None`` where they
-            are no file.
+        text: ``known``, ``free``, ``measured``, a duration such as ``6ms``, or a file that
+            `underclock latency` wrote.
+        sample_set: What is planned on.
+        goal: What for.
+        samples: The same as it was given; ``measured`` is looked for beside a file.
 
     Returns:
         ``None`` for ``free``, and for no time at all.
@@ -97,21 +98,14 @@ def latencies_of(text: str, samples: Path | None) -> Switching | None:
         UsageError: It is none of these, or nothing was measured.
         DataError: The file cannot be read.
     """
+    given = Path(samples) if isinstance(samples, str | Path) else None
+    beside = None if given is None else given.with_suffix(".latency.json")
     if text in _FREE:
         return None
+    if text == KNOWN:
+        return _known(sample_set, goal, beside)
     if text == "measured":
-        beside = None if samples is None else samples.with_suffix(".latency.json")
-        if beside is None:
-            raise UsageError(
-                "these samples are no file, so no measured latencies can lie beside them",
-                hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
-            )
-        if not beside.is_file():
-            raise UsageError(
-                f"there are no measured latencies beside {samples}",
-                hint=f"`underclock latency --gpu GPU -o {beside}` measures them",
-            )
-        return Switching(latencies=read_document(beside, LatencyTable), wording="as measured")
+        return _measured(given, beside)
     path = Path(text)
     if path.is_file():
         return Switching(latencies=read_document(path, LatencyTable), wording=f"of {path.name}")
@@ -125,21 +119,47 @@ def latencies_of(text: str, samples: Path | None) -> Switching | None:
     return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
 
 
-def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) -> Switching | None:
-    """Return what changing clocks takes, in a user's words: as `latencies_of`, and ``known``.
+def _measured(samples: Path | None, beside: Path | None) -> Switching:
+    if beside is None:
+        raise UsageError(
+            "these samples are no file, so no measured latencies can lie beside them",
+            hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
+        )
+    if not beside.is_file():
+        raise UsageError(
+            f"there are no measured latencies beside {samples}",
+            hint=f"`underclock latency --gpu GPU -o {beside}` measures them",
+        )
+    return Switching(latencies=read_document(beside, LatencyTable))
 
-    Args:
-        text: The words.
-        sample_set: What is planned on.
-        goal: What for.
-        samples: The same as it was given; measured latencies may lie beside a file.
 
-    Raises:
-        UsageError: As of `latencies_of`.
-        DataError: Likewise.
+def _known(sample_set: SampleSet, goal: Goal, beside: Path | None) -> Switching | None:
+    """Return what is known of how long this GPU takes to change clocks: measured, else reported.
+
+    Plans at it look less far than those at a latency that the user names, for nobody asked. It is
+    ``None`` where clocks would not change within the step, or none could be planned to.
     """
-    file = Path(samples) if isinstance(samples, str | Path) else None
-    return known_switching(sample_set, goal, file) if text == KNOWN else latencies_of(text, file)
+    if (
+        goal.objective is not Objective.WASTE
+        or goal.granularity is Granularity.STEP
+        or is_only_whole(sample_set)
+        or not sample_set.order
+    ):
+        return None
+    if beside is not None and beside.is_file():
+        measured = read_document(beside, LatencyTable)
+        if measured.gpu in {None, sample_set.gpu}:
+            return Switching(latencies=measured, curve=False)
+    reported = reported_latency(sample_set.gpu.name)
+    if reported is None:
+        return Switching(latencies=LatencyTable.free(), curve=False, is_known=False)
+    least_s, most_s = reported.least_s, reported.most_s
+    return Switching(
+        latencies=LatencyTable.constant(most_s),
+        curve=False,
+        wording=f"{format_duration(most_s)}, reported {reported.source}",
+        range_s=(least_s, most_s) if least_s < most_s else None,
+    )
 
 
 def switching_as_of(plan: Plan) -> Switching | None:
@@ -151,46 +171,6 @@ def switching_as_of(plan: Plan) -> Switching | None:
         curve=False,
         wording=plan.schedule.latency,
         range_s=plan.latency_range_s,
-    )
-
-
-def known_switching(sample_set: SampleSet, goal: Goal, samples: Path | None) -> Switching | None:
-    """Return what is known of how long this GPU takes to change clocks: measured, else reported.
-
-    Plans at it look less far than those at a latency that the user names, for nobody asked.
-
-    Args:
-        sample_set: What is planned on.
-        goal: What for.
-        samples: Its file; measured latencies may lie beside it.
-
-    Returns:
-        ``None`` where clocks would not change within the step, or none could be planned to.
-
-    Raises:
-        DataError: What lies beside the samples cannot be read.
-    """
-    if (
-        goal.objective is not Objective.WASTE
-        or goal.granularity is Granularity.STEP
-        or is_only_whole(sample_set)
-        or not sample_set.order
-    ):
-        return None
-    if samples is not None and samples.with_suffix(".latency.json").is_file():
-        measured = latencies_of("measured", samples)
-        if measured is not None and measured.latencies.gpu in {None, sample_set.gpu}:
-            return replace(measured, curve=False)
-    reported = reported_latency(sample_set.gpu.name)
-    if reported is None:
-        return Switching(latencies=LatencyTable.free(), curve=False, is_known=False)
-    least_s, most_s = reported.least_s, reported.most_s
-    words = f"{format_duration(most_s)}, reported {reported.source}"
-    return Switching(
-        latencies=LatencyTable.constant(most_s),
-        curve=False,
-        wording=words,
-        range_s=(least_s, most_s) if least_s < most_s else None,
     )
 
 

@@ -8,13 +8,11 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from underclock.app.backends import open_measurer, open_scheduled
-from underclock.app.planning import why_auto
 from underclock.arrays import Floats
 from underclock.campaign.progress import Tally
 from underclock.campaign.turns import (
@@ -37,6 +35,7 @@ from underclock.hw.measurer import QUICK
 from underclock.records import (
     TOLERANCE,
     Accounting,
+    Arm,
     Cost,
     MeasurementSettings,
     Objective,
@@ -48,6 +47,7 @@ from underclock.records import (
     Verdict,
 )
 from underclock.records.planned import check_clocks
+from underclock.report.answer import auto_plan_sentence
 from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
@@ -180,17 +180,7 @@ def _open_whole_steps(
 ) -> Iterator[WholeSteps]:
     """Open a GPU that can run the step under its plan; a simulated one has the plan's power limit.
 
-    Args:
-        plan: Of a step.
-        course: Of that plan.
-        name: The GPU.
-        measuring: How long to wait and measure; by default at each arm's own heat.
-        seed: Of a simulated GPU's noise.
-        run: The step's function, or where it may be found; a real GPU needs it.
-
-    Raises:
-        UsageError: No such GPU, or no traced step for a real one.
-        DeviceError: The GPU cannot do what is asked.
+    By default each arm is measured at its own heat.
     """
     settings = measuring or (OWN_HEAT if name.is_simulated else QUICK)
     led: Measurer | None = None
@@ -249,46 +239,22 @@ def _check_options(repeats: int, tolerance: float) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Promise:
-    """What the arm that ran promises, and how much of it may change at most.
+def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | None]:
+    """Return the arm that ran, its costs, and the greatest change of time that it may have.
 
-    Attributes:
-        cost: As expected.
-        time_interval: How sure that is, 95 %; ``None`` where it was not worked out.
-        energy_interval: The same of energy.
-        time_bound: Greatest change of time: the budget, or where time is what is minimised the
-            worse end of what was promised; ``None`` where time was free.
+    That is the budget, or where time is what is minimised the worse end of what was promised;
+    ``None`` where time was free.
     """
-
-    cost: Cost
-    time_interval: tuple[float, float] | None
-    energy_interval: tuple[float, float] | None
-    time_bound: float | None
-
-    @property
-    def energy_bound(self) -> float:
-        """The worse end of what was promised."""
-        return self.energy_interval[1] if self.energy_interval else self.cost.energy_change
-
-
-def _promise(plan: Plan, course: Course | None) -> _Promise:
-    """Return what the arm that ran promises."""
     ran = plan.chosen if course is None else course.arm
     arm = next((arm for arm in plan.arms if arm.name == ran), None)
     if arm is None or arm.cost is None:
         raise DataError(
             f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
         )
-    time_bound = plan.max_slowdown
+    bound = plan.max_slowdown
     if plan.objective is Objective.TIME:
-        time_bound = arm.time_interval[1] if arm.time_interval else arm.cost.time_change
-    return _Promise(
-        cost=arm.cost,
-        time_interval=arm.time_interval,
-        energy_interval=arm.energy_interval,
-        time_bound=time_bound,
-    )
+        bound = arm.time_interval[1] if arm.time_interval else arm.cost.time_change
+    return arm, arm.cost, bound
 
 
 def _judged(
@@ -298,26 +264,17 @@ def _judged(
     course: Course | None,
     notes: tuple[str, ...],
 ) -> Validation:
-    """Compare all pairs of runs of auto and plan, and judge the promise.
-
-    Args:
-        plan: Whose promise.
-        turns: What was run.
-        tolerance: How far beyond it still counts as kept.
-        course: How whole steps ran; ``None`` of kernels one by one.
-        notes: Sentences about that.
-    """
+    """Compare all pairs of runs of auto and plan, and judge the promise."""
     auto, planned = turns.totals["auto"], turns.totals["plan"]
     time = pair_changes(auto[:, 0], planned[:, 0])
     energy = pair_changes(auto[:, 1], planned[:, 1])
-    promise = _promise(plan, course)
+    arm, promise, bound = _promised(plan, course)
     distinct = turns.distinct("auto", "plan")
     change_s, change_j = _changes(auto[:distinct], planned[:distinct])
-    bound = promise.time_bound
     judged = judge(
         change_j,
         change_s,
-        promise=promise.energy_bound,
+        promise=arm.energy_interval[1] if arm.energy_interval else promise.energy_change,
         budget=bound,
         tolerance=tolerance,
     )
@@ -336,11 +293,11 @@ def _judged(
         plan_energy_j=tuple(planned[:, 1].tolist()),
         time_change=spread(time),
         energy_change=spread(energy),
-        promised_time_change=promise.cost.time_change,
-        promised_energy_change=promise.cost.energy_change,
-        promised_time_interval=promise.time_interval,
-        promised_energy_interval=promise.energy_interval,
-        pairs_keeping_energy=count_within(energy, promise.cost.energy_change),
+        promised_time_change=promise.time_change,
+        promised_energy_change=promise.energy_change,
+        promised_time_interval=arm.time_interval,
+        promised_energy_interval=arm.energy_interval,
+        pairs_keeping_energy=count_within(energy, promise.energy_change),
         # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
         pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
@@ -357,8 +314,8 @@ def _judged(
 def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> Validation:
     """Return the validation of a plan that sets nothing."""
     none = Spread(mean=0.0, best=0.0, worst=0.0)
-    why = why_auto(plan)
-    promise = _promise(plan, course)
+    why = auto_plan_sentence(plan)
+    arm, promise, bound = _promised(plan, course)
     return Validation(
         evidence=plan.evidence,
         gpu=plan.gpu,
@@ -374,12 +331,12 @@ def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> 
         plan_energy_j=(),
         time_change=none,
         energy_change=none,
-        promised_time_change=promise.cost.time_change,
-        promised_energy_change=promise.cost.energy_change,
-        promised_time_interval=promise.time_interval,
-        promised_energy_interval=promise.energy_interval,
+        promised_time_change=promise.time_change,
+        promised_energy_change=promise.energy_change,
+        promised_time_interval=arm.time_interval,
+        promised_energy_interval=arm.energy_interval,
         pairs_keeping_energy=0,
-        pairs_keeping_time=None if promise.time_bound is None else 0,
+        pairs_keeping_time=None if bound is None else 0,
         max_slowdown=plan.max_slowdown,
         tolerance=tolerance,
         verdict=Verdict.KEPT,

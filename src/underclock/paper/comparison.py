@@ -4,7 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from underclock.app.examining import GpuFinding
+from underclock.app.doctor import GpuFinding
 from underclock.paper import published
 from underclock.paper.published import TABLE1, PublishedKernel
 from underclock.paper.records import (

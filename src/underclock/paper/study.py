@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from underclock.app.backends import open_measurer
-from underclock.app.examining import GpuFinding, examine
+from underclock.app.doctor import GpuFinding, examine
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate

@@ -12,7 +12,7 @@ import pytest
 
 from fault_bench import Bench
 from small_training import plan, with_memory
-from underclock.app.examining import examine
+from underclock.app.doctor import examine
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
