@@ -181,11 +181,6 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
 
     One that is left of a process that ended is replaced.
 
-    Args:
-        path: Where.
-        mode: Who may connect.
-        gid: Group it belongs to; by default the process's.
-
     Raises:
         UsageError: A process listens there, something else is there, or no socket can be.
     """
@@ -269,12 +264,6 @@ def answering(
     gid: int | None = None,
 ) -> Iterator[None]:
     """Answer the processes that connect to a socket, each in a thread, for the length of a block.
-
-    Args:
-        path: Where.
-        serve: Answers one process until it goes.
-        mode: Who may connect.
-        gid: Group that the socket belongs to; by default the process's.
 
     Raises:
         UsageError: As for `listening`.

@@ -161,19 +161,11 @@ class CudaLoop:
     events: int  # kernels, memsets and copies in a launch of the feed
 
     def progress(self) -> Progress:
-        """Return how far it is.
-
-        Raises:
-            DeviceError: A launch failed.
-        """
+        """Return how far it is."""
         return self.feed.progress()
 
     def run_out(self) -> None:
-        """Wait until its pace lets nothing more be launched.
-
-        Raises:
-            DeviceError: A launch failed.
-        """
+        """Wait until its pace lets nothing more be launched."""
         self.feed.run_out()
 
     def durations(self, for_s: float) -> Durations:

@@ -165,16 +165,9 @@ class VirtualGpu:
         clocks: Sequence[Clocks] = (),
         rounds: int = 1,
     ) -> None:
-        """Start launching rounds of kernels.
+        """Start launching rounds of kernels, some of which keep tensor pipes busy.
 
-        Args:
-            kernels: What runs in a round, in turn.
-            turns: How often each is launched in a row; by default once.
-            tensor: Those of them that keep tensor pipes busy rather than FP32 pipes.
-            hunts: Whether the power loop steps between clocks, as it does with several kernels,
-                even where a single one lets it settle.
-            clocks: Of each turn, as if every change were free; by default locks decide.
-            rounds: How many rounds the turns are.
+        What else is said of them is as for `LaunchLoop`.
         """
         time_noise, power_noise = self.draw_noise()
         self.run(

@@ -92,12 +92,7 @@ def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
 
 
 def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
-    """Let something go wrong now.
-
-    Args:
-        gpu: Where.
-        name: What, one of `FAULT_NAMES`.
-        value: For how many seconds each setter hangs, or the limit in W that is set unasked.
+    """Let something go wrong now; the value goes with it as `Control.fault` says.
 
     Raises:
         UsageError: No such fault, or a value that it needs or does not take.

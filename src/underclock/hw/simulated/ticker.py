@@ -18,16 +18,11 @@ from underclock.records.latencies import Domain
 class TickNoise:
     """How unlike equal work and its clock readings are; assumed."""
 
-    relative: float = 0.005
-    """Standard deviation of a tick."""
-    trace: float = 3e-4
-    """Standard deviation of what all ticks of a trace share."""
-    interrupted: float = 2e-4
-    """Part of the ticks that something gets in the way of."""
-    interruption_ticks: float = 10.0
-    """How much longer those take, in the mean."""
-    timer_s: float = 32e-9
-    """The GPU's timer counts in these steps."""
+    relative: float = 0.005  # standard deviation of a tick
+    trace: float = 3e-4  # and of what all ticks of a trace share
+    interrupted: float = 2e-4  # part of the ticks that something gets in the way of
+    interruption_ticks: float = 10.0  # how much longer those take, in the mean
+    timer_s: float = 32e-9  # the GPU's timer counts in these steps
 
 
 _NOISE = TickNoise()
@@ -75,11 +70,7 @@ class VirtualTicker:
         lead_s: float,
         tail_s: float,
     ) -> Floats:
-        """Tick, and do something meanwhile.
-
-        Raises:
-            DeviceError: The GPU fell off the bus.
-        """
+        """Tick, and do something meanwhile."""
         gpu = self._gpu
         self._check()
         work = self._works.setdefault((domain, tick_s), _work(gpu, domain, tick_s))
