@@ -19,6 +19,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.hw.settable import SettableNvmlGpu
+from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.wire import Gone, Reader, listening, peer_of
 from underclock.runtime.conductor.leases import LeasePolicy, LeaseRules, Owners, Terms
 from underclock.runtime.conductor.process import asked_to_end
@@ -219,3 +220,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def as_found(gpu: VirtualGpu) -> bool:
+    """Say whether nothing is set on a simulated GPU of the usual limit."""
+    return (gpu.core_lock, gpu.mem_lock, gpu.limit_w) == (None, None, 350.0)

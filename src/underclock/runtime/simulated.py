@@ -246,12 +246,7 @@ class Scheduled:
 
 
 def execute(
-    rig: Rig,
-    kernels: Sequence[Kernel],
-    schedule: Scheduled,
-    *,
-    steps: int,
-    warm_s: float = 150.0,
+    rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled, *, steps: int, warm_s: float = 150.0
 ) -> Executed:
     """Run a step over and over, each launch at the clocks that a schedule gives it.
 

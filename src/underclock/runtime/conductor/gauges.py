@@ -123,12 +123,7 @@ class Gauges:
     """
 
     def __init__(
-        self,
-        gpu: NvmlGpu,
-        clock: Clock,
-        *,
-        closely_s: float = math.inf,
-        exactly: bool = False,
+        self, gpu: NvmlGpu, clock: Clock, *, closely_s: float = math.inf, exactly: bool = False
     ) -> None:
         self._gpu, self._clock = gpu, clock
         self._climbs = Climbs(gpu.energy_j, clock) if exactly else None

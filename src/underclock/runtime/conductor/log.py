@@ -38,11 +38,7 @@ _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
         lambda line: None if line.hits is None else line.planned,
     ),
     ("hits", "Of those, changes within a millisecond of their launch", lambda line: line.hits),
-    (
-        "overruled_locks",
-        "Locks that the driver overruled",
-        lambda line: len(line.overruled),
-    ),
+    ("overruled_locks", "Locks that the driver overruled", lambda line: len(line.overruled)),
 )
 _GAUGES: tuple[tuple[str, str, _Of], ...] = (
     ("step_seconds", "What the last step took", lambda line: line.time_s),

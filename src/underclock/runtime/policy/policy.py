@@ -18,13 +18,7 @@ from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.arms import (
-    LEAST_ROUNDS,
-    ArmName,
-    Arms,
-    ExpectedRun,
-    parse_arms,
-)
+from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms, ExpectedRun, parse_arms
 from underclock.runtime.policy.guard import Guard, Stage
 
 _ENERGY_KNOWN_S = 1.0  # after a step, at the latest

@@ -126,10 +126,7 @@ def sites_of(modules: Sequence[str], passes: Sequence[Pass]) -> tuple[MarkSite, 
     for number, launch in enumerate(backward_ends):
         if launch < len(passes):
             found[launch] = MarkSite(
-                launch=launch,
-                event=BACKWARD_END,
-                occurrence=number,
-                total=len(backward_ends),
+                launch=launch, event=BACKWARD_END, occurrence=number, total=len(backward_ends)
             )
     if modules:
         around = _around(modules)
@@ -163,10 +160,7 @@ def seen_apart(known: Sequence[MarkSite], launch_s: Sequence[float]) -> tuple[Ma
 
 
 def chosen(
-    known: Sequence[MarkSite],
-    wanted: Sequence[int],
-    launch_s: Sequence[float],
-    spacing_s: float,
+    known: Sequence[MarkSite], wanted: Sequence[int], launch_s: Sequence[float], spacing_s: float
 ) -> tuple[MarkSite, ...]:
     """Choose sites: at or right before every launch wanted, and others some time apart.
 
@@ -293,9 +287,5 @@ def _note(
             or (known.event == LEAVE and event != LEAVE)
         ):
             found[launch] = MarkSite(
-                launch=launch,
-                event=event,
-                path=path,
-                occurrence=number,
-                total=len(launches),
+                launch=launch, event=event, path=path, occurrence=number, total=len(launches)
             )
