@@ -1,3 +1,5 @@
+"""Locks, who has them, and processes that hold them."""
+
 import os
 import signal
 import subprocess
@@ -17,7 +19,8 @@ from underclock.runtime.undo.ownership import (
     named_in,
     runtime_folder,
 )
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.processes import Process, StoppedPoll
+from underclock.runtime.undo.watching import Watching
 from users import NOBODY, AsNobody, as_root
 
 _HOLD = """
@@ -255,3 +258,30 @@ def test_a_process_is_its_number_and_its_start() -> None:
     assert not me.stopped
     assert not Process(me.pid, me.started - 1).lives
     assert Process.of(2**22 + 1) is None
+
+
+def test_a_watcher_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
+    watching = Watching(tmp_path)
+    try:
+        now_s = watching.next_s + 0.01
+        watching.tend(now_s)
+
+        assert watching.next_s > now_s
+    finally:
+        watching.close()
+
+
+def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:
+    with subprocess.Popen(["/bin/sleep", "100"]) as process:
+        look = StoppedPoll(process.pid)
+        assert not look()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert look()
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+        assert not look()
+        assert not StoppedPoll(process.pid)()
+        look.close()
+        look.close()

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus, and in one line for a terminal."""
+"""A run's log: in a few numbers, in one line, and for Prometheus."""
 
 import sys
 from collections.abc import Iterable
@@ -9,7 +9,52 @@ import pytest
 
 from underclock.errors import NotSupportedError
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.conductor.log import Metrics, live_line
+from underclock.runtime.conductor.log import Metrics, live_line, summary_of
+from underclock.runtime.machine.steps import State
+
+
+def _step(number: int, *errors_s: float, hits: int | None = None, gpu: int = 0) -> StepLine:
+    return StepLine(
+        gpu=gpu,
+        step=number,
+        began_s=0.1 * number,
+        time_s=0.1,
+        state=State.FOLLOWING,
+        planned=2,
+        asked=2,
+        hits=hits,
+        late_s=errors_s,
+        error_s=errors_s,
+    )
+
+
+def test_a_step_that_is_told_stands_for_those_before_it() -> None:
+    """Else the first steps, all told while they are learned, would count as much as all others."""
+    first = [_step(number, 5e-3, -5e-3, hits=0) for number in range(2)]
+    later = [
+        _step(number, 1e-4, hits=2) if number % 10 == 0 else _step(number)
+        for number in range(2, 201)
+    ]
+
+    summary = summary_of([*first, *later])
+
+    assert summary.error_p50_s == 1e-4
+    assert summary.error_p99_s == 5e-3  # of 203 boundaries that they stand for, 4 are so far off
+    assert summary.hits == pytest.approx(199 / 201)
+    assert summary_of([*first, *later, *later]).error_p99_s == 1e-4
+
+
+def test_steps_of_several_gpus_stand_for_their_own() -> None:
+    lines = [_step(0, gpu=1), _step(1, gpu=1), _step(0, hits=0), _step(2, gpu=1, hits=2)]
+
+    assert summary_of(lines).hits == pytest.approx(0.75)
+
+
+def test_where_no_step_is_told_nothing_is_known() -> None:
+    summary = summary_of([_step(0), _step(1)])
+
+    assert (summary.hits, summary.error_p50_s, summary.late_p99_s) == (None, None, None)
+
 
 _VALUES = dict[tuple[str, tuple[tuple[str, Any], ...]], float]
 
@@ -62,7 +107,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def _step(number: int, energy_j: float | None) -> StepLine:
+def _shown_step(number: int, energy_j: float | None) -> StepLine:
     return StepLine(
         gpu=0,
         step=number,
@@ -82,8 +127,8 @@ def _step(number: int, energy_j: float | None) -> StepLine:
 @pytest.mark.usefixtures("library")
 def test_steps_and_asks_are_counted_and_what_is_missing_is_not() -> None:
     metrics = Metrics()
-    metrics.write(_step(0, 20.0))
-    metrics.write(_step(1, None))
+    metrics.write(_shown_step(0, 20.0))
+    metrics.write(_shown_step(1, None))
     metrics.write(AskLine(gpu=0, at_s=0.0, domain="core", to_mhz=1110, call_s=0.005))
     metrics.write(EventLine(gpu=0, at_s=0.0, text="noted"))
 
@@ -119,6 +164,6 @@ def test_without_the_library_the_pip_line_is_said(monkeypatch: pytest.MonkeyPatc
 
 def test_a_line_says_how_the_last_steps_went() -> None:
     assert live_line(()) == ""
-    assert live_line([_step(6, 20.0), _step(7, None)]) == (
+    assert live_line([_shown_step(6, 20.0), _shown_step(7, None)]) == (
         "step 7, 200 ms, 20 J, 1500 MHz, 75% within 1 ms, plan: clocks follow the plan"
     )
