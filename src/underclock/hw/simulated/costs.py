@@ -153,7 +153,7 @@ def companion(model: GpuModel) -> KernelConstants:
 
 
 def idling(model: GpuModel, idle_s: float) -> KernelConstants:
-    """Return what draws nothing but what a busy GPU's clocks draw, so long at its highest clock."""
+    """Return what counts core cycles, so long at the highest clock; it draws what clocks draw."""
     return KernelConstants(core_mcycles=idle_s * model.core_mhz[-1], fixed_s=_LATE_S)
 
 
