@@ -30,6 +30,20 @@ from underclock.records.latencies import LatencyTable
 
 Event = tuple[str, str]
 
+SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(2048, 2048)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(512, 2048)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+"""A training script that ends soon; takes how many steps it trains."""
+
 
 class Block(nn.Module):
     """Two products and what is added around them."""

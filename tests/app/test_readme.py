@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 import pytest
 
+from small_training import SCRIPT
 from underclock import Kernel, Step
 from underclock.app import main
 from underclock.app.main import cli
@@ -35,17 +36,6 @@ _GPUS = {"sim:rtx3080ti": "replay:unit0.csv", "sim:rtx3080ti#1": "replay:unit1.c
 _WHOLE = os.environ.get("UNDERCLOCK_README") == "whole"
 _COMMANDS = ("underclock ", "make ", ". ", "pip ", "export ")
 _OTHERS = {"docs/examples/train.py": "small.py"}
-_SMALL = """
-import sys
-import torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(2048, 2048)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for step in range(int(sys.argv[1])):
-    model(torch.ones(512, 2048)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 
 
 def _indented(text: str) -> list[list[str]]:
@@ -133,7 +123,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator["_Shell"]:
     (folder / "docs").symlink_to(_ROOT / "docs")
     for name, hunger_w in (("unit0.csv", 90.0), ("unit1.csv", 99.0)):
         _sweep(folder / name, hunger_w)
-    (folder / "small.py").write_text(_SMALL)
+    (folder / "small.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(folder)
         monkeypatch.setenv("PWD", str(folder))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from small_training import SCRIPT
 from underclock.app import main
 from underclock.app import measure as measuring
 from underclock.app import trace as tracing
@@ -22,18 +23,6 @@ from underclock.testing import served_gpus
 
 pytestmark = pytest.mark.slow
 
-_SCRIPT = """
-import sys
-import torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(2048, 2048)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for step in range(int(sys.argv[1])):
-    model(torch.ones(512, 2048)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-print("trained")
-"""
 _AGAIN = ["tune", "--gpu", "sim:rtx3080ti", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
 
@@ -42,7 +31,7 @@ _TUNE = [*_AGAIN, "--precision", "3%"]
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(_SCRIPT)
+    Path("train.py").write_text(SCRIPT)
 
 
 def test_a_script_is_measured_where_it_lies() -> None:
@@ -198,7 +187,7 @@ def test_another_scripts_folder_is_left_alone(
     main(["trace", "--assume", "train.py", "-o", "step.json", "--", "4"])
     capsys.readouterr()
     before = json.loads(Path("step.json").read_text())
-    Path("train.py").write_text(_SCRIPT + "\n# changed\n")
+    Path("train.py").write_text(SCRIPT + "\n# changed\n")
 
     code, said = fails("tune --gpu sim:rtx3080ti -o . -- python train.py 4")
 
