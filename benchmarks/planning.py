@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals.knapsack_milp import KnapsackMilp
+from rivals.milp import KnapsackMilp
 from underclock.core.solvers import Problem, Solution, Solver
 from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rivals.milp import ScheduleMilp
 from rivals.rules import FixedClock, Genetic, LeastProduct, Local
-from rivals.schedule_milp import ScheduleMilp
 from underclock.core.solvers import SequenceProblem, Solution, Solver, cost_of
 from underclock.core.solvers.cyclic import Cyclic
 from underclock.records import Status

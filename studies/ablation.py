@@ -15,35 +15,26 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
 
 import underclock
+from ablation_parts import INFERENCE, MODEL, NINE, Off, without
 from calibrate_h200 import read as read_steered
 from pages import MEASURED, fill, markdown, mean_and_error
 from steered_h200 import compare, reached
 from strange import STRANGE, strange_gpus
 from truth import truth_of
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.chosen import Optimism
-from underclock.core.inference.curves import Curves, power_curves, time_curves
-from underclock.core.inference.field import Sizes
 from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.runs import RunLogs, Weights
-from underclock.core.inference.sizes import likeliest
 from underclock.core.inference.table import inferred_costs
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import fit_rows, temperature_of
-from underclock.core.model.in_step import StepRatio
-from underclock.core.model.laplace import Alternatives
-from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import Rows
 from underclock.core.planning.goal import Goal
@@ -52,8 +43,6 @@ from underclock.core.step.table import CostTable, cost_table
 from underclock.records import Clocks, Evidence, MeasurementSettings, MixSample, SampleSet
 from underclock.store import read_samples
 
-Off: TypeAlias = Mapping[str, Any]
-"""What stands for which name while a part is off."""
 Figures: TypeAlias = dict[str, float]
 
 _BUDGET, _SIGMAS, _OVER = 0.01, 1.96, 1.1
@@ -68,113 +57,10 @@ _LEFT_OUT = 0.3  # of what steering measured of kernels
 _BRIEF = MeasurementSettings(warm_s=20.0, steady_s=5.0, kernel_warm_s=5.0, window_s=1.0)
 
 
-def _same_clocks(core: Floats, mem: Floats, other_core: Floats, other_mem: Floats) -> Floats:
-    same = (core[:, None] == other_core) & (mem[:, None] == other_mem)
-    return np.asarray(same, dtype=np.float64)
-
-
-def _one_answer(_: Any, state: Any) -> Alternatives:  # noqa: ANN401
-    shape = state.parameters.kernels.shape
-    none = np.empty((0, shape[0]))
-    return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
-
-
-def _every_run(sample_set: SampleSet) -> Floats:
-    return np.ones((2, len(sample_set.samples)))
-
-
-def _as_it_is(_: Any, state: Any) -> Any:  # noqa: ANN401
-    return state
-
-
-_MODEL = "underclock.core.model."
-MODEL: dict[str, Off] = {
-    "several starts": {f"{_MODEL}most_likely.restart": _as_it_is},
-    "serial kernels": {f"{_MODEL}most_likely.choose_serial": _as_it_is},
-    "learned prior of kernels": {f"{_MODEL}most_likely.learn_prior": _as_it_is},
-    "widened prior of the GPU": {f"{_MODEL}most_likely.check_shared": _as_it_is},
-    "learned sizes of errors": {f"{_MODEL}most_likely.estimate_errors": _as_it_is},
-    "scale per kernel": {
-        f"{_MODEL}error_sizes._scale": lambda _, state, __: np.ones_like(state.scale)
-    },
-    "alternatives": {f"{_MODEL}laplace._alternatives": _one_answer},
-    "discrepancy along clocks": {
-        f"{_MODEL}predictive.alike": _same_clocks,
-        f"{_MODEL}whitening.alike": _same_clocks,
-    },
-    "rows of what the cap held": {f"{_MODEL}fitting.held_rows": lambda *_: ()},
-    "paces inside the step": {f"{_MODEL}fitting.step_paces": lambda *_: None},
-    "power in the step": {f"{_MODEL}estimate.step_ratio": lambda *_: StepRatio()},
-    "peak of power": {"underclock.core.steering.power_peak.peak_seen_w": lambda *_: math.inf},
-    "own heat": {
-        f"{_MODEL}own_heat.Warmth.own": lambda one: Warmth.steady(len(one.kernels), STEADY_C)
-    },
-    "heat of the step": {f"{_MODEL}estimate._heat": lambda *_: None},
-    "error of the step": {
-        f"{_MODEL}cost_estimate.CostEstimate.with_step_error": lambda one, *_: one
-    },
-    "odd repeats": {
-        f"{_MODEL}estimate.sample_weights": _every_run,
-        f"{_MODEL}sample_rows.sample_weights": _every_run,
-    },
-}
-NINE = (
-    *("several starts", "serial kernels", "learned prior of kernels", "widened prior of the GPU"),
-    *("scale per kernel", "alternatives", "rows of what the cap held", "paces inside the step"),
-    "power in the step",
-)
-
-
-def _sized(**sizes: float) -> Callable[..., Sizes]:
-    return lambda *at: dataclasses.replace(likeliest(*at), **sizes)
-
-
-def _without_shared(curves: Callable[..., Curves]) -> Callable[..., Curves]:
-    return lambda *at: dataclasses.replace(c := curves(*at), shared=1e-9 * np.eye(len(c.mean)))
-
-
-def _power_law(grid: Any, *_: Any) -> Curves:  # noqa: ANN401
-    draws = [
-        [-a * np.log(grid.core) - b * np.log(grid.mem) for b in (-0.5, 0.0, 0.5, 1.0)]
-        for a in (-2.0, -1.0, 0.0, 1.0)
-    ]
-    every = np.array([row for rows in draws for row in rows])
-    return Curves.of(np.stack([every, every]))
-
-
-def _all_alike(runs: RunLogs, *_: Any) -> Weights:  # noqa: ANN401
-    return Weights(count=np.ones(len(runs.kernel)), noise2=np.ones(len(runs.kernel)))
-
-
-_TABLE, _FIELD = "underclock.core.inference.table.", "underclock.core.inference.field."
-INFERENCE: dict[str, Off] = {
-    "physics of the curves": {
-        f"{_TABLE}time_curves": _power_law,
-        f"{_TABLE}power_curves": _power_law,
-    },
-    "curves that kernels share": {
-        f"{_TABLE}likeliest": _sized(shared=1e-6),
-        **{
-            f"{_TABLE}{name}": _without_shared(curves)
-            for name, curves in (("time_curves", time_curves), ("power_curves", power_curves))
-        },
-    },
-    "power follows time": {f"{_FIELD}_COUPLED": 1e-6},
-    "a scale per kernel": {f"{_FIELD}SCALES": np.ones(1), f"{_FIELD}_LOG_ODDS": np.zeros(1)},
-    "a row's own": {f"{_TABLE}likeliest": _sized(row=1e-6)},
-    "smooth deviation": {f"{_TABLE}likeliest": _sized(smooth=1e-6)},
-    "learned sizes": {f"{_TABLE}likeliest": lambda *_: Sizes()},
-    "odd runs": {
-        f"{_TABLE}weighed": _all_alike,
-        "underclock.core.inference.runs.Weights.at_first": _all_alike,
-    },
-    "the mean run": {f"{_TABLE}excess": lambda _, __, free: (np.zeros(len(free)),) * 2},
-    "optimism": {f"{_TABLE}optimism": lambda *_: Optimism()},
-}
-
-
 def figures_of(off: Floats, deviation: Floats, names: tuple[str, ...]) -> Figures:
     """Return error, coverage and width of predictions of some logarithms. Shapes (N, n)."""
+    if not off.size:
+        return {}
     inside = np.abs(off) <= _SIGMAS * deviation
     return {
         f"{name} {what}": float(value)
@@ -233,10 +119,6 @@ class Sweep:
     rows: int
     seed: int
     fitted: bool
-
-    def prepare(self) -> None:
-        """Do what no part may change."""
-        sweep(self.name)
 
     def figures(self) -> Figures:
         """Predict the other rows, and plan."""
@@ -349,11 +231,6 @@ class Simulated:
     gpu: str
     seed: int
 
-    def prepare(self) -> None:
-        """Do what no part may change."""
-        campaign(self.gpu, self.seed)
-        best_change(self.gpu)
-
     def figures(self) -> Figures:
         """Predict every kernel at every clock, and plan."""
         samples = campaign(self.gpu, self.seed)
@@ -394,10 +271,6 @@ class Steered:
 
     name: str
     seed: int
-
-    def prepare(self) -> None:
-        """Do what no part may change."""
-        _reference(self.name)
 
     def figures(self) -> Figures:
         """Predict rows that are left out, and the step at auto as if nobody had looked at it."""
@@ -447,15 +320,6 @@ class Steered:
         return tuple(kept)
 
 
-@contextmanager
-def without(off: Off) -> Iterator[None]:
-    """Switch parts off for the length of a block."""
-    with ExitStack() as stack:
-        for target, instead in off.items():
-            stack.enter_context(patch(target, instead))
-        yield
-
-
 Case: TypeAlias = Sweep | Simulated | Steered
 
 
@@ -470,8 +334,10 @@ def sections(seeds: int) -> Iterator[tuple[str, dict[str, Off], list[Case]]]:
 
 
 def judged(parts: Mapping[str, Off], case: Case) -> Iterator[tuple[str, Figures]]:
-    """Yield the figures of a case, whole, without each of the parts and without the nine."""
-    case.prepare()
+    """Yield the figures of a case, whole, without each of the parts and without the nine.
+
+    What no part may change, as a campaign, is remembered from the whole.
+    """
     nine = {name: what for part in NINE if part in parts for name, what in parts[part].items()}
     for name, off in {_WHOLE: {}, **parts, **({_NINE: nine} if nine else {})}.items():
         with without(off):

@@ -1,6 +1,6 @@
 """Kills trainer, launcher, conductor and watcher at random, up to three of them at once.
 
-    nice python studies/kills.py COUNT [SEED] > docs/evidence/kills.md
+    nice python studies/kills.py COUNT [SEED]
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
 on a real driver. The conductor sets clocks, power limit and persistence every 2 ms. Who is killed,
@@ -16,14 +16,14 @@ phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), 
 """
 
 import contextlib
+import itertools
 import os
-import platform
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pages import fill, markdown
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
@@ -44,36 +45,11 @@ from underclock.runtime.undo.processes import Process
 WITHIN_S = 8.0
 LOOK_S = 1e-3
 HELD_S = 0.06  # kills come up to so long after everything is armed
-TARGET_MS, LIMIT_S, NOBODY_S = 100.0, 0.2, 60.0
+LIMIT_S, NOBODY_S = 0.2, 60.0
+_ENOUGH = 400  # kills, for a page
 PERIOD_S, SHIPPED_S, SHIPPED_EACH = 2.0, 45.0, 10
 CLOCK = SystemClock()
 _LAUNCH = "import kills_work; kills_work.launch()"
-
-
-PAGE = """# Kills, and what they leave behind
-
-Made by `python studies/kills.py {count} {seed}`; one run of {minutes:.0f} minutes, fresh
-processes for each kill. Machine: {machine}, Python {python};
-load average at the end {load:.1f}, most of it from other work that ran beside it. The GPU is
-**simulated**; processes, signals and times are real.
-
-{how}
-
-- As found, where a guardian was left: **{good} of {guarded}**. In {held} of them something was
-  still set after the last signal. Time to as found of these: p50 {p50_ms:.0f} ms, p99
-  {p99_ms:.0f} ms, most {most_ms:.0f} ms; {late} took longer than {limit_ms:.0f} ms (wanted: none).
-  Of those {late}, {late_alone} had only the launcher left, {late_stopped} of them beside a
-  conductor or watcher that was stopped, which it sees in its second look of 0.05 s.
-- Where conductor or watcher was left: {two} kills with something set, p99 {two_p99_ms:.0f} ms,
-  most {two_most_ms:.0f} ms, {two_late} above {limit_ms:.0f} ms.
-- All three killed, or stopped for good: {nobody}, of which {before} left something set, or a
-  journal; {after} of {nobody} were as found after the timer's `restore --all` or the next start.
-- By the timer of 2 s, {quick} times: {quick_s}. By that of 45 s, {slow} times:
-  {slow_s} (wanted: 60 s). From the start of `restore --all` alone: {alone_s}.
-
-| killed, in order | by | kills | something was set | as found | p50 | p99 | most |
-|---|---|---:|---:|---:|---:|---:|---:|
-"""
 
 
 class Victim(StrEnum):
@@ -309,58 +285,55 @@ def _look(rig: Rig, conductor: int, guardians: set[Process | None]) -> tuple[flo
     return seen_s, seen_s is not None
 
 
-def page(kills: list[Kill], seed: int, took_s: float) -> str:
-    """Return the page: what was done, and what came of it."""
+def summary(kills: list[Kill]) -> str:
+    """Say what came of all kills."""
     guarded = [kill for kill in kills if not kill.nobody_left]
     nobody = [kill for kill in kills if kill.nobody_left]
     held = [kill for kill in guarded if kill.was_set]
     late = [kill for kill in held if kill.took_s > LIMIT_S]
-    late_alone = [kill for kill in late if kill.only_launcher_left]
-    two_ms = _ms([kill.took_s for kill in held if not kill.only_launcher_left])
+    alone = [kill for kill in late if kill.only_launcher_left]
+    stopped = sum(signal.SIGSTOP in kill.signals for kill in alone)
     took_ms = _ms([kill.took_s for kill in held])
-    timed = [kill for kill in nobody if kill.period_s]
-    text = PAGE.format(
-        count=len(kills),
-        seed=seed,
-        minutes=took_s / 60,
-        machine=f"{platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}",
-        python=platform.python_version(),
-        load=os.getloadavg()[0],
-        how=(__doc__ or "").partition("evidence/kills.md\n")[2].strip(),
-        guarded=len(guarded),
-        good=sum(not kill.left for kill in guarded),
-        held=len(held),
-        p50_ms=np.median(took_ms),
-        p99_ms=float(np.quantile(took_ms, 0.99)),
-        most_ms=took_ms.max(),
-        late=len(late),
-        limit_ms=1e3 * LIMIT_S,
-        late_alone=len(late_alone),
-        late_stopped=sum(signal.SIGSTOP in kill.signals for kill in late_alone),
-        two=len(held) - sum(kill.only_launcher_left for kill in held),
-        two_p99_ms=float(np.quantile(two_ms, 0.99)),
-        two_most_ms=two_ms.max(),
-        two_late=int((two_ms > 1e3 * LIMIT_S).sum()),
-        nobody=len(nobody),
-        before=sum(kill.left for kill in nobody),
-        after=sum(kill.mended for kill in nobody),
-        quick=sum(kill.period_s == PERIOD_S for kill in timed),
-        quick_s=_spread([kill.took_s for kill in timed if kill.period_s == PERIOD_S]),
-        slow=sum(kill.period_s == SHIPPED_S for kill in timed),
-        slow_s=_spread([kill.took_s for kill in timed if kill.period_s == SHIPPED_S]),
-        alone_s=_spread([kill.restored_s for kill in timed]),
+    two_ms = _ms([kill.took_s for kill in held if not kill.only_launcher_left])
+    by_timer = [
+        f"By the timer of {each:g} s, {len(some)} times: {_spread([k.took_s for k in some])}."
+        for each in (PERIOD_S, SHIPPED_S)
+        for some in [[kill for kill in nobody if kill.period_s == each]]
+    ]
+    restored = _spread([kill.restored_s for kill in nobody if kill.period_s])
+    return (
+        f"- As found, where a guardian was left: **{sum(not kill.left for kill in guarded)} of "
+        f"{len(guarded)}**. In {len(held)} of them something was still set after the last signal. "
+        f"Time to as found of these: {_quantiles(took_ms)}; {len(late)} took longer than "
+        f"{1e3 * LIMIT_S:.0f} ms (wanted: none). Of those {len(alone)} had only the launcher left, "
+        f"{stopped} of them beside a conductor or watcher that was stopped.\n"
+        f"- Where conductor or watcher was left: {_quantiles(two_ms)}.\n"
+        f"- All three killed, or stopped for good: {len(nobody)}, of which "
+        f"{sum(kill.left for kill in nobody)} left something set, or a journal; "
+        f"{sum(kill.mended for kill in nobody)} were as found after the timer's `restore --all` or "
+        f"the next start.\n- {' '.join(by_timer)} From the start of `restore --all` alone: "
+        f"{restored} (wanted: {NOBODY_S:.0f} s)."
     )
-    rows = []
-    for victims in VICTIMS:
-        for stopped in (False, True):
-            these = [
-                kill
-                for kill in kills
-                if kill.victims == victims and (signal.SIGSTOP in kill.signals) == stopped
-            ]
-            if these:
-                rows.append(_row(victims, these, stopped=stopped))
-    return text + "\n".join(rows) + "\n"
+
+
+def rows(kills: list[Kill]) -> str:
+    """Return the table by who was killed."""
+    heads = ("killed, in order", "by", "kills", "something was set", "as found", "p50", "p99")
+    lines: list[Sequence[object]] = [(*heads, "most")]
+    for victims, stopped in itertools.product(VICTIMS, (False, True)):
+        these = [
+            kill
+            for kill in kills
+            if kill.victims == victims and (signal.SIGSTOP in kill.signals) == stopped
+        ]
+        if these:
+            lines.append(_row(victims, these, stopped=stopped))
+    return markdown(lines)
+
+
+def _quantiles(took_ms: NDArray[np.float64]) -> str:
+    half, most_of = (float(np.quantile(took_ms, q)) for q in (0.5, 0.99))
+    return f"p50 {half:.0f} ms, p99 {most_of:.0f} ms, most {took_ms.max():.0f} ms"
 
 
 def _ms(took_s: list[float]) -> NDArray[np.float64]:
@@ -373,7 +346,7 @@ def _spread(took_s: list[float]) -> str:
     return f"p50 {np.median(took_s):.1f} s, most {max(took_s):.1f} s"
 
 
-def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> str:
+def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> tuple[object, ...]:
     took_s = np.array([kill.took_s for kill in kills if kill.was_set and not kill.left])
     cells = [
         f"{1e3 * float(np.quantile(took_s, q)):.0f} ms" if len(took_s) else ""
@@ -381,14 +354,11 @@ def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> st
     ]
     by = "SIGSTOP among them" if stopped else "SIGKILL, SIGTERM, SIGINT"
     good = sum(not kill.left for kill in kills)
-    return (
-        f"| {', '.join(victims)} | {by} | {len(kills)} | {sum(kill.was_set for kill in kills)} "
-        f"| {good} | {' | '.join(cells)} |"
-    )
+    return ", ".join(victims), by, len(kills), sum(kill.was_set for kill in kills), good, *cells
 
 
 def main() -> None:
-    """Kill as often as asked, and print the page."""
+    """Kill as often as asked, print what came of it, and fill the page of many."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     draw = random.Random(seed)  # noqa: S311 - which kill comes next
@@ -396,7 +366,7 @@ def main() -> None:
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
     kills: list[Kill] = []
-    begun_s, nobody = CLOCK.now_s(), 0
+    nobody = 0
     with (
         contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
         tempfile.TemporaryDirectory() as folder,
@@ -411,7 +381,11 @@ def main() -> None:
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
                 raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
-    print(page(kills, seed, CLOCK.now_s() - begun_s), end="")
+    told = summary(kills)
+    print(told)
+    if count >= _ENOUGH:
+        repeats = f"{len(kills)} kills, fresh processes for each."
+        fill("kills", {"summary": told, "rows": rows(kills)}, repeats=repeats)
 
 
 if __name__ == "__main__":

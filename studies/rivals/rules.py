@@ -9,7 +9,7 @@ Shape letters: K kernels, n invocations, S settings, G groups, P population.
 
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,94 +61,6 @@ class FixedClock:
         best = Incumbent.among(problem, start)
         best.offer_constants()
         return best.answer(0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerCap:
-    """A lower power limit alone: the GPU runs every kernel as fast as the limit lets it.
-
-    The limit is the driver's to keep, so no switch is asked for, and none is charged. A real limit
-    averages over kernels, and so costs those below it nothing; this one binds each by itself.
-    """
-
-    allowed: tuple[bool, ...]
-    """Settings a limit can bring about: those that leave the memory clock alone. Length S."""
-
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002
-        """Return what the best limit within the budget does, status ``GIVEN``."""
-        count = np.bincount(problem.order, minlength=len(problem.time_s))
-        time = np.where(self.allowed, problem.time_s, np.inf)
-        known = np.isfinite(time)
-        power = np.where(known, problem.energy_j, 1.0) / np.where(known, time, 1.0)
-        power = np.where(known, power, np.inf)
-        best, least = power.argmin(axis=1), math.inf
-        for limit in np.unique(power[np.isfinite(power)])[::-1].tolist():
-            fast = np.where(power <= limit, time, np.inf).argmin(axis=1)
-            choice = np.where((power <= limit).any(axis=1), fast, power.argmin(axis=1))
-            rows = np.arange(len(choice))
-            took = float(count @ problem.time_s[rows, choice])
-            drew = float(count @ problem.energy_j[rows, choice])
-            if took <= problem.latest_s and drew < least:
-                best, least = choice, drew
-        free = replace(
-            problem,
-            switch_time_s=np.zeros_like(problem.switch_time_s),
-            switch_energy_j=np.zeros_like(problem.switch_energy_j),
-        )
-        return _given(free, best)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedPerPass:
-    """One setting for each group of kernels, say forward, backward and update; all are tried."""
-
-    groups: tuple[int, ...]
-    """Group of each kernel, from 0. Length K."""
-
-    def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
-        """Return the cheapest that keeps the rules.
-
-        Raises:
-            ValueError: There is not one group per kernel, or there are too many to try them all.
-        """
-        kernels, settings = problem.time_s.shape
-        if len(self.groups) != kernels or min(self.groups) < 0:
-            raise ValueError(f"need a group from 0 for each of {kernels} kernels")
-        group = np.array(self.groups)
-        groups = int(group.max()) + 1
-        if settings**groups > _MOST_COMBINATIONS:
-            raise ValueError(
-                f"{settings} settings to the power {groups} are more than {_MOST_COMBINATIONS} "
-                "combinations: use fewer groups or settings"
-            )
-        best = Incumbent.among(problem, start)
-        every = np.indices((settings,) * groups).reshape(groups, -1)
-        time, energy = self._costs(problem, group, every)
-        likely = np.flatnonzero(time <= problem.latest_s * (1 + 1e-9))
-        for which in likely[np.argsort(energy[likely], kind="stable")].tolist():
-            if energy[which] >= best.energy:
-                break
-            best.offer(every[group[problem.order], which])
-        return best.answer(0.0)
-
-    def _costs(self, problem: SequenceProblem, group: Ints, every: Ints) -> tuple[Floats, Floats]:
-        """Return time and energy of every combination. Shapes (S to the power G,)."""
-        count = np.bincount(problem.order, minlength=len(group))
-        passes = group[problem.order]
-        costs = []
-        for table, change in (
-            (problem.time_s, problem.switch_time_s),
-            (problem.energy_j, problem.switch_energy_j),
-        ):
-            total = np.zeros(every.shape[1])
-            for g in range(len(every)):
-                mine = (group == g) & (count > 0)
-                total += (count[mine] @ table[mine])[every[g]]
-            met, often = np.unique([np.roll(passes, 1), passes], axis=1, return_counts=True)
-            for (a, b), times in zip(met.T.tolist(), often.tolist(), strict=True):
-                total += times * change[every[a], every[b]]
-            costs.append(total)
-        return costs[0], costs[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rivals.brute import ScheduleBruteForce
+from rivals.milp import ScheduleMilp
 from rivals.rules import (
     FixedClock,
-    FixedPerPass,
     Genetic,
     LeastProduct,
     Local,
-    PowerCap,
 )
-from rivals.schedule_brute import ScheduleBruteForce
-from rivals.schedule_milp import ScheduleMilp
 from underclock.core.solvers import SequenceProblem, Solver, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic
 from underclock.errors import NotSupportedError
@@ -48,33 +46,6 @@ def steps(
         blocked=random.random(n) < 0.2,
         budget_s=1.05 * float(time[order][:, 0].sum()),
     )
-
-
-@settings(max_examples=30)
-@given(seeds)
-def test_a_power_cap_is_the_best_limit_on_every_kernels_power(seed: int) -> None:
-    problem = steps(seed, holes=True)
-    allowed = (True, True, False, True, True)
-    schedule = PowerCap(allowed=allowed).solve(problem)
-    known = np.isfinite(problem.time_s)
-    power = np.full(problem.time_s.shape, np.inf)
-    power[known] = problem.energy_j[known] / problem.time_s[known]
-    rows = problem.order
-    assert all(allowed[s] for s in schedule.choice.tolist())
-    assert schedule.energy_j == pytest.approx(float(problem.energy_j[rows, schedule.choice].sum()))
-    # Nothing that draws no more is faster: the limit leaves each kernel as fast as it may be.
-    for k, s in zip(rows.tolist(), schedule.choice.tolist(), strict=True):
-        for other in np.flatnonzero(
-            np.array(allowed) & known[k] & (power[k] <= power[k, s])
-        ).tolist():
-            assert problem.time_s[k, s] <= problem.time_s[k, other]
-
-
-def test_a_power_cap_nobody_can_keep_is_costed_as_it_is() -> None:
-    problem = replace(steps(1), budget_s=0.1)
-    schedule = PowerCap(allowed=(True,) * 5).solve(problem)
-    assert schedule.status is Status.GIVEN
-    assert schedule.time_s > 0.1
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -154,8 +125,8 @@ def test_the_least_product_weighs_time_by_its_power() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [FixedClock(), FixedPerPass(groups=(0, 0, 1, 1)), Genetic(generations=20, population=12)],
-    ids=["fixed", "pass", "genetic"],
+    [FixedClock(), Genetic(generations=20, population=12)],
+    ids=["fixed", "genetic"],
 )
 @settings(max_examples=12)
 @given(seed=seeds)
@@ -171,31 +142,10 @@ def test_baselines_that_keep_the_rules_never_beat_the_proven_optimum(
     assert rule.solve(problem, [exact.choice]).energy_j <= exact.energy_j
 
 
-@settings(max_examples=12)
-@given(seeds)
-def test_a_pass_is_the_best_of_all_pairs(seed: int) -> None:
-    problem = replace(steps(seed, kernels=2, count=3), blocked=np.zeros(12, dtype=np.bool_))
-    schedule = FixedPerPass(groups=(0, 1)).solve(problem)
-
-    pairs = [np.array([a, b])[problem.order] for a in range(3) for b in range(3)]
-    kept = [cost_of(problem, c).energy_j for c in pairs if not violations(problem, c)]
-    assert schedule.energy_j == pytest.approx(min(kept))
-
-
 def test_no_fixed_clock_within_the_budget_is_infeasible() -> None:
     problem = replace(steps(0), budget_s=0.1)
 
     assert FixedClock().solve(problem).status is Status.INFEASIBLE
-    assert FixedPerPass(groups=(0, 0, 0, 0)).solve(problem).status is Status.INFEASIBLE
-
-
-def test_groups_that_do_not_fit_are_refused() -> None:
-    problem = steps(0)
-    for groups in [(0, 1), (0, 0, -1, 1)]:
-        with pytest.raises(ValueError, match="each of 4 kernels"):
-            FixedPerPass(groups=groups).solve(problem)
-    with pytest.raises(ValueError, match="use fewer groups"):
-        FixedPerPass(groups=(0, 1, 2, 20)).solve(problem)
 
 
 def test_the_genetic_search_repeats_with_its_seed_and_improves_with_time() -> None:
