@@ -159,17 +159,20 @@ def stretches(plan: Plan) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def shown_frontier(plan: Plan) -> tuple[Cost, ...]:
-    """Return the part that is drawn of the frontier that counts, from its fastest point on."""
+def shown_frontier(plan: Plan) -> list[tuple[float, float]]:
+    """Return changes of time and energy on the frontier that counts, as far as it is drawn."""
     return _shown(plan, frontier_of(plan))
 
 
-def _shown(plan: Plan, frontier: Sequence[Cost]) -> tuple[Cost, ...]:
+def _shown(plan: Plan, frontier: Sequence[Cost]) -> list[tuple[float, float]]:
     limit = _slowest_shown(plan)
-    shown = [cost for cost in frontier if cost.time_change <= limit]
-    if 0 < len(shown) < len(frontier):
-        shown.append(_at(plan, frontier, limit))
-    return tuple(shown)
+    shown = [
+        (cost.time_change, cost.energy_change) for cost in frontier if cost.time_change <= limit
+    ]
+    end = expected_energy_change(frontier, limit)
+    if len(shown) < len(frontier) and end is not None:
+        shown.append((limit, end))
+    return shown
 
 
 def frontier(plan: Plan) -> str:
@@ -184,12 +187,16 @@ def frontier(plan: Plan) -> str:
             ("with free switching, a bound", BLUE, plan.frontier),
         ]
     lines = [
-        Series(name=name, points=tuple(map(_percent, shown)), colour=colour)
+        Series(
+            name=name,
+            points=tuple((100.0 * time, 100.0 * energy) for time, energy in shown),
+            colour=colour,
+        )
         for name, colour, frontier in drawn
         if len(shown := _shown(plan, frontier)) > 1
     ]
     line = [point for series in lines for point in series.points]
-    places = [_percent(cost)[0] for _, cost in arms] + [x for x, _ in line]
+    places = [100.0 * cost.time_change for _, cost in arms] + [x for x, _ in line]
     low, high = min(places), 100.0 * _slowest_shown(plan)
     budget = plan.max_slowdown
     shade = None
@@ -243,7 +250,7 @@ def _arm_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
     counts = stays or arm.name is plan.headline.name
     return Series(
         name=f"{arm_title(arm.name)} (the plan)" if counts else arm_title(arm.name),
-        points=(_percent(cost),),
+        points=((100.0 * cost.time_change, 100.0 * cost.energy_change),),
         colour=colour,
         symbol=symbol,
         large=counts,
@@ -267,24 +274,6 @@ def _slowest_shown(plan: Plan) -> float:
     if plan.max_slowdown is not None:
         marks.append(plan.max_slowdown)
     return max(_SHOWN, _BEYOND * max(marks))
-
-
-def _at(plan: Plan, frontier: Sequence[Cost], time_change: float) -> Cost:
-    """Return the place of a frontier at a time between two of its points."""
-    auto = plan.arm("auto")
-    energy_change = expected_energy_change(frontier, time_change)
-    if energy_change is None or auto.time_s is None or auto.energy_j is None:
-        raise AssertionError("between two points, and auto has costs")
-    return Cost(
-        time_s=auto.time_s * (1.0 + time_change),
-        energy_j=auto.energy_j * (1.0 + energy_change),
-        time_change=time_change,
-        energy_change=energy_change,
-    )
-
-
-def _percent(cost: Cost) -> tuple[float, float]:
-    return 100.0 * cost.time_change, 100.0 * cost.energy_change
 
 
 def _axis_unit(units: tuple[tuple[str, float], ...], values: Sequence[float]) -> tuple[str, float]:

@@ -73,8 +73,7 @@ def page(plan: Plan, validation: Validation | None) -> str:
         stretches=figures.stretches(plan),
         frontier_figure=figures.frontier(plan),
         frontier_points=[
-            (round(cost.time_change, 7), round(cost.energy_change, 7))
-            for cost in figures.shown_frontier(plan)
+            (round(time, 7), round(energy, 7)) for time, energy in figures.shown_frontier(plan)
         ],
         savings_figure=figures.savings(ranking),
         power_figure=figures.power(plan),
