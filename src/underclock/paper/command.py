@@ -32,7 +32,7 @@ def command(
     Example: underclock paper -o underclock-paper
     """
     from underclock.campaign.survey import Grid
-    from underclock.paper.outputs import Outputs, run_paper
+    from underclock.paper.outputs import PAGE, run_paper
     from underclock.paper.study import Conditions
     from underclock.paper.tables import (
         agreement_text,
@@ -45,10 +45,9 @@ def command(
 
     if svg and output is None:
         raise UsageError("--svg needs a folder to write to", hint="name one with -o")
-    outputs = Outputs(folder=output, svg=svg, force=force) if output else None
     with progress_bar("paper") as show:
         conditions = Conditions(gpu=gpu, grid=Grid(grid), seed=seed, progress=show)
-        study = run_paper(conditions, outputs)
+        study = run_paper(conditions, output, svg=svg, force=force)
     warn(study.warnings)
     if as_json:
         print_json(study)
@@ -63,5 +62,5 @@ def command(
     say(f"{study.evidence}: {agreement_text(study)}")
     say(f"{study.gpu.name}: {study.calibration}")
     say(study.a4000.missing or f"{study.a4000.gpu}: {study.a4000.calibration}")
-    if outputs:
-        say(f"page: {outputs.page}")
+    if output:
+        say(f"page: {output / PAGE}")

@@ -4,7 +4,7 @@ Which drawing answers to which figure of the paper is inferred from what its res
 the figures themselves could not be looked at.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -28,66 +28,41 @@ FIGURE_NUMBERS = {
     "tensor-parallel": 8,
 }
 """Figures of the paper, by the key of the chart: inferred."""
+PAGE = "paper.html"
 _WIDTH_PX = 760  # of a drawing that is a file
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """The files that a study is written to.
-
-    Attributes:
-        folder: Made if it is missing.
-        svg: Whether every drawing also becomes a file of its own.
-        force: Whether files of an earlier study may be replaced.
-    """
-
-    folder: Path
-    svg: bool = False
-    force: bool = False
-
-    @property
-    def data(self) -> Path:
-        """The file with every number."""
-        return self.folder / "paper.json"
-
-    @property
-    def page(self) -> Path:
-        """The page for a reader."""
-        return self.folder / "paper.html"
-
-    @property
-    def drawings(self) -> dict[str, Path]:
-        """Files of the drawings, by the chart's key."""
-        return {key: self.folder / f"{key}.svg" for key in CHART_KEYS} if self.svg else {}
-
-
-def run_paper(conditions: Conditions | None = None, outputs: Outputs | None = None) -> Study:
-    """Run the paper's study, and write it down.
+def run_paper(
+    conditions: Conditions, folder: Path | None, *, svg: bool = False, force: bool = False
+) -> Study:
+    """Run the paper's study, and write down its numbers and a page.
 
     Args:
-        conditions: Where and how to run it; by default the paper's.
-        outputs: Where it goes; nowhere by default.
+        conditions: Where and how to run it.
+        folder: Made if it is missing; ``None`` writes nothing.
+        svg: Whether every drawing also becomes a file of its own.
+        force: Whether files of an earlier study may be replaced.
 
     Raises:
         UsageError: Not a simulated GPU, no such model, or a folder that holds an earlier study.
         DeviceError, MeasurementError: From the GPU.
     """
-    conditions = conditions or Conditions()
     simulated_gpu(conditions.gpu)  # refuses before a folder is made
-    if outputs is None:
+    if folder is None:
         return run_study(conditions)
-    force = outputs.force
     try:
-        outputs.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise UsageError(f"cannot make {outputs.folder}: {exc.strerror}") from exc
-    for path in (outputs.data, outputs.page, *outputs.drawings.values()):
+        raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
+    data, page = folder / "paper.json", folder / PAGE
+    drawings = {key: folder / f"{key}.svg" for key in CHART_KEYS} if svg else {}
+    for path in (data, page, *drawings.values()):
         check_output(path, force=force)  # before any work is spent on it
     study = run_study(conditions)
-    write_document(outputs.data, study, force=force)
-    write_text(outputs.page, paper_page(study), force=force)
+    write_document(data, study, force=force)
+    write_text(page, paper_page(study), force=force)
     drawn = paper_drawings(study)
-    for key, path in outputs.drawings.items():
+    for key, path in drawings.items():
         write_text(path, drawn[key], force=force)
     return study
 

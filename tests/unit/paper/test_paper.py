@@ -28,7 +28,6 @@ from underclock.paper.comparison import agreement, beside_table1, clock_changes,
 from underclock.paper.outputs import (
     CHART_KEYS,
     FIGURE_NUMBERS,
-    Outputs,
     paper_drawings,
     paper_page,
     run_paper,
@@ -113,7 +112,7 @@ def test_the_command_prints_every_table_and_writes_numbers_and_a_page(command: _
     assert {path.name for path in command.folder.iterdir()} == {"paper.json", "paper.html"}
     before = {path: path.read_bytes() for path in command.folder.iterdir()}
     with pytest.raises(UsageError, match="will not overwrite"):
-        run_paper(Conditions(), Outputs(folder=command.folder))
+        run_paper(Conditions(), command.folder)
     assert {path: path.read_bytes() for path in command.folder.iterdir()} == before
 
 
@@ -445,7 +444,7 @@ def test_a_gpu_the_simulator_lacks_is_said_to_be_missing() -> None:
 @pytest.mark.parametrize("gpu", ["replay:table.csv", "nvml:0", "sim:nowhere", "gpu"])
 def test_only_a_simulated_gpu_can_be_studied(gpu: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        run_paper(Conditions(gpu=gpu), Outputs(folder=tmp_path / "out"))
+        run_paper(Conditions(gpu=gpu), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
