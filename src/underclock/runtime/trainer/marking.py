@@ -195,27 +195,14 @@ class _Finder:
         from importlib.util import find_spec  # noqa: PLC0415 - in the training process only
 
         spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._path)  # type: ignore[assignment]
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            load = loader.exec_module
+
+            def load_and_attach(module: Any) -> None:
+                del loader.exec_module  # nobody need know that we were here
+                load(module)
+                _attach_or_say(module, self._path)
+
+            loader.exec_module = load_and_attach
         return spec
-
-
-class _Loader:
-    """Loads PyTorch as its own loader does, and attaches."""
-
-    def __init__(self, inner: Any, path: str) -> None:
-        self._inner, self._path = inner, path
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: Any) -> Any:
-        """Make the module."""
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        """Run it, and attach."""
-        spec = module.__spec__
-        spec.loader = module.__loader__ = self._inner  # nobody need know that we were here
-        self._inner.exec_module(module)
-        _attach_or_say(module, self._path)
