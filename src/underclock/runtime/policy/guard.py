@@ -88,11 +88,6 @@ class Guard:
         """Steps at auto, until the plan is held."""
         return _SETTLING + self.window
 
-    def resume(self) -> None:
-        """Begin anew, because somebody asked."""
-        self._enter(Stage.LEARNING)
-        self.finding = Finding.NONE
-
     def stepped(self, time_s: float, *, stalled: bool = False) -> Move | None:
         """Take note of a step; return what to do from now on where that is something else.
 

@@ -1,4 +1,4 @@
-"""The page of marks: one file that a trainer and its conductor both have open.
+"""The mark page: one file that a trainer and its conductor both have open.
 
 A trainer's stream writes into it how far which step is, and the conductor looks. Only what a GPU
 writes into is mapped: who touches a mapping of a file that somebody cuts short is killed, and a

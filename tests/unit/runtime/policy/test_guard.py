@@ -44,8 +44,6 @@ def test_a_slow_plan_is_taken_back_in_steps() -> None:
     assert stages == [Stage.CHECKING, Stage.REDUCED, Stage.OFF]
     assert guard.finding is Finding.SLOWER
     assert told(guard, 2.0, windows=3) == []
-    guard.resume()
-    assert guard.stage is Stage.LEARNING
 
 
 def test_words_have_the_numbers() -> None:
