@@ -11,7 +11,6 @@ import csv
 import dataclasses
 import datetime as dt
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +82,7 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
 def _errors(models: dict[str, GpuModel], folder: Path) -> str:
     """Return the table of what the fits are worth."""
     heads = ("simulated GPU", "table", "rows", "fit", "held-out kernels")
-    lines: list[Sequence[object]] = [(*heads, "4 rows a kernel")]
+    lines: list[tuple[object, ...]] = [(*heads, "4 rows a kernel")]
     for name, table in _SWEEPS.items():
         calibration = models[name].calibration
         fit, out = calibration.fit, calibration.held_out
