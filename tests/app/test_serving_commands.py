@@ -1,4 +1,4 @@
-"""What `simulate` and `serve` serve, and refuse; what `serve` does is tried in `tests/simulated/served`."""
+"""What `simulate` and `serve` serve and refuse; in `tests/simulated/served` more of `serve`."""
 
 import json
 import signal
