@@ -39,7 +39,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
         energy_j: Of a launch.
         energy_error_j: Standard error of that.
         time_rms: Residual of the rows' time, as a fraction.
-        serial: Whether its parts add, rather than overlap.
         described: Whether the model holds for it. Where it does not, trust its own samples only.
     """
 
@@ -54,7 +53,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
     energy_error_j: float | None = None
     time_rms: float | None = None
     power_rms: float | None = None
-    serial: bool = False
     described: bool
 
     def __post_init__(self) -> None:
