@@ -137,8 +137,8 @@ class Marker:
         self._optimizer: Any = None
         self._paths: dict[int, str] = {}
         self._seen: list[int] | None = None  # marks in the order they came, while learning
-        self._handles: list[Any] = []
-        self._module_handles: list[tuple[Any, list[Any]]] = []
+        self._undo: list[Callable[[], None]] = []  # take hooks away
+        self._undo_modules: list[tuple[Any, list[Callable[[], None]]]] = []
         self._tries = 0
         self._backward = -1
         self._graph_task: Callable[[], int] = lambda: -1
@@ -152,7 +152,7 @@ class Marker:
 
         self._torch = torch
         self._graph_task = getattr(torch._C, "_current_graph_task_id", self._graph_task)
-        self._handles.append(register_optimizer_step_post_hook(self._stepped))
+        self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
         # A worker that is forked off shares the page and our hooks, and is no part of the step.
         os.register_at_fork(after_in_child=self._fall_silent)
 
@@ -170,13 +170,15 @@ class Marker:
         """Mark no more, say why in the page, and take the hooks away; what fails is left."""
         self._over = True
         stream, self._stream = self._stream, None
-        handles = [*self._handles, *(each for _, some in self._module_handles for each in some)]
-        self._handles, self._module_handles = [], []
+        undo = [*self._undo, *(each for _, some in self._undo_modules for each in some)]
+        self._undo, self._undo_modules = [], []
         if self._page is not None:
             with contextlib.suppress(BaseException):
                 self._page.tell(state, sentence)
-        closing = [each.close for each in (self._counting, stream) if each is not None]
-        for close in (*closing, *(handle.remove for handle in handles)):
+        for close in (
+            *(each.close for each in (self._counting, stream) if each is not None),
+            *undo,
+        ):
             with contextlib.suppress(BaseException):
                 close()
 
@@ -260,16 +262,16 @@ class Marker:
     def _unwatch_idle(self) -> None:
         """Keep no hook where there is no mark."""
         kept = []
-        for module, handles in self._module_handles:
+        for module, undo in self._undo_modules:
             path = self._paths.get(id(module), "")
             if any((event, path) in self._spots for event in (ENTER, LEAVE, BACK)) or (
                 (BACKWARD_END, "") in self._spots and path
             ):
-                kept.append((module, handles))
+                kept.append((module, undo))
             else:
-                for handle in handles:
-                    handle.remove()
-        self._module_handles = kept
+                for each in undo:
+                    each()
+        self._undo_modules = kept
 
     def _watch(self, module: Any) -> None:
         """Be told when a module's forward begins and ends."""
@@ -283,14 +285,16 @@ class Marker:
                 self._left(module, (), output)
                 return output
 
+            def put_back() -> None:
+                if module._compiled_call_impl is around:
+                    module._compiled_call_impl = compiled
+
             module._compiled_call_impl = around
-            self._module_handles.append((module, [_PutBack(module, compiled, around)]))
+            self._undo_modules.append((module, [put_back]))
             return
-        handles = [
-            module.register_forward_pre_hook(self._entered, prepend=True),
-            module.register_forward_hook(self._left),
-        ]
-        self._module_handles.append((module, handles))
+        before = module.register_forward_pre_hook(self._entered, prepend=True)
+        after = module.register_forward_hook(self._left)
+        self._undo_modules.append((module, [before.remove, after.remove]))
 
     @_harmless
     def _entered(self, module: Any, _inputs: object) -> None:
@@ -346,17 +350,6 @@ class Marker:
             self._seen.append(value)
         else:
             self._mark(value)
-
-
-class _PutBack:
-    """Takes away what was put around a compiled call."""
-
-    def __init__(self, module: Any, compiled: Any, around: Any) -> None:
-        self._module, self._compiled, self._around = module, compiled, around
-
-    def remove(self) -> None:
-        if self._module._compiled_call_impl is self._around:
-            self._module._compiled_call_impl = self._compiled
 
 
 def ascending(values: Sequence[int]) -> set[int]:
@@ -423,7 +416,7 @@ class Counting:
         self._last = 1  # mark that was put on the stream
         self._captured: list[int] | None = None  # steps and the last mark of a graph, meanwhile
         self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        self._put_back: list[tuple[Any, str, Any, Any]] = []
+        self._put_back: list[Callable[[], None]] = []
 
     def stepped(self, steps: int = 1) -> None:
         """Count steps that were put on the stream, or into the graph that is captured."""
@@ -481,8 +474,12 @@ class Counting:
             self._try(after, graph)
             return result
 
+        def put_back() -> None:
+            if graphs.__dict__.get(name) is around:
+                setattr(graphs, name, inner)
+
         setattr(graphs, name, around)
-        self._put_back.append((graphs, name, inner, around))
+        self._put_back.append(put_back)
 
     def _try(self, what: Callable[[Any], None], graph: Any) -> None:
         try:
@@ -492,7 +489,6 @@ class Counting:
 
     def close(self) -> None:
         """Be told of graphs no more."""
-        for graphs, name, inner, around in self._put_back:
-            if graphs.__dict__.get(name) is around:
-                setattr(graphs, name, inner)
+        for put_back in self._put_back:
+            put_back()
         self._put_back.clear()

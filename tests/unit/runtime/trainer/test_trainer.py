@@ -149,7 +149,10 @@ def fake_torch(tmp_path: Path) -> Path:
     (package / "__init__.py").write_text("class _C: pass\n")
     (package / "optim" / "__init__.py").write_text("")
     (package / "optim" / "optimizer.py").write_text(
-        "def register_optimizer_step_post_hook(hook):\n    print('hooked')\n"
+        "import types\n\n"
+        "def register_optimizer_step_post_hook(hook):\n"
+        "    print('hooked')\n"
+        "    return types.SimpleNamespace(remove=print)\n"
     )
     return package.parent
 
