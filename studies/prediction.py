@@ -1,45 +1,43 @@
-"""Predictions from auto clocks, for GPUs and kernels that the prior never saw.
+"""Predict what clocks would save on measured sweeps, compare with their rows, fill the page.
 
     OMP_NUM_THREADS=1 python studies/prediction.py [FOLDER]
 
-FOLDER is ../shared/data/measured by default. Each of six measured sweeps is predicted from its rows
-at auto clocks without anything of it in the prior: reference kernels are those of the other five
-sweeps, constants are typical ones, scaled to the clocks and the power of the GPU. Then with
-constants fitted to the sweep itself, as of a GPU that is known, but kernels of the other five. And
-a step of GPT-3 XL on simulated GPUs, against plans on all of its samples.
+FOLDER is ../shared/data/measured by default. Steps of each of six sweeps' kernels are predicted
+with reference kernels of the other five only. Constants are typical ones, scaled to the clocks and
+the power of the GPU (it is unknown), or fitted to the sweep (it is known, its kernels are strange).
 """
 
 import dataclasses
 import math
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-import underclock
 from gpu_specs import SPECS
-from pages import MEASURED, fill, markdown
-from underclock.app.predicting import OF_ANOTHER, settings_of
+from pages import MEASURED, fill, markdown, percent
+from underclock.app.predicting import DRAWS, OF_ANOTHER
 from underclock.core.calibration.gpu import Calibrated, calibrate
 from underclock.core.calibration.sweep import sweep_of
 from underclock.core.model.start import unknown_gpu
-from underclock.core.prediction.checks import checks_of, widening
 from underclock.core.prediction.prior import (
+    BUSIEST_DRAM,
     FITTED,
     PUBLISHED,
     Prior,
     ReferenceKernel,
+    checks_of,
     reference_kernels,
+    widening,
 )
 from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_tables, interval
 from underclock.core.solvers import Problem
 from underclock.core.solvers.knapsack import Exact
 from underclock.core.step.table import CostTable, cost_table
-from underclock.gpus.models import GpuModel, encode, gpu_model
-from underclock.records import Clocks, SampleSet, Strategy
+from underclock.physics.costs import dram_mhz, duration_s
+from underclock.records import Clocks, Sample, SampleSet, Utilisation
 from underclock.records.observed import Interval
 from underclock.store import read_table
 
@@ -52,12 +50,19 @@ _SWEEPS = {
     "rtx_laptop_repeats": None,
 }
 _BUDGETS = (0.0, 0.01, 0.05)
-_STEPS, _KERNELS, _DRAWS, _CONFIDENCE = 3, 6, 60, 0.95
-_CHECK_ROWS = 2  # of each kernel
-_FARTHEST = 4.0  # as in `stages.predict`
+_STEPS, _KERNELS, _CONFIDENCE = 3, 6, 0.95
+_BUSIEST_PIPES = 0.9
+# What is seen of a step: whether counters at auto, how many rows elsewhere, of which part of it.
+_WAYS = {
+    "auto rows": (False, 0, 1.0),
+    "auto rows with utilisation": (True, 0, 1.0),
+    "and 2 other rows a kernel": (True, 2, 1.0),
+    "and 4 other rows a kernel": (True, 4, 1.0),
+    "and 6 other rows of every second kernel": (True, 6, 0.5),
+}
 # The laptop boosts to about 2 550 MHz: asked for more, its kernels draw the same. Some kernels are
 # held by limits that move with heat: those it calls memory are not.
-_LAPTOP_BOOST_MHZ, _LAPTOP_KERNELS = 2550.0, "memory"
+_LAPTOP, _LAPTOP_BOOST_MHZ, _LAPTOP_KERNELS = "laptop", 2550.0, "memory"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +82,26 @@ class Case:
 
     Attributes:
         name: Of the sweep.
-        way: What is known of the GPU, and what checks it.
-        truth: What the best choice of all rows changes.
+        way: What is known of the GPU, and what is seen of the step.
+        raw: What the best choice of all rows changes, as they stand.
+        truth: The same where no slower clock is faster, or draws more.
         predicted: What was predicted.
-        off: By how much the prior was found to be off.
     """
 
     name: str
-    way: str
+    way: tuple[str, str]
+    raw: float
     truth: float
     predicted: Interval
-    off: float
 
     @property
-    def covered(self) -> bool:
-        """Whether the truth lies in the interval."""
-        return self.predicted.low - 1e-9 <= self.truth <= self.predicted.high + 1e-9
+    def width(self) -> float:
+        """Of the interval."""
+        return self.predicted.high - self.predicted.low
+
+    def covers(self, change: float) -> bool:
+        """Whether a change lies in the interval."""
+        return self.predicted.low - 1e-9 <= change <= self.predicted.high + 1e-9
 
 
 def part_of(sample_set: SampleSet, names: set[str]) -> SampleSet:
@@ -104,19 +113,10 @@ def part_of(sample_set: SampleSet, names: set[str]) -> SampleSet:
     )
 
 
-def best_change(table: CostTable, budget: float) -> float:
-    """Return the least energy change of all kernels together within a budget."""
-    budget_s = table.auto_time_s * (1.0 + budget)
-    problem = Problem(time_s=table.time_s, energy_j=table.energy_j, budget_s=budget_s)
-    rows = np.arange(len(table.kernels))
-    energy_j = math.fsum(table.energy_j[rows, np.array(Exact().solve(problem).choice)])
-    return energy_j / table.auto_energy_j - 1.0
-
-
 def known(path: Path, spec: str | None) -> Known:
     """Read a sweep and fit a GPU's constants to it."""
     rows = read_table(path)
-    laptop = "laptop" in path.stem
+    laptop = _LAPTOP in path.stem
     if laptop:
         names = {k.name for k in rows.kernels if k.name.startswith(_LAPTOP_KERNELS)}
         rows = part_of(rows, names)
@@ -151,27 +151,90 @@ def priors(target: Known, every: Sequence[Known]) -> Iterator[tuple[str, Prior]]
         dram_j_per_mcycle=fit.dram_j_per_mcycle,
         limit_w=fit.limit_w,
     )
-    yield "known GPU", prior
-    yield (
-        "unknown GPU",
-        dataclasses.replace(
-            prior,
-            gpu=typical,
-            deviations=PUBLISHED,
-            dram_j_per_mcycle=0.75 * typical.mem_points_w[-1] / typical.mem_points_mhz[-1],
-            off=OF_ANOTHER,
-        ),
+    unknown = dataclasses.replace(
+        prior,
+        gpu=typical,
+        deviations=PUBLISHED,
+        dram_j_per_mcycle=0.75 * typical.mem_points_w[-1] / typical.mem_points_mhz[-1],
+        off=OF_ANOTHER,
     )
+    return iter((("known GPU", prior), ("unknown GPU", unknown)))
 
 
-def some_rows(part: SampleSet, baseline: Clocks, random: np.random.Generator) -> SampleSet:
-    """Return rows at the baseline, and a few of each kernel at other clocks."""
-    samples = [s for s in part.samples if s.asked == baseline]
-    for kernel in part.kernels:
+def seen(target: Known, part: SampleSet, baseline: Clocks, way: str, step: int) -> SampleSet:
+    """Return what is seen of a step: rows at the baseline, and some of some kernels elsewhere."""
+    counts, rows, share = _WAYS[way]
+    random = np.random.default_rng([step, 7])
+    samples = [
+        _counted(target, sample) if counts else sample
+        for sample in part.samples
+        if sample.asked == baseline
+    ]
+    for kernel in part.kernels[: round(share * len(part.kernels))]:
         away = [s for s in part.samples if s.kernel == kernel.name and s.asked != baseline]
-        chosen = random.permutation(len(away))[:_CHECK_ROWS].tolist()
-        samples += [away[i] for i in chosen]
+        samples += [away[i] for i in random.permutation(len(away))[:rows].tolist()]
     return msgspec.structs.replace(part, samples=tuple(samples))
+
+
+def _counted(target: Known, sample: Sample) -> Sample:
+    """Return a row with the utilisation that the fit to the whole sweep implies."""
+    gpu, kernel = target.fit.gpu, target.fit.kernels[sample.kernel]
+    core_mhz = float(sample.asked.core_mhz or gpu.boost_mhz)
+    mem_mhz = float(sample.asked.mem_mhz or target.mem_mhz)
+    time_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
+    dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
+    if _LAPTOP in target.name:  # of one memory clock: its fixed time is that of memory
+        dram_s += kernel.fixed_s
+    dram, pipes = (
+        min(1.0, most * part_s / time_s)
+        for most, part_s in (
+            (BUSIEST_DRAM, dram_s),
+            (_BUSIEST_PIPES, kernel.core_mcycles / core_mhz),
+        )
+    )
+    busy = Utilisation(sm=1.0, tensor=0.0, fp32=pipes, dram=dram)
+    return msgspec.structs.replace(sample, utilisation=busy)
+
+
+def best_change(table: CostTable, budget: float) -> float:
+    """Return the least energy change of all kernels together within a budget."""
+    budget_s = table.auto_time_s * (1.0 + budget)
+    problem = Problem(time_s=table.time_s, energy_j=table.energy_j, budget_s=budget_s)
+    rows = np.arange(len(table.kernels))
+    energy_j = math.fsum(table.energy_j[rows, np.array(Exact().solve(problem).choice)])
+    return energy_j / table.auto_energy_j - 1.0
+
+
+def falling(table: CostTable) -> CostTable:
+    """Return a table without the scatter that a plan would seek out: pooled until it is monotone.
+
+    Along the core clock, at each memory clock, neither does time rise nor power fall.
+    """
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    core = np.array([clocks.core_mhz or math.inf for clocks in table.settings])
+    for mem in {clocks.mem_mhz for clocks in table.settings}:
+        same = np.array([s for s, clocks in enumerate(table.settings) if clocks.mem_mhz == mem])
+        same = same[np.argsort(core[same])]
+        for k in range(len(table.kernels)):
+            here = same[np.isfinite(table.time_s[k, same])]
+            log_s = _falling(np.log(table.time_s[k, here]))
+            log_w = -_falling(-np.log(table.energy_j[k, here] / table.time_s[k, here]))
+            time_s[k, here], energy_j[k, here] = np.exp(log_s), np.exp(log_s + log_w)
+    return dataclasses.replace(table, time_s=time_s, energy_j=energy_j)
+
+
+def _falling(values: np.ndarray) -> np.ndarray:
+    """Return the nearest values that never rise: neighbours that do are pooled."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        means.append(value)
+        counts.append(1)
+        while len(means) > 1 and means[-2] < means[-1]:
+            count = counts[-2] + counts[-1]
+            mean = (means[-2] * counts[-2] + means[-1] * counts[-1]) / count
+            means[-2:], counts[-2:] = [mean], [count]
+    return np.repeat(means, counts)
 
 
 def cases(target: Known, every: Sequence[Known]) -> Iterator[Case]:
@@ -183,93 +246,49 @@ def cases(target: Known, every: Sequence[Known]) -> Iterator[Case]:
         random = np.random.default_rng([step, len(names)])
         some = {names[i] for i in random.permutation(len(names))[:_KERNELS].tolist()}
         part = part_of(target.rows, some)
-        truth = cost_table(part, baseline=baseline)
-        seen, more = at_baseline(part, baseline), some_rows(part, baseline, random)
-        runs = baseline_runs(seen, baseline, mem_mhz=target.mem_mhz, limit_w=target.fit.limit_w)
-        absent = ~np.isfinite(truth.time_s)
-        for what, prior in priors(target, every):
-            for how, rows in (("auto only", seen), (f"{_CHECK_ROWS} rows more", more)):
-                off = widening(checks_of(prior, runs, rows, baseline, step))
-                wider = dataclasses.replace(prior, off=off * prior.off)
-                tables = draw_tables(
-                    seen, baseline, wider, runs, truth.settings, draws=_DRAWS, seed=step
+        raw = cost_table(part, baseline=baseline)
+        truth, absent = falling(raw), ~np.isfinite(raw.time_s)
+        for (what, prior), way in ((p, w) for p in priors(target, every) for w in _WAYS):
+            rows = seen(target, part, baseline, way, step)
+            runs = baseline_runs(
+                at_baseline(rows, baseline),
+                baseline,
+                mem_mhz=target.mem_mhz,
+                limit_w=target.fit.limit_w,
+            )
+            off = widening(checks_of(prior, runs, step)) * prior.off
+            tables = draw_tables(
+                rows,
+                baseline,
+                dataclasses.replace(prior, off=off),
+                runs,
+                raw.settings,
+                draws=DRAWS,
+                seed=step,
+            )
+            tables.time_s[:, absent] = tables.energy_j[:, absent] = np.inf
+            for budget in _BUDGETS:
+                drawn = [best_change(tables.draw(d), budget) for d in range(DRAWS)]
+                yield Case(
+                    name=target.name,
+                    way=(what, way),
+                    raw=best_change(raw, budget),
+                    truth=best_change(truth, budget),
+                    predicted=interval(np.array(drawn), _CONFIDENCE),
                 )
-                tables.time_s[:, absent] = tables.energy_j[:, absent] = np.inf
-                for budget in _BUDGETS:
-                    drawn = [best_change(tables.draw(d), budget) for d in range(_DRAWS)]
-                    yield Case(
-                        name=target.name,
-                        way=f"{what}, {how}",
-                        truth=best_change(truth, budget),
-                        predicted=interval(np.array(drawn), _CONFIDENCE),
-                        off=off,
-                    )
 
 
-def summed_up(words: str, some: Sequence[Case]) -> tuple[str, ...]:
-    """Sum up cases that are alike, as a row of the table."""
-    covered = sum(case.covered for case in some)
-    kept = [case for case in some if case.off <= _FARTHEST]
-    truth, expected, width = np.mean(
-        [(c.truth, c.predicted.expected, c.predicted.high - c.predicted.low) for c in some], axis=0
-    )
-    offs = sorted(case.off for case in some)
+def _line(words: str, some: Sequence[Case]) -> tuple[object, ...]:
+    """Sum up cases that are alike."""
+    truth, expected = np.mean([(c.truth, c.predicted.expected) for c in some], axis=0)
     return (
         words,
-        f"{covered} of {len(some)}",
-        f"{len(some) - len(kept)}",
-        f"{sum(c.covered for c in kept)} of {len(kept)}",
-        f"{truth:+.1%}",
-        f"{expected:+.1%}",
-        f"{100 * width:.0f}",
-        f"{offs[len(offs) // 2]:.2f} ({offs[0]:.2f} to {offs[-1]:.2f})",
+        f"{sum(c.covers(c.truth) for c in some)} of {len(some)}",
+        f"{sum(c.covers(c.raw) for c in some)}",
+        percent(float(truth), 1),
+        percent(float(expected), 1),
+        f"{100.0 * float(np.mean([c.width for c in some])):.1f}",
     )
-
-
-def strangers(made: Sequence[Case]) -> str:
-    """Return the table of measured sweeps."""
-    heads = ("", "covered", "refused", "covered if not refused", "truth, mean", "predicted")
-    rows: list[tuple[str, ...]] = [(*heads, "width", "off")]
-    for way in dict.fromkeys(case.way for case in made):
-        mine = [case for case in made if case.way == way]
-        rows.append(summed_up(f"**{way}**", mine))
-        rows += [
-            summed_up(f"`{name}`", [case for case in mine if case.name == name])
-            for name in dict.fromkeys(case.name for case in mine)
-        ]
-    return markdown(rows)
-
-
-def simulated(name: str, model: GpuModel | None, folder: Path) -> Iterator[tuple[str, ...]]:
-    """Predict a GPT-3 XL step from auto clocks; the truth is a plan on all its samples."""
-    gpu, known_gpu = f"sim:{name}", gpu_model(name)
-    if model is not None:
-        known_gpu, file = model, folder / f"{name}.json"
-        file.write_text(encode(model), encoding="utf-8")
-        gpu = f"sim:{file}"
-    cores = {clocks.core_mhz for clocks in settings_of(known_gpu)}
-    campaign = underclock.Campaign(
-        core_mhz=(*sorted(mhz for mhz in cores if mhz is not None), None),
-        mem_mhz=() if known_gpu.memory_lockable else (None,),
-    )
-    samples = folder / f"{name}-{model is None}.db"
-    taken = underclock.measure(underclock.trace("gpt3-xl"), gpu=gpu, to=samples, campaign=campaign)
-    truth = cost_table(taken)
-    for budget in _BUDGETS:
-        best = best_change(truth, budget)
-        said = underclock.predict(taken, max_slowdown=budget, like=f"sim:{name}")
-        energy, alone = said.arm(Strategy.KERNEL_GLOBAL).energy_change, said.without_measuring
-        yield (
-            f"`sim:{name}`",
-            "yes" if said.counted else "no",
-            f"{budget:.0%}",
-            f"{best:+.1%}",
-            f"{energy.expected:+.1%}",
-            f"{energy.low:+.1%} … {energy.high:+.1%}",
-            "yes" if energy.low - 1e-9 <= best <= energy.high + 1e-9 else "**no**",
-            f"{alone.energy_change.expected:+.1%}",
-            f"{alone.time_change.low:+.1%} … {alone.time_change.high:+.1%}",
-        )
 
 
 def main() -> None:
@@ -277,19 +296,19 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED
     every = [known(folder / f"{table}.csv", spec) for table, spec in _SWEEPS.items()]
     made = [case for target in every for case in cases(target, every)]
-    heads = ("GPU", "counted", "budget", "truth", "predicted", "interval", "covers", "unmeasured")
-    counting = dataclasses.replace(gpu_model("rtx3080ti"), counters=True)
-    with tempfile.TemporaryDirectory() as at:
-        rows = [
-            row
-            for name, model in (("rtx3080ti", None), ("rtx3080ti", counting), ("h200", None))
-            for row in simulated(name, model, Path(at))
-        ]
-    fill(
-        "prediction",
-        {"strangers": strangers(made), "simulated": markdown([(*heads, "its time"), *rows])},
-        repeats=f"{_STEPS} steps of {_KERNELS} kernels of each sweep, {_DRAWS} seeded draws each.",
-    )
+    header = ("", "covered", "as they stand", "truth", "predicted", "width")
+    ways = dict.fromkeys(case.way for case in made)
+    sums: list[Sequence[object]] = [header]
+    sweeps: list[Sequence[object]] = [header]
+    for way in ways:
+        mine = [case for case in made if case.way == way]
+        others = [case for case in mine if _LAPTOP not in case.name]
+        sums += [_line(", ".join(way), mine), _line("the laptop left out", others)]
+        if way[1] in list(_WAYS)[1:3]:
+            sweeps.append((f"**{', '.join(way)}**", *[""] * 5))
+            sweeps += [_line(f"`{n}`", [c for c in mine if c.name == n]) for n in _SWEEPS]
+    repeats = f"{_STEPS} steps of {_KERNELS} kernels a sweep, 3 budgets, {DRAWS} draws, seeded."
+    fill("prediction", {"sums": markdown(sums), "sweeps": markdown(sweeps)}, repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.prediction.time_shares import BUSIEST_DRAM
+from underclock.core.prediction.prior import BUSIEST_DRAM
 from underclock.gpus.models import (
     AMPERE,
     GA100,

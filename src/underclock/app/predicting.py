@@ -1,4 +1,4 @@
-"""predict: what other clocks would save, from samples at auto clocks; no permission needed."""
+"""predict: what other clocks would save, from samples at auto clocks and what others there are."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -6,19 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.core.prediction.checks import PredictiveCheck, checks_of, widening
 from underclock.core.prediction.prior import (
     FITTED,
     PUBLISHED,
     BaselineRun,
+    PredictiveCheck,
     Prior,
     ReferenceKernel,
+    checks_of,
     reference_kernels,
+    widening,
 )
 from underclock.core.prediction.savings import (
     at_baseline,
     baseline_runs,
     draw_tables,
+    pooled,
     savings_after_measuring,
     savings_without_measuring,
 )
@@ -52,10 +55,11 @@ def predict(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> Prediction:
-    """Predict what a plan would save, from samples at auto clocks only.
+    """Predict what a plan would save, from samples at auto clocks and what others there are.
 
     Args:
-        samples: As of `plan`; what was sampled at other clocks is not used.
+        samples: As of `plan`. Where some are at other clocks, plans choose among the clocks of the
+            table, and what was not measured there is told by what was; else among those of the GPU.
         max_slowdown: Time budget as a fraction above auto, not negative.
         like: ``sim:NAME`` or a file that ``underclock calibrate`` wrote: whose constants and
             kernels stand for what was not measured. By default the model of the same name.
@@ -75,14 +79,14 @@ def predict(
     check_kernels_alone(sample_set)
     basis = _basis(sample_set, baseline or AUTO, like)
     prior = prior_of(basis.model, basis.sample_set.gpu.name)
-    checks = checks_of(prior, basis.runs, basis.sample_set, basis.baseline, seed)
+    checks = checks_of(prior, basis.runs, seed)
     off = _off(basis, checks)
     tables = draw_tables(
-        basis.used,
+        basis.pooled,
         basis.baseline,
         dataclasses.replace(prior, off=off * prior.off),
         basis.runs,
-        settings_of(basis.model),
+        _table_clocks(basis) or settings_of(basis.model),
         draws=draws,
         seed=seed,
         progress=lambda share: show(_DRAWING * share),
@@ -99,10 +103,11 @@ def predict(
         max_slowdown=max_slowdown,
         confidence=_CONFIDENCE,
         draws=draws,
-        kernels=len(basis.runs),
+        kernels=len(basis.sample_set.kernels),
         counted=basis.counted,
         arms=arms,
         without_measuring=savings_without_measuring(tables, max_slowdown, _CONFIDENCE),
+        elsewhere=sum(s.asked != basis.baseline for s in basis.sample_set.samples),
         off=off,
         warnings=(*basis.sample_set.warnings, *_warnings(basis), *_doubts(off, checks)),
     )
@@ -114,39 +119,53 @@ class _Basis:
 
     Attributes:
         sample_set: All that was measured.
-        used: Its samples at the baseline.
+        pooled: The same, of not too many kernels.
+        counted: Of how many kernels there are readings of utilisation.
         baseline: The clocks called auto.
         like: How the reader names the model below.
         model: Whose constants and kernels stand for what was not measured.
-        runs: What every kernel did at the baseline.
+        runs: What every kernel of ``pooled`` did at the baseline.
     """
 
     sample_set: SampleSet
-    used: SampleSet
+    pooled: SampleSet
+    counted: int
     baseline: Clocks
     like: str
     model: GpuModel
     runs: Sequence[BaselineRun]
-
-    @property
-    def counted(self) -> int:
-        """Of how many kernels there are readings of utilisation."""
-        return sum(run.utilisation is not None for run in self.runs)
 
 
 def _basis(sample_set: SampleSet, baseline: Clocks, like: str | None) -> _Basis:
     """Gather what is known of the kernels and of the GPU."""
     used = at_baseline(sample_set, baseline)
     name, model = reference_model(sample_set.gpu.name, like)
-    runs = baseline_runs(
-        used,
-        baseline,
-        mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
-        limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
-    )
+
+    def runs_of(some: SampleSet) -> list[BaselineRun]:
+        return baseline_runs(
+            some,
+            baseline,
+            mem_mhz=float(model.p2_mem_mhz or model.mem_mhz[-1]),
+            limit_w=sample_set.gpu.power_limit_w or model.limit_w[0],
+        )
+
+    runs, fewer = runs_of(used), pooled(sample_set, baseline)
     return _Basis(
-        sample_set=sample_set, used=used, baseline=baseline, like=name, model=model, runs=runs
+        sample_set=sample_set,
+        pooled=fewer,
+        counted=sum(run.utilisation is not None for run in runs),
+        baseline=baseline,
+        like=name,
+        model=model,
+        runs=runs if fewer is sample_set else runs_of(at_baseline(fewer, baseline)),
     )
+
+
+def _table_clocks(basis: _Basis) -> tuple[Clocks, ...]:
+    """Return the clocks that samples are at, or are to be, beside the baseline."""
+    asked = {sample.asked for sample in basis.sample_set.samples}
+    there = asked | {*basis.sample_set.settings} if asked != {basis.baseline} else asked
+    return tuple(c for c in there if c != basis.baseline and not c.is_auto)
 
 
 def _off(basis: _Basis, checks: Sequence[PredictiveCheck]) -> float:
@@ -199,19 +218,13 @@ def _warnings(basis: _Basis) -> Iterator[str]:
             f"no sweep of {model.name} is at hand: its voltage, leakage and memory power are "
             "guesses, for which the intervals allow"
         )
-    unused = len(basis.sample_set.samples) - len(basis.used.samples)
-    if unused:
-        yield (
-            f"{unused} samples at other clocks are not used but to check the prediction: "
-            "`underclock plan` plans on them"
-        )
-    else:
+    if all(sample.asked == basis.baseline for sample in basis.sample_set.samples):
         yield (
             "samples at one clock pair do not show how kernels follow clocks: power at rest and "
             "the clocks were checked, the rest is taken from other kernels; a few samples at other "
-            "clocks would check it"
+            "clocks would narrow it"
         )
-    kernels = len(basis.runs)
+    kernels = len(basis.sample_set.kernels)
     if basis.counted < kernels:
         yield (
             f"{kernels - basis.counted} of {kernels} kernels have no readings of utilisation: what "

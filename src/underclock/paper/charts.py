@@ -1,4 +1,4 @@
-"""The drawings of ``underclock paper`` as plain data.
+"""The drawings of ``underclock paper`` as plain data, for whoever draws them.
 
 What the paper reports stands beside ours in every one: ours filled, the paper's hollow.
 """

@@ -20,7 +20,7 @@ class Evidence(StrEnum):
     """Where a number comes from; a number never travels without it."""
 
     MEASURED = "measured"  # on this GPU, by us
-    REPLAYED = "replayed"  # from a table of others
+    REPLAYED = "replayed"  # from a table somebody measured
     SIMULATED = "simulated"  # from a model of a GPU
 
 

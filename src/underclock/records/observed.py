@@ -224,7 +224,7 @@ class PredictedArm(Record, frozen=True, kw_only=True):
 
 
 class Prediction(Record, frozen=True, kw_only=True):
-    """What clocks of its own choice would save a step, predicted from auto clocks only.
+    """What clocks of its own choice would save a step, predicted from auto clocks and what others.
 
     Attributes:
         evidence: Of the samples; every number here is predicted from them, none measured.
@@ -240,6 +240,7 @@ class Prediction(Record, frozen=True, kw_only=True):
         arms: What measuring at other clocks and planning on it would bring, in order of freedom.
         without_measuring: What locking at once would bring: the plan for the mean of the possible
             tables.
+        elsewhere: So many samples at other clocks were there.
         off: By how much further what was measured lies from what the model lets expect than it
             may; intervals are wider for it.
     """
@@ -256,6 +257,7 @@ class Prediction(Record, frozen=True, kw_only=True):
     counted: int
     arms: tuple[PredictedArm, ...]
     without_measuring: PredictedArm
+    elsewhere: int = 0
     off: float = 1.0
     warnings: tuple[str, ...] = ()
 

@@ -234,7 +234,7 @@ def _note(kernel: KernelFit) -> str:
         return "no usable sample: measure lower clocks"
     if not kernel.described:
         return "keeps its own samples: measure it more"
-    return ""
+    return "adds its parts" if kernel.serial else ""
 
 
 def _share_text(share: float | None, digits: int = 0) -> str:
@@ -243,11 +243,13 @@ def _share_text(share: float | None, digits: int = 0) -> str:
 
 def prediction_sentence(prediction: Prediction) -> str:
     """Say what would be saved, how sure that is, and what it rests on."""
+    rows = prediction.elsewhere
+    seen = f"auto clocks and {rows} rows at others" if rows else "auto clocks only"
     change = prediction.arm(_PREDICTED).energy_change
     return (
         f"energy would change by about {_whole(change.expected)} % ({_whole(change.low)} {_TO} "
         f"{_whole(change.high)} %, {100 * prediction.confidence:g} %) at <= "
-        f"{100 * prediction.max_slowdown:g} % slower, predicted from auto clocks only; "
+        f"{100 * prediction.max_slowdown:g} % slower, predicted from {seen}; "
         "measuring would tell"
     )
 

@@ -1,7 +1,8 @@
-"""Predicted savings: what other clocks would save, from samples at one pair of clocks.
+"""Predicted savings: what other clocks would save, from samples at one pair of clocks or few more.
 
 The question is what measuring at other clocks, and planning on it, would bring. Nobody knows the
-cost table that measuring would give, so many possible ones are drawn (`monte_carlo`). Each is
+cost table that measuring would give, so many possible ones are drawn (`draws`, and `rows` where
+there are samples at other clocks). Each is
 planned on as if it were the true one, and the savings make the interval. Beside that stands what
 locking clocks without measuring would bring: one plan, made for the mean of the drawn tables and
 costed on each of them. It saves less and may be slower than asked.
@@ -20,18 +21,20 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import solve_strategies
-from underclock.core.prediction.monte_carlo import draw_costs
+from underclock.core.prediction.draws import draw_costs
 from underclock.core.prediction.prior import BaselineRun, Prior
+from underclock.core.prediction.rows import given_rows
 from underclock.core.step.breakdown import settle_auto
 from underclock.core.step.cap import CapMargin, capped_kernels, driver_says
 from underclock.core.step.overlap import overlapped
 from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import DataError
-from underclock.records import Arm, Clocks, Cost, Sample, SampleSet, Strategy
+from underclock.records import Arm, Clocks, Cost, Kernel, Sample, SampleSet, Strategy
 from underclock.records.observed import Interval, PredictedArm
 
 # Of the power limit: less is below any GPU at rest, and no mean over a launch overshoots by more.
 _LEAST_POWER, _MOST_POWER = 0.01, 1.5
+_MOST_KERNELS = 200  # of a step that is drawn kernel by kernel: half of them, and pools of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,59 @@ def at_baseline(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
         )
     in_situ = sample_set.in_situ if baseline.is_auto else ()
     return msgspec.structs.replace(sample_set, samples=samples, in_situ=in_situ)
+
+
+def pooled(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
+    """Return a step of fewer kernels, where it has many: the small ones stand together.
+
+    Kernels of one pass that were measured at the same clocks, and draw about as much, become one
+    that costs what they do together. Of hundreds of them, what each has of its own evens out.
+
+    Args:
+        sample_set: Samples of every kernel at the baseline.
+        baseline: Its clocks.
+    """
+    if len(sample_set.kernels) <= _MOST_KERNELS:
+        return sample_set
+    rows: dict[str, dict[Clocks, list[Sample]]] = {k.name: {} for k in sample_set.kernels}
+    for sample in sample_set.samples:
+        rows[sample.kernel].setdefault(sample.asked, []).append(sample)
+    runs = {name: some[baseline] for name, some in rows.items()}
+    most = sorted(
+        sample_set.kernels, key=lambda k: -k.count * _mean([s.energy_j for s in runs[k.name]])
+    )
+    small = [k for k in most[_MOST_KERNELS // 2 :] if k.waited_for == 1.0]
+    alike: dict[object, list[Kernel]] = {}
+    for kernel in small:
+        lacking = sample_set.lacking.get(kernel.name)
+        alike.setdefault((kernel.pass_, frozenset(rows[kernel.name]), lacking), []).append(kernel)
+    size = -(-2 * len(small) // _MOST_KERNELS)
+    gone = {kernel.name for kernel in small}
+    kernels = [kernel for kernel in sample_set.kernels if kernel.name not in gone]
+    samples = [sample for sample in sample_set.samples if sample.kernel not in gone]
+    for some in alike.values():
+        some.sort(key=lambda k: _mean([s.energy_j / s.time_s for s in runs[k.name]]))
+        for begin in range(0, len(some), size):
+            group = some[begin : begin + size]
+            kernels.append(msgspec.structs.replace(group[0], count=1))
+            samples += [
+                _together([(k.count, rows[k.name][clocks]) for k in group])
+                for clocks in rows[group[0].name]
+            ]
+    return msgspec.structs.replace(
+        sample_set, kernels=tuple(kernels), samples=tuple(samples), mixed=(), order=()
+    )
+
+
+def _together(parts: list[tuple[int, list[Sample]]]) -> Sample:
+    """Return samples of several kernels at one setting as one; what is no sum is the longest's."""
+    taken_s = [count * _mean([s.time_s for s in some]) for count, some in parts]
+    longest = parts[int(np.argmax(taken_s))][1][0]
+    energy_j = math.fsum(count * _mean([s.energy_j for s in some]) for count, some in parts)
+    name = parts[0][1][0].kernel
+    return msgspec.structs.replace(
+        longest, kernel=name, repeat=0, time_s=math.fsum(taken_s), energy_j=energy_j
+    )
 
 
 def baseline_runs(
@@ -127,13 +183,13 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> CostTableDraws:
-    """Draw the cost tables that samples at one pair of clocks leave possible.
+    """Draw the cost tables that samples leave possible.
 
     Args:
-        sample_set: Samples at the baseline only.
+        sample_set: Samples of every kernel at the baseline, and of some at other clocks.
         baseline: Its clocks.
         prior: What is known of the GPU.
-        runs: What each kernel did.
+        runs: What each kernel did at the baseline.
         settings: Clocks that a plan may hold, beside the baseline.
         draws: How many tables.
         seed: Of the draws.
@@ -142,10 +198,12 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     Raises:
         DataError: The whole step does not agree with its kernels.
     """
-    costs = cost_table(msgspec.structs.replace(sample_set, in_situ=()), baseline=baseline)
+    used = at_baseline(sample_set, baseline)
+    costs = cost_table(msgspec.structs.replace(used, in_situ=()), baseline=baseline)
     every = tuple(sorted({*settings, baseline}, key=lambda clocks: clocks.rank))
     place = every.index(baseline)
     ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
+    ratios = given_rows(ratios, sample_set, every, place, gpu=prior.gpu, seed=seed)
     ratios.time[:, :, place] = ratios.energy[:, :, place] = 1.0
     for ratio in (ratios.time, ratios.energy):
         ratio[:, overlapped(costs.kernels)] = 1.0
@@ -160,10 +218,13 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
     fixed_j = costs.fixed_j[:, None]
     own_j = measured.energy_j - fixed_j
     time_s, energy_j = measured.time_s * ratios.time, own_j * ratios.energy + fixed_j
-    if sample_set.in_situ:
-        measured = settle_auto(measured, sample_set.in_situ, capped_kernels(sample_set))
+    if used.in_situ:
+        measured = settle_auto(measured, used.in_situ, capped_kernels(used))
         time_s[:, :, place] = measured.time_s[:, place]
         energy_j[:, :, place] = measured.energy_j[:, place]
+    for k, kernel in enumerate(costs.kernels):
+        never = [every.index(c) for c in sample_set.lacking.get(kernel.name, ()) if c in every]
+        time_s[:, k, never] = energy_j[:, k, never] = np.inf
     return CostTableDraws(measured=measured, time_s=time_s, energy_j=energy_j)
 
 

@@ -29,7 +29,6 @@ from underclock.core.calibration.throughput import (
     residuals_of,
     shortfall,
 )
-from underclock.core.prediction.time_shares import kernel_from_auto
 from underclock.errors import DataError
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
@@ -231,22 +230,6 @@ def test_the_prior_of_fixed_time_says_how_odd_a_kernel_is() -> None:
     odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
 
     assert abs(fixed_time.surprise(_KERNELS["k1"])) < abs(fixed_time.surprise(odd))
-
-
-def test_one_run_at_auto_is_reproduced() -> None:
-    kernel = kernel_from_auto(
-        _TRUE,
-        time_s=1e-3,
-        power_w=320.0,
-        core_mhz=1800.0,
-        dram_share=0.6,
-        temperature_c=70.0,
-        dram_w=60.0,
-    )
-
-    assert float(duration_s(_TRUE, kernel, 1800.0, 9501.0)) == pytest.approx(1e-3, rel=1e-3)
-    drawn = float(busy_w(_TRUE, kernel, 1800.0, 9501.0, 70.0))
-    assert drawn == pytest.approx(320.0, rel=1e-3)
 
 
 def test_published_changes_are_fitted_by_rates_and_energies() -> None:
