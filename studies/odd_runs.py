@@ -17,8 +17,8 @@ from pages import fill, markdown
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import as_measured, inferred_costs
-from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import choose_kernels
 from underclock.errors import UnderclockError
 from underclock.records import Evidence, GpuInfo, Kernel, Sample, SampleSet
 

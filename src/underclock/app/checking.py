@@ -11,8 +11,8 @@ from underclock.arrays import Bools, Floats
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
-from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.core.step.table import cost_table
 from underclock.core.step.whole import check_kernels_alone

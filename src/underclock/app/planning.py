@@ -14,12 +14,12 @@ from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
-from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     compare_strategies,
     one_clock_only,
 )
+from underclock.core.planning.under_cap import power_curve
 from underclock.core.step.table import CostTable
 from underclock.core.step.whole import (
     WHOLE,

@@ -10,9 +10,10 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.inference.joint import TableFit
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
-from underclock.core.planning.best_choice import TIME_POWER, choose_kernels
+from underclock.core.planning.best_choice import TIME_POWER
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import choose_kernels
 from underclock.core.sampling.acquisition import Candidates, Promised, value_of_information
 from underclock.core.sampling.improvement import expected_improvement, expected_improvement_within
 from underclock.core.sampling.multipliers import multiplier_under, multiplier_within

@@ -15,30 +15,26 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
-from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import RiskModel, room
 from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses
-from underclock.core.planning.under_cap import cheapest_within, is_held, windows_of
 from underclock.core.solvers import (
     Effort,
     Judged,
     SequenceProblem,
     Solution,
-    WindowedSequence,
     cost_of,
     infeasible,
     solution_of,
     solve,
 )
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import against_auto, cap_of, grouped, step_cost
+from underclock.core.step.under_cap import against_auto, step_cost
 from underclock.records import (
     TOLERANCE,
     Arm,
     ClockSchedule,
     Cost,
-    Granularity,
     Segment,
     Status,
     Strategy,
@@ -48,8 +44,6 @@ from underclock.records.latencies import LatencyTable
 _ROUNDS = 4  # of aims below the time budget
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
-
-_WINDOW_ROUNDS = 3  # schedules looked for at multipliers of windows
 
 
 class ScheduleRisk(RiskModel, Protocol):
@@ -78,8 +72,7 @@ def achieved(
     """Find the best schedule, no worse than any given choice that keeps the rules.
 
     Where costs are those of the step, the solver knows nothing of the cap, and expected costs are
-    unsure: it is given an aim below the budget until what it finds keeps the budget. Where the cap
-    holds what it finds, schedules are looked for too whose windows it need not hold.
+    unsure: it is given an aim below the budget until what it finds keeps the budget.
 
     Args:
         table: What the problem was made of.
@@ -154,13 +147,6 @@ class _Step:
         """The time budget, as a fraction above auto."""
         return self.problem.budget_s / self.table.auto_time_s - 1.0
 
-    def best(self) -> Ints | None:
-        """Return the schedule of least energy that keeps the budget as it settles."""
-        found = self._aimed()
-        if any(is_held(self.table, np.frombuffer(each, np.int64)) for each in self._known):
-            found = self._below(found)
-        return found
-
     def believed(self, choice: Ints) -> _Believed:
         """Say what a schedule comes to."""
         key = choice.astype(np.int64).tobytes()
@@ -186,8 +172,8 @@ class _Step:
             energy_j=believed.cost.energy_j,
         )
 
-    def _aimed(self) -> Ints | None:
-        """Aim so that what is found just keeps the budget as it settles."""
+    def best(self) -> Ints | None:
+        """Return the schedule of least energy that keeps the budget as it settles."""
         aim, found = self.budget + 0.5 * TOLERANCE, list(self.starts)
         best: Ints | None = None
         priced: Floats | None = None
@@ -224,23 +210,6 @@ class _Step:
         count = np.maximum(launches.sum(axis=1), 1.0)[:, None]
         energy_j: Floats = WORTH * self.table.auto_energy_j * prices / count
         return energy_j
-
-    def _below(self, found: Ints | None) -> Ints | None:
-        """Look for schedules whose windows the cap need not hold."""
-        cap, groups = cap_of(self.table), grouped(self.table, Granularity.KERNEL)
-        aim = self.budget + 0.5 * TOLERANCE
-        # With free switching multipliers are found in no time, and they are nearly the same.
-        free = cheapest_within(self.table, groups, Effort.QUICK, Aim(slowdown=aim))
-
-        def settled_j(choice: Ints) -> float:
-            judged = self.judged(choice)
-            return math.inf if judged.late_s > 0.0 else judged.energy_j
-
-        choice = WindowedSequence(
-            problem=self._at(aim), windows=windows_of(cap), judge=settled_j
-        ).cheapest(Effort.QUICK, self.starts, first=free.multipliers, rounds=_WINDOW_ROUNDS)
-        kept = [each for each in (found, choice) if each is not None]
-        return min(kept, key=settled_j, default=None)
 
     def _at(self, aim: float, priced: Floats | None = None) -> SequenceProblem:
         energy_j = self.problem.energy_j if priced is None else self.problem.energy_j + priced

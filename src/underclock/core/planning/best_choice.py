@@ -14,20 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.planning.aim import Aim
 from underclock.core.planning.chance_constraint import (
+    BUDGETS,
+    Aim,
     Candidate,
-    Choose,
+    Proof,
     RiskModel,
     within_confidence,
 )
 from underclock.core.planning.choices import choice_cost
-from underclock.core.planning.fastest import fastest, fastest_alone
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.under_cap import (
-    Proof,
     as_it_runs,
     cheapest_within,
+    fastest,
+    fastest_alone,
     is_held,
     proof_of_held,
 )
@@ -41,7 +42,7 @@ from underclock.core.solvers import (
     solve,
 )
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import Grouped, grouped
+from underclock.core.step.under_cap import Grouped
 from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
 
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
@@ -89,16 +90,6 @@ class Task:
         return dataclasses.replace(self, max_slowdown=aim.slowdown, priced_s=priced_s)
 
 
-def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
-    """Return the setting of each kernel under a budget they keep together; nearly the best."""
-    groups = grouped(table, Granularity.KERNEL)
-    task = Task(
-        groups=groups, aggregate=Aggregate.GLOBAL, goal=goal, max_slowdown=goal.max_slowdown
-    )
-    candidate = best_choice(table, task, risk, Effort.QUICK)
-    return None if candidate is None else candidate.setting
-
-
 def best_choice(
     table: CostTable,
     task: Task,
@@ -132,19 +123,21 @@ def best_choice(
         return candidate
 
     def below(aim: Aim) -> Candidate | None:
-        return _below(table, task, far, aim)
+        return _below(table, task, Effort.QUICK if risk is not None else far, aim)
 
-    def best(choose: Choose) -> Candidate | None:
-        if risk is not None:
-            together = task.aggregate is Aggregate.GLOBAL
-            return within_confidence(
-                goal.max_slowdown, choose, risk, tolerance_of(table), priced=together
-            )
-        return choose(Aim(slowdown=goal.max_slowdown))
-
-    candidate = best(within)
-    if task.aggregate is Aggregate.GLOBAL and any(_is_held(table, task, each) for each in seen):
-        candidate = _better(table, candidate, best(below), goal.max_slowdown, risk)
+    together = task.aggregate is Aggregate.GLOBAL
+    if risk is None:
+        candidate = within(Aim(slowdown=goal.max_slowdown))
+    else:
+        candidate = within_confidence(
+            goal.max_slowdown, within, risk, tolerance_of(table), priced=together
+        )
+    if together and any(_is_held(table, task, each) for each in seen):
+        if risk is None:
+            held = below(Aim(slowdown=goal.max_slowdown))
+        else:
+            held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
+        candidate = _better(table, candidate, held, goal.max_slowdown, risk)
     if candidate is not None and _is_held(table, task, candidate):
         asked = as_it_runs(table, task.groups, candidate.setting)
         candidate = dataclasses.replace(candidate, setting=asked)
@@ -152,6 +145,29 @@ def best_choice(
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         return _auto(table, task)
     return candidate
+
+
+def within_less(
+    table: CostTable, task: Task, risk: RiskModel | None, effort: Effort = Effort.PLAN
+) -> list[Ints]:
+    """Return choices within stricter budgets: they keep this one too.
+
+    A search that has to be confident may miss them. Settings of each kernel. Shapes (K,).
+    """
+    if risk is None or task.goal.objective is not Objective.WASTE:
+        return []
+    found = [
+        within_confidence(
+            budget,
+            lambda aim: _free(table, task.aimed(table, aim), effort),
+            risk,
+            tolerance_of(table),
+            priced=task.aggregate is Aggregate.GLOBAL,
+        )
+        for budget in BUDGETS
+        if budget < task.goal.max_slowdown
+    ]
+    return [candidate.setting for candidate in found if candidate is not None]
 
 
 def tolerance_of(table: CostTable) -> float:

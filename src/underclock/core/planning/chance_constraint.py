@@ -25,18 +25,62 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from underclock.arrays import Ints
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
-from underclock.core.planning.aim import Aim
-from underclock.core.planning.under_cap import Proof
+import numpy as np
 
+from underclock.arrays import Floats, Ints
+from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.records import Status
+
+BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)
+"""What is found within one of these is a candidate within every greater one."""
 _ROUNDS = 8
 _SMALL = 1e-6  # of auto's time
+_PROVEN = 1e-9  # of what is minimised: what rounding leaves
 _UNUSED = 0.1  # of the margin: less room than this in the budget is not worth another round
 _FARTHEST = 0.05  # of auto's time: an aim so far below one that overran is low enough to try
 _WORTH = 2e-4  # of auto's energy: margins that cost less are not worth a price
 _WIDTHS = (1.0, 0.3, 0.1, 0.03)  # of the deviation of the choice made without a price
 _TURNS = 3  # of choosing and setting the width to what was chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What a choice may take.
+
+    Attributes:
+        slowdown: Expected change of time and prices together, as a fraction above auto.
+        prices: Of each kernel at each setting, none negative, as fractions of auto's time; ``None``
+            for none at all. Shape (K, S).
+    """
+
+    slowdown: float
+    prices: Floats | None = None
+
+    def paid(self, setting: Ints) -> float:
+        """Return the price of a choice. Shape of the argument: (K,)."""
+        if self.prices is None:
+            return 0.0
+        return math.fsum(self.prices[np.arange(len(setting)), setting])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is known of how good a choice is.
+
+    Attributes:
+        status: How it came about.
+        gap: How far what is minimised may be from the least that any choice within the limit
+            gives, as a fraction; ``None`` where nothing is known.
+    """
+
+    status: Status
+    gap: float | None
+
+    @classmethod
+    def within(cls, bound: float, reached: float) -> "Proof":
+        """State the gap between a bound and what was reached."""
+        gap = max(0.0, 1.0 - bound / reached)
+        return cls(status=Status.OPTIMAL if gap <= _PROVEN else Status.BOUNDED, gap=gap)
 
 
 class RiskModel(Protocol):
@@ -79,33 +123,6 @@ class Candidate:
     proof: Proof
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bracket:
-    """The range that the aim is sought in.
-
-    Attributes:
-        low: Greatest aim that keeps the budget, or that no choice can meet.
-        high: Least aim whose choice overruns the budget; the budget itself to begin with.
-    """
-
-    low: float
-    high: float
-
-    def above(self, aim: float) -> "_Bracket":
-        return dataclasses.replace(self, low=max(self.low, aim))
-
-    def below(self, aim: float) -> "_Bracket":
-        return dataclasses.replace(self, high=min(self.high, aim))
-
-    @property
-    def is_narrow(self) -> bool:
-        return self.high - self.low < _SMALL
-
-    @property
-    def middle(self) -> float:
-        return 0.5 * (max(self.low, self.high - _FARTHEST) + self.high)
-
-
 def room(time_spread: float, tolerance: float) -> float:
     """Return by how much less than a budget the expected change of time has to be.
 
@@ -140,28 +157,29 @@ class _Search:
 
     def by_aim(self) -> None:
         """Lower the aim of the whole until it and the margin add up to the budget."""
-        bracket = _Bracket(low=-1.0, high=self.budget + 0.5 * self.tolerance)
-        aim = bracket.high
+        # Greatest aim that keeps the budget or that no choice can meet, least that overruns it.
+        low, high = -1.0, self.budget + 0.5 * self.tolerance
+        aim = high
         for _ in range(_ROUNDS):
             candidate = self.choose(Aim(slowdown=aim))
             if candidate is None:
-                bracket = bracket.above(aim)
+                low = max(low, aim)
             else:
                 change = self._met(candidate)
                 margin = room(change.time_spread, self.tolerance)
                 overrun = change.time_change + margin - self.budget
                 if overrun <= _SMALL:
-                    bracket = bracket.above(aim)
+                    low = max(low, aim)
                     if overrun > -_UNUSED * max(abs(margin), _SMALL):
                         break
                 else:
-                    bracket = bracket.below(aim)
-                aim = min(bracket.high, self.budget - margin)
-                if bracket.low < aim < bracket.high:
+                    high = min(high, aim)
+                aim = min(high, self.budget - margin)
+                if low < aim < high:
                     continue
-            if bracket.is_narrow:
+            if high - low < _SMALL:
                 break
-            aim = bracket.middle
+            aim = 0.5 * (max(low, high - _FARTHEST) + high)
 
     def by_price(self) -> None:
         """Price variance, at several widths; each choice's own deviation is the next width."""

@@ -1,8 +1,9 @@
 """The strategies of a plan, side by side: auto, one fixed clock, per pass, per kernel.
 
-Every strategy solves the same problem on other groups (`groups`) with the same objective, so their
-figures can be compared line by line; one with more freedom is never worse than one with less. What
-other time budgets would bring is told beside them.
+Every strategy solves the same problem on other groups with the same objective, so their figures can
+be compared line by line. One with more freedom is never worse than one with less, nor is one with
+more time: what is found with less is a candidate. What other time budgets would bring is told
+beside them.
 
 Shape letters: K kernels.
 """
@@ -15,12 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.planning.best_choice import TIME_POWER, Task, best_choice, tolerance_of
-from underclock.core.planning.chance_constraint import Candidate, RiskModel, room
+from underclock.core.planning.best_choice import (
+    TIME_POWER,
+    Task,
+    best_choice,
+    tolerance_of,
+    within_less,
+)
+from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel, room
 from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.under_cap import Proof
-from underclock.core.solvers import Problem, subsampled, supported
+from underclock.core.solvers import Effort, Problem, subsampled, supported
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy
@@ -91,8 +97,14 @@ def one_clock_only(compared: ComparedStrategies) -> ComparedStrategies:
     )
 
 
+def choose_kernels(table: CostTable, goal: Goal, risk: RiskModel) -> Ints | None:
+    """Return the setting of each kernel under a budget they keep together; nearly the best."""
+    solved = solve_strategies(table, goal, risk, Effort.QUICK)
+    return solved.settings.get(Strategy.KERNEL_GLOBAL)
+
+
 def solve_strategies(
-    table: CostTable, goal: Goal, risk: RiskModel | None = None
+    table: CostTable, goal: Goal, risk: RiskModel | None = None, effort: Effort = Effort.PLAN
 ) -> SolvedStrategies:
     """Choose clocks by each of the strategies.
 
@@ -101,6 +113,7 @@ def solve_strategies(
         goal: What to minimise.
         risk: How sure costs are. With it every strategy keeps the time budget with 95 % confidence
             and says its intervals; ``None`` takes costs as certain.
+        effort: How far to look where costs are expected ones.
     """
     freedom = {
         Strategy.BEST_FIXED: (Granularity.STEP, Aggregate.GLOBAL),
@@ -118,12 +131,12 @@ def solve_strategies(
             goal=dataclasses.replace(goal, granularity=granularity),
             max_slowdown=goal.max_slowdown,
         )
-        candidate = best_choice(table, task, risk)
-        found = None
-        if candidate is not None:
-            own = as_neighbours(table, candidate.setting)
-            found = dataclasses.replace(candidate, setting=own)
+        found = best_choice(table, task, risk, effort)
+        if found is not None:
+            own = as_neighbours(table, found.setting)
+            found = dataclasses.replace(found, setting=own)
         stricter = [settings[each] for each in _stricter(strategy, goal) if each in settings]
+        stricter += within_less(table, task, risk, effort)
         found = _at_least(table, goal, risk, found, stricter)
         if found is None:
             arms.append(Arm.of(strategy, None, Status.INFEASIBLE))

@@ -1,8 +1,12 @@
-"""Choices that the cap holds: what is proven of them, and those that it need not hold.
+"""Choices that the cap holds: what is proven of them, those that it need not hold, the fastest.
 
 The solver knows nothing of the cap. Where windows of what it chooses draw more than the limit, the
 loop lowers clocks, and the step takes longer than was reckoned. Multipliers of these windows lead
 to choices that the loop leaves alone, or nearly so; which is the best is told by how each settles.
+
+With Lagrange's multiplier for power, least time within mean power L is least E + λt for some λ: the
+same trade of energy against time as in every plan. So the fastest step is the knapsack with its
+parts changed over: minimise Σ t subject to Σ (E - L·t) ≤ 0, windows by multipliers too.
 
 Shape letters: G groups, S settings, K kernels, n launches.
 """
@@ -13,7 +17,7 @@ import math
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.planning.aim import Aim
+from underclock.core.planning.chance_constraint import Aim, Proof
 from underclock.core.solvers import (
     BelowLimit,
     Effort,
@@ -24,32 +28,23 @@ from underclock.core.solvers import (
 )
 from underclock.core.step.cap import PowerCap, greatest_mean_w
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import Grouped, cap_of, settled_step, step_cost
-from underclock.records import Status
+from underclock.core.step.under_cap import (
+    Grouped,
+    against_auto,
+    cap_of,
+    grouped,
+    settled_step,
+    step_cost,
+    under_limit,
+)
+from underclock.records import Cost, Granularity, PowerPoint, Status
 
-_ROUNDS = 12  # choices looked at within a time budget
+ROUNDS = 24
+"""Choices that are looked at for the fastest step."""
+_ROUNDS = 12  # choices looked at within a time budget, or for a point of a curve
+_PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _ROUNDING_MHZ = 1e-6
 _SMALL = 1e-9  # of a time or an energy: what rounding leaves
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What is known of how good a choice is.
-
-    Attributes:
-        status: How it came about.
-        gap: How far what is minimised may be from the least that any choice within the limit
-            gives, as a fraction; ``None`` where nothing is known.
-    """
-
-    status: Status
-    gap: float | None
-
-    @classmethod
-    def within(cls, bound: float, reached: float) -> "Proof":
-        """State the gap between a bound and what was reached."""
-        gap = max(0.0, 1.0 - bound / reached)
-        return cls(status=Status.OPTIMAL if gap <= _SMALL else Status.BOUNDED, gap=gap)
 
 
 def windows_of(cap: PowerCap) -> PowerWindows:
@@ -172,3 +167,115 @@ def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: In
     )
     proof = Proof.within(free.bound_j, math.fsum(settled.energy_j))
     return dataclasses.replace(proof, status=Status.BOUNDED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fastest:
+    """The fastest choice that was met.
+
+    Attributes:
+        setting: Of each kernel. Shape (K,).
+        cost: Of the step, as it settles under the cap.
+        proof: How good it is, or auto where that is faster: of time, against every choice that
+            keeps the limit.
+    """
+
+    setting: Ints
+    cost: Cost
+    proof: Proof
+
+
+def fastest(
+    table: CostTable, groups: Grouped, effort: Effort, *, rounds: int = ROUNDS
+) -> Fastest | None:
+    """Return the choice whose step takes least time under the cap; ``None`` if none keeps it.
+
+    Args:
+        table: Costs of the step.
+        groups: Who shares a setting.
+        effort: How far to look.
+        rounds: How many choices to look at, where windows of the first exceed the limit.
+
+    Raises:
+        ValueError: Costs are of kernels alone.
+    """
+    cap = cap_of(table)
+
+    def settled(choice: Ints) -> Cost:
+        return step_cost(table, groups.spread(choice)[cap.order])
+
+    below = WindowedGroups(
+        problem=Problem(time_s=groups.time_s, energy_j=groups.energy_j),
+        windows=windows_of(cap),
+        order=groups.member[cap.order],
+        judge=lambda choice: cap.limit_w * settled(choice).time_s,
+    ).fastest(effort, rounds=rounds)
+    if below.choice is None:
+        return None
+    cost = settled(below.choice)
+    reached_s = min(cost.time_s, table.auto_time_s)
+    proof = Proof.within(below.bound_j, cap.limit_w * reached_s)
+    return Fastest(setting=groups.spread(below.choice), cost=cost, proof=proof)
+
+
+def fastest_alone(table: CostTable, groups: Grouped) -> Fastest | None:
+    """Return each group's fastest setting that keeps the limit by itself; ``None`` if one has none.
+
+    Args:
+        table: Costs of the step.
+        groups: Who shares a setting.
+    """
+    cap = cap_of(table)
+    known = np.isfinite(groups.time_s)
+    # What runs beside others draws its part of the limit all through the step.
+    beside_j = table.fixed_j
+    own_j = groups.energy_j - groups.added(np.broadcast_to(beside_j[:, None], table.time_s.shape))
+    left_w = cap.limit_w - float(beside_j.sum()) / table.auto_time_s
+    with np.errstate(invalid="ignore"):
+        keeps = known & (own_j <= left_w * groups.time_s)
+    if not keeps.any(axis=1).all():
+        return None
+    setting = groups.spread(np.where(keeps, groups.time_s, np.inf).argmin(axis=1))
+    # Each keeps the limit for as long as it runs, so all of them together do.
+    proof = Proof(status=Status.OPTIMAL, gap=0.0)
+    if beside_j.any():  # of which a faster step has less time to draw it in
+        proof = Proof(status=Status.BOUNDED, gap=None)
+    return Fastest(setting=setting, cost=step_cost(table, setting[cap.order]), proof=proof)
+
+
+def power_curve(
+    table: CostTable, known_limit_w: float, least_w: float, *, granularity: Granularity
+) -> tuple[PowerPoint, ...]:
+    """Find the fastest step at limits from half of the GPU's own to all of it.
+
+    Args:
+        table: Costs of the step under the limit it was measured at.
+        known_limit_w: That limit.
+        least_w: Least limit that the GPU takes.
+        granularity: Who shares clocks.
+    """
+    points: list[PowerPoint] = []
+    met: list[Ints] = []
+    for part in _PARTS:
+        limit_w = part * known_limit_w
+        if limit_w < least_w:
+            continue
+        limited = under_limit(table, limit_w, known_limit_w).table
+        groups, order = grouped(limited, granularity), cap_of(limited).order
+        fast = fastest(limited, groups, Effort.QUICK, rounds=_ROUNDS)
+        # What is fast under a lower limit is no slower under this one.
+        met += [] if fast is None else [fast.setting]
+        costs = [step_cost(limited, setting[order]) for setting in met]
+        cost = min(costs, key=lambda each: each.time_s, default=None)
+        if cost is None or cost.time_s > limited.auto_time_s:
+            cost = against_auto(limited, limited.auto_time_s, limited.auto_energy_j)
+        points.append(
+            PowerPoint(
+                limit_w=limit_w,
+                auto_time_s=limited.auto_time_s,
+                time_s=cost.time_s,
+                time_change=cost.time_change,
+                energy_change=cost.energy_change,
+            )
+        )
+    return tuple(points)

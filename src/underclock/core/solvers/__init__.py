@@ -17,7 +17,6 @@ from underclock.core.solvers.problems import (
     Solver,
     cost_of,
     infeasible,
-    launch_costs,
     solution_of,
     violations,
 )
@@ -25,7 +24,6 @@ from underclock.core.solvers.windows import (
     BelowLimit,
     PowerWindows,
     WindowedGroups,
-    WindowedSequence,
 )
 
 __all__ = [
@@ -39,10 +37,8 @@ __all__ = [
     "Solution",
     "Solver",
     "WindowedGroups",
-    "WindowedSequence",
     "cost_of",
     "infeasible",
-    "launch_costs",
     "least_product",
     "solution_of",
     "solve",

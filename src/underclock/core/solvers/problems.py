@@ -253,15 +253,6 @@ def cost_of(problem: Problem | SequenceProblem, choice: Ints) -> RoundCost:
     )
 
 
-def launch_costs(problem: SequenceProblem, choice: Ints) -> tuple[Floats, Floats]:
-    """Return time in s and energy in J of every launch and the change before it. Shapes (n,)."""
-    change = np.roll(choice, 1), choice
-    return (
-        problem.time_s[problem.order, choice] + problem.switch_time_s[change],
-        problem.energy_j[problem.order, choice] + problem.switch_energy_j[change],
-    )
-
-
 def violations(problem: SequenceProblem, choice: Ints) -> list[str]:
     """Return a sentence for each rule that a choice breaks; none if it keeps them all."""
     if choice.shape != problem.order.shape:

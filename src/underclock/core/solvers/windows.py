@@ -16,7 +16,6 @@ Shape letters: G groups, S settings, n launches, C constraints, P choices met.
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,9 +25,6 @@ from underclock.arrays import Floats, Ints
 from underclock.core.solvers.entry import Effort, solve
 from underclock.core.solvers.problems import (
     Problem,
-    SequenceProblem,
-    cost_of,
-    launch_costs,
 )
 from underclock.physics.cap import WINDOW_S, early_part, window_means_w
 from underclock.records import Status
@@ -38,10 +34,6 @@ _HIGHEST = 100.0  # multiplier of a constraint, in joules per joule drawn beyond
 _PART = 0.2  # of the way to the multipliers that promise most
 _ENOUGH = 1e-5  # of the cost: what nothing better than is sought
 _HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no choice is allowed
-
-
-def _no_floats() -> Floats:
-    return np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,130 +92,8 @@ class PowerWindows:
         return weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Met:
-    """A choice that some multipliers led to.
-
-    Attributes:
-        choice: Setting of each part. Any shape.
-        time_s: Of every launch. Shape (n,).
-        energy_j: Of every launch. Shape (n,).
-        cost_j: What is minimised: the energy, or time at the power of the limit.
-        bound_j: Least of any choice's cost and what it draws beyond the limit, multiplied.
-    """
-
-    choice: Ints
-    time_s: Floats
-    energy_j: Floats
-    cost_j: float
-    bound_j: float
-
-
-Solve = Callable[[Floats], Met | float]
-"""Find the best choice at a multiplier for every launch; where none is found, return the bound."""
-
 Judge = Callable[[Ints], float]
 """Return what a choice comes to, in J, whatever its windows; ``inf`` where it is not allowed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class WindowSearch:
-    """A search for the best choice under the limit.
-
-    Attributes:
-        windows: What to keep.
-        solve: Finds the best choice at given multipliers.
-        judge: Says which choice is the best.
-        launches: How many there are.
-        rounds: Most choices to look for.
-        first: Multiplier of every launch to begin with; none unless given. Shape (n,).
-        best: The best of all that were met; ``None`` if none was allowed.
-        least_j: What it comes to.
-        multipliers: Those that led to it. Shape (n,).
-        bound_j: No choice within the limit costs less.
-    """
-
-    windows: PowerWindows
-    solve: Solve
-    judge: Judge
-    launches: int
-    rounds: int
-    first: Floats = field(default_factory=_no_floats)
-    best: Met | None = None
-    least_j: float = math.inf
-    multipliers: Floats = field(default_factory=_no_floats)
-    bound_j: float = -math.inf
-    _met: list[Met] = field(init=False, default_factory=list)
-    _counts: list[Floats] = field(init=False, default_factory=list)
-
-    def run(self) -> None:
-        """Look until nothing better is promised, or the rounds are over."""
-        here, reached_j = np.zeros(0), -math.inf
-        if self.first.any():
-            self._counts.append(self.first / self.first.max())
-            here = np.array([self.first.max()])
-        best = here
-        for _ in range(self.rounds):
-            met = self._visit(here)
-            if met is None:
-                return
-            value_j = met.cost_j + math.fsum(here * self._drawn(met)[: len(here)])
-            if value_j > reached_j:
-                reached_j, best = value_j, here
-            excess_w = self.windows.excess_w(met.time_s, met.energy_j)
-            if excess_w.any():
-                self._counts.append(self.windows.weights(met.time_s, excess_w * met.time_s))
-            elif not self._counts:
-                return  # what is best without a limit is within it
-            if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
-                return
-            farthest = self._promising()
-            best = np.append(best, np.zeros(len(farthest) - len(best)))
-            here = best + _PART * (farthest - best)
-        for harder in _HARDER:
-            if self.best is not None:
-                return
-            self._visit(here * harder)
-
-    def offer(self, met: Met, multipliers: Floats) -> None:
-        """Take a choice if it is better than the best."""
-        judged_j = self.judge(met.choice)
-        if judged_j < self.least_j:
-            self.best, self.least_j, self.multipliers = met, judged_j, multipliers
-
-    def _visit(self, multipliers: Floats) -> Met | None:
-        """Look for the best choice at some multipliers, one of each constraint."""
-        each = np.zeros(self.launches)
-        for multiplier, counts in zip(multipliers, self._counts, strict=True):
-            each += multiplier * counts
-        met = self.solve(each)
-        if not each.any():
-            self.bound_j = max(self.bound_j, met if isinstance(met, float) else met.bound_j)
-        if isinstance(met, float):
-            return None
-        if all((met.choice != other.choice).any() for other in self._met):
-            self.offer(met, each)
-        self._met.append(met)
-        return met
-
-    def _promising(self) -> Floats:
-        """Return the multipliers at which the least of all choices met is greatest. Shape (C,)."""
-        drawn_j = np.array([self._drawn(met) for met in self._met])
-        cost_j = np.array([met.cost_j for met in self._met])
-        unit_j = float(cost_j.max()) or 1.0
-        answer = linprog(
-            [-1.0, *np.zeros(len(self._counts))],
-            A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
-            b_ub=cost_j / unit_j,
-            bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
-        )
-        multipliers: Floats = answer.x[1:]
-        return multipliers
-
-    def _drawn(self, met: Met) -> Floats:
-        """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
-        beyond_j = met.energy_j - self.windows.limit_w * met.time_s
-        return np.array([counts @ beyond_j for counts in self._counts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,12 +103,10 @@ class BelowLimit:
     Attributes:
         choice: Setting of each group; ``None`` where none was allowed. Shape (G,).
         bound_j: No choice that keeps every window costs less; ``inf`` where there is none.
-        multipliers: Of what each launch draws beyond the limit, that led to it. Shape (n,).
     """
 
     choice: Ints | None
     bound_j: float
-    multipliers: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,140 +157,138 @@ class WindowedGroups:
             rounds: Likewise.
         """
         # The solver takes no negative numbers: each group's least is taken off, and off the budget.
-        least_j = self._beyond_j.min(axis=1)
+        least_j = self.beyond_j.min(axis=1)
         changed_over = Problem(
-            time_s=self._beyond_j - least_j[:, None],
+            time_s=self.beyond_j - least_j[:, None],
             energy_j=self.problem.time_s * self.windows.limit_w,
             budget_s=-math.fsum(least_j),
         )
         return self._search(changed_over, effort, rounds)
 
     @property
-    def _beyond_j(self) -> Floats:
+    def beyond_j(self) -> Floats:
+        """What each setting of a group draws beyond the limit, in J. Shape (G, S)."""
         return beyond_limit(self.problem.time_s, self.problem.energy_j, self.windows.limit_w)
 
     def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
         """Search for the best choice of a knapsack of the same groups and settings."""
-        count, beyond_j = np.bincount(self.order), self._beyond_j
-
-        def best_at(each: Floats) -> Met | float:
-            shared = np.bincount(self.order, weights=each) / count
-            costs_j, added_j = multiplied(knapsack.energy_j, beyond_j, shared)
-            solution = solve(replace(knapsack, energy_j=costs_j), effort)
-            if solution.status is Status.INFEASIBLE:
-                return math.inf
-            choice = solution.choice
-            at = np.arange(len(choice)), choice
-            return Met(
-                choice=choice,
-                time_s=(self.problem.time_s[at] / count)[self.order],
-                energy_j=(self.problem.energy_j[at] / count)[self.order],
-                cost_j=math.fsum(knapsack.energy_j[at]),
-                bound_j=solution.bound_j - added_j,
-            )
-
-        search = WindowSearch(
-            windows=self.windows,
-            solve=best_at,
-            judge=self.judge,
-            launches=len(self.order),
-            rounds=rounds,
-        )
-        search.run()
-        return BelowLimit(
-            choice=None if search.best is None else search.best.choice,
-            bound_j=search.bound_j,
-            multipliers=search.multipliers,
-        )
+        search = _Search(groups=self, knapsack=knapsack, effort=effort)
+        search.run(rounds)
+        return BelowLimit(choice=search.best, bound_j=search.bound_j)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowedSequence:
-    """A step under a power limit.
+class _Met:
+    """A choice that some multipliers led to.
 
     Attributes:
-        problem: Costs, rules and the time budget.
-        windows: What to keep.
-        judge: Says which schedule is the best.
+        choice: Setting of each group. Shape (G,).
+        time_s: Of every launch. Shape (n,).
+        energy_j: Of every launch. Shape (n,).
+        cost_j: What is minimised: the energy, or time at the power of the limit.
     """
 
-    problem: SequenceProblem
-    windows: PowerWindows
-    judge: Judge
+    choice: Ints
+    time_s: Floats
+    energy_j: Floats
+    cost_j: float
 
-    def cheapest(
-        self,
-        effort: Effort,
-        start: Items[Ints] = (),
-        *,
-        first: Floats,
-        rounds: int,
-    ) -> Ints | None:
-        """Find the best schedule that keeps the rules; ``None`` where none met was allowed.
 
-        Args:
-            effort: How far to look at given multipliers.
-            start: Schedules for it to begin with. Shapes (n,).
-            first: Multiplier of every invocation to begin with. Shape (n,).
-            rounds: Most schedules to look for, before some that only seek to keep the limit.
-        """
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """A search for the best choice under the limit.
 
-        def best_at(each: Floats) -> Met | float:
-            changed, added_j = _with_multipliers(self.problem, each, self.windows.limit_w)
-            solution = solve(changed, effort, start)
-            if solution.status is Status.INFEASIBLE:
-                return solution.bound_j
-            time_s, energy_j = launch_costs(self.problem, solution.choice)
-            return Met(
-                choice=solution.choice,
-                time_s=time_s,
-                energy_j=energy_j,
-                cost_j=cost_of(self.problem, solution.choice).energy_j,
-                bound_j=solution.bound_j - added_j,
-            )
+    Attributes:
+        groups: What is chosen for.
+        knapsack: What is solved, at multipliers of what launches draw beyond the limit.
+        effort: How far to look at given multipliers.
+        best: The best of all that were met; ``None`` if none was allowed.
+        least_j: What it comes to.
+        bound_j: No choice within the limit costs less.
+    """
 
-        search = WindowSearch(
-            windows=self.windows,
-            solve=best_at,
-            judge=self.judge,
-            launches=len(self.problem.order),
-            rounds=rounds,
-            first=first,
+    groups: WindowedGroups
+    knapsack: Problem
+    effort: Effort
+    best: Ints | None = None
+    least_j: float = math.inf
+    bound_j: float = -math.inf
+    _met: list[_Met] = field(init=False, default_factory=list)
+    _counts: list[Floats] = field(init=False, default_factory=list)
+
+    def run(self, rounds: int) -> None:
+        """Look until nothing better is promised, or the rounds are over."""
+        windows = self.groups.windows
+        here, best, reached_j = np.zeros(0), np.zeros(0), -math.inf
+        for _ in range(rounds):
+            met = self._visit(here)
+            if met is None:
+                return
+            value_j = met.cost_j + math.fsum(here * self._drawn(met)[: len(here)])
+            if value_j > reached_j:
+                reached_j, best = value_j, here
+            excess_w = windows.excess_w(met.time_s, met.energy_j)
+            if excess_w.any():
+                self._counts.append(windows.weights(met.time_s, excess_w * met.time_s))
+            elif not self._counts:
+                return  # what is best without a limit is within it
+            if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
+                return
+            farthest = self._promising()
+            best = np.append(best, np.zeros(len(farthest) - len(best)))
+            here = best + _PART * (farthest - best)
+        for harder in _HARDER:
+            if self.best is not None:
+                return
+            self._visit(here * harder)
+
+    def _visit(self, multipliers: Floats) -> _Met | None:
+        """Look for the best choice at some multipliers, one of each constraint."""
+        order, problem = self.groups.order, self.groups.problem
+        each = np.zeros(len(order))
+        for multiplier, counts in zip(multipliers, self._counts, strict=True):
+            each += multiplier * counts
+        count = np.bincount(order)
+        shared = np.bincount(order, weights=each) / count
+        beyond_j = self.groups.beyond_j
+        costs_j, added_j = multiplied(self.knapsack.energy_j, beyond_j, shared)
+        solution = solve(replace(self.knapsack, energy_j=costs_j), self.effort)
+        if not each.any():
+            self.bound_j = max(self.bound_j, solution.bound_j - added_j)
+        if solution.status is Status.INFEASIBLE:
+            return None
+        at = np.arange(len(count)), solution.choice
+        met = _Met(
+            choice=solution.choice,
+            time_s=(problem.time_s[at] / count)[order],
+            energy_j=(problem.energy_j[at] / count)[order],
+            cost_j=math.fsum(self.knapsack.energy_j[at]),
         )
-        search.run()
-        return None if search.best is None else search.best.choice
+        if all((met.choice != other.choice).any() for other in self._met):
+            judged_j = self.groups.judge(met.choice)
+            if judged_j < self.least_j:
+                self.best, self.least_j = met.choice, judged_j
+        self._met.append(met)
+        return met
 
+    def _promising(self) -> Floats:
+        """Return the multipliers at which the least of all choices met is greatest. Shape (C,)."""
+        drawn_j = np.array([self._drawn(met) for met in self._met])
+        cost_j = np.array([met.cost_j for met in self._met])
+        unit_j = float(cost_j.max()) or 1.0
+        answer = linprog(
+            [-1.0, *np.zeros(len(self._counts))],
+            A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
+            b_ub=cost_j / unit_j,
+            bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
+        )
+        multipliers: Floats = answer.x[1:]
+        return multipliers
 
-def _with_multipliers(
-    problem: SequenceProblem, each: Floats, limit_w: float
-) -> tuple[SequenceProblem, float]:
-    """Return the problem with what launches draw beyond the limit, multiplied.
-
-    Args:
-        problem: The problem.
-        each: Multiplier of every invocation. Shape (n,).
-        limit_w: The limit.
-
-    Returns:
-        The problem, and by how much its energy may exceed what it stands for.
-    """
-    if not each.any():
-        return problem, 0.0
-    time_s, own_j = problem.time_s[problem.order], problem.energy_j[problem.order]
-    energy_j, added_j = multiplied(own_j, beyond_limit(time_s, own_j, limit_w), each)
-    # A change belongs to no invocation: it counts with the mean of their multipliers.
-    beyond_j = problem.switch_energy_j - limit_w * problem.switch_time_s
-    change_j = problem.switch_energy_j + float(each.mean()) * beyond_j
-    most = len(problem.order) if problem.max_switches is None else problem.max_switches
-    added_j += most * max(0.0, -float(change_j.min()))
-    changed = replace(
-        problem,
-        time_s=time_s,
-        energy_j=energy_j,
-        order=np.arange(len(problem.order)),
-        switch_energy_j=np.maximum(change_j, 0.0),
-    )
-    return changed, added_j
+    def _drawn(self, met: _Met) -> Floats:
+        """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
+        beyond_j = met.energy_j - self.groups.windows.limit_w * met.time_s
+        return np.array([counts @ beyond_j for counts in self._counts])
 
 
 def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[Floats, float]:

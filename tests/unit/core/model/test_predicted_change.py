@@ -20,9 +20,8 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.planning.best_choice import choose_kernels
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import compare_strategies
+from underclock.core.planning.strategies import choose_kernels, compare_strategies
 from underclock.core.step.table import CostTable
 from underclock.records import AUTO, Aggregate, Clocks, Kernel, Objective, Status, Strategy
 

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
-from underclock.core.planning.aim import Aim
-from underclock.core.planning.chance_constraint import Candidate, room, within_confidence
-from underclock.core.planning.under_cap import Proof
+from underclock.core.planning.chance_constraint import (
+    Aim,
+    Candidate,
+    Proof,
+    room,
+    within_confidence,
+)
 from underclock.records import Status
 
 _ANY = Proof(status=Status.OPTIMAL, gap=0.0)

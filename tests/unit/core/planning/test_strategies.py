@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from drawn_costs import cost_tables
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
-from underclock.core.planning.best_choice import choose_kernels, tolerance_of
+from underclock.core.planning.best_choice import tolerance_of
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
+    choose_kernels,
     compare_strategies,
     one_clock_only,
 )

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved, schedule_cost
-from underclock.core.planning.aim import Aim
-from underclock.core.planning.fastest import fastest, fastest_alone
+from underclock.core.planning.chance_constraint import Aim
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.power_curve import power_curve
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.planning.under_cap import (
     as_it_runs,
     cheapest_within,
+    fastest,
+    fastest_alone,
     is_held,
+    power_curve,
     proof_of_held,
 )
 from underclock.core.solvers import Effort, Problem, solve

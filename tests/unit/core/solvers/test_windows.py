@@ -134,7 +134,6 @@ def test_the_cheapest_found_keeps_the_limit_and_its_bound_holds(part: int) -> No
             continue
         assert windows.keeps(*launches_of(problem, order, below.choice))
         assert problem.time_s[np.arange(len(below.choice)), below.choice].sum() <= problem.budget_s
-        assert len(below.multipliers) == len(order)
         gaps += judge(below.choice) > least_j * 1.01
     # So few and so different groups leave multipliers little to find.
     assert missed <= 2
@@ -181,7 +180,6 @@ def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
     assert below.choice is not None
     assert below.choice.tolist() == free.choice.tolist()
     assert below.bound_j == free.bound_j
-    assert not below.multipliers.any()
 
 
 def test_what_is_priced_takes_of_the_budget_as_time_does() -> None:
