@@ -254,14 +254,10 @@ def reference_model(gpu: str, like: str | None) -> tuple[str, GpuModel]:
 
 
 def prior_of(model: GpuModel, gpu: str | None = None) -> Prior:
-    """Return what a model knows of a GPU.
+    """Return what a model knows of the GPU that it stands for, by default its own.
 
     What a step's kernels are like depends on the step more than on the GPU, so the kernels of all
     fitted models join the model's own.
-
-    Args:
-        model: The model.
-        gpu: Name of the GPU it stands for; by default its own.
     """
     others = [other for other in map(gpu_model, model_names()) if other.name != model.name]
     references = own_kernels(model)

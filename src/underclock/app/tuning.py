@@ -25,11 +25,9 @@ _HOW = "name what trains: underclock tune -- python train.py --your --arguments"
 
 
 def training_of(command: Sequence[str], *, assume: bool) -> Script:
-    """Return the script that a training command runs.
+    """Return the script that a training command runs: ``python train.py …``, or the script alone.
 
-    Args:
-        command: ``python train.py …``, or the script and its arguments alone.
-        assume: Whether it will run on the CPU, where steps take long.
+    Where it is assumed it runs on the CPU, where steps take long, and early ones are looked at.
 
     Raises:
         UsageError: It runs no script, or not by itself.

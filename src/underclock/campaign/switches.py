@@ -282,14 +282,7 @@ def sample_switches(
     evidence: Evidence,
     progress: Callable[[Tally], None] | None = None,
 ) -> LatencyTable:
-    """Measure a sample of switches on a GPU that is open.
-
-    Args:
-        stand: GPU, ticker and clock.
-        targets: How many core clocks to sample.
-        repeats: Of every switch.
-        evidence: What the numbers are.
-        progress: Told of every switch.
+    """Measure switches on a GPU that is open, between so many core clocks and all of memory.
 
     Raises:
         NotPermittedError: This process may not lock clocks.
@@ -357,11 +350,8 @@ def groups_of(gpu: Gpu, targets: int) -> tuple[Group, ...]:
 def choose_pairs(levels: Mapping[int | None, Level], only: int | None = None) -> list[Pair]:
     """Return pairs of clocks such that each is in two with others that can be told from it.
 
-    Of those that can, the one that differs most and the one in the middle.
-
-    Args:
-        levels: How long work takes at each clock.
-        only: Where not ``None``, only pairs with this clock.
+    Of those that can, the one that differs most and the one in the middle. Where one clock is
+    named, only pairs with that.
     """
     pairs: dict[frozenset[int | None], Pair] = {}
     for target in levels if only is None else (only,):

@@ -96,11 +96,7 @@ def held_step(
 
 @contextmanager
 def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | EagerLauncher]:
-    """Keep what runs a step ready to be looked at often; as `running_step` otherwise.
-
-    Raises:
-        MeasurementError: As for `running_step`. So UsageError, DeviceError.
-    """
+    """Keep what runs a step ready to be looked at often; as `running_step` otherwise."""
     with detached_after(torch()), running_step(step, name=name) as launcher:
         yield launcher
 
@@ -111,12 +107,8 @@ def running_step(
 ) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 
-    Where it can be captured that is its graph, else the step as it is written.
-
-    Args:
-        step: As for `trace_step`. So ``name`` and the errors.
-        name: What to call it.
-        tell: Told of every phase as it begins.
+    Where it can be captured that is its graph, else the step as it is written. Arguments and errors
+    are those of `trace_step`.
 
     Raises:
         MeasurementError: Also where the step fails, or is fed with constants.
@@ -152,16 +144,7 @@ def running_step(
 
 
 def trace_script(script: Script, *, tell: Callable[[TracePhase], None] = _nothing) -> Traced:
-    """Trace a step of a script; a step that cannot be captured by the profiler alone.
-
-    Args:
-        script: What to run.
-        tell: Told of every phase as it begins.
-
-    Raises:
-        NotSupportedError: There is no PyTorch with a CUDA device.
-        UsageError: As for `held_script`. So MeasurementError and DeviceError.
-    """
+    """Trace a step of a script; errors as of `held_script`."""
     try:
         with held_script(script, name=script.path.stem, tell=tell) as launcher:
             return launcher.traced
@@ -177,11 +160,6 @@ def held_script(
 
     The first of the script's steps is profiled (where not all was seen, one or two more), the last
     one captured; it does all that it does in a plain run. What the script prints goes to stderr.
-
-    Args:
-        script: What to run.
-        name: What to call its step.
-        tell: Told of every phase as it begins.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device, or the step cannot be captured.
@@ -250,10 +228,7 @@ class _UncapturableError(NotSupportedError):
 def assume_step(what: StepFunction | Script, *, tell: Callable[[TracePhase], None]) -> Step:
     """Trace a step on the CPU; leave everything that a function changes as it was.
 
-    Args:
-        what: A function that runs one whole training step, or a script, which is run up to the
-            last step to look at, and that one is seen.
-        tell: Told of every phase as it begins.
+    A script is run up to the last step to look at, and that one is seen.
 
     Raises:
         NotSupportedError: There is no PyTorch.
@@ -300,9 +275,6 @@ def looked_again(
         look: Runs the step once and returns its trace.
         again: Called before it is run once more.
         most: How often it may be, 1 or more; the last one counts whatever it saw.
-
-    Raises:
-        DataError: What was returned is no such trace.
     """
     for _ in range(most - 1):
         trace = look()
@@ -353,11 +325,8 @@ def _captured(
 def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: PlainRun) -> Traced:
     """Make a step of what was captured.
 
-    Args:
-        name: What to call it.
-        graph: Its graphs.
-        calls: What asked for each node, as far as `profile.captured_calls` knows.
-        plain: A run of it as it is written.
+    Calls are what asked for each node, as far as `profile.captured_calls` knows; a plain run is one
+    of the step as it is written.
     """
     return captured_step(
         name,
@@ -383,23 +352,13 @@ def profiled_only(
     trace: Mapping[str, Any],
     plain: PlainRun,
 ) -> Traced:
-    """Make a step of what a profiler saw, for one that cannot be captured.
-
-    Args:
-        name: What the step is called.
-        reason: Why not.
-        trace: PyTorch's, of a plain run.
-        plain: The same, read.
-    """
+    """Make a step of what a profiler saw of a plain run, for one that cannot be captured."""
     obstacle = obstacle_of(str(reason), [calls[0] for calls in synchronising(trace)])
     return profiled_step(name, plain, obstacle=obstacle)
 
 
 def check_device(uuid: str) -> None:
-    """Refuse a GPU that PyTorch does not run on by default.
-
-    Args:
-        uuid: The GPU that will be read, as the driver names it.
+    """Refuse to read a GPU, as the driver names it, that PyTorch does not run on by default.
 
     Raises:
         UsageError: PyTorch's current device is another.
@@ -414,11 +373,7 @@ def check_device(uuid: str) -> None:
 
 
 def check_one_device(seen: Sequence[TracedActivity], current: int) -> None:
-    """Refuse a step whose work is on several GPUs, or on another than is looked at.
-
-    Args:
-        seen: What it did.
-        current: The GPU that is current for PyTorch.
+    """Refuse a step whose work is on several GPUs, or on another than PyTorch's current one.
 
     Raises:
         NotSupportedError: It is on several.
@@ -442,12 +397,7 @@ _DATA_DEPENDENT = {"aten::nonzero", "aten::masked_select", "aten::unique", "aten
 
 
 def obstacle_of(reason: str, synchronising_operators: Sequence[str]) -> str:
-    """Say in one sentence why a step cannot be captured.
-
-    Args:
-        reason: What the capture failed with.
-        synchronising_operators: Operators in which the host waited for the GPU.
-    """
+    """Say in one sentence why a step cannot be captured: the reason, and where the host waited."""
     cause = ""
     for operator in synchronising_operators:
         if operator in _DATA_DEPENDENT:

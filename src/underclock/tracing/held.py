@@ -95,11 +95,9 @@ def may_lock() -> bool:
 
 
 def neighbour_notes(neighbours: dict[int, float | None] | None) -> tuple[str, ...]:
-    """Say which other processes compute on the GPU, and with what share of it.
+    """Say which of a GPU's processes are not this one, and what share of it each takes.
 
-    Args:
-        neighbours: Process numbers and their shares, this process among them; ``None`` where the
-            driver does not tell.
+    ``None`` is of a driver that does not tell.
     """
     if neighbours is None:
         return (_NOT_TOLD,)
