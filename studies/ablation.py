@@ -400,7 +400,7 @@ def main() -> None:
             for part, figures in known[key].items():
                 told.setdefault(section, {}).setdefault(part, {})[key[1]] = figures
     tables = {section: table(of_parts) for section, of_parts in told.items()}
-    fill("ablation", tables, repeats=f"{asked.seeds} seeds of each case.")
+    fill("ablation", tables, repeats=f"{asked.seeds} seeds of each case.", whole=not asked.only)
 
 
 if __name__ == "__main__":

@@ -371,7 +371,9 @@ def main() -> None:
         fast = [way.result() for way in ways]
     cells = [known[key] for key in wanted]
     parts = {"summary": "\n".join((*summary(cells), *fast)), "tables": "\n".join(sections(cells))}
-    fill("executed", parts, repeats=f"Means of {given.runs} runs of {STEPS} steps each.")
+    whole = len(wanted) >= len(GPUS) * len(BUDGETS) * len(LATENCIES_S)
+    repeats = f"Means of {given.runs} runs of {STEPS} steps each."
+    fill("executed", parts, repeats=repeats, whole=whole)
 
 
 if __name__ == "__main__":

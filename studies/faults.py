@@ -577,10 +577,8 @@ def main() -> None:
         f"trained. Told what was to be told: **{sum(row.was_told(seen) for row, seen in played)} "
         f"of {len(played)}**."
     )
-    print(summary)
-    if not words:
-        table = markdown(lines)
-        fill("faults", {"summary": summary, "rows": table}, repeats="Every row once.")
+    parts = {"summary": summary, "rows": markdown(lines)}
+    fill("faults", parts, repeats="Every row once.", whole=not words)
 
 
 def _cells(row: Row, seen: Outcome) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ WANTED, WITHIN = 0.95, 0.001
 SEEDS, RUNS, STEPS = (1, 2, 3), 2, 5
 WARM_S, AGAIN_S = 100.0, 3.0
 LAYERS = 24
+_ENOUGH = 3  # cells, for a page
 HEADER = (
     *("GPU", "budget", "followed", "saving planned", "executed", "share", "time executed"),
     *("changes planned, done", "scatter", "reached"),
@@ -286,7 +287,8 @@ def main() -> None:
         rows += more
         print(*(" | ".join(row) for row in more), sep="\n", flush=True)
     repeats = f"Means of {len(SEEDS)} seeds of {RUNS} runs of {STEPS} steps each."
-    fill("following", {"table": markdown([HEADER, *rows])}, repeats=repeats)
+    whole = given.cells >= _ENOUGH
+    fill("following", {"table": markdown([HEADER, *rows])}, repeats=repeats, whole=whole)
 
 
 if __name__ == "__main__":

@@ -381,11 +381,13 @@ def main() -> None:
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
                 raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
-    told = summary(kills)
-    print(told)
-    if count >= _ENOUGH:
-        repeats = f"{len(kills)} kills, fresh processes for each."
-        fill("kills", {"summary": told, "rows": rows(kills)}, repeats=repeats)
+    parts = {"summary": summary(kills), "rows": rows(kills)}
+    fill(
+        "kills",
+        parts,
+        repeats=f"{len(kills)} kills, fresh processes for each.",
+        whole=count >= _ENOUGH,
+    )
 
 
 if __name__ == "__main__":

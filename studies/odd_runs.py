@@ -28,7 +28,7 @@ WAYS: dict[str, Callable[[SampleSet], JointCosts]] = {
     "inferred": inferred_costs,
     "means of rows": as_measured,
 }
-_LEAST_REPEATS = 2
+_LEAST_REPEATS, _ENOUGH = 2, 100
 _HEADER = ("odd runs, planned on", "plans", "saving lost", "over budget", "covered", "bias")
 
 
@@ -109,7 +109,12 @@ def main() -> None:
                 )
             )
             print(*lines[-1], sep="  ", flush=True)
-    fill("odd_runs", {"table": markdown(lines)}, repeats=f"{tables} tables, each at 3 budgets.")
+    fill(
+        "odd_runs",
+        {"table": markdown(lines)},
+        repeats=f"{tables} tables, each at 3 budgets.",
+        whole=tables >= _ENOUGH,
+    )
 
 
 if __name__ == "__main__":

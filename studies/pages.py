@@ -53,7 +53,7 @@ def made_by(repeats: str) -> str:
     )
 
 
-def fill(name: str, parts: Mapping[str, str], *, repeats: str = "") -> None:
+def fill(name: str, parts: Mapping[str, str], *, repeats: str = "", whole: bool = True) -> None:
     """Put what a study found into its page, and how it was made.
 
     Args:
@@ -62,9 +62,14 @@ def fill(name: str, parts: Mapping[str, str], *, repeats: str = "") -> None:
         repeats: What was repeated and how often; with it ``made`` is filled too, which a page of
             what was measured elsewhere says in words of its own.
 
+        whole: Whether all of it was run; of a part of it nothing is written, it is printed.
+
     Raises:
         ValueError: The page lacks a mark.
     """
+    if not whole:
+        print("\n\n".join(parts.values()))
+        return
     path = EVIDENCE / f"{name}.md"
     text = path.read_text(encoding="utf-8")
     for mark, part in (({"made": made_by(repeats)} if repeats else {}) | dict(parts)).items():

@@ -263,10 +263,10 @@ def main() -> None:
     rows: list[tuple[str, ...]] = [_HEADER]
     for name in [asked.only] if asked.only else _TABLES:
         rows += compared(Problem(path=asked.folder / f"{name}.csv"), strategies)
-        print(*rows[-2:], sep="\n", flush=True)
-    if asked.only is None and asked.strategies is None:
-        repeats = f"Random: {_SEEDS} seeds, Kernel Tuner: {_RIVAL_SEEDS}."
-        fill("searching", {"table": markdown(rows)}, repeats=repeats)
+        print(name, flush=True)
+    repeats = f"Random: {_SEEDS} seeds, Kernel Tuner: {_RIVAL_SEEDS}."
+    whole = asked.only is None and asked.strategies is None
+    fill("searching", {"table": markdown(rows)}, repeats=repeats, whole=whole)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         outcomes = [run(limit_w, seed, step, Path(folder)) for limit_w, seed in some]
     parts = {"errors": compared(outcomes), "held": intervals(outcomes), "sums": sums(outcomes)}
-    fill("steering", parts, repeats=f"{len(some)} campaigns, a seed each.")
+    fill("steering", parts, repeats=f"{len(some)} campaigns, a seed each.", whole=some == RUNS)
 
 
 if __name__ == "__main__":
