@@ -277,13 +277,11 @@ class Steered:
         whole, rows = _reference(self.name)
         some = msgspec.structs.replace(whole, mixed=self._drawn(whole))
         kept, model = fit_rows(some, whole.settings)
-        known = {(k, s) for k, s in zip(kept.kernel.tolist(), kept.log_s.tolist(), strict=True)}
-        out = np.array(
-            [
-                one not in known
-                for one in zip(rows.kernel.tolist(), rows.log_s.tolist(), strict=True)
-            ]
+        known, every = (
+            list(zip(each.kernel.tolist(), each.log_s.tolist(), strict=True))
+            for each in (kept, rows)
         )
+        out = np.array([one not in known for one in every])
         k, windows = rows.kernel[out], rows.windows[:, out]
         asked = [Clocks(core_mhz=round(mhz)) for mhz in rows.core_mhz[out].tolist()]
         settings = tuple(dict.fromkeys(asked))
@@ -356,7 +354,9 @@ def table(told: Mapping[str, Mapping[str, Figures]]) -> str:
     for part, cases in told.items():
         cells = [part]
         for name in names:
-            of = np.array([[cases[case][name], whole[case][name]] for case in whole])
+            of = np.array(
+                [[of[case].get(name, math.nan) for of in (cases, whole)] for case in whole]
+            )
             cell = f"{np.nanmean(of[:, 0]):.1%}"
             worse = np.diff(_bad(name, of[:, ::-1]), axis=1)[:, 0]
             worse = worse[np.isfinite(worse)]
