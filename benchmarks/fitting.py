@@ -91,9 +91,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         mem_mhz=np.tile(mem, kernels),
         temperature_c=np.full(kernels * len(core), _WARM_C),
     )
-    parameters = Parameters(
-        family=_FAMILY, shared=shared, kernels=own, serial=np.zeros(kernels, dtype=bool)
-    )
+    parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     truth = predict(parameters, at).log
     log_s, log_w = truth + random.normal(0.0, 1.0, truth.shape) * _NOISE
     rows = Rows(

@@ -16,7 +16,6 @@ from underclock.core.inference.field import Sizes
 from underclock.core.inference.runs import RunLogs, Weights
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.in_step import StepRatio
-from underclock.core.model.laplace import Alternatives
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.records import SampleSet
 
@@ -27,12 +26,6 @@ Off: TypeAlias = Mapping[str, Any]
 def _same_clocks(core: Floats, mem: Floats, other_core: Floats, other_mem: Floats) -> Floats:
     same = (core[:, None] == other_core) & (mem[:, None] == other_mem)
     return np.asarray(same, dtype=np.float64)
-
-
-def _one_answer(_: Any, state: Any) -> Alternatives:  # noqa: ANN401
-    shape = state.parameters.kernels.shape
-    none = np.empty((0, shape[0]))
-    return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
 
 
 def _every_run(sample_set: SampleSet) -> Floats:
@@ -46,20 +39,16 @@ def _as_it_is(_: Any, state: Any) -> Any:  # noqa: ANN401
 _MODEL = "underclock.core.model."
 MODEL: dict[str, Off] = {
     "several starts": {f"{_MODEL}most_likely.restart": _as_it_is},
-    "serial kernels": {f"{_MODEL}most_likely.choose_serial": _as_it_is},
     "learned prior of kernels": {f"{_MODEL}most_likely.learn_prior": _as_it_is},
     "widened prior of the GPU": {f"{_MODEL}most_likely.check_shared": _as_it_is},
     "learned sizes of errors": {f"{_MODEL}most_likely.estimate_errors": _as_it_is},
     "scale per kernel": {
         f"{_MODEL}error_sizes._scale": lambda _, state, __: np.ones_like(state.scale)
     },
-    "alternatives": {f"{_MODEL}laplace._alternatives": _one_answer},
     "discrepancy along clocks": {
         f"{_MODEL}predictive.alike": _same_clocks,
         f"{_MODEL}whitening.alike": _same_clocks,
     },
-    "rows of what the cap held": {f"{_MODEL}fitting.held_rows": lambda *_: ()},
-    "paces inside the step": {f"{_MODEL}fitting.step_paces": lambda *_: None},
     "power in the step": {f"{_MODEL}estimate.step_ratio": lambda *_: StepRatio()},
     "peak of power": {"underclock.core.steering.power_peak.peak_seen_w": lambda *_: math.inf},
     "own heat": {
@@ -74,10 +63,9 @@ MODEL: dict[str, Off] = {
         f"{_MODEL}sample_rows.sample_weights": _every_run,
     },
 }
-NINE = (
-    *("several starts", "serial kernels", "learned prior of kernels", "widened prior of the GPU"),
-    *("scale per kernel", "alternatives", "rows of what the cap held", "paces inside the step"),
-    "power in the step",
+FIVE = (
+    *("several starts", "learned prior of kernels", "widened prior of the GPU"),
+    *("scale per kernel", "power in the step"),
 )
 
 
@@ -122,9 +110,11 @@ INFERENCE: dict[str, Off] = {
     "learned sizes": {f"{_TABLE}likeliest": lambda *_: Sizes()},
     "odd runs": {
         f"{_TABLE}weighed": _all_alike,
+        f"{_TABLE}without_odd": _all_alike,
         "underclock.core.inference.runs.Weights.at_first": _all_alike,
     },
     "the mean run": {f"{_TABLE}excess": lambda _, __, free: (np.zeros(len(free)),) * 2},
+    "widening by left-out rows": {f"{_TABLE}widening": lambda *_: (1.0, 1.0)},
     "optimism": {f"{_TABLE}optimism": lambda *_: Optimism()},
 }
 

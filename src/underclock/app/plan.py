@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,7 @@ from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objec
 
 if TYPE_CHECKING:
     from underclock.app.switching import Switching
+    from underclock.core.planning.goal import Goal
 
 
 @click.command(name="plan")
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     "--max-slowdown", type=FRACTION, help="Time budget of waste: 1% or 0.01. [default: 0, strict]"
 )
 @click.option(
-    "--power-limit", type=float, help="Power limit in W to plan for. [default: the GPU's own]"
+    "--power-limit",
+    "power_limit_w",
+    type=float,
+    help="Power limit in W to plan for. [default: the GPU's own]",
 )
 @click.option(
     "--granularity",
@@ -80,11 +84,6 @@ def command(
     *,
     samples: Path,
     output: Path | None,
-    objective: str,
-    max_slowdown: float | None,
-    power_limit: float | None,
-    granularity: str,
-    aggregate: str,
     baseline: Clocks | None,
     accounting: str,
     latency: str,
@@ -93,6 +92,7 @@ def command(
     raw: bool,
     as_json: bool,
     force: bool,
+    **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
@@ -104,21 +104,10 @@ def command(
     """
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
-    from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
     from underclock.store import read_samples
 
-    if max_slowdown is not None and objective != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
-        )
-    goal = Goal(
-        objective=Objective(objective),
-        max_slowdown=max_slowdown or 0.0,
-        granularity=Granularity(granularity),
-        aggregate=Aggregate(aggregate),
-        power_limit_w=power_limit,
-    )
+    goal = _goal(asked)
     check_place(output, force=force, inputs=(samples, Path(latency)))
     sample_set = read_samples(samples)
     found = switching_of(latency, sample_set, goal, samples)
@@ -143,6 +132,22 @@ def command(
     )
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
+
+
+def _goal(asked: dict[str, Any]) -> "Goal":
+    """Return what to plan for; what was not named is as usual.
+
+    Raises:
+        UsageError: A time budget where time is free, or what no step can have.
+    """
+    from underclock.core.planning.goal import Goal
+
+    objective, budget = asked["objective"], asked["max_slowdown"]
+    if budget is not None and objective != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
+        )
+    return Goal(**{name: value for name, value in asked.items() if value is not None})
 
 
 def _limited(

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,7 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     metavar="GPU",
     help="Of each local rank, in their order. [default: nvml:0]",
 )
-@click.option("--dry-run", is_flag=True, help="Do everything but set clocks.")
+@click.option("--dry-run", "dry", is_flag=True, help="Do everything but set clocks.")
 @click.option(
     "--log",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -63,16 +63,10 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
 def command(
     *,
     plan: Path,
-    gpus: tuple[str, ...],
-    dry_run: bool,
-    log: Path | None,
     live: bool,
-    metrics_port: int | None,
-    arms: str,
-    window: int | None,
-    anyway: bool,
     as_json: bool,
     command_line: tuple[str, ...],
+    **asked: Any,  # noqa: ANN401 - what a `HowToRun` has, by its names
 ) -> None:
     """Run a training COMMAND unchanged, and hold a plan's clocks while it trains.
 
@@ -83,40 +77,15 @@ def command(
 
     Example: underclock run plan.json -- python train.py --epochs 3
     """
-    from underclock.report import run_table
     from underclock.runtime.holding.run import HowToRun, run
 
+    codes: list[int] = []
+
     def ended(ran: "Ran") -> None:
-        if ran.code < 0:
-            how.tell(f"the command was ended by {signal.Signals(-ran.code).name}")
-        try:
-            if as_json:
-                print_json(ran)
-            else:
-                print_table(run_table(ran.summary))
-        except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
-            # Our code is that of the command; at exit Python must not complain when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            how.tell(f"how the run went cannot be printed: {exc}")
-        if not as_json:
-            for line in ran.undone:
-                say(line, err=True)
-        how.tell(ran.line)
+        _show(ran, as_json=as_json)
         codes.append(_code(ran))
 
-    codes: list[int] = []
-    how = HowToRun(
-        gpus=gpus,
-        dry=dry_run,
-        log=log,
-        anyway=anyway,
-        live_s=_LIVE_S if live else None,
-        metrics_port=metrics_port,
-        arms=arms,
-        window=window,
-        tell=lambda sentence: say(f"underclock: {sentence}", err=True),
-        ended=ended,
-    )
+    how = HowToRun(live_s=_LIVE_S if live else None, tell=_tell, ended=ended, **asked)
     try:
         run(plan, command_line, how)
     except InterruptedBySignal as exc:
@@ -124,6 +93,31 @@ def command(
             sys.exit(exc.exit_code)
         raise
     sys.exit(codes[-1])
+
+
+def _tell(sentence: str) -> None:
+    say(f"underclock: {sentence}", err=True)
+
+
+def _show(ran: "Ran", *, as_json: bool) -> None:
+    """Print how a run went; its code is that of the command, whoever reads this or does not."""
+    from underclock.report import run_table
+
+    if ran.code < 0:
+        _tell(f"the command was ended by {signal.Signals(-ran.code).name}")
+    try:
+        if as_json:
+            print_json(ran)
+        else:
+            print_table(run_table(ran.summary))
+    except (OSError, SystemExit) as exc:  # which rich raises where the reader has gone
+        # At exit Python must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _tell(f"how the run went cannot be printed: {exc}")
+    if not as_json:
+        for line in ran.undone:
+            say(line, err=True)
+    _tell(ran.line)
 
 
 def _code(ran: "Ran") -> int:

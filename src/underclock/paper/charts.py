@@ -1,4 +1,4 @@
-"""The drawings of ``underclock paper`` as plain data, for whoever draws them.
+"""The drawings of ``underclock paper`` as plain data.
 
 What the paper reports stands beside ours in every one: ours filled, the paper's hollow.
 """

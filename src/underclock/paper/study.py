@@ -75,7 +75,7 @@ class Conditions:
         grid: Which clock pairs to visit.
         seed: Of the GPU's noise.
         measuring: How long to wait and measure; ``None`` for as long as the paper.
-        progress: Is told of every sample.
+        progress: Called for every sample.
     """
 
     gpu: str = PAPERS_GPU
@@ -207,16 +207,16 @@ def _transfers(
 ) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]]:
     """Measure the discovered clocks, and auto, on other steps: by batch, and by tensor parallel."""
 
-    def tell(doing: str) -> None:
+    def note(doing: str) -> None:
         conditions.progress(Tally(done=0, total=1, gpu_s=0.0, doing=doing))
 
     def transfer(batch: int, degree: int, paper: PercentChange | None) -> Transfer:
-        tell(f"the discovered clocks at batch {batch}, {degree} GPUs")
+        note(f"the discovered clocks at batch {batch}, {degree} GPUs")
         return _transfer(measurer, discovered, batch, degree, paper)
 
     seed = conditions.seed + _TRANSFER_SEED_OFFSET
     with open_measurer(conditions.gpu, measuring=conditions.measuring, seed=seed) as measurer:
-        tell("warming the GPU to a steady temperature")
+        note("warming the GPU to a steady temperature")
         measurer.warm([discovered.runs[index] for index in discovered.order])
         return (
             tuple(transfer(batch, 1, published.BATCH.get(batch)) for batch in _BATCHES),

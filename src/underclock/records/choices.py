@@ -231,7 +231,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
         segments: In launch order; the last and the first may be one stretch round the end.
         switches: Changes in one round.
         latency: Which switching latency it keeps, in words.
-        latencies: The latencies themselves: whoever runs it asks ahead by them.
+        latencies: The latencies themselves: changes are asked for ahead by them.
         launch_s: What each launch is expected to take at its clocks, stalls apart.
     """
 

@@ -20,7 +20,7 @@ class Evidence(StrEnum):
     """Where a number comes from; a number never travels without it."""
 
     MEASURED = "measured"  # on this GPU, by us
-    REPLAYED = "replayed"  # from a table somebody measured
+    REPLAYED = "replayed"  # from a table of others
     SIMULATED = "simulated"  # from a model of a GPU
 
 

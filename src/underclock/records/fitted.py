@@ -12,8 +12,7 @@ class Constant(Record, frozen=True, kw_only=True):
         unit: Of what follows; empty for a plain number.
         value: Most likely.
         error: Standard error.
-        told: How much of what was unknown before the samples they tell, 0 to 1: the share of the
-            variance that they remove.
+        told: Share of its prior variance that the samples remove, 0 to 1.
     """
 
     name: str
@@ -39,7 +38,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
         energy_j: Of a launch.
         energy_error_j: Standard error of that.
         time_rms: Residual of the rows' time, as a fraction.
-        serial: Whether its parts add, rather than overlap.
         described: Whether the model holds for it. Where it does not, trust its own samples only.
     """
 
@@ -54,7 +52,6 @@ class KernelFit(Record, frozen=True, kw_only=True):
     energy_error_j: float | None = None
     time_rms: float | None = None
     power_rms: float | None = None
-    serial: bool = False
     described: bool
 
     def __post_init__(self) -> None:
@@ -67,9 +64,9 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
 
     Attributes:
         workload: Names of the steps or tables.
-        samples: Of all kernels, those in company and of the whole step included.
-        rows: What they tell of single kernels at known clocks. A whole step or a sample in company
-            may tell of several kernels, and one at the power cap of none.
+        samples: Of all kernels, those with a co-load and of the whole step included.
+        rows: Observations of single kernels at known clocks. A whole step or a sample with a
+            co-load may hold several, and one at the power cap none.
         constants: Of the GPU.
         cap_w: Power that capped samples settle at; ``None`` where none was capped.
         boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.

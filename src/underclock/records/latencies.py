@@ -38,7 +38,7 @@ class Switch(Record, frozen=True, kw_only=True):
         delay_p05_s: One in twenty delays is shorter; and longer than ``delay_p95_s``.
         jitter_s: Standard deviation of the delay, estimated robustly.
         stall_s: After the delay, time in which no work was done, median.
-        repeats: Measurements that these rest on; 0 where nobody measured.
+        repeats: Measurements that these rest on; 0 where assumed.
         outliers: Measurements dropped because they lay far from the others.
     """
 
@@ -75,7 +75,7 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
     """How long changes of clocks take on one GPU, for a sample of them.
 
     Attributes:
-        evidence: How they were obtained; ``None`` where somebody assumed them.
+        evidence: How they were obtained; ``None`` where assumed.
         gpu: The GPU they belong to; ``None`` where assumed, for any GPU.
         provenance: How they came about; ``None`` where assumed.
         switches: No two from and to the same clocks of one domain.
@@ -134,7 +134,7 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         return totals_s.pop() if len(totals_s) == 1 and not others else None
 
     def check_gpu(self, info: GpuInfo) -> tuple[str, ...]:
-        """Make sure that the table may be used for a GPU; return what the reader must be told.
+        """Make sure that the table may be used for a GPU; return notes for the reader.
 
         Raises:
             DataError: It was measured on another GPU.
@@ -146,17 +146,17 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
                 f"the latencies are those of {self.gpu.name}, not of {info.name}",
                 hint="measure this GPU with `underclock latency`",
             )
-        told: tuple[str, ...] = ()
+        notes: tuple[str, ...] = ()
         if self.gpu.is_another_board(info):
             words = (
                 f"the latencies were measured on board {self.gpu.uuid}, and this is board "
                 f"{info.uuid}: `underclock latency` measures this one"
             )
-            told = (words,)
+            notes = (words,)
         if self.gpu.driver != info.driver:
             then, now = (info.driver or "unknown" for info in (self.gpu, info))
-            told += (f"the latencies were measured with driver {then}, and this is driver {now}",)
-        return told
+            notes += (f"the latencies were measured with driver {then}, and this is driver {now}",)
+        return notes
 
     def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
         """Return the sampled switch that stands for another; where in doubt, the slower one.

@@ -57,7 +57,7 @@ def check_runs(repeats: int, **runs: tuple[float, ...]) -> None:
 
 _ROUNDING = 1e-9  # of sums of floats
 TOLERANCE = 0.001  # how far beyond its promise a plan may be and still have kept it
-MOST_REPEATS = 1000  # more than anybody runs: where these would not decide, no number is named
+MOST_REPEATS = 1000  # more than are ever run: where these would not decide, no number is named
 
 
 class Verdict(StrEnum):
@@ -129,7 +129,7 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
             allows or, where time is what it minimises, than its promise may be; ``None`` where
             time was free.
         time_interval: Low and high end of the true change of time at 95 %; ``None`` where single
-            runs tell no spread.
+            runs have no spread.
         max_slowdown: The plan's time budget; ``None`` where time was free.
         tolerance: How far beyond promise or budget still counts as kept, as a fraction of auto.
         verdict: Whether the promise held.
@@ -191,13 +191,13 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
         name: str,
         time_s: tuple[float, ...],
         energy_j: tuple[float, ...],
-        told: "Validation | OtherArm",
+        changes: "Validation | OtherArm",
     ) -> None:
         """Reject runs that are not one a repeat, and changes that are not theirs."""
         check_runs(self.repeats, auto_time_s=self.auto_time_s, auto_energy_j=self.auto_energy_j)
         check_runs(self.repeats, **{f"{name}_time_s": time_s, f"{name}_energy_j": energy_j})
-        told.time_change.check_of(self.auto_time_s, time_s)
-        told.energy_change.check_of(self.auto_energy_j, energy_j)
+        changes.time_change.check_of(self.auto_time_s, time_s)
+        changes.energy_change.check_of(self.auto_energy_j, energy_j)
 
     def _check_verdict(self) -> None:
         """Reject a verdict that is not what the intervals say, where runs were judged."""

@@ -68,8 +68,8 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
         schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
-        latency_range_s: Least and greatest latency reported of GPUs like this one, where nobody
-            measured it; the schedule keeps the greatest. ``None`` where one was planned for.
+        latency_range_s: Least and greatest latency reported of GPUs like this one, where it was not
+            measured; the schedule keeps the greatest. ``None`` where one was planned for.
         latency_curve: What could be achieved at other latencies, shortest first; empty where
             switching was taken as free.
         achievable_frontier: What schedules under the same latency cost at other time budgets,

@@ -34,7 +34,7 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
 
 
 class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
-    """One step of one GPU, or several in a row where nobody looked in between.
+    """One step of one GPU, or several in a row that were not polled in between.
 
     Attributes:
         gpu: Local rank.
@@ -47,8 +47,8 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
         planned: Changes of clocks in the plan's step.
         asked: Of which were asked for.
         hits: Of which took effect within a millisecond of their launch; ``None`` where the step was
-            seen by some of its marks only, so that nobody knows.
-        late_s: How long after its launch each took effect; none where nobody knows.
+            seen by some of its marks only.
+        late_s: How long after its launch each took effect; none where that is unknown.
         error_s: How far off each boundary was expected; likewise.
         energy_j: From the energy counter; ``None`` where it was not read around the step.
         core_mhz: Mean of the readings in it; ``None`` without any; so are the three that follow.
@@ -103,7 +103,7 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
         executed: Of which the GPUs were seen to have begun; likewise.
         counted: Whether those are all there were.
-        energy_j: That GPUs drew meanwhile; ``None`` where a counter did not tell.
+        energy_j: That GPUs drew meanwhile; ``None`` where a counter was not read.
     """
 
     cpu_s: float
@@ -123,7 +123,7 @@ class ArmLine(Record, frozen=True, kw_only=True, tag_field="line", tag="arm"):
         steps: Of the arm that counted.
         time_change: Mean, as a fraction of auto.
         time_interval: Its 95 % confidence interval; ``None`` of a single round.
-        energy_change: Mean; ``None`` where the counter could not tell.
+        energy_change: Mean; ``None`` where the counter is too coarse.
         verdict: On the plan's promise, or why there can be none; empty where nothing was promised.
     """
 

@@ -16,7 +16,7 @@ SCHEMAS: Final = {
     "score": 3,
     "validation": 4,
     "latencies": 3,
-    "fit": 3,
+    "fit": 4,
     "study": 3,
     "GPU model": 1,
 }

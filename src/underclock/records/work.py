@@ -182,8 +182,8 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         kernels: Distinct kernels, in order of first launch.
         order: The launch sequence, as indices into ``kernels``.
         modules: Path of the module that each launch ran for, layer numbers and all, after those
-            that called it (`launches.module_calls`; steps traced before these were told have the
-            one path); empty where it ran for none; no paths where they are unknown.
+            that called it (`launches.module_calls`; older files have the one path); empty where it
+            ran for none; no paths where they are unknown.
         parameters: What it was built with (batch, sequence, …).
         source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.

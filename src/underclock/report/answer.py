@@ -70,7 +70,7 @@ def saving(plan: Plan) -> str:
 
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
-    # Numbers that are a table's own: nobody knows how sure they are.
+    # A table's own numbers have no error.
     own = plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
     table = ", of this table" if own else ""
     return f"{plan.evidence} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
@@ -92,7 +92,7 @@ def switching_sentence(plan: Plan) -> str | None:
     """Say what the headline takes changing clocks to cost, and what it would be for free.
 
     Returns:
-        ``None`` where no clocks change and nobody asked for a latency.
+        ``None`` where no clocks change and no latency was asked for.
     """
     arm = plan.headline
     if arm.name is Strategy.ACHIEVABLE:
@@ -107,18 +107,18 @@ def switching_sentence(plan: Plan) -> str | None:
 
 def _safe(plan: Plan) -> str:
     """Say what is left of a bound: at latencies that GPUs have, and with one clock pair for all."""
-    told = "`--latency` says what is achievable."
+    known = "`--latency` says what is achievable."
     if plan.latency_curve:
         at = " and ".join(
             f"{change_text(point.energy_change)} at {duration_text(point.latency_s)}"
             for point in (plan.latency_curve[0], plan.latency_curve[-1])
         )
-        told = f"How long {plan.gpu.name} takes is not known: it would be {at}."
+        known = f"How long {plan.gpu.name} takes is not known: it would be {at}."
     fixed = _best_fixed(plan)
     if fixed is None or no_change(fixed):
-        return told
+        return known
     one = changes_text(plan, fixed.energy_change, fixed.time_change)
-    return f"{told} Whatever it is, the best fixed clock gives {one}."
+    return f"{known} Whatever it is, the best fixed clock gives {one}."
 
 
 def _schedule_sentence(plan: Plan) -> str:

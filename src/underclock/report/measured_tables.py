@@ -234,7 +234,7 @@ def _note(kernel: KernelFit) -> str:
         return "no usable sample: measure lower clocks"
     if not kernel.described:
         return "keeps its own samples: measure it more"
-    return "adds its parts" if kernel.serial else ""
+    return ""
 
 
 def _share_text(share: float | None, digits: int = 0) -> str:

@@ -39,7 +39,7 @@ def closing_line(summary: RunSummary, *, clocks: str = "") -> str:
 
 
 def _saving(summary: RunSummary) -> str:
-    """Return what a run saved, against what; or why nobody can tell."""
+    """Return what a run saved, against what; or why that is not known."""
     run = summary.run
     if run is None:
         return "nothing was seen of it"

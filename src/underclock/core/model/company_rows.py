@@ -14,7 +14,7 @@ from underclock.core.model.ran_clocks import own_memory_mhz
 from underclock.core.model.rows import FitRow, Idling
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.power_peak import taken_apart
-from underclock.core.steering.taking_off import Left, Paces, StepDraw, step_draws
+from underclock.core.steering.taking_off import Left, StepDraw, step_draws
 from underclock.core.step.unmeasured import unmeasured
 from underclock.physics.constants import GpuConstants
 from underclock.records import SampleSet
@@ -37,16 +37,13 @@ class InCompany:
     errors: int = 0
 
 
-def in_company(
-    sample_set: SampleSet, memory: list[float], shape: GpuConstants | None, paces: Paces | None
-) -> InCompany:
+def in_company(sample_set: SampleSet, memory: list[float], shape: GpuConstants | None) -> InCompany:
     """Return what measurements in company tell, and those of launches inside the step.
 
     Args:
         sample_set: As measured.
         memory: Memory clocks of the GPU, ascending.
         shape: How idle power follows clock and temperature; ``None`` for as on recent GPUs.
-        paces: Of kernels in steps within which the clock moves; ``None`` while nobody knows.
     """
     mixed, kernels = sample_set.mixed, sample_set.kernels
     if not mixed:
@@ -62,7 +59,6 @@ def in_company(
         shape,
         own_memory_mhz(sample_set, memory),
         sample_set.gpu.power_limit_w,
-        paces,
     )
     # By itself the step runs at one clock: what it draws there is what auto is measured by.
     steered = any(sample.is_step and sample.in_company for sample in mixed)

@@ -168,7 +168,6 @@ def _kernels(sample_set: SampleSet, stated: _Stated) -> tuple[KernelFit, ...]:
             energy_error_j=float(energy_j[k, c] * spread[k, c]),
             time_rms=float(stated.rms[0, i]),
             power_rms=_finite(float(stated.rms[1, i])),
-            serial=bool(model.parameters.serial[k]),
             described=not off[i],
         )
     return tuple(fits.values())

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.held_rows import held_rows
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.step_paces import step_paces
 from underclock.core.model.subsample import fitted
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
@@ -23,9 +21,7 @@ def fit_rows(
 ) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
-    Company is taken off twice: how idle power follows the clock is first assumed, then fitted. So
-    it is with the clocks of launches inside a step within which the clock moves, and with those at
-    which the cap held a kernel.
+    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
 
     Args:
         sample_set: The samples.
@@ -42,13 +38,9 @@ def fit_rows(
     rows = rows_of(sample_set, weights=weights)
     model = fitted(rows, Shared(start_of(rows, settings)))
     steered = any(sample.asked.is_auto and sample.in_company for sample in sample_set.mixed)
-    own = model.of_first(len(sample_set.kernels))
-    paces = step_paces(sample_set, own, settings, temperature_of(sample_set))
-    held = held_rows(sample_set, own, settings)
-    if steered or held or paces is not None:
+    if steered:
         parameters = model.parameters
-        shape = parameters.family.gpu(parameters.shared) if steered else None
-        rows = rows_of(sample_set, shape, paces, weights, held)
+        rows = rows_of(sample_set, parameters.family.gpu(parameters.shared), weights)
         model = fitted(rows, Shared(start_of(rows, settings)))
     # The companion told how power goes with the clock; it is no kernel of the step.
     kernels = len(sample_set.kernels)

@@ -33,21 +33,6 @@ _EYE = np.eye(PER_KERNEL)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Where all kernels begin.
-
-    Attributes:
-        kernels: Shape (K, P).
-        serial: Shape (K,).
-        held: A parameter of every kernel that is held too; ``None`` for none.
-    """
-
-    kernels: Floats
-    serial: Bools
-    held: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Ends:
     """Where kernels came to, from each start.
 
@@ -62,21 +47,20 @@ class Ends:
 
 def converge_kernels(problem: FitProblem, state: FitState) -> FitState:
     """Step each kernel by itself until it does not move; the shared parameters are held."""
-    parameters = state.parameters
-    ends = converge_starts(problem, state, [Start(parameters.kernels, parameters.serial)])
+    ends = converge_starts(problem, state, [state.parameters.kernels])
     return state.moved(kernels=ends.kernels[0])
 
 
-def converge_starts(problem: FitProblem, state: FitState, starts: Sequence[Start]) -> Ends:
+def converge_starts(problem: FitProblem, state: FitState, starts: Sequence[Floats]) -> Ends:
     """Step each kernel by itself from each start, until no kernel of that start moves.
 
     Args:
         problem: The problem.
         state: What is held: all but what the starts say.
-        starts: Where to begin.
+        starts: Parameters to begin with. Each of shape (K, P).
     """
-    fit = _KernelFit.of(problem, state, starts)
-    here = fit.at(np.concatenate([start.kernels for start in starts]))
+    fit = _KernelFit.of(problem, state, len(starts))
+    here = fit.at(np.concatenate(starts))
     of_starts = (len(starts), len(problem.rows.names))
     runs = np.full((len(starts), 1), fill_value=True)
     damping = np.full(len(here.kernels), 1e-2)
@@ -134,7 +118,6 @@ class _KernelFit:
         measured: Logarithms of time and power. Shape (2, Q).
         whitening: Of their residuals.
         precision: Of the whitened residuals. Shape (2, N, L).
-        held: Which parameters are held too. Shape (N, P); ``None`` where none is.
     """
 
     parameters: Parameters
@@ -144,42 +127,27 @@ class _KernelFit:
     measured: Floats
     whitening: Whitening
     precision: Floats
-    held: Bools | None
 
     @classmethod
-    def of(cls, problem: FitProblem, state: FitState, starts: Sequence[Start]) -> "_KernelFit":
+    def of(cls, problem: FitProblem, state: FitState, times: int) -> "_KernelFit":
         """Put as many copies of all kernels side by side as there are starts."""
-        times = len(starts)
-        held = None
-        if any(start.held is not None for start in starts):
-            each = np.array([np.arange(PER_KERNEL) == start.held for start in starts])
-            held = np.repeat(each, len(problem.rows.names), axis=0)
         return cls(
-            parameters=dataclasses.replace(
-                state.parameters, serial=np.concatenate([start.serial for start in starts])
-            ),
+            parameters=state.parameters,
             prior=state.prior.repeated(times),
             at_rows=problem.at.repeated(times, len(problem.rows.names)),
             gpu=gpu_at(state.parameters, problem.at).repeated(times),
             measured=np.tile(problem.measured, times),
             whitening=problem.whitening.repeated(times),
             precision=np.tile(weights(problem, state), (times, 1)),
-            held=held,
         )
 
     def at(self, kernels: Floats) -> _Kernels:
         """Look at kernels. Shape (N, P)."""
-        held = self.parameters
-        parameters = Parameters(
-            family=held.family, shared=held.shared, kernels=kernels, serial=held.serial
-        )
+        parameters = dataclasses.replace(self.parameters, kernels=kernels)
         prediction = predict(parameters, self.at_rows, self.gpu)
         residuals = self.whitening.whitened(self.measured - prediction.log)
-        by_kernel = prediction.by_kernel()
-        if self.held is not None:
-            by_kernel[:, self.held[self.at_rows.kernel]] = 0.0
         costs = costs_of(self.prior, kernels, residuals, self.precision)
-        return _Kernels(kernels, residuals, self.whitening.whitened(by_kernel), costs)
+        return _Kernels(kernels, residuals, self.whitening.whitened(prediction.by_kernel()), costs)
 
     def steps(self, here: _Kernels, damping: Floats) -> Floats:
         """Return the damped step of each kernel. Shape (N, P)."""
@@ -188,8 +156,6 @@ class _KernelFit:
         curvature = (weighed @ here.by_kernel).sum(axis=0) + pull[:, :, None] * _EYE
         side = (weighed @ here.residuals[..., None]).sum(axis=0)[..., 0]
         side += pull * (self.prior.mean - here.kernels)
-        if self.held is not None:
-            side[self.held] = 0.0
         diagonal = curvature.diagonal(axis1=1, axis2=2) * damping[:, None]
         damped = curvature + diagonal[:, :, None] * _EYE
         step = np.linalg.solve(damped, side[..., None])[..., 0]

@@ -1,6 +1,6 @@
 """How sure the most likely parameters are: a normal distribution around them.
 
-Shape letters: R rows, K kernels, S shared parameters, P parameters of a kernel, A alternatives; a
+Shape letters: R rows, K kernels, S shared parameters, P parameters of a kernel; a
 leading 2 is time and power.
 """
 
@@ -9,42 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.core.model.damped_steps import (
     Curvature,
     Linear,
     idle_of,
     normal_equations,
 )
-from underclock.core.model.kernel_steps import Start, converge_starts
-from underclock.core.model.parameters import CORE, DRAM, Parameters
-from underclock.core.model.restarts import STARTS, Shares, started
-from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.state import FitProblem, FitState, kernel_costs, predicted, weights
+from underclock.core.model.parameters import Parameters
+from underclock.core.model.rows import Rows
+from underclock.core.model.state import FitProblem, FitState, predicted, weights
 from underclock.core.model.whitening import ErrorModel
-
-_PLAIN = PER_KERNEL + 1  # rows of a kernel that leave little doubt what bounds it
-_SERIAL = 0.15  # odds of a kernel whose parts add, before it is measured; assumed
-# Alternatives in which DRAM, or the core, has hardly a part.
-_WITHOUT = (
-    (DRAM, Shares(core=0.9, dram=0.1, fixed=0.1)),
-    (CORE, Shares(core=0.1, dram=0.9, fixed=0.1)),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Alternatives:
-    """Other parameters that explain a kernel's rows about as well.
-
-    Attributes:
-        kernels: Shape (A, K, P).
-        serial: Whether parts of a kernel's time add. Shape (A, K).
-        probability: Against the most likely, at most a half. Shape (A, K).
-    """
-
-    kernels: Floats
-    serial: Bools
-    probability: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +37,6 @@ class FittedModel:
         residuals: Logarithms of measured over predicted. Shape (2, R).
         by_shared: Derivatives at the rows by the shared, kernels held. Shape (2, R, S).
         by_kernel: Derivatives at the rows by the kernel's own. Shape (2, R, P).
-        alternatives: What else may explain the rows.
         shared_scale: By how much the prior of the shared parameters is wider than usual, as the
             rows ask for.
     """
@@ -77,7 +51,6 @@ class FittedModel:
     residuals: Floats
     by_shared: Floats
     by_kernel: Floats
-    alternatives: Alternatives
     shared_scale: float = 1.0
 
     def of_first(self, kernels: int) -> "FittedModel":
@@ -90,22 +63,16 @@ class FittedModel:
             return self
         rows = self.rows.of_first(kernels)
         some, told = slice(kernels), slice(len(rows.kernel))
-        parameters, other = self.parameters, self.alternatives
         return dataclasses.replace(
             self,
             rows=rows,
-            parameters=dataclasses.replace(
-                parameters, kernels=parameters.kernels[some], serial=parameters.serial[some]
-            ),
+            parameters=dataclasses.replace(self.parameters, kernels=self.parameters.kernels[some]),
             scale=self.scale[some],
             kernel_cov=self.kernel_cov[some],
             gain=self.gain[some],
             residuals=self.residuals[:, told],
             by_shared=self.by_shared[:, told],
             by_kernel=self.by_kernel[:, told],
-            alternatives=Alternatives(
-                other.kernels[:, some], other.serial[:, some], other.probability[:, some]
-            ),
         )
 
 
@@ -139,7 +106,6 @@ def laplace(problem: FitProblem, state: FitState, shared_cov: Floats | None = No
         residuals=residuals,
         by_shared=by_shared,
         by_kernel=by_kernel,
-        alternatives=_alternatives(problem, state),
         shared_scale=state.shared_scale,
     )
 
@@ -147,25 +113,3 @@ def laplace(problem: FitProblem, state: FitState, shared_cov: Floats | None = No
 def shared_covariance(curved: Curvature) -> Floats:
     """Return the covariance of the shared parameters, those of kernels unknown. Shape (S, S)."""
     return np.asarray(np.linalg.inv(curved.rest()), dtype=np.float64)
-
-
-def _alternatives(problem: FitProblem, state: FitState) -> Alternatives:
-    """Find what else may explain each kernel's rows, where some kernel has few."""
-    shape = state.parameters.kernels.shape
-    if problem.rows.counted.min() >= _PLAIN:
-        none = np.empty((0, shape[0]))
-        return Alternatives(np.empty((0, *shape)), none.astype(np.bool_), none)
-    least = kernel_costs(problem, state)
-    likeliest = state.parameters
-    starts = [
-        *(started(state, shares) for shares in STARTS),
-        *(started(state, shares, held) for held, shares in _WITHOUT),
-        Start(likeliest.kernels, ~likeliest.serial),
-    ]
-    ends = converge_starts(problem, state, starts)
-    before = np.ones_like(ends.costs)
-    before[-1] = np.where(likeliest.serial, 1.0 / _SERIAL, _SERIAL)
-    odds = before * np.exp(np.clip(least - ends.costs, -50.0, 0.0))
-    return Alternatives(
-        ends.kernels, np.array([start.serial for start in starts]), odds / (1.0 + odds)
-    )

@@ -20,13 +20,11 @@ from underclock.core.model.laplace import FittedModel, laplace, shared_covarianc
 from underclock.core.model.parameters import Shared
 from underclock.core.model.restarts import restart
 from underclock.core.model.rows import Rows
-from underclock.core.model.state import FitProblem, FitState, begin, kernel_costs, weights
+from underclock.core.model.state import FitProblem, FitState, begin, weights
 from underclock.core.model.whitening import ErrorModel
 
 _MOST_ROUNDS = 6
 _SETTLED = 0.3
-_FEWEST_FOR_SERIAL = 5  # rows of a kernel from which it shows whether its parts add
-_CLEARLY = 3.0  # log-likelihood by which a kernel must be explained better
 
 
 def fit_all(rows: Rows, family: Shared) -> FittedModel:
@@ -43,7 +41,7 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
         if _settled(before, state.errors):
             break
         state = converge(problem, restart(problem, state))
-        state = choose_serial(problem, learn_prior(problem, state))
+        state = learn_prior(problem, state)
         state = converge(problem, check_shared(problem, state))
     return laplace(problem, state)
 
@@ -65,7 +63,7 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     start = begin(problem).moved(shared=known.parameters.shared).with_errors(known.errors)
     start = dataclasses.replace(start, shared_scale=known.shared_scale)
     state = restart(problem, start)
-    state = choose_serial(problem, learn_prior(problem, state))
+    state = learn_prior(problem, state)
     state = estimate_scale(problem, converge_kernels(problem, state))
     return laplace(problem, state, known.shared_cov)
 
@@ -87,16 +85,3 @@ def check_shared(problem: FitProblem, state: FitState) -> FitState:
     away2 = precision * (state.parameters.shared - problem.shared_mean)[own] ** 2
     left = precision * np.diag(shared_covariance(equations))[own] / state.shared_scale**2
     return dataclasses.replace(state, shared_scale=widening(away2, left))
-
-
-def choose_serial(problem: FitProblem, state: FitState) -> FitState:
-    """Let a kernel add its parts, or overlap them, where that explains its rows clearly better."""
-    old = state.parameters
-    other = converge_kernels(problem, state.moved(serial=~old.serial))
-    better = kernel_costs(problem, other) < kernel_costs(problem, state) - _CLEARLY
-    enough = problem.rows.counted >= _FEWEST_FOR_SERIAL
-    switch = enough & better
-    return state.moved(
-        kernels=np.where(switch[:, None], other.parameters.kernels, old.kernels),
-        serial=np.where(switch, ~old.serial, old.serial),
-    )

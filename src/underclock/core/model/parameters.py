@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
@@ -141,13 +141,11 @@ class Parameters:
         family: What the shared vector stands for.
         shared: Shape (S,).
         kernels: Shape (K, P).
-        serial: Which kernels overlap nothing: the parts of their time add. Shape (K,).
     """
 
     family: Shared
     shared: Floats
     kernels: Floats
-    serial: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +215,7 @@ def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> 
         fixed_s=fixed,
         work_j_per_v2=work,
         dram_j=dram_j * dram,
-        serial=parameters.serial[at.kernel],
+        serial=np.zeros(len(core), dtype=bool),
     )
     known = gpu_at(parameters, at) if gpu is None else gpu
     return PredictedRows(parameters, at, known.costs(kernels))

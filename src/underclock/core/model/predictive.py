@@ -1,10 +1,9 @@
 """The posterior of a fitted model: predict every setting, and condition it on the residuals.
 
 Shape letters: R rows, N kernels of a batch, C settings, S shared parameters, P parameters of a
-kernel, A alternatives; a leading 2 is time and power.
+kernel; a leading 2 is time and power.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,8 +128,6 @@ class _Predicted:
         log: Shape (2, N, C).
         by_shared: Shape (2, N, C, S).
         by_kernel: Shape (2, N, C, P).
-        apart: How far alternatives lie from the most likely. Shape (A, 2, N, C).
-        apart_rows: How far at the rows, of all kernels. Shape (A, 2, R).
     """
 
     kernels: Ints
@@ -139,8 +136,6 @@ class _Predicted:
     log: Floats
     by_shared: Floats
     by_kernel: Floats
-    apart: Floats
-    apart_rows: Floats
 
 
 def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
@@ -148,25 +143,13 @@ def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
     shape = (2, len(kernels), len(where.core_mhz))
     at = where.own_heat(model.parameters, kernels)
     prediction = predict(model.parameters, at)
-    log = prediction.log
-    fitted = np.stack([model.rows.log_s, model.rows.log_w]) - model.residuals
-    measured = Points.of(model.rows)
-    apart = np.empty((len(model.alternatives.kernels), *shape))
-    apart_rows = np.empty((len(apart), *fitted.shape))
-    others = zip(model.alternatives.kernels, model.alternatives.serial, strict=True)
-    for a, (other, serial) in enumerate(others):
-        parameters = dataclasses.replace(model.parameters, kernels=other, serial=serial)
-        apart[a] = (predict(parameters, at).log - log).reshape(shape)
-        apart_rows[a] = predict(parameters, measured).log - fitted
     return _Predicted(
         kernels=kernels,
         mem_mhz=where.mem_mhz,
         core_mhz=where.core_mhz,
-        log=log.reshape(shape),
+        log=prediction.log.reshape(shape),
         by_shared=prediction.by_shared().reshape(*shape, len(model.parameters.shared)),
         by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
-        apart=apart,
-        apart_rows=apart_rows,
     )
 
 
@@ -213,10 +196,6 @@ def _conditioned(
         by_kernel[c] -= weights @ model.by_kernel[c, near]
         explained = np.einsum("cr,cr->c", weights, known)
         discrepancy[c] = np.maximum(shared2 - explained, 0.0)
-        # Where an alternative predicts something else, the most likely is not so sure.
-        doubt = predicted.apart[:, c, i] - predicted.apart_rows[:, c, near] @ weights.T
-        doubt2 = model.alternatives.probability[:, k, None] * doubt**2
-        discrepancy[c] += doubt2.max(axis=0, initial=0.0)
         if c == 0 and rows.apart is not None:
             # What rows in the step have in common no more of them take away: what the estimate
             # makes of it, through the residuals and through the kernel's parameters.

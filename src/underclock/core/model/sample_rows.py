@@ -24,7 +24,7 @@ from underclock.core.model.ran_clocks import (
 )
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import PER_KERNEL, FitRow, Rows
-from underclock.core.steering.taking_off import COMPANION, Paces
+from underclock.core.steering.taking_off import COMPANION
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, Sample, SampleSet
@@ -40,26 +40,22 @@ class CannotFitError(DataError):
 def rows_of(
     sample_set: SampleSet,
     shape: GpuConstants | None = None,
-    paces: Paces | None = None,
     weights: Floats | None = None,
-    held: Sequence[FitRow] = (),
 ) -> Rows:
     """Turn samples into the rows a model can be fitted to.
 
     A measurement in company is a row at the clock that was read in its window, company taken off.
-    Samples at the power cap are left out, as their clocks are not what was asked for, but for what
-    somebody made of them. So are rows locked higher than the GPU boosts. Odd repeats count little.
-    So do rows at auto of which the clock was read only at the window's end, for kernels with few
-    others; for the rest they do not count at all, as a clock that is free moves with temperature.
+    Samples at the power cap are left out, as their clocks are not what was asked for. So are rows
+    locked higher than the GPU boosts. Odd repeats count little. So do rows at auto of which the
+    clock was read only at the window's end, for kernels with few others; for the rest they do not
+    count at all, as a clock that is free moves with temperature.
 
     Args:
         sample_set: The samples.
         shape: How idle power follows clock and temperature, for taking company off; by default as
             on recent GPUs.
-        paces: Of kernels inside the step, where its clock moves within it.
         weights: How much each sample counts in time and energy, where that is known already.
             Shape (2, N).
-        held: Rows of what the cap held, at the clocks where it did.
 
     Raises:
         DataError: Samples contradict each other, or all are capped.
@@ -72,9 +68,9 @@ def rows_of(
     limit_w, capped = seen_cap(sample_set)
     weights = sample_weights(sample_set) if weights is None else weights
     locked, free = _alone(sample_set, capped, weights, own_mhz)
-    told = in_company(sample_set, memory, shape, paces)
+    told = in_company(sample_set, memory, shape)
     mixed = company_rows(told, locked, sample_set, own_mhz)
-    rows = [*locked, *mixed, *held]
+    rows = [*locked, *mixed]
     kernels = len(sample_set.kernels)
     if not any(row.power_windows > 0.0 and row.kernel < kernels for row in rows):
         ran = len(sample_set.samples) + len(sample_set.mixed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.core.model.hierarchical_prior import KernelPrior, typical
 from underclock.core.model.parameters import (
     Parameters,
@@ -118,7 +118,6 @@ class FitState:
         *,
         shared: Floats | None = None,
         kernels: Floats | None = None,
-        serial: Bools | None = None,
     ) -> "FitState":
         """Return the state with other parameters; those not named stay."""
         old = self.parameters
@@ -126,7 +125,6 @@ class FitState:
             family=old.family,
             shared=old.shared if shared is None else shared,
             kernels=old.kernels if kernels is None else kernels,
-            serial=old.serial if serial is None else serial,
         )
         return dataclasses.replace(self, parameters=parameters)
 
@@ -148,7 +146,6 @@ def begin(problem: FitProblem) -> FitState:
             family=problem.family,
             shared=problem.shared_mean,
             kernels=prior.mean,
-            serial=np.zeros(kernels, dtype=bool),
         ),
         errors=ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01])),
         scale=np.ones(kernels),

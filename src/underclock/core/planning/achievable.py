@@ -257,6 +257,9 @@ def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution
         change = np.roll(schedule.choice, 1)[missed.at], schedule.choice[missed.at]
         time_s += math.fsum(missed.time_s - problem.miss_time_s[change])
         energy_j += math.fsum(missed.energy_j - problem.miss_energy_j[change])
+        # A change may miss by more than a short step lasts: no launch takes less than at its best.
+        time_s = max(time_s, float(free.time_s.min(axis=1)[at[0]].sum()))
+        energy_j = max(energy_j, float(free.energy_j.min(axis=1)[at[0]].sum()))
     return against_auto(table, time_s, energy_j)
 
 

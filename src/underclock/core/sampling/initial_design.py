@@ -81,7 +81,6 @@ def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points
         family=family,
         shared=family.start(),
         kernels=np.log(_TYPICAL) + scale,
-        serial=np.zeros(count, dtype=bool),
     )
     at = Points(
         kernel=np.repeat(np.arange(count), settings),

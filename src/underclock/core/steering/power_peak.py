@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from underclock.core.steering.company import WINDOW_NOISE, Company
-from underclock.core.steering.taking_off import COMPANION, Left, Paces, taken_off
+from underclock.core.steering.taking_off import COMPANION, Left, taken_off
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kernel, MixSample
 
@@ -177,7 +177,6 @@ def taken_apart(
     shape: GpuConstants,
     own_mem_mhz: float,
     limit_w: float | None,
-    paces: Paces | None = None,
 ) -> Apart:
     """Take off what company drew, where everything ran at the clock that was read.
 
@@ -187,13 +186,12 @@ def taken_apart(
         shape: How idle power is assumed to follow clock and temperature.
         own_mem_mhz: Memory clock of a GPU left to itself.
         limit_w: Power limit of the GPU.
-        paces: Of kernels in steps within which the clock moves; ``None`` while nobody knows.
     """
     company = Company.of(mixed, shape, own_mem_mhz)
-    left = taken_off(mixed, kernels, company, paces)
+    left = taken_off(mixed, kernels, company)
     limit_w = limit_w or math.inf
     peak = peak_seen_w(peak_w(left, limit_w), companion_at_boost(mixed, company), limit_w)
     if math.isfinite(peak):
         company = Company.of(mixed, shape, own_mem_mhz, below_w=OFF_PEAK * peak)
-        left = below_peak(taken_off(mixed, kernels, company, paces), peak)
+        left = below_peak(taken_off(mixed, kernels, company), peak)
     return Apart(company=company, left=left, peak_w=peak)

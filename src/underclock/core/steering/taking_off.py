@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.arrays import Floats
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
 from underclock.core.step.cap import clock_moves, is_uneven, with_durations
 from underclock.records import Kernel, MixSample
@@ -61,44 +60,28 @@ class Left:
         return WINDOW_NOISE**2 / self.power_windows + math.hypot(*self.by_company) ** 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paces:
-    """At which clocks the kernels of a step run, where the cap moves the clock within the step.
-
-    Attributes:
-        ratio: Of each kernel's mean clock to the step's, in the order of the step. Shape (K,).
-        windows: How many windows of the usual length a time at that clock is worth. Shape (K,).
-    """
-
-    ratio: Floats
-    windows: Floats
-
-
 def taken_off(
     mixed: Sequence[MixSample],
     kernels: Sequence[Kernel],
     company: Company,
-    paces: Paces | None = None,
 ) -> tuple[Left, ...]:
     """Take off what company drew, of every measurement that a kernel was in.
 
     A measurement of the whole step tells each kernel's time at that clock, and no kernel's power;
     one of the companion by itself tells what that is, of which a model learns how power goes with
     the clock.
-    Where the clock moved within the step it tells nothing until somebody knows how.
+    Where the clock moved within the step it tells nothing.
 
     Args:
         mixed: As measured.
         kernels: Of the step, in its order.
         company: What idling and the companion draw.
-        paces: Of kernels in steps within which the clock moves; ``None`` while nobody knows.
     """
     left: list[Left] = []
     # The companion by itself is no launch of ours that was timed.
     companions = [s for s in mixed if not s.mix.launches and s.hot_s is not None]
     for sample in [*with_durations(mixed), *companions]:
         if clock_moves(sample):
-            left += _at_paces(sample, kernels, paces) if paces is not None else ()
             continue
         times_s = _times_s(sample, kernels)
         whole_step = sample.is_step
@@ -132,17 +115,6 @@ def taken_off(
             for name, time_s in times_s.items()
         ]
     return tuple(left)
-
-
-def _at_paces(sample: MixSample, kernels: Sequence[Kernel], paces: Paces) -> list[Left]:
-    """Return what launches took in a step within which the clock moves."""
-    of_kernels = zip(
-        kernels, sample.kernel_s, paces.ratio.tolist(), paces.windows.tolist(), strict=True
-    )
-    return [
-        _timed(sample, kernel.name, ratio * sample.core_mhz, time_s, windows=windows)
-        for kernel, time_s, ratio, windows in of_kernels
-    ]
 
 
 def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:

@@ -178,21 +178,6 @@ class SettledStep:
         """Core clock, averaged over time."""
         return float(np.average(self.core_mhz, weights=self.time_s))
 
-    def paces(self, order: Ints) -> tuple[Floats, float]:
-        """Return at which clocks kernels run, against the mean of the step.
-
-        Args:
-            order: Kernel of each launch. Shape (n,).
-
-        Returns:
-            Ratio of each kernel's mean clock to the step's, and by how much these differ from one:
-            the root of their mean square, over time. Shape (K,).
-        """
-        of_kernel_s = np.bincount(order, weights=self.time_s)
-        cycles = np.bincount(order, weights=self.time_s * self.core_mhz)
-        ratios: Floats = cycles / of_kernel_s / self.mean_mhz
-        return ratios, math.sqrt(float(np.average((ratios - 1.0) ** 2, weights=of_kernel_s)))
-
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
     """Return the greatest mean power in W that the loop sees in a step.

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from underclock.arrays import Floats
-from underclock.core.model.kernel_steps import Start, converge_starts
+from underclock.core.model.kernel_steps import converge_starts
 from underclock.core.model.laplace import FittedModel, laplace
 from underclock.core.model.most_likely import fit_all
-from underclock.core.model.parameters import FIXED, Parameters, Points, Shared, predict
-from underclock.core.model.restarts import STARTS, started
+from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.state import FitProblem, FitState, begin, kernel_costs
@@ -44,7 +43,6 @@ def _truth(
     own = np.log(random.uniform(0.05, 1.0, (kernels, PER_KERNEL))) + _UNITS
     own += random.normal(-7.0, 1.0, (kernels, 1))
     own[:, 2] -= 3.0
-    serial = np.arange(kernels) % 5 == 4
     core, mem = (
         grid.ravel() for grid in np.meshgrid(np.linspace(450.0, 2100.0, cores).round(), _MEMS)
     )
@@ -54,7 +52,7 @@ def _truth(
         mem_mhz=np.tile(mem, kernels),
         temperature_c=random.uniform(45.0, 65.0, kernels * len(core)),
     )
-    parameters = Parameters(family=_FAMILY, shared=shared, kernels=own, serial=serial)
+    parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     log = predict(parameters, at).log
     log_s, log_w = log + random.normal(0.0, 1.0, log.shape) * np.array(noise)[:, None]
     return _Truth(
@@ -105,7 +103,6 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
             fixed_s=fixed,
             work_j_per_v2=work,
             dram_j=dram_j * dram,
-            serial=bool(truth.parameters.serial[k]),
         )
         where = truth.rows.core_mhz[mine], truth.rows.mem_mhz[mine]
         warm = truth.rows.temperature_c[mine]
@@ -184,46 +181,19 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
 def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
     problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
     state = begin(problem)
-    near = started(state, STARTS[0])
-    near = dataclasses.replace(near, kernels=converge_starts(problem, state, [near]).kernels[0])
-    starts = [
-        near,  # is done with long before the others are
-        started(state, STARTS[1]),
-        started(state, STARTS[2], held=FIXED),
-        Start(state.parameters.kernels, ~state.parameters.serial),
-    ]
+    near = converge_starts(problem, state, [state.parameters.kernels]).kernels[0]
+    far = state.parameters.kernels + np.random.default_rng(0).normal(0.0, 0.5, near.shape)
+    starts = [near, state.parameters.kernels, far]  # the first is done long before the others are
 
     ends = converge_starts(problem, state, starts)
 
     for start, kernels, costs in zip(starts, ends.kernels, ends.costs, strict=True):
         alone = converge_starts(problem, state, [start])
-        there = state.moved(kernels=kernels, serial=start.serial)
         assert (kernels == alone.kernels[0]).all()
         assert (costs == alone.costs[0]).all()
-        assert costs == pytest.approx(kernel_costs(problem, there), rel=1e-12)
-        if start.held is not None:
-            assert (kernels[:, start.held] == start.kernels[:, start.held]).all()
-
-
-def test_two_rows_of_a_kernel_leave_it_open_what_bounds_it(truth: _Truth) -> None:
-    # Of the first kernel a row at the fastest clocks and one at a slower core clock.
-    first = np.flatnonzero(truth.rows.kernel == 0)[[20, 23]]
-    rest = np.flatnonzero(truth.rows.kernel != 0)
-    model = fit_all(_some(truth.rows, np.concatenate([first, rest])), _FAMILY)
-    others, probability = model.alternatives.kernels, model.alternatives.probability
-
-    assert others.shape == (7, 12, PER_KERNEL)
-    assert probability.shape == (7, 12)
-    assert ((probability >= 0) & (probability <= 0.5)).all()
-    away = np.abs(others - model.parameters.kernels).max(axis=2) > 0.5
-    # Something else explains the first kernel nearly as well, and better than any other's.
-    assert (probability[away[:, 0], 0] > 0.05).any()
-    assert probability[:, 1:][away[:, 1:]].max() < probability[:, 0][away[:, 0]].max()
-
-
-@pytest.mark.untraced
-def test_enough_rows_leave_no_doubt(model: FittedModel) -> None:
-    assert model.alternatives.kernels.shape == (0, 12, PER_KERNEL)
+        assert costs == pytest.approx(
+            kernel_costs(problem, state.moved(kernels=kernels)), rel=1e-12
+        )
 
 
 @pytest.mark.untraced

@@ -43,9 +43,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
         mem_mhz=np.tile(mem, _KERNELS),
         temperature_c=np.full(_KERNELS * len(_ALL), _WARM),
     )
-    parameters = Parameters(
-        family=_FAMILY, shared=shared, kernels=own, serial=np.zeros(_KERNELS, dtype=bool)
-    )
+    parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     log = predict(parameters, at).log
     noisy = log + random.normal(0.0, 1.0, log.shape) * np.array([[0.003], [0.008]])
     taken = np.concatenate(

@@ -1,22 +1,19 @@
 """A prior that knows when it is off: a GPU unlike the usual widens it, and is said to be so."""
 
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Floats
 from underclock.core.model.hierarchical_prior import widening
 from underclock.core.model.laplace import FittedModel
 from underclock.core.model.most_likely import fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
-from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import fitted
-from underclock.records import Clocks
 
 _MEMS = (5001.0, 9501.0)
 _FAMILY = Shared(unknown_gpu(_MEMS, fastest_mhz=2100.0, most_w=350.0))
@@ -25,7 +22,7 @@ _CORES = np.linspace(450.0, 2100.0, 6).round()
 _KERNELS = 8
 
 
-def _rows(off: Floats, *, serial: int | None = None) -> Rows:
+def _rows(off: Floats) -> Rows:
     """Return noisy rows of kernels on a GPU that is off the prior by so many deviations."""
     random = np.random.default_rng(5)
     own = np.log(random.uniform(0.1, 1.0, (_KERNELS, PER_KERNEL))) + _UNITS
@@ -34,7 +31,6 @@ def _rows(off: Floats, *, serial: int | None = None) -> Rows:
         family=_FAMILY,
         shared=_FAMILY.start() + off * _FAMILY.spread(),
         kernels=own - 7.0,
-        serial=np.arange(_KERNELS) == serial,
     )
     core, mem = (grid.ravel() for grid in np.meshgrid(_CORES, _MEMS))
     at = Points(
@@ -121,27 +117,3 @@ def test_a_prior_is_widened_by_what_is_told(
     away2: list[float], left: list[float], expected: float
 ) -> None:
     assert widening(np.array(away2), np.array(left)) == pytest.approx(expected)
-
-
-def test_few_rows_leave_it_open_whether_parts_of_a_kernel_add() -> None:
-    rows = _rows(_off(0.5), serial=0)
-    few = (rows.kernel != 0) | ((rows.core_mhz > 1700.0) & (rows.mem_mhz == _MEMS[-1]))
-    model = fit_all(_only(rows, few), _FAMILY)
-    settings = [Clocks(core_mhz=450, mem_mhz=5001)]
-    known = np.where(model.alternatives.serial == model.parameters.serial, 1.0, 0.0)
-    overlapping = dataclasses.replace(
-        model.alternatives, probability=known * model.alternatives.probability
-    )
-
-    unsure, sure = (
-        posterior_of(each, settings, temperature_c=55.0, limit_w=math.inf).variance(1.0, 0.0)
-        for each in (model, dataclasses.replace(model, alternatives=overlapping))
-    )
-
-    assert model.alternatives.serial[:, 0].tolist() == [False] * 6 + [True]
-    assert unsure[0, 0] > 1.2 * sure[0, 0]
-
-
-def _only(rows: Rows, some: Bools) -> Rows:
-    names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., some] for name in names})

@@ -35,8 +35,7 @@ def _rows() -> Rows:
         mem_mhz=np.full(_KERNELS * _CLOCKS, 3000.0),
         temperature_c=np.full(_KERNELS * _CLOCKS, 55.0),
     )
-    serial = np.zeros(_KERNELS, dtype=bool)
-    truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own, serial=serial)
+    truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own)
     company = np.zeros((len(at.kernel), 1))
     company[::2] = 0.03
     log = predict(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))

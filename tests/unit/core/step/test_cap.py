@@ -205,22 +205,6 @@ def test_kernels_alone_have_no_limit() -> None:
         under_limit(dataclasses.replace(step(), power_cap=None), 200.0, 300.0)
 
 
-def test_kernels_run_at_paces_of_their_own_around_the_steps_mean() -> None:
-    settled = SettledStep(
-        time_s=np.array([1.0, 2.0, 1.0]),
-        energy_j=np.ones(3),
-        core_mhz=np.array([1400.0, 1500.0, 1600.0]),
-        held=1.0,
-    )
-    ratios, apart = settled.paces(np.array([0, 1, 0]))
-
-    assert ratios.tolist() == [1.0, 1.0]
-    assert apart == 0.0
-    ratios, apart = settled.paces(np.array([0, 1, 1]))
-    assert ratios == pytest.approx([14 / 15, 46 / 45])
-    assert apart == pytest.approx(math.sqrt((1 / 15**2 + 3 / 45**2) / 4))
-
-
 def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() -> None:
     of, order = costs(3), np.array([0, 1] * 10)
     free = PowerCap(limit_w=1e4, order=order, boost=3)
