@@ -3,7 +3,7 @@
 import html
 import importlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -32,7 +32,15 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     def __repr__(self) -> str:
-        return as_brief(self)
+        """Write the fields that say something: what is long as how many there are."""
+        names, defaults = self.__struct_fields__, self.__struct_defaults__
+        required = len(names) - len(defaults)
+        given = []
+        for place, name in enumerate(names):
+            value = getattr(self, name)
+            if name != "schema" and (place < required or value != defaults[place - required]):
+                given.append(f"{name}={_written(value)}")
+        return f"{type(self).__name__}({_cut(', '.join(given), _MOST_RECORD)})"
 
 
 def check_positive(record: Record, *names: str) -> None:
@@ -136,22 +144,6 @@ AUTO = Clocks()
 Facts = Iterable[tuple[str, str]]
 _FEW = 3  # items of a collection that are written out; of more the number
 _MOST_TEXT, _MOST_RECORD = 80, 600  # characters: a record fits a screen, whatever it holds
-
-
-def as_brief(record: Any) -> str:  # noqa: ANN401 - any Struct
-    """Write a record's fields that say something: what is long as how many there are."""
-    given = []
-    for name, default in _defaults(type(record)):
-        value = getattr(record, name)
-        if name != "schema" and value is not default and value != default:
-            given.append(f"{name}={_written(value)}")
-    return f"{type(record).__name__}({_cut(', '.join(given), _MOST_RECORD)})"
-
-
-def _defaults(cls: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401 - any Struct
-    names, values = cls.__struct_fields__, cls.__struct_defaults__
-    missing = len(names) - len(values)
-    yield from zip(names, (*(object() for _ in range(missing)), *values), strict=True)
 
 
 def _written(value: object) -> str:
