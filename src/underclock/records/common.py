@@ -156,6 +156,38 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
+class ShownRecord(Record, frozen=True):
+    """A record of a workload on a GPU that shows itself in a line, and as a table in notebooks."""
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {fact}" for name, fact in self._facts)
+        text = f"<{self._heading}: {facts}>"
+        return "".join(c for c in text if c.isprintable())  # what would move a terminal's cursor
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>"
+            for name, fact in self._more_facts
+        )
+        caption = f"<caption>{html.escape(self._heading)}</caption>"
+        return f"<table>{caption}<tbody>{rows}</tbody></table>"
+
+    @property
+    def _heading(self) -> str:
+        this: Any = self
+        return f"{type(self).__name__} of {this.workload} on {this.gpu.name}, {this.evidence}"
+
+    @property
+    def _facts(self) -> Facts:
+        """What is shown in a line: names, and what is said of each."""
+        raise NotImplementedError
+
+    @property
+    def _more_facts(self) -> Facts:
+        """What is shown in a notebook."""
+        return self._facts
+
+
 def as_frame(rows: Iterable[Mapping[str, object]]) -> Any:  # noqa: ANN401 - pandas is not needed
     """Return rows as a pandas DataFrame.
 
@@ -169,18 +201,3 @@ def as_frame(rows: Iterable[Mapping[str, object]]) -> Any:  # noqa: ANN401 - pan
             "a DataFrame needs pandas, which is not installed", hint="pip install pandas"
         ) from exc
     return pandas.DataFrame(list(rows))
-
-
-def as_line(kind: str, heading: str, facts: Facts) -> str:
-    """Write a record as one line; what would move a terminal's cursor is left away."""
-    text = f"<{kind} of {heading}: {', '.join(f'{name} {fact}' for name, fact in facts)}>"
-    return "".join(character for character in text if character.isprintable())
-
-
-def as_html(kind: str, heading: str, facts: Facts) -> str:
-    """Write a record as a small HTML table; everything in it is escaped."""
-    rows = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(fact)}</td></tr>" for name, fact in facts
-    )
-    caption = f"<caption>{html.escape(f'{kind} of {heading}')}</caption>"
-    return f"<table>{caption}<tbody>{rows}</tbody></table>"

@@ -13,9 +13,8 @@ from underclock.records.common import (
     Clocks,
     Evidence,
     Record,
+    ShownRecord,
     as_frame,
-    as_html,
-    as_line,
     check_celsius,
     check_not_negative,
     check_positive,
@@ -316,7 +315,7 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         return self.mix.hot > 0 or self.mix.idle_s > 0
 
 
-class SampleSet(Record, frozen=True, kw_only=True):
+class SampleSet(ShownRecord, frozen=True, kw_only=True):
     """Everything measured of one step on one GPU.
 
     Attributes:
@@ -387,13 +386,6 @@ class SampleSet(Record, frozen=True, kw_only=True):
             return False
         return not any(sample.repeat for sample in self.samples)
 
-    def __repr__(self) -> str:
-        return as_line("SampleSet", self._heading, self._facts)
-
-    def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
-        return as_html("SampleSet", self._heading, self._facts)
-
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
         """Return samples of single kernels as a pandas DataFrame, with the columns of a CSV table.
 
@@ -417,10 +409,6 @@ class SampleSet(Record, frozen=True, kw_only=True):
             }
             for sample in self.samples
         )
-
-    @property
-    def _heading(self) -> str:
-        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:

@@ -10,8 +10,7 @@ from underclock.records.common import (
     Clocks,
     Evidence,
     Record,
-    as_html,
-    as_line,
+    ShownRecord,
     check_agrees,
     check_budget,
     check_change,
@@ -106,7 +105,7 @@ class OtherArm(Record, frozen=True, kw_only=True):
     energy_interval: tuple[float, float] | None = None
 
 
-class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="validation"):
+class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="validation"):
     """Auto and plan measured again, every auto run paired with every plan run.
 
     Of a plan that sets nothing no run is made: ``repeats`` is 0 and the runs are empty.
@@ -214,17 +213,6 @@ class Validation(Record, frozen=True, kw_only=True, tag_field="kind", tag="valid
             raise ValueError(
                 f"the verdict is {self.verdict!r}, and the intervals say {Verdict.of_all(sides)!r}"
             )
-
-    def __repr__(self) -> str:
-        return as_line("Validation", self._heading, self._facts)
-
-    def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks."""
-        return as_html("Validation", self._heading, self._facts)
-
-    @property
-    def _heading(self) -> str:
-        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:

@@ -24,10 +24,8 @@ from underclock.records.choices import (
 from underclock.records.common import (
     Clocks,
     Evidence,
-    Record,
+    ShownRecord,
     as_frame,
-    as_html,
-    as_line,
     check_budget,
     check_mhz,
     check_positive,
@@ -40,7 +38,7 @@ from underclock.units import format_percent
 _SAME_W = 1.0  # drivers round what they enforce
 
 
-class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
+class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
@@ -289,15 +287,6 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             raise DataError(words[0], hint=hint)
         return words
 
-    def __repr__(self) -> str:
-        return as_line("Plan", self._heading, self._facts)
-
-    def _repr_html_(self) -> str:
-        """Return the same as a table, for notebooks, and every way of choosing clocks."""
-        first = self.headline.name
-        arms = ((f"{a.name}{' (the plan)' if a.name is first else ''}", _of(a)) for a in self.arms)
-        return as_html("Plan", self._heading, (*arms, *self._facts[-2:]))
-
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
         """Return its clocks as a pandas DataFrame, a row per kernel.
 
@@ -314,8 +303,11 @@ class Plan(Record, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         )
 
     @property
-    def _heading(self) -> str:
-        return f"{self.workload} on {self.gpu.name}, {self.evidence}"
+    def _more_facts(self) -> tuple[tuple[str, str], ...]:
+        """Every way of choosing clocks."""
+        first = self.headline.name
+        arms = ((f"{a.name}{' (the plan)' if a.name is first else ''}", _of(a)) for a in self.arms)
+        return (*arms, *self._facts[-2:])
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
