@@ -31,6 +31,7 @@ from underclock.runtime.machine.timetable import timetable
 from underclock.runtime.trainer.page import STEPS
 
 _LEAST_LENGTH = 0.2  # of a step that varies
+_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +158,8 @@ class Driven:
         """End a call: the driver holds the lock, and the clock follows when it does."""
         if self._stopped or self._machine is None:
             return
-        if ask.number is not None:
-            self._flying[ask.domain] = self._machine.timetable.launch(ask.domain, ask.number)
+        if ask.launch is not None:
+            self._flying[ask.domain] = ask.launch
         bounds = None if ask.to_mhz is None else (ask.to_mhz, ask.to_mhz)
         if ask.domain is Domain.CORE:
             self._gpu.lock_core(bounds)
@@ -188,9 +189,6 @@ class _Told(LaunchLoop):
         if self.position != before:
             self.driven.begins(len(self.turns))
             self.time_noise = self.usual_noise * self.driven.length
-
-
-_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

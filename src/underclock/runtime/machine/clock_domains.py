@@ -211,14 +211,15 @@ class ClockDomains:
             number = domain.newest(min(now_s, position.next_mark_s()), position, latencies)
             domain.following = number + 1
             self.moved()
-            change = domain.change(number)
+            change, launch = domain.change(number), domain.launch(number)
             if change.to_mhz != asked_mhz[name]:
                 return Ask(
                     domain=name,
                     to_mhz=change.to_mhz,
                     call_s=latencies.call_s(change),
                     number=number,
-                    expected_s=position.begins_s(domain.launch(number)),
+                    launch=launch,
+                    expected_s=position.begins_s(launch),
                 )
 
     def _find_asks_s(self) -> dict[Domain, float]:

@@ -166,10 +166,7 @@ class Machine:
 
     def asked(self, ask: Ask, called_s: float, returned_s: float) -> None:
         """Note that the driver accepted what it was asked for."""
-        if ask is not self._pending:
-            raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = None
-        self._domains.moved()
+        self._answered(ask)
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = math.inf
             self.events.append((returned_s, f"the {ask.domain} was given back to the driver"))
@@ -188,16 +185,19 @@ class Machine:
                 self._step.outcomes += domain.flies(number, ask.expected_s, effect_s)
         self.locks[ask.domain].accept(returned_s, sure_s)
 
+    def _answered(self, ask: Ask) -> None:
+        if ask is not self._pending:
+            raise ValueError(f"{ask} is not what was to be asked for")
+        self._pending = None
+        self._domains.moved()
+
     def refused(self, ask: Ask, at_s: float, why: str) -> None:
         """Note that the driver did not accept it.
 
         What was locked before may still be: it is given back as soon as the driver lets us, and
         that clock is left alone from then on.
         """
-        if ask is not self._pending:
-            raise ValueError(f"{ask} is not what was to be asked for")
-        self._pending = None
-        self._domains.moved()
+        self._answered(ask)
         self.locks[ask.domain].refuse(at_s)
         if ask.domain in self._back_s:
             self._back_s[ask.domain] = at_s + _AGAIN_S

@@ -26,6 +26,7 @@ class Ask:
     to_mhz: int | None  # None gives it back
     call_s: float = 0.0  # how long the call is expected to block
     number: int | None = None  # of the change that it is; None where it holds, whatever the launch
+    launch: int | None = None  # that the change is for, counted over all rounds; likewise
     expected_s: float = -math.inf  # when the change's launch is expected to begin
 
 

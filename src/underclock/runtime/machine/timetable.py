@@ -55,12 +55,6 @@ class Timetable:
         calls_s = (each.believed.call_s for some in self.changes.values() for each in some)
         return math.fsum(calls_s) / self.upto_s[-1]
 
-    def launch(self, domain: Domain, number: int) -> int:
-        """Return which launch a change is for, counted over all rounds as changes are."""
-        some = self.changes[domain]
-        rounds, index = divmod(number, len(some))
-        return rounds * self.launches + some[index].at
-
 
 def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
     """Return the timetable of a plan's schedule.

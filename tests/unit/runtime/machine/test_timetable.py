@@ -5,6 +5,7 @@ import pytest
 from underclock.errors import DataError
 from underclock.records import Clocks, ClockSchedule, Segment, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable
+from underclock.runtime.machine.clock_domains import DomainChanges
 from underclock.runtime.machine.locks import Lock, LockState
 from underclock.runtime.machine.timetable import timetable, timetable_of
 
@@ -31,7 +32,8 @@ def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
         (2, 1500, 2e-3),
     ]
     assert (made.launches, made.planned, made.calls) == (3, 2, 0.0)
-    assert [made.launch(Domain.CORE, number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
+    core = DomainChanges(made.changes[Domain.CORE], made.launches)
+    assert [core.launch(number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
 
 
 def test_calls_take_a_part_of_a_round() -> None:
