@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock.app.costing import PlanCosts, check_goal, costs_of, under_goal
 from underclock.app.measuring import measure
-from underclock.app.planning import plan
+from underclock.app.planning import PlanCosts, check_goal, costs_of, plan, under_goal
 from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign
 from underclock.core.model.cost_estimate import CostEstimate
