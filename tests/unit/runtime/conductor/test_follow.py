@@ -164,6 +164,14 @@ def test_clocks_are_asked_for_and_every_step_is_noted(bench: Bench) -> None:
     assert isinstance(lines[-1], EndLine)
 
 
+def test_what_is_said_last_is_in_the_log_however_soon_the_run_ends(bench: Bench) -> None:
+    follow = bench.follow(None)
+    bench.steps(follow, 3)
+    follow.followers[0].machine.events.append((bench.clock.now_s(), "said last"))
+
+    assert "said last" in [line.text for line in bench.lines() if isinstance(line, EventLine)]
+
+
 def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
     bench.steps(bench.follow(None), 5)
 
