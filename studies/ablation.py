@@ -40,7 +40,7 @@ from underclock.core.model.rows import Rows
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable, cost_table
-from underclock.records import Clocks, Evidence, MeasurementSettings, MixSample, SampleSet
+from underclock.records import ALONE, Clocks, Evidence, MeasurementSettings, SampleSet, Window
 from underclock.store import read_samples
 
 Figures: TypeAlias = dict[str, float]
@@ -106,7 +106,7 @@ def sweep(name: str) -> SampleSet:
     return msgspec.structs.replace(
         whole,
         kernels=tuple(kernel for kernel in whole.kernels if kernel.name in chosen),
-        samples=tuple(s for s in whole.samples if s.kernel in chosen and s.repeat < _RUNS),
+        windows=tuple(s for s in whole.samples if s.kernel in chosen and s.repeat < _RUNS),
         expected_samples=None,
     )
 
@@ -132,7 +132,7 @@ class Sweep:
         some = msgspec.structs.replace(
             whole,
             evidence=Evidence.MEASURED if self.fitted else whole.evidence,
-            samples=tuple(s for s in whole.samples if known[index[s.kernel], place[s.asked]]),
+            windows=tuple(s for s in whole.samples if known[index[s.kernel], place[s.asked]]),
             settings=truth.settings,
             sampled=True,
             lacking={
@@ -275,7 +275,7 @@ class Steered:
     def figures(self) -> Figures:
         """Predict rows that are left out, and the step at auto as if nobody had looked at it."""
         whole, rows = _reference(self.name)
-        some = msgspec.structs.replace(whole, mixed=self._drawn(whole))
+        some = msgspec.structs.replace(whole, windows=self._drawn(whole))
         kept, model = fit_rows(some, whole.settings)
         known, every = (
             list(zip(each.kernel.tolist(), each.log_s.tolist(), strict=True))
@@ -304,15 +304,17 @@ class Steered:
             "its kernels' times rms": float(np.sqrt((step.kernels**2).mean())),
         }
 
-    def _drawn(self, whole: SampleSet) -> tuple[MixSample, ...]:
+    def _drawn(self, whole: SampleSet) -> tuple[Window, ...]:
         """Leave out some runs of the step in company, and of kernels that ran in several mixes."""
         random = np.random.default_rng(self.seed)
         mixes = Counter(sample.kernel for sample in whole.mixed)
         kept = []
-        for sample in whole.mixed:
+        for sample in whole.windows:
             spare = sample.in_company if sample.is_step else mixes[sample.kernel] > 1
             if (sample.is_step or sample.kernel) and spare and random.random() < _LEFT_OUT:
                 mixes[sample.kernel] -= 1
+                if sample.mix == ALONE:
+                    kept.append(sample.untimed())
                 continue
             kept.append(sample)
         return tuple(kept)

@@ -119,8 +119,8 @@ def settled(sample_set: SampleSet) -> SampleSet:
     step_s = statistics.fmean(sample.time_s for sample in sample_set.in_situ)
     if step_s < WINDOW_S:
         return sample_set
-    mixed = tuple(s for s in sample_set.mixed if s.kernel_mhz or not (s.is_step and s.mix.hot))
-    return msgspec.structs.replace(sample_set, mixed=mixed)
+    windows = tuple(s for s in sample_set.windows if s.kernel_mhz or not (s.is_step and s.mix.hot))
+    return msgspec.structs.replace(sample_set, windows=windows)
 
 
 def ratio_in_step(sample_set: SampleSet) -> StepRatio:

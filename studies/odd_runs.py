@@ -20,7 +20,7 @@ from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.errors import UnderclockError
-from underclock.records import Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
 
 ODD = (0.0, 0.01, 0.03)
 BUDGETS = (0.0, 0.01, 0.05)
@@ -39,14 +39,14 @@ def as_samples(made: MadeTable) -> SampleSet:
     for name, clocks, time_s, energy_j in made.rows:
         repeat = taken[name, clocks] = taken.get((name, clocks), -1) + 1
         samples.append(
-            Sample(kernel=name, asked=clocks, repeat=repeat, time_s=time_s, energy_j=energy_j)
+            Window(kernel=name, asked=clocks, repeat=repeat, time_s=time_s, energy_j=energy_j)
         )
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="Random GPU"),
         workload="random",
         kernels=tuple(Kernel(name=name, count=count) for name, count in made.counts.items()),
-        samples=tuple(samples),
+        windows=tuple(samples),
     )
 
 

@@ -37,7 +37,7 @@ from underclock.core.solvers import Problem
 from underclock.core.solvers.knapsack import Exact
 from underclock.core.step.table import CostTable, cost_table
 from underclock.physics.costs import dram_mhz, duration_s
-from underclock.records import Clocks, Sample, SampleSet, Utilisation
+from underclock.records import Clocks, SampleSet, Utilisation, Window
 from underclock.records.observed import Interval
 from underclock.store import read_table
 
@@ -109,7 +109,7 @@ def part_of(sample_set: SampleSet, names: set[str]) -> SampleSet:
     return msgspec.structs.replace(
         sample_set,
         kernels=tuple(k for k in sample_set.kernels if k.name in names),
-        samples=tuple(s for s in sample_set.samples if s.kernel in names),
+        windows=tuple(s for s in sample_set.samples if s.kernel in names),
     )
 
 
@@ -121,7 +121,7 @@ def known(path: Path, spec: str | None) -> Known:
         names = {k.name for k in rows.kernels if k.name.startswith(_LAPTOP_KERNELS)}
         rows = part_of(rows, names)
         held = [s for s in rows.samples if (s.asked.core_mhz or 0) <= _LAPTOP_BOOST_MHZ]
-        rows = msgspec.structs.replace(rows, samples=tuple(held))
+        rows = msgspec.structs.replace(rows, windows=tuple(held))
     mems = sorted({float(s.asked.mem_mhz) for s in rows.samples if s.asked.mem_mhz}) or [7000.0]
     if spec:
         model = SPECS[spec]
@@ -173,10 +173,10 @@ def seen(target: Known, part: SampleSet, baseline: Clocks, way: str, step: int) 
     for kernel in part.kernels[: round(share * len(part.kernels))]:
         away = [s for s in part.samples if s.kernel == kernel.name and s.asked != baseline]
         samples += [away[i] for i in random.permutation(len(away))[:rows].tolist()]
-    return msgspec.structs.replace(part, samples=tuple(samples))
+    return msgspec.structs.replace(part, windows=tuple(samples))
 
 
-def _counted(target: Known, sample: Sample) -> Sample:
+def _counted(target: Known, sample: Window) -> Window:
     """Return a row with the utilisation that the fit to the whole sweep implies."""
     gpu, kernel = target.fit.gpu, target.fit.kernels[sample.kernel]
     core_mhz = float(sample.asked.core_mhz or gpu.boost_mhz)

@@ -27,7 +27,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import InfeasibleError
-from underclock.records import Clocks, Cost, Kernel, Sample, SampleSet
+from underclock.records import Clocks, Cost, Kernel, SampleSet, Window
 from underclock.store import read_table
 
 Row = tuple[int, Clocks]  # a kernel, by index, and clocks
@@ -59,7 +59,7 @@ class Problem:
         return read_table(self.path)
 
     @cached_property
-    def samples(self) -> dict[Row, Sample]:
+    def samples(self) -> dict[Row, Window]:
         """Return every row by kernel and clocks."""
         index = {kernel.name: k for k, kernel in enumerate(self.rows.kernels)}
         by_row = {(index[sample.kernel], sample.asked): sample for sample in self.rows.samples}
@@ -99,7 +99,7 @@ class Problem:
     def take(self, rows: Sequence[Row]) -> SampleSet:
         """Return a sample set of some rows."""
         samples = tuple(self.samples[row] for row in dict.fromkeys(rows))
-        return msgspec.structs.replace(self.rows, samples=samples, expected_samples=len(samples))
+        return msgspec.structs.replace(self.rows, windows=samples, expected_samples=len(samples))
 
     def rows_of(self, sample_set: SampleSet) -> list[Row]:
         """Return what a sample set has taken, in its order."""

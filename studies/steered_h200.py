@@ -28,12 +28,11 @@ from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz
-from underclock.core.steering.wanted import ALONE
 from underclock.core.step.cap import has_company
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import settled_step
 from underclock.gpus.models import gpu_model
-from underclock.records import MixSample, Pass, SampleSet
+from underclock.records import ALONE, Pass, SampleSet, Window
 
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),
@@ -46,7 +45,7 @@ BIG_S = 100e-6
 """What kernels take at least whose durations are judged."""
 
 
-def looks_at_auto(sample_set: SampleSet) -> tuple[MixSample, ...]:
+def looks_at_auto(sample_set: SampleSet) -> tuple[Window, ...]:
     """Return the looks at the step at auto, without company that moves its clock."""
     return tuple(s for s in sample_set.mixed if s.is_step and not has_company(s.mix))
 
@@ -84,7 +83,7 @@ class AtAuto:
     """
 
     table: CostTable
-    own: tuple[MixSample, ...]
+    own: tuple[Window, ...]
     counts: Ints
     kernel_s: Floats
     step_s: float
@@ -111,8 +110,9 @@ def at_auto(sample_set: SampleSet, *, with_auto: bool) -> AtAuto:
     own = looks_at_auto(sample_set)
     known = sample_set
     if not with_auto:
-        rest = tuple(s for s in sample_set.mixed if s not in own)
-        known = msgspec.structs.replace(sample_set, mixed=rest)
+        rest = [s.untimed() if s.mix == ALONE and s in own else s for s in sample_set.windows]
+        windows = tuple(s for s in rest if s not in own)
+        known = msgspec.structs.replace(sample_set, windows=windows)
     counts = np.array([kernel.count for kernel in sample_set.kernels])
     step_s = float(np.mean([s.time_s for s in sample_set.in_situ]))
     real_s = np.mean([s.kernel_s for s in own if s.mix == ALONE], axis=0)
@@ -178,28 +178,22 @@ def reached(sample_set: SampleSet) -> Reached:
         each_s = counts * np.array(tuple(kernel_s))
         return 1.0 - float(each_s[kept].sum() / each_s.sum())
 
-    def without(sample: MixSample) -> MixSample:
+    def without(sample: Window) -> Window:
         """Return a look at the step without the missing kernels."""
         if not sample.is_step:
             return sample
         step_s = sample.mix.launches * float(counts @ np.array(sample.kernel_s))
-        left = 1.0 - share(sample.kernel_s) * step_s / sample.round_s
+        left = 1.0 - share(sample.kernel_s) * step_s / sample.time_s
         return msgspec.structs.replace(
             sample,
-            round_s=left * sample.round_s,
-            round_j=left * sample.round_j,
+            time_s=left * sample.time_s,
+            energy_j=left * sample.energy_j,
             kernel_s=tuple(sample.kernel_s[k] for k in kept),
             kernel_mhz=tuple(sample.kernel_mhz[k] for k in kept) if sample.kernel_mhz else (),
         )
 
     plain = [s.kernel_s for s in sample_set.mixed if s.is_step and s.mix == ALONE]
     missing = share(np.mean(plain, axis=0))
-    in_situ = tuple(
-        msgspec.structs.replace(
-            s, time_s=(1.0 - missing) * s.time_s, energy_j=(1.0 - missing) * s.energy_j
-        )
-        for s in sample_set.in_situ
-    )
     rest = msgspec.structs.replace(
         sample_set,
         kernels=tuple(sample_set.kernels[k] for k in kept),
@@ -209,8 +203,7 @@ def reached(sample_set: SampleSet) -> Reached:
             for k, module in zip(sample_set.order, sample_set.modules, strict=False)
             if k in place
         ),
-        mixed=tuple(without(sample) for sample in sample_set.mixed),
-        in_situ=in_situ,
+        windows=tuple(without(window) for window in sample_set.windows),
     )
     left_out = len(sample_set.kernels) - len(kept)
     return Reached(sample_set=rest, left_out=left_out, share=missing)

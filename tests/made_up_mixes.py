@@ -7,33 +7,33 @@ import msgspec
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import Left
-from underclock.records import Kernel, Mix, MixSample
+from underclock.records import Kernel, Mix, Window
 
 SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
 STEP_KERNELS = (Kernel(name="a", count=2), Kernel(name="b"))
-IDLE = MixSample(
+IDLE = Window(
     kernel="",
     mix=Mix(launches=0, idle_s=0.02),
     core_mhz=2000.0,
     core_spread_mhz=0.0,
-    round_s=0.02,
-    round_j=2.0,
+    time_s=0.02,
+    energy_j=2.0,
     idle_s=0.02,
     window_s=1.0,
 )
 
 
-def made_company(*more: MixSample) -> Company:
+def made_company(*more: Window) -> Company:
     return Company.of([IDLE, *more], SHAPE, 1.0)
 
 
-def made_mix(**changed: Any) -> MixSample:
+def made_mix(**changed: Any) -> Window:
     """Return a kernel of 1 ms that idles as long, at 500 W and 100 W, at 2000 MHz."""
     fields = {
         "kernel": "a",
         "mix": Mix(idle_s=1e-3),
-        "round_s": 2e-3,
-        "round_j": 0.6,
+        "time_s": 2e-3,
+        "energy_j": 0.6,
         "kernel_s": (1e-3,),
         "idle_s": 1e-3,
         "spin_mhz": 2000.0,
@@ -41,13 +41,13 @@ def made_mix(**changed: Any) -> MixSample:
     return msgspec.structs.replace(IDLE, **fields)
 
 
-def made_step(**changed: Any) -> MixSample:
+def made_step(**changed: Any) -> Window:
     """Return a step of 0.4 s by itself, its clock moving by 20 MHz around 1600."""
     fields = {
         "kernel": "",
         "mix": Mix(),
-        "round_s": 0.4,
-        "round_j": 200.0,
+        "time_s": 0.4,
+        "energy_j": 200.0,
         "kernel_s": (0.1, 0.2),
         "idle_s": None,
         "spin_mhz": None,
@@ -72,14 +72,14 @@ def made_left(
     )
 
 
-def made_rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> MixSample:
+def made_rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> Window:
     """Return the companion, idling as long as it ran."""
     return made_mix(
         kernel="",
         mix=Mix(launches=0, hot=1, idle_s=hot_s),
         core_mhz=core_mhz,
-        round_s=2 * hot_s,
-        round_j=hot_s * (power_w + 100.0),
+        time_s=2 * hot_s,
+        energy_j=hot_s * (power_w + 100.0),
         kernel_s=(),
         hot_s=hot_s,
         idle_s=hot_s,

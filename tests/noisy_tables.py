@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
 CORES = tuple(range(600, 2000, 100))
 
@@ -12,7 +12,7 @@ def true_costs(core_mhz: float) -> tuple[float, float]:
     return time_s, time_s * (60.0 + 80.0 * (core_mhz / 1500.0) ** 2.5)
 
 
-def noisy_samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> list[Sample]:
+def noisy_samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> list[Window]:
     random = np.random.default_rng(seed)
     samples = []
     for core in (None, *CORES):
@@ -20,7 +20,7 @@ def noisy_samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> lis
         for repeat in range(repeats):
             off = np.exp(noise * random.standard_normal(2))
             samples.append(
-                Sample(
+                Window(
                     kernel=kernel,
                     asked=Clocks(core_mhz=core),
                     repeat=repeat,
@@ -31,19 +31,19 @@ def noisy_samples(kernel: str, noise: float, seed: int, repeats: int = 3) -> lis
     return samples
 
 
-def run_table(samples: list[Sample], **more: object) -> SampleSet:
+def run_table(samples: list[Window], **more: object) -> SampleSet:
     names = dict.fromkeys(sample.kernel for sample in samples)
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="G"),
         workload="t",
         kernels=tuple(Kernel(name=name, count=2) for name in names),
-        samples=tuple(samples),
+        windows=tuple(samples),
         **more,  # type: ignore[arg-type]
     )
 
 
-def stepped_samples(kernels: int, cores: tuple[int, ...], repeats: int) -> list[Sample]:
+def stepped_samples(kernels: int, cores: tuple[int, ...], repeats: int) -> list[Window]:
     """Return samples of which rows are off by 3 % of their own, and their runs by 0.1 %."""
     random = np.random.default_rng(3)
     samples = []
@@ -54,7 +54,7 @@ def stepped_samples(kernels: int, cores: tuple[int, ...], repeats: int) -> list[
             for repeat in range(repeats):
                 off = row * np.exp(0.001 * random.standard_normal(2))
                 samples.append(
-                    Sample(
+                    Window(
                         kernel=f"k{k}",
                         asked=Clocks(core_mhz=core),
                         repeat=repeat,

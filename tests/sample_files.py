@@ -13,10 +13,9 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Mix,
-    MixSample,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
 from underclock.store import SampleFile, read_samples
 
@@ -32,20 +31,20 @@ HEADER = SampleSet(
 )
 
 
-def sample(repeat: int = 0, kernel: str = "gemm", asked: Clocks = AUTO) -> Sample:
-    return Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=0.5, energy_j=100.0)
+def sample(repeat: int = 0, kernel: str = "gemm", asked: Clocks = AUTO) -> Window:
+    return Window(kernel=kernel, asked=asked, repeat=repeat, time_s=0.5, energy_j=100.0)
 
 
-def in_company(repeat: int = 0, kernel: str = "gemm", mix: Mix | None = None) -> MixSample:
-    return MixSample(
+def in_company(repeat: int = 0, kernel: str = "gemm", mix: Mix | None = None) -> Window:
+    return Window(
         kernel=kernel,
         mix=mix or Mix(hot=2),
         repeat=repeat,
         core_mhz=1607.3,
         core_spread_mhz=11.0,
-        round_s=0.1 / 3,
-        round_j=20.0,
-        kernel_s=(0.012, 0.007) if not kernel else (0.012,),
+        time_s=0.1 / 3,
+        energy_j=20.0,
+        kernel_s=(0.0006, 0.0005) if not kernel else (0.012,),
         hot_s=0.002,
         window_s=1.0,
         throttle_reasons=ThrottleReason.SW_POWER_CAP,

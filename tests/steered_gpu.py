@@ -10,20 +10,20 @@ import numpy as np
 from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
-from underclock.core.steering.wanted import ALONE, Wanted
+from underclock.core.steering.wanted import Wanted
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
 from underclock.records import (
+    ALONE,
     AUTO,
     Clocks,
     Evidence,
     GpuInfo,
     Kernel,
     Mix,
-    MixSample,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
 
 BOOST_MHZ, MEM_MHZ, WARM_C = 1980.0, 3200.0, 55.0
@@ -112,7 +112,7 @@ class Synthetic:
             energy_j += count * each_s * power_w
         return time_s, energy_j
 
-    def run(self, wanted: Wanted, repeat: int = 0, asked: Clocks = AUTO) -> MixSample:
+    def run(self, wanted: Wanted, repeat: int = 0, asked: Clocks = AUTO) -> Window:
         """Measure a mix."""
         kernel, mix = wanted.kernel, wanted.mix
         low, high = 300.0, float(asked.core_mhz or BOOST_MHZ)
@@ -130,15 +130,15 @@ class Synthetic:
         moved = self._drift * self._random.uniform(-1.0, 1.0) if capped else 0.0
         timed_mhz = core_mhz * (1.0 + moved)
         kernel_s = [self.costs(KERNELS[name], timed_mhz)[0] for name in names]
-        return MixSample(
+        return Window(
             kernel=kernel,
             mix=mix,
             asked=asked,
             repeat=repeat,
             core_mhz=core_mhz,
             core_spread_mhz=(10.0 + self._drift * core_mhz) if capped else 0.0,
-            round_s=time_s,
-            round_j=energy_j * (1.0 + self._noise * 3e-3 * self._random.standard_normal()),
+            time_s=time_s,
+            energy_j=energy_j * (1.0 + self._noise * 3e-3 * self._random.standard_normal()),
             kernel_s=tuple((np.array(kernel_s) * timed).tolist()),
             hot_s=self.costs(HOT, timed_mhz)[0] if mix.hot else None,
             idle_s=mix.idle_s * BOOST_MHZ / timed_mhz or None,
@@ -167,22 +167,11 @@ class Synthetic:
     def with_one(self, samples: SampleSet, wanted: Wanted) -> SampleSet:
         """Take one more, as the stage does."""
         repeat = sum((s.kernel, s.mix) == (wanted.kernel, wanted.mix) for s in samples.mixed)
-        mixed = self.run(wanted, repeat)
-        plain = Sample(
-            kernel=wanted.kernel or "w",
-            repeat=repeat,
-            time_s=mixed.round_s,
-            energy_j=mixed.round_j,
-            observed=Clocks(core_mhz=round(mixed.core_mhz), mem_mhz=round(MEM_MHZ)),
-            temperature_c=WARM_C,
-            throttle_reasons=mixed.throttle_reasons,
-        )
-        new = msgspec.structs.replace(samples, mixed=(*samples.mixed, mixed))
-        if wanted.mix != ALONE:
-            return new
-        if wanted.kernel:
-            return msgspec.structs.replace(new, samples=(*new.samples, plain))
-        return msgspec.structs.replace(new, in_situ=(*new.in_situ, plain))
+        window = self.run(wanted, repeat)
+        if wanted.mix == ALONE:
+            observed = Clocks(core_mhz=round(window.at_mhz), mem_mhz=round(MEM_MHZ))
+            window = msgspec.structs.replace(window, observed=observed)
+        return msgspec.structs.replace(samples, windows=(*samples.windows, window))
 
 
 def takes_s(round_s: float) -> float:

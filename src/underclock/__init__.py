@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from underclock.records import Launch as Launch
     from underclock.records import MeasurementSettings as MeasurementSettings
     from underclock.records import Mix as Mix
-    from underclock.records import MixSample as MixSample
     from underclock.records import Objective as Objective
     from underclock.records import OtherArm as OtherArm
     from underclock.records import Pass as Pass
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
     from underclock.records import PowerPoint as PowerPoint
     from underclock.records import Proposal as Proposal
     from underclock.records import Provenance as Provenance
-    from underclock.records import Sample as Sample
     from underclock.records import SampleSet as SampleSet
     from underclock.records import Score as Score
     from underclock.records import Segment as Segment
@@ -95,6 +93,7 @@ if TYPE_CHECKING:
     from underclock.records import Utilisation as Utilisation
     from underclock.records import Validation as Validation
     from underclock.records import Verdict as Verdict
+    from underclock.records import Window as Window
     from underclock.records.fitted import Constant as Constant
     from underclock.records.fitted import GpuFit as GpuFit
     from underclock.records.fitted import KernelFit as KernelFit
@@ -146,9 +145,9 @@ _HOMES = {
         "records": (
             "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
             "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
-            "MixSample Objective OtherArm Pass Plan PowerPoint Proposal Provenance Sample "
+            "Objective OtherArm Pass Plan PowerPoint Proposal Provenance "
             "SampleSet Score Segment Spread Status Step StepSource Strategy ThrottleReason "
-            "Utilisation Validation Verdict"
+            "Utilisation Validation Verdict Window"
         ),
         "records.fitted": "Constant GpuFit KernelFit",
         "records.latencies": "Domain LatencyTable Switch",

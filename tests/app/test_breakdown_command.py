@@ -11,10 +11,10 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
     ThrottleReason,
     Utilisation,
+    Window,
 )
 from underclock.store import SampleFile
 
@@ -48,7 +48,7 @@ def samples() -> str:
     with SampleFile.create(Path("samples.db"), header) as file:
         for name, energy_j, busy in (("copy", 25.0, _DRAM), ("gemm", 75.0, _TENSOR)):
             file.append(
-                Sample(
+                Window(
                     kernel=name,
                     time_s=1.0,
                     energy_j=energy_j,
@@ -58,7 +58,7 @@ def samples() -> str:
                 )
             )
             slower_s = 1.16 if name == "gemm" else 1.01
-            file.append(Sample(kernel=name, asked=low, time_s=slower_s, energy_j=energy_j))
+            file.append(Window(kernel=name, asked=low, time_s=slower_s, energy_j=energy_j))
     return "samples.db"
 
 

@@ -18,6 +18,7 @@ from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, Objective, Plan, SampleSet, Strategy
 from underclock.records.latencies import LatencyTable
 from underclock.workloads import workload
+from windows import having
 
 _LOWER_W = 250.0
 
@@ -86,7 +87,7 @@ def test_under_a_lower_limit_the_step_takes_longer(sample_set: SampleSet, costs:
 @pytest.fixture
 def unfit(sample_set: SampleSet) -> SampleSet:
     """What cannot be fitted: who plans on it gets as far as that, or is refused before."""
-    found = msgspec.structs.replace(sample_set, samples=sample_set.samples[:1])
+    found = having(sample_set, samples=sample_set.samples[:1])
     with pytest.raises(DataError):
         plan(found, raw=False)
     return found
@@ -143,7 +144,7 @@ def test_samples_that_no_model_fits_are_taken_as_certain_unless_a_model_is_asked
     unread = [
         msgspec.structs.replace(s, observed=None) for s in sample_set.samples if s.asked == AUTO
     ]
-    only_auto = msgspec.structs.replace(sample_set, samples=tuple(unread), settings=(AUTO,))
+    only_auto = having(sample_set, samples=tuple(unread), settings=(AUTO,))
     taken = costs_of(only_auto, None, raw=None, isolated=False)
 
     assert taken.risk is None
@@ -154,7 +155,7 @@ def test_samples_that_no_model_fits_are_taken_as_certain_unless_a_model_is_asked
 
 
 def test_a_replayed_table_that_is_whole_is_taken_as_it_is(sample_set: SampleSet) -> None:
-    replayed = msgspec.structs.replace(sample_set, evidence=Evidence.REPLAYED, in_situ=())
+    replayed = having(sample_set, evidence=Evidence.REPLAYED, in_situ=())
     unnumbered = msgspec.structs.replace(replayed, expected_samples=None)
 
     assert costs_of(replayed, None, raw=None, isolated=False).risk is None

@@ -7,9 +7,10 @@ import pytest
 
 import underclock
 from underclock.errors import DataError
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 from underclock.records.fitted import GpuFit
 from underclock.store import SampleFile, write_document
+from windows import having
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +23,8 @@ def _profile(*, names: str = "abcde", driver: str = "1") -> SampleSet:
         gpu=GpuInfo(name="G", driver=driver, power_limit_w=300.0),
         workload="w",
         kernels=tuple(Kernel(name=name) for name in names),
-        samples=tuple(
-            Sample(
+        windows=tuple(
+            Window(
                 kernel=name,
                 asked=Clocks(core_mhz=core, mem_mhz=mem),
                 time_s=(ord(name) - 90) / core + 20.0 / mem,
@@ -38,7 +39,7 @@ def _profile(*, names: str = "abcde", driver: str = "1") -> SampleSet:
 
 
 def _write(sample_set: SampleSet, path: Path) -> Path:
-    header = msgspec.structs.replace(sample_set, samples=())
+    header = having(sample_set, samples=())
     with SampleFile.create(path, header) as file:
         for sample in sample_set.samples:
             file.append(sample)

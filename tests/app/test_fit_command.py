@@ -14,9 +14,9 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
 from underclock.store import SampleFile
 
@@ -61,7 +61,7 @@ def _file(
                 for mem in (5001, 9251):
                     time_s = (ord(name) - 90) / core + 20.0 / mem
                     time_s *= 2.0 if name == strange and i % 2 else 1.0
-                    sample = Sample(
+                    sample = Window(
                         kernel=name,
                         asked=Clocks(core_mhz=core, mem_mhz=mem),
                         time_s=time_s,
@@ -73,7 +73,7 @@ def _file(
                     file.append(sample)
         if again is not None:
             file.append(
-                Sample(
+                Window(
                     kernel=sample.kernel,
                     asked=sample.asked,
                     repeat=1,

@@ -79,8 +79,8 @@ def test_an_interrupted_campaign_goes_on_where_it_stopped(step: Step, tmp_path: 
     first = SampleFile.read(path)
     second = _measure(step, path)
 
-    assert len(first.samples) == 37
-    assert second.samples[:37] == first.samples
+    assert len(first.windows) == 37
+    assert second.windows[:37] == first.windows
     assert len(_keys(second)) == len(set(_keys(second))) == second.expected_samples
     assert len(second.in_situ) == 2
 
@@ -113,7 +113,7 @@ def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path)
     ended = subprocess.run([sys.executable, "-c", script, step_file, path], check=False)
 
     assert ended.returncode == -signal.SIGKILL
-    assert len(SampleFile.read(path).samples) == 60
+    assert len(SampleFile.read(path).windows) == 60
     sample_set = _measure(step, path)
     assert len(_keys(sample_set)) == len(set(_keys(sample_set))) == sample_set.expected_samples
 

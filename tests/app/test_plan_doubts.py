@@ -10,9 +10,9 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
 
 CORE_SHARES = {"product": 0.9, "mixed": 0.4, "copy": 0.05}
@@ -28,7 +28,7 @@ def noisy_samples(noise: float) -> SampleSet:
             time_s = 1e-3 * (share / part + 1.0 - share)
             power_w = 200.0 + 120.0 * part**2
             samples.append(
-                Sample(
+                Window(
                     kernel=name,
                     asked=Clocks(core_mhz=mhz),
                     time_s=time_s,
@@ -42,7 +42,7 @@ def noisy_samples(noise: float) -> SampleSet:
         gpu=GpuInfo(name="G", power_limit_w=500.0),
         workload="w",
         kernels=tuple(Kernel(name=name) for name in CORE_SHARES),
-        samples=tuple(samples),
+        windows=tuple(samples),
     )
 
 

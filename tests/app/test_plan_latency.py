@@ -15,8 +15,8 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Plan,
-    Sample,
     SampleSet,
+    Window,
 )
 from underclock.records.latencies import Domain
 from underclock.report.answer import switching_sentence
@@ -241,7 +241,7 @@ def test_a_budget_no_schedule_meets_leaves_a_plan_and_the_code_of_the_infeasible
             ("fast", 1200, 0.9),
         ):
             clocks = Clocks(core_mhz=core_mhz)
-            file.append(Sample(kernel=kernel, asked=clocks, time_s=time_s, energy_j=100.0))
+            file.append(Window(kernel=kernel, asked=clocks, time_s=time_s, energy_j=100.0))
     plan = tmp_path / "plan.json"
     given = ("--raw", "--latency", "10s", "--max-slowdown", "-5%", "-o", plan)
 

@@ -21,13 +21,14 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     MeasurementSettings,
-    Sample,
     SampleSet,
     Strategy,
+    Window,
 )
 from underclock.report import prediction_sentence
 from underclock.store import read_table
 from underclock.workloads import workload
+from windows import having
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +85,7 @@ def test_the_interval_covers_what_measuring_the_other_kernels_gives(
     truth = _truth(every, 0.05)
 
     prediction = predict(
-        msgspec.structs.replace(every, samples=some),
+        having(every, samples=some),
         max_slowdown=0.05,
         like=f"sim:{swept.gpu}",
         draws=_DRAWS,
@@ -101,7 +102,7 @@ def test_the_interval_covers_what_measuring_the_other_kernels_gives(
 def _uncounted(sample_set: SampleSet) -> SampleSet:
     """Return what a GPU without counters would have measured."""
     samples = (msgspec.structs.replace(s, utilisation=None) for s in sample_set.samples)
-    return msgspec.structs.replace(sample_set, samples=tuple(samples))
+    return having(sample_set, samples=tuple(samples))
 
 
 @pytest.mark.skipif(not _MEASURED.is_dir(), reason="the shared measurements are not here")
@@ -109,7 +110,7 @@ def test_the_interval_covers_what_a_measured_sweep_gives() -> None:
     sample_set = read_table(_MEASURED / "rtx3080ti_kernels.csv")
     auto = tuple(sample for sample in sample_set.samples if sample.asked == AUTO)
 
-    prediction = predict(msgspec.structs.replace(sample_set, samples=auto), max_slowdown=0.01)
+    prediction = predict(having(sample_set, samples=auto), max_slowdown=0.01)
 
     change = prediction.arm(Strategy.KERNEL_GLOBAL).energy_change
     assert prediction.evidence is Evidence.REPLAYED
@@ -123,7 +124,7 @@ def _one(gpu: str) -> SampleSet:
         gpu=GpuInfo(name=gpu),
         workload="train",
         kernels=(Kernel(name="a"),),
-        samples=(Sample(kernel="a", time_s=1.0, energy_j=120.0),),
+        windows=(Window(kernel="a", time_s=1.0, energy_j=120.0),),
     )
 
 
@@ -178,11 +179,11 @@ def test_a_model_of_another_gpu_is_known_less_well() -> None:
 
 def _busy(gpu: str, power_w: float, **changes: object) -> SampleSet:
     samples = tuple(
-        Sample(kernel=name, time_s=1.0, energy_j=power_w, **changes)  # type: ignore[arg-type]
+        Window(kernel=name, time_s=1.0, energy_j=power_w, **changes)  # type: ignore[arg-type]
         for name in ("a", "b", "c")
     )
     kernels = tuple(Kernel(name=sample.kernel) for sample in samples)
-    return msgspec.structs.replace(_one(gpu), kernels=kernels, samples=samples)
+    return having(_one(gpu), kernels=kernels, samples=samples)
 
 
 def test_a_prior_that_nothing_contradicts_says_what_could_not_be_checked() -> None:
@@ -210,13 +211,13 @@ def test_rows_at_other_clocks_are_what_is_planned_on_and_narrow_the_interval() -
         msgspec.structs.replace(k, name=f"{k.name}{i}") for k in sample_set.kernels for i in (1, 2)
     )
     rows = [
-        Sample(kernel=kernel.name, asked=at, time_s=1.0, energy_j=250.0 * (at.core_mhz or 0) / 1410)
+        Window(kernel=kernel.name, asked=at, time_s=1.0, energy_j=250.0 * (at.core_mhz or 0) / 1410)
         for kernel in kernels
         for at in clocks
     ]
-    auto = [Sample(kernel=kernel.name, time_s=1.0, energy_j=250.0) for kernel in kernels]
-    alone = msgspec.structs.replace(sample_set, kernels=kernels, samples=tuple(auto))
-    more = msgspec.structs.replace(alone, samples=(*auto, *rows))
+    auto = [Window(kernel=kernel.name, time_s=1.0, energy_j=250.0) for kernel in kernels]
+    alone = having(sample_set, kernels=kernels, samples=tuple(auto))
+    more = having(alone, samples=(*auto, *rows))
 
     before, after = (predict(each, max_slowdown=0.01, draws=30) for each in (alone, more))
 
@@ -233,10 +234,10 @@ def test_thousands_of_kernels_are_predicted_as_their_sums_are() -> None:
     sample_set = _busy("A100-SXM4-40GB", 250.0)
     kernels = tuple(Kernel(name=f"k{i}", count=1 + i % 3) for i in range(3000))
     samples = tuple(
-        Sample(kernel=kernel.name, time_s=1e-3 * (1 + i % 7), energy_j=0.25 * (1 + i % 7))
+        Window(kernel=kernel.name, time_s=1e-3 * (1 + i % 7), energy_j=0.25 * (1 + i % 7))
         for i, kernel in enumerate(kernels)
     )
-    many = msgspec.structs.replace(sample_set, kernels=kernels, samples=samples)
+    many = having(sample_set, kernels=kernels, samples=samples)
 
     prediction = predict(many, max_slowdown=0.01, draws=5)
 
@@ -278,7 +279,7 @@ def test_progress_goes_from_drawing_to_planning_and_ends() -> None:
         gpu=GpuInfo(name="RTX 3080 Ti"),
         workload="w",
         kernels=kernels,
-        samples=tuple(Sample(kernel=k.name, time_s=1.0, energy_j=200.0) for k in kernels),
+        windows=tuple(Window(kernel=k.name, time_s=1.0, energy_j=200.0) for k in kernels),
     )
     told = predict(sample_set, draws=4, progress=shares.append)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.app import main
-from underclock.records import Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet, Utilisation
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Utilisation, Window
 from underclock.store import SampleFile
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def auto_samples() -> str:
     with SampleFile.create(Path("samples.db"), header) as file:
         for name, energy_j, busy in (("copy", 400.0, _COPY), ("gemm", 600.0, _PRODUCT)):
             file.append(
-                Sample(kernel=name, time_s=1.0, energy_j=energy_j, observed=full, utilisation=busy)
+                Window(kernel=name, time_s=1.0, energy_j=energy_j, observed=full, utilisation=busy)
             )
     return "samples.db"
 

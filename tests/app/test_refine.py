@@ -20,6 +20,7 @@ from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Clocks, Plan, SampleSet, Step
 from underclock.store import SampleFile
 from underclock.workloads import workload
+from windows import having
 
 pytestmark = pytest.mark.slow
 
@@ -104,8 +105,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(given_plan: Plan, tmp_path:
     first = SampleFile.read(to)
     whole = refine(given_plan, gpu="sim:rtx3080ti#3", to=to, measuring=BRISK)
 
-    assert len(first.samples) == 11
-    assert whole.samples[:11] == first.samples
+    assert len(first.windows) == 11
+    assert whole.windows[:11] == first.windows
     assert len(whole.samples) == whole.expected_samples
     told: list[Tally] = []
     assert (
@@ -119,7 +120,7 @@ def test_another_unit_or_reach_does_not_mix(
     given_plan: Plan, refined: SampleSet, tmp_path: Path
 ) -> None:
     to = tmp_path / "s.db"
-    header = msgspec.structs.replace(refined, samples=(), in_situ=())
+    header = having(refined, samples=(), in_situ=())
     with SampleFile.create(to, header):
         pass
 

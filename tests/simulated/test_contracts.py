@@ -14,8 +14,8 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     MeasurementSettings,
-    Sample,
     SampleSet,
+    Window,
 )
 from underclock.testing import (
     GpuContract,
@@ -112,8 +112,8 @@ class TestReplayMeasurer(MeasurerContract):
     @pytest.fixture
     def measurer(self, kernel: Kernel) -> Measurer:
         rows = (
-            Sample(kernel=kernel.name, time_s=1e-3, energy_j=0.1),
-            Sample(kernel=kernel.name, asked=Clocks(core_mhz=900), time_s=2e-3, energy_j=0.1),
+            Window(kernel=kernel.name, time_s=1e-3, energy_j=0.1),
+            Window(kernel=kernel.name, asked=Clocks(core_mhz=900), time_s=2e-3, energy_j=0.1),
         )
         return ReplayMeasurer(
             SampleSet(
@@ -121,6 +121,6 @@ class TestReplayMeasurer(MeasurerContract):
                 gpu=GpuInfo(name="some GPU"),
                 workload="table",
                 kernels=(kernel,),
-                samples=rows,
+                windows=rows,
             )
         )

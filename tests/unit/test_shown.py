@@ -22,13 +22,13 @@ from underclock.records import (
     Kernel,
     Objective,
     Plan,
-    Sample,
     SampleSet,
     Spread,
     Status,
     Strategy,
     Validation,
     Verdict,
+    Window,
 )
 from underclock.records.observed import Interval, PredictedArm, Prediction
 from underclock.store import read_samples
@@ -68,8 +68,8 @@ SAMPLES = SampleSet(
     gpu=GPU,
     workload="gpt3-xl",
     kernels=tuple(Kernel(name=f"k{n}") for n in range(500)),
-    samples=tuple(
-        Sample(kernel=f"k{n}", asked=clocks, time_s=1.0, energy_j=1.0)
+    windows=tuple(
+        Window(kernel=f"k{n}", asked=clocks, time_s=1.0, energy_j=1.0)
         for n in range(500)
         for clocks in (AUTO, Clocks(core_mhz=900))
     ),

@@ -17,7 +17,7 @@ from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean
 from underclock.core.step.table import cost_table
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.records import Clocks, Sample, SampleSet
+from underclock.records import Clocks, SampleSet, Window
 from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
@@ -108,12 +108,12 @@ def _repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[Sample
     kernels = tuple(kernel for kernel in sample_set.kernels if kernel.name in names)
     # Kernels by themselves: a whole step was not run under the plan.
     isolated = msgspec.structs.replace(
-        sample_set, kernels=kernels, in_situ=(), mixed=(), order=(), warnings=()
+        sample_set, kernels=kernels, windows=(), order=(), warnings=()
     )
     return _with(isolated, kept), auto
 
 
-def _with(sample_set: SampleSet, samples: Sequence[Sample]) -> SampleSet:
+def _with(sample_set: SampleSet, samples: Sequence[Window]) -> SampleSet:
     """Return a sample set as if these samples were all there is."""
     repeats: Counter[tuple[str, Clocks]] = Counter()
     numbered = []
@@ -128,7 +128,7 @@ def _with(sample_set: SampleSet, samples: Sequence[Sample]) -> SampleSet:
     }
     return msgspec.structs.replace(
         sample_set,
-        samples=tuple(numbered),
+        windows=tuple(numbered),
         expected_samples=len(samples),
         settings=settings,
         sampled=True,
@@ -185,7 +185,7 @@ class _Checker:
         )
         self._execute(inferred_costs(mine, baseline=self.auto), other)
 
-    def _some(self, chosen: Bools) -> list[Sample]:
+    def _some(self, chosen: Bools) -> list[Window]:
         return [self.kept.samples[i] for i in np.flatnonzero(chosen).tolist()]
 
     def _execute(self, costs: JointCosts, other: JointCosts) -> None:
@@ -222,7 +222,7 @@ class _Checker:
         )
 
 
-def _place(sample: Sample) -> tuple[str, Clocks]:
+def _place(sample: Window) -> tuple[str, Clocks]:
     return sample.kernel, sample.asked
 
 

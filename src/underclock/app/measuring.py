@@ -8,12 +8,14 @@ import msgspec
 
 import underclock
 from underclock.app.backends import default_measuring, open_measurer
-from underclock.campaign.loop import adapt, check_time_limit, steer, take_points
-from underclock.campaign.one_kernel import OneKernelRecorder, one_kernel
+from underclock.campaign.adaptive import Adaptive
+from underclock.campaign.loop import CampaignRun, Listed, Policy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
 from underclock.campaign.recording import Recorder, record
+from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, survey
+from underclock.core.step.whole import WHOLE
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
@@ -75,7 +77,7 @@ def measure(
             in_situ=campaign.in_situ,
             version=underclock.__version__,
         )
-        one = one_kernel(step) if step is not None and step.obstacle else None
+        one = _one_kernel(step) if step is not None and step.obstacle else None
         if one is not None and Capability.RUN not in measurer.capabilities:
             raise UsageError(
                 f"{gpu} cannot {Capability.RUN}, and of this step nothing else can be measured: "
@@ -100,21 +102,24 @@ def measure(
             )
 
         def take(recorder: Recorder) -> None:
-            recorder = recorder if one is None else OneKernelRecorder(recorder)
-            file = recorder.file
-            expected = expected_of(measurer, file.sample_set(), campaign, file.gpu_s)
+            spent_s = recorder.file.gpu_s
+            expected = expected_of(measurer, recorder.samples, campaign, spent_s)
             if expected is not None and expect is not None:
                 expect(expected)
             left = None if expected is None else TimeLeft(expected, measurer.now_s)
+            policy: Policy = Listed(recorder, points, campaign)
             if campaign.steers(measurer):
-                # As one kernel the step is in each of its mixes, and in no other step.
-                steer(recorder, campaign, told, in_situ=campaign.in_situ and one is None)
+                policy = Steering(recorder, campaign)
             elif adaptive:
-                adapt(recorder, points, campaign, told, seed, left)
-            else:
-                take_points(recorder, points, campaign, told)
+                policy = Adaptive(recorder, points, campaign, seed=seed)
+            CampaignRun(recorder, policy, campaign, told, left).run()
 
-        return record(measurer, path, header, take)
+        return record(measurer, path, header, take, whole=one is not None)
+
+
+def _one_kernel(step: Step) -> Step:
+    """Return a step as one kernel."""
+    return msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
 
 
 def follows(step: Step | None, gpu: str) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.campaign.around import Around, inside, points_around, within
-from underclock.campaign.loop import take_points
+from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.progress import Tally
 from underclock.campaign.provenance import provenance_of
 from underclock.campaign.recording import Recorder, record
@@ -104,7 +104,8 @@ def refine(
         )
 
         def take(recorder: Recorder) -> None:
-            take_points(recorder, points, campaign, progress or (lambda _tally: None))
+            policy = Listed(recorder, points, campaign)
+            CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
 
         return record(measurer, path, header, take)
 

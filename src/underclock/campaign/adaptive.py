@@ -1,20 +1,16 @@
-"""An adaptive campaign: a few clock pairs for all kernels, then whatever the plan hangs on.
-
-What to do next follows from the samples on file alone, so a campaign that was cut off goes on
-where it stopped.
-"""
+"""An adaptive campaign: a few clock pairs for all kernels, then whatever the plan hangs on."""
 
 import math
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from underclock.arrays import Bools
-from underclock.campaign.recording import Recorder, StepRuns, as_mix_sample
-from underclock.campaign.worth import NextSample, worth_of_samples
+from underclock.campaign.recording import Recorder
+from underclock.campaign.survey import Campaign, Points
+from underclock.campaign.worth import worth_of_samples
 from underclock.core.inference.joint import TableFit
 from underclock.core.inference.table import searched
 from underclock.core.model.cost_estimate import CostEstimate
@@ -22,13 +18,13 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.ran_clocks import ceiling_mhz
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.start import unknown_gpu
-from underclock.core.planning.goal import Goal
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.mixing import DrawAtClock, thinned
-from underclock.core.steering.wanted import IDLING
+from underclock.core.steering.wanted import IDLING, Wanted
 from underclock.core.step.cap import driver_says
-from underclock.hw.base import Capability, Reading
-from underclock.records import Clocks, Evidence, Kernel, Mix, SampleSet
+from underclock.errors import UsageError
+from underclock.hw.base import Capability
+from underclock.records import ALONE, AUTO, Clocks, Evidence, Kernel, Mix, SampleSet, Window
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
@@ -42,277 +38,188 @@ _HURRIED = 3.0  # times the least that the first looks take: steps may be long, 
 _MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 
 
-class Limits(Protocol):
-    """When to stop."""
-
-    @property
-    def precision(self) -> float:
-        """When the promise is this sure."""
-        ...
-
-    @property
-    def time_limit_s(self) -> float | None:
-        """Or when this much of the GPU's time is spent."""
-        ...
-
-    @property
-    def max_samples(self) -> int | None:
-        """Or this many samples are on file."""
-        ...
-
-    @property
-    def goals(self) -> tuple[Goal, ...]:
-        """What the plans to measure for minimise."""
-        ...
-
-
-def first_looks(samples: SampleSet, limits: Limits, *, whole: bool) -> int:
+def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
     """Return how many samples come before any is chosen for what it tells.
 
     Args:
         samples: What is on file, and between which clocks.
-        limits: When to stop.
+        campaign: When to stop.
         whole: Whether the step is run whole too.
     """
     locked = sum(clocks.core_mhz is not None for clocks in samples.settings)
-    each = 1 + min(locked, _points_each(limits, len(samples.kernels)))
+    each = 1 + min(locked, _points_each(campaign, len(samples.kernels)))
     return each * len(samples.kernels) + _WHOLE_STEPS * whole
 
 
-def _points_each(limits: Limits, kernels: int, points: int = _SHARED_POINTS) -> int:
+def _points_each(campaign: Campaign, kernels: int, points: int = _SHARED_POINTS) -> int:
     """Return at how many clock pairs every kernel is looked at first, besides auto."""
-    if limits.max_samples is None:
+    if campaign.max_samples is None:
         return points
-    each = limits.max_samples / kernels
+    each = campaign.max_samples / kernels
     return int(np.clip(each - 1 - _LEFT_TO_CHOOSE, 1, points))
 
 
-class AdaptiveRun:
-    """One run of a campaign into a file.
+class Adaptive:
+    """Wants a few windows of every kernel, then those worth most to the plans.
 
     Attributes:
+        total: None: it takes as many as it needs.
+        limit_s: GPU time at which it ends.
+        why: Why nothing more is wanted.
         short_of: How many times as unsure as asked the promise was at the last fit; ``None`` before
             there was one.
     """
 
+    total: int | None = None
+
     def __init__(
-        self,
-        recorder: Recorder,
-        limits: Limits,
-        baseline: Clocks,
-        tell: Callable[[str], None],
-        *,
-        seed: int,
-        in_situ: bool,
+        self, recorder: Recorder, points: Points, campaign: Campaign, *, seed: int
     ) -> None:
-        file = recorder.file
-        self._bench = recorder.measurer
+        header = recorder.samples
+        everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
+        if not everywhere:
+            raise UsageError(
+                "no clock pair is there for every kernel, so there is nothing to compare with",
+                hint="add rows with empty core_mhz and mem_mhz to the table",
+            )
+        self.limit_s = campaign.time_limit_s
+        self.why = ""
+        self.short_of: float | None = None
         self._recorder = recorder
-        self._file = file
-        self._limits = limits
-        self._baseline = baseline
-        self._tell = tell
-        self._step_runs = StepRuns(recorder, tell)
+        self._bench = recorder.measurer
+        self._runs = Capability.RUN in self._bench.capabilities
+        self._campaign = campaign
+        self._baseline = everywhere[0]  # auto first, then fastest first
         self._random = np.random.default_rng([seed, zlib.crc32(b"campaign")])
-        header = file.header
         self._kernels = header.kernels
-        self._launches = header.launches if in_situ else ()
-        self._started_s = self._bench.now_s() - file.gpu_s  # what earlier runs spent counts too
-        before = file.sample_set()
-        self._taken = Counter((sample.kernel, sample.asked) for sample in before.samples)
-        self._steps = len(before.in_situ)
+        self._settings = header.settings
+        self._whole = bool(self._runs and campaign.in_situ and header.order)
         self._table: TableFit | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
-        self.short_of: float | None = None
+        self._taken: Counter[tuple[str, Clocks]] = Counter()
+        self._first: list[Wanted] | None = None
 
-    def run(self) -> None:
-        """Measure until the promise is as sharp as asked, or time or samples are spent."""
-        if Capability.RUN in self._bench.capabilities and not self._spent():
-            self._warm()
-        self._look_at_auto()
-        self._take(self._shared())
-        while not self._spent():
-            sample_set = self._file.sample_set()
-            try:
-                fit = self._fit(sample_set)
-            except CannotFitError:
-                if not self._take(self._more(), refit=True):
-                    break
-                continue
-            wanted, sharp = self._next(fit)
-            if sharp:
-                self._tell("the promise is as sharp as asked")
-                return
-            if not self._take(wanted, refit=True):
-                break
-            if self._launches and self._rests_on_baseline(fit):
-                self._warm()  # kernels one by one leave the GPU cooler than the step does
-                self._step()
+    def begin(self) -> None:
+        """Nothing is to be tried."""
 
-    def _fit(self, sample_set: SampleSet) -> CostEstimate | TableFit:
+    def next(self, spent_s: float) -> list[Wanted]:
+        """Return what to measure next: what every campaign needs, then what tells most."""
+        samples = self._recorder.samples
+        self._taken = Counter((sample.kernel, sample.asked) for sample in samples.samples)
+        for phase in (self._owed, self._at_auto, self._shared):
+            if wanted := self._in_random_order(phase(samples, spent_s)):
+                return wanted
+        try:
+            fit = self._fit(samples)
+        except CannotFitError:
+            return self._in_random_order(self._more())
+        return self._telling(fit)
+
+    def _fit(self, samples: SampleSet) -> CostEstimate | TableFit:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
-        if sample_set.evidence is not Evidence.REPLAYED:
-            return estimate(sample_set, baseline=self._baseline)
-        self._table = searched(sample_set, baseline=self._baseline, before=self._table)
+        if samples.evidence is not Evidence.REPLAYED:
+            return estimate(samples, baseline=self._baseline)
+        self._table = searched(samples, baseline=self._baseline, before=self._table)
         return self._table
 
-    def _look_at_auto(self) -> None:
-        """Measure the step and its kernels at auto, with which all is compared."""
-        at_auto = [NextSample(kernel, self._baseline) for kernel in self._kernels]
-        steps = _WHOLE_STEPS
-        if self._is_short_of_time():
+    def _kernel(self, kernel: Kernel, clocks: Clocks) -> Wanted:
+        return Wanted(kernel.name, asked=clocks, timed=False)
+
+    def _not_yet(self, wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+        """Pass over what is on file."""
+        return (one for one in wanted if not self._taken[one.kernel, one.asked])
+
+    def _in_random_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Return what is wanted clocks by clocks; the whole step stays where it is."""
+        steps, by_clocks = [], dict[Clocks, list[Wanted]]()
+        for one in wanted:
+            if one.is_step:
+                steps.append(one)
+            else:
+                by_clocks.setdefault(one.asked, []).append(one)
+        order = list(by_clocks)
+        self._random.shuffle(order)
+        for some in by_clocks.values():
+            self._random.shuffle(some)
+        return [*steps, *(one for clocks in order for one in by_clocks[clocks])]
+
+    def _at_auto(self, samples: SampleSet, spent_s: float) -> list[Wanted]:
+        """Return what is missing of the step and its kernels at auto, to which all is compared."""
+        kernels = list(self._not_yet(self._kernel(each, self._baseline) for each in self._kernels))
+        steps = _WHOLE_STEPS if self._whole else 0
+        hurried = self._is_short_of_time()
+        if hurried:
             # Looks at a step of some seconds would take all of it, and tell of no kernel.
-            self._take(at_auto)
-            steps = int(self._lasts_for_a_step())
-            if self._launches and self._steps < steps:
-                self._warm()  # kernels one by one leave the GPU cooler than the step does
-        while self._launches and self._steps < steps and not self._spent():
-            self._step()
-        self._take(at_auto)
-
-    @property
-    def taken(self) -> int:
-        """Samples on file: of kernels by themselves, and of the step."""
-        return sum(self._taken.values()) + self._steps
-
-    def _spent(self) -> bool:
-        most = self._limits.max_samples
-        return (most is not None and self.taken >= most) or self.is_late
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the time limit has passed."""
-        limit_s = self._limits.time_limit_s
-        return limit_s is not None and self._bench.now_s() - self._started_s >= limit_s
+            if kernels:
+                return kernels
+            steps = min(steps, int(self._lasts_for_a_step(samples, spent_s)))
+        missing = steps - len(samples.in_situ)
+        # Kernels one by one leave the GPU cooler than the step does.
+        runs = [Wanted(timed=False, warm=hurried and not n) for n in range(missing)]
+        return runs or kernels
 
     def _is_short_of_time(self) -> bool:
         """Whether a time limit may end before each kernel was looked at as often as it is first."""
-        limit_s = self._limits.time_limit_s
-        looks = first_looks(self._file.header, self._limits, whole=bool(self._launches))
-        return limit_s is not None and limit_s < _HURRIED * looks * self._bench.takes_s(0.0)
+        looks = first_looks(self._recorder.samples, self._campaign, whole=self._whole)
+        return self.limit_s is not None and self.limit_s < _HURRIED * looks * self._bench.takes_s(
+            0.0
+        )
 
-    def _lasts_for_a_step(self) -> bool:
+    def _lasts_for_a_step(self, samples: SampleSet, spent_s: float) -> bool:
         """Whether there is time for a look at the whole step, as long as its kernels are alone."""
-        measuring = self._file.header.provenance and self._file.header.provenance.measuring
+        measuring = samples.provenance and samples.provenance.measuring
         warm_s = measuring.least_warm_s if measuring else 0.0
-        alone = {s.kernel: s.time_s for s in self._file.sample_set().samples}
+        alone = {s.kernel: s.time_s for s in samples.samples}
         step_s = sum(kernel.count * alone.get(kernel.name, 0.0) for kernel in self._kernels)
-        spent_s = self._bench.now_s() - self._started_s
-        return spent_s + warm_s + self._bench.takes_s(step_s) < (self._limits.time_limit_s or 0.0)
+        return spent_s + warm_s + self._bench.takes_s(step_s) < (self.limit_s or 0.0)
 
-    def _warm(self) -> None:
-        self._tell("warming the GPU to a steady temperature")
-        self._bench.warm(self._launches or list(self._kernels))
+    def at_once(self, window: Window) -> list[Wanted]:
+        """Return what a kernel that the cap held below its clocks is run with there: idling.
 
-    def _step(self) -> None:
-        self._step_runs.run()
-        self._steps += 1
-
-    def _take(self, wanted: Iterable[NextSample], *, refit: bool = False) -> int:
-        """Measure what is wanted, clocks by clocks, in random order.
-
-        Args:
-            wanted: Samples; where not ``refit``, those on file already are passed over.
-            refit: Whether repeats are wanted.
-
-        Returns:
-            How many were taken.
+        More and more of it, until the kernel is at these clocks or more is of no use.
         """
-        todo = [one for one in wanted if refit or not self._taken[one.kernel.name, one.clocks]]
-        taken = 0
-        while todo and not self._spent():
-            by_clocks: dict[Clocks, list[Kernel]] = defaultdict(list)
-            for one in todo:
-                by_clocks[one.clocks].append(one.kernel)
-            order = list(by_clocks)
-            self._random.shuffle(order)
-            todo = []
-            for clocks in order:
-                kernels = by_clocks[clocks]
-                self._random.shuffle(kernels)
-                with self._bench.hold(clocks):
-                    for kernel in kernels:
-                        if self._spent():
-                            return taken
-                        todo += self._take_one(kernel, clocks)
-                        taken += 1
-        return taken
-
-    def _take_one(self, kernel: Kernel, clocks: Clocks) -> list[NextSample]:
-        """Measure a kernel at the clocks that are held; return what to measure in its place."""
-        self._tell(f"{kernel.name} at {clocks}")
-        repeat = self._taken[kernel.name, clocks]
-        reading = self._bench.measure([kernel], repeat)
-        self._recorder.append(kernel.name, clocks, repeat, reading)
-        self._taken[kernel.name, clocks] += 1
-        if clocks.core_mhz is None or not driver_says(reading.throttle_reasons):
+        if not (_is_capped(window) and self._recorder.can_time):
             return []
-        if self._thin_out(kernel, clocks, reading):
-            return []
-        return self._slower(kernel, clocks, reading)
+        here = [w for w in self._recorder.samples.mixed if w.asked == window.asked]
+        idle = next((w for w in here if not w.kernel and not w.mix.launches), None)
+        if idle is None:
+            return [Wanted("", IDLING, window.asked)]
+        tried = [w for w in here if w.kernel == window.kernel and w.mix != ALONE]
+        mix = _thinner(window, idle, tried)
+        return [] if mix is None else [Wanted(window.kernel, mix, window.asked)]
 
-    def _slower(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> list[NextSample]:
-        """Return the fastest clocks that a kernel holds alone, where it was never seen at them.
+    def _owed(self, samples: SampleSet, _spent_s: float) -> Iterator[Wanted]:
+        """Return the fastest clocks that kernels hold alone, where idling does not help either."""
+        ran = {(w.kernel, w.asked): w for w in samples.mixed if w.mix != ALONE}
+        capped = {(w.kernel, w.asked): w for w in samples.samples if _is_capped(w)}
+        for place, window in capped.items():
+            last = ran.get(place)
+            if last is None or driver_says(last.throttle_reasons):
+                yield from self.at_once(window) or self._not_yet(self._slower(window))
 
-        Args:
-            kernel: The kernel.
-            clocks: At which the cap held it.
-            capped: What it did there.
-        """
+    def _slower(self, capped: Window) -> Iterator[Wanted]:
+        """Return the fastest clocks that a kernel holds alone, by what the cap left of others."""
         seen = capped.observed.core_mhz if capped.observed else None
-        below_mhz = min(clocks.core_mhz or 0, seen or 0)
+        below_mhz = min(capped.asked.core_mhz or 0, seen or 0)
         slower = [
             other
-            for other in self._file.header.settings
-            if other.mem_mhz == clocks.mem_mhz and (other.core_mhz or 0) < below_mhz
+            for other in self._settings
+            if other.mem_mhz == capped.asked.mem_mhz and (other.core_mhz or 0) < below_mhz
         ]
-        if not slower:
-            return []
-        fastest = max(slower, key=lambda other: other.core_mhz or 0)
-        return [] if self._taken[kernel.name, fastest] else [NextSample(kernel, fastest)]
+        if slower:
+            fastest = max(slower, key=lambda other: other.core_mhz or 0)
+            yield Wanted(capped.kernel, asked=fastest, timed=False)
 
-    def _thin_out(self, kernel: Kernel, clocks: Clocks, capped: Reading) -> bool:
-        """Measure a kernel with idling, at clocks that it cannot hold alone under the cap.
-
-        Args:
-            kernel: The kernel.
-            clocks: As held.
-            capped: What it did by itself.
-
-        Returns:
-            Whether it ran at these clocks so.
-        """
-        if not self._step_runs.can_time:
-            return False
-        mixed = [s for s in self._file.sample_set().mixed if s.asked == clocks]
-        idle = next((s for s in mixed if not s.mix.launches), None)
-        if idle is None:
-            self._tell(f"idling at {clocks}")
-            reading = self._bench.measure([], mix=IDLING, timed=True)
-            idle = as_mix_sample("", IDLING, clocks, 0, reading)
-            self._recorder.append_mixed(idle)
-        core_mhz = float(clocks.core_mhz or 0)
-        limit_w = capped.energy_j / capped.time_s
-        seen = capped.observed.core_mhz if capped.observed else None
-        own = DrawAtClock(float(seen or _USUALLY_HELD * core_mhz), limit_w, capped.time_s)
-        mix = thinned(core_mhz, own, idle.round_j / idle.round_s, limit_w)
-        while mix is not None:
-            self._tell(f"{kernel.name} at {clocks} with {mix.idle_s * 1e3:.3g} ms of idling")
-            repeat = sum((s.kernel, s.mix) == (kernel.name, mix) for s in mixed)
-            reading = self._bench.measure([kernel], repeat, mix=mix, timed=True)
-            self._recorder.append_mixed(as_mix_sample(kernel.name, mix, clocks, repeat, reading))
-            if not driver_says(reading.throttle_reasons):
-                return True
-            idles = mix.idle_s > _MOST_IDLE * mix.launches * capped.time_s
-            mix = None if idles else Mix(launches=mix.launches, idle_s=2.0 * mix.idle_s)
-        return False
-
-    def _shared(self) -> list[NextSample]:
+    def _shared(self, samples: SampleSet, _spent_s: float) -> Iterator[Wanted]:
         """Return the clock pairs that every kernel starts with, or as many as are allowed."""
-        top_mhz = ceiling_mhz(self._file.sample_set().samples)
+        if self._first is None:  # what the GPU boosts to is known by now
+            self._first = self._design(ceiling_mhz(samples.samples))
+        return self._not_yet(self._first)
+
+    def _design(self, top_mhz: float) -> list[Wanted]:
         locked = [
             clocks
-            for clocks in self._file.header.settings
+            for clocks in self._settings
             if clocks != self._baseline and clocks.core_mhz and clocks.core_mhz <= top_mhz
         ]
         if not locked:
@@ -324,7 +231,7 @@ class AdaptiveRun:
             rotated = [settings[(k + i) % len(settings)] for i in range(len(settings))]
             mine = settings if per_kernel >= len(settings) else rotated
             answers = [c for c in mine if self._bench.can_measure(kernel, c)]
-            wanted += [NextSample(kernel, clocks) for clocks in answers[:per_kernel]]
+            wanted += [self._kernel(kernel, clocks) for clocks in answers[:per_kernel]]
         return wanted
 
     def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
@@ -335,36 +242,40 @@ class AdaptiveRun:
         mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
         points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + len(mems)) / len(self._kernels)))
         chosen = initial_design(base, core, mem, points)
-        per_kernel = _points_each(self._limits, len(self._kernels), points)
+        per_kernel = _points_each(self._campaign, len(self._kernels), points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
-    def _more(self) -> list[NextSample]:
+    def _more(self) -> Iterator[Wanted]:
         """Return one new clock pair a kernel, where samples are too few to fit."""
-        wanted = []
         for kernel in self._kernels:
             fresh = [
                 c
-                for c in self._file.header.settings
+                for c in self._settings
                 if not self._taken[kernel.name, c] and self._bench.can_measure(kernel, c)
             ]
             if fresh:
-                wanted.append(NextSample(kernel, fresh[int(self._random.integers(len(fresh)))]))
-        return wanted
+                yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
 
-    def _next(self, fit: CostEstimate | TableFit) -> tuple[list[NextSample], bool]:
-        """Return the samples worth most, and whether the promise is sharp enough already."""
-        worth = worth_of_samples(fit, self._limits.goals, self._unused, self._bench.takes_s)
+    def _telling(self, fit: CostEstimate | TableFit) -> list[Wanted]:
+        """Return the windows worth most; none where the promise is sharp enough already."""
+        worth = worth_of_samples(
+            fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
+        )
         self._unsure = worth.unsure
         # A table answers at once: its samples are limited by number, not by what is enough.
-        runs = Capability.RUN in self._bench.capabilities
-        short_of = worth.half_width / self._limits.precision
-        self.short_of = short_of if runs and math.isfinite(short_of) else None
-        sharp = runs and short_of <= 1.0
-        wanted = [
-            NextSample(self._kernels[k], fit.posterior.settings[c])
-            for k, c in worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
-        ]
-        return [*wanted, *self._reference(fit), *self._baseline_again(fit)], sharp
+        short_of = worth.half_width / self._campaign.precision
+        self.short_of = short_of if self._runs and math.isfinite(short_of) else None
+        if self._runs and short_of <= 1.0:
+            self.why = "the promise is as sharp as asked"
+            return []
+        best = worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
+        wanted = [self._kernel(self._kernels[k], fit.posterior.settings[c]) for k, c in best]
+        wanted += [*self._reference(fit), *self._baseline_again(fit)]
+        some = self._in_random_order(wanted)
+        if some and self._whole and self._rests_on_baseline(fit):
+            # Kernels one by one leave the GPU cooler than the step does.
+            some.append(Wanted(asked=AUTO, timed=False, warm=True))
+        return some
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
         """Return where there is an answer that was not yet given: a table has so many rows."""
@@ -374,18 +285,18 @@ class AdaptiveRun:
                 unused[k, c] = self._has_more(kernel, clocks)
         return unused
 
-    def _reference(self, fit: CostEstimate | TableFit) -> list[NextSample]:
+    def _reference(self, fit: CostEstimate | TableFit) -> list[Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
-        if Capability.RUN not in self._bench.capabilities:
+        if not self._runs:
             return []
         longest = int(np.argmax(fit.baseline.energy_j))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
-        return [NextSample(kernel, seen[0])] if seen else []
+        return [self._kernel(kernel, seen[0])] if seen else []
 
-    def _baseline_again(self, fit: CostEstimate | TableFit) -> list[NextSample]:
+    def _baseline_again(self, fit: CostEstimate | TableFit) -> list[Wanted]:
         """Return the kernels to run at auto once more, where no whole step tells what it costs."""
-        if self._launches or fit.exact or not self._rests_on_baseline(fit):
+        if self._whole or fit.exact or not self._rests_on_baseline(fit):
             return []
         variance = (fit.baseline.of_kernels[1] * fit.baseline.energy_j) ** 2
         again = [
@@ -394,7 +305,7 @@ class AdaptiveRun:
             if variance[k] >= variance.mean() and self._has_more(self._kernels[k], self._baseline)
         ]
         most = max(1, len(self._kernels) // _ROUNDS_A_KERNEL)
-        return [NextSample(self._kernels[k], self._baseline) for k in again[:most]]
+        return [self._kernel(self._kernels[k], self._baseline) for k in again[:most]]
 
     def _has_more(self, kernel: Kernel, clocks: Clocks) -> bool:
         """Whether a GPU is asked, or a table that has runs of a row which were not yet given."""
@@ -404,3 +315,32 @@ class AdaptiveRun:
     def _rests_on_baseline(self, fit: CostEstimate | TableFit) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+
+
+def _is_capped(window: Window) -> bool:
+    """Whether the cap held a kernel by itself below the clocks that it was to run at."""
+    alone = bool(window.kernel) and window.mix == ALONE and window.asked.core_mhz is not None
+    return alone and driver_says(window.throttle_reasons) is True
+
+
+def _thinner(capped: Window, idle: Window, tried: Sequence[Window]) -> Mix | None:
+    """Return a kernel's next mix with idling at clocks that it does not hold alone under the cap.
+
+    Args:
+        capped: What it did by itself.
+        idle: What idling draws at these clocks.
+        tried: What it did with idling there.
+
+    Returns:
+        ``None`` where it ran at these clocks so, or more idling is of no use.
+    """
+    if not tried:
+        core_mhz = float(capped.asked.core_mhz or 0)
+        seen = capped.observed.core_mhz if capped.observed else None
+        own = DrawAtClock(float(seen or _USUALLY_HELD * core_mhz), capped.power_w, capped.time_s)
+        return thinned(core_mhz, own, idle.power_w, capped.power_w)
+    last = tried[-1]
+    idles = last.mix.idle_s > _MOST_IDLE * last.mix.launches * capped.time_s
+    if idles or not driver_says(last.throttle_reasons):
+        return None
+    return Mix(launches=last.mix.launches, idle_s=2.0 * last.mix.idle_s)

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from underclock.campaign.survey import Points
 from underclock.errors import UsageError
 from underclock.records import Clocks, Kernel, Plan
 
 _STEP = 0.025  # of the range of core clocks
 _LEAST_MEM = 0.4  # of the fastest memory clock; slower ones rarely save
-
-Points = list[tuple[Clocks, list[Kernel]]]
 
 
 @dataclass(frozen=True, slots=True)

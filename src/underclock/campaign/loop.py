@@ -1,19 +1,229 @@
-"""One run of a campaign into a file, which a later run can go on with."""
+"""The one loop of every campaign: what is wanted, the windows that answer it, the file.
 
+A policy says what is wanted next, from what is on file alone, so that a campaign that was cut off
+goes on where it stopped. The loop holds clocks, takes windows into the file, ends at limits and
+says how far it is.
+"""
+
+import itertools
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from underclock.campaign.adaptive import AdaptiveRun
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
-from underclock.campaign.recording import Recorder, StepRuns
-from underclock.campaign.steer import SteeringRun
-from underclock.campaign.survey import Campaign
+from underclock.campaign.recording import Recorder
+from underclock.campaign.survey import Campaign, Points
 from underclock.core.steering.agenda import fewest_measurements
+from underclock.core.steering.wanted import Wanted
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Capability, Measurer
-from underclock.records import Clocks, Kernel, SampleSet
-from underclock.store import SampleFile
+from underclock.records import SampleSet, Window
 from underclock.units import format_duration
+
+
+class Policy(Protocol):
+    """Decides what a campaign measures.
+
+    Attributes:
+        total: Windows it will have taken at its end; ``None`` where that is open.
+        limit_s: GPU time at which it ends; ``None`` for never.
+        why: Why nothing more is wanted, for a person; empty where that says itself.
+        short_of: How many times as unsure as asked its promise is; ``None`` where it makes none.
+    """
+
+    total: int | None
+    limit_s: float | None
+    why: str
+    short_of: float | None
+
+    def begin(self) -> None:
+        """Try what the campaign rests on, before anything is warmed for it."""
+        ...
+
+    def next(self, spent_s: float) -> Sequence[Wanted]:
+        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
+
+        Args:
+            spent_s: GPU time so far, of all runs.
+        """
+        ...
+
+    def at_once(self, window: Window) -> Sequence[Wanted]:
+        """Return what a window that was just taken calls for at the clocks that are held."""
+        ...
+
+
+class Listed:
+    """Takes every window of a list: the whole step, then kernels, clocks by clocks."""
+
+    limit_s: float | None = None
+    short_of: float | None = None
+    why = ""
+
+    def __init__(self, recorder: Recorder, points: Points, campaign: Campaign) -> None:
+        self._recorder = recorder
+        runs = Capability.RUN in recorder.measurer.capabilities
+        whole = runs and campaign.in_situ and bool(recorder.samples.order)
+        times = range(campaign.repeats)
+        steps = [Wanted(timed=False) for _ in times if whole]
+        self._every = steps + [
+            Wanted(kernel.name, asked=clocks, timed=False)
+            for clocks, kernels in points
+            for _ in times
+            for kernel in kernels
+        ]
+        self.total: int | None = len(self._every)
+
+    def begin(self) -> None:
+        """Nothing is to be tried."""
+
+    def next(self, spent_s: float) -> Sequence[Wanted]:
+        """Return what is not on file yet."""
+        del spent_s
+        left = Counter((w.kernel, w.mix, w.asked) for w in self._recorder.samples.windows)
+        wanted = []
+        for one in self._every:
+            what = one.kernel, one.mix, one.asked
+            if left[what] > 0:
+                left[what] -= 1
+            else:
+                wanted.append(one)
+        return wanted
+
+    def at_once(self, window: Window) -> Sequence[Wanted]:
+        """Return nothing: every window is on the list."""
+        del window
+        return ()
+
+
+class CampaignRun:
+    """One run of a campaign into a file, which a later run can go on with."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        policy: Policy,
+        campaign: Campaign,
+        progress: Callable[[Tally], None],
+        left: TimeLeft | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._policy = policy
+        self._most = campaign.max_samples
+        self._progress = progress
+        self._left = left
+        self._began_s = recorder.measurer.now_s()
+        self._earlier_s = recorder.file.gpu_s
+        self._before = recorder.file.taken
+
+    @property
+    def _spent_s(self) -> float:
+        """GPU time of all runs."""
+        return self._earlier_s + self._recorder.measurer.now_s() - self._began_s
+
+    @property
+    def _is_late(self) -> bool:
+        limit_s = self._policy.limit_s
+        return limit_s is not None and self._spent_s >= limit_s
+
+    def _ends(self) -> bool:
+        return self._is_late or (self._most is not None and self._recorder.taken >= self._most)
+
+    def run(self) -> None:
+        """Take windows until the policy wants no more, or time or samples are spent.
+
+        Raises:
+            DeviceError, MeasurementError: From the GPU, or the time limit ends it and nothing was
+                measured.
+        """
+        goes_on = not self._is_spent_by_warming()
+        if goes_on and not self._ends():
+            self._policy.begin()
+            wanted = self._policy.next(self._spent_s)
+            if wanted and Capability.RUN in self._recorder.measurer.capabilities:
+                self._warm()
+            while wanted and not self._ends():
+                self._take(wanted)
+                wanted = () if self._ends() else self._policy.next(self._spent_s)
+            if not wanted and not self._ends() and self._policy.why:
+                self._tell(self._policy.why)
+        taken = self._recorder.taken
+        if not taken or (goes_on and taken == self._before and self._is_late):
+            more = " more" if self._before else ""
+            raise MeasurementError(
+                f"the whole time limit went into warming up, and nothing{more} was measured",
+                hint="run the same command with a larger --time-limit",
+            )
+        self._tell("done")
+
+    def _take(self, wanted: Sequence[Wanted]) -> None:
+        """Take windows, clocks by clocks, until the campaign ends."""
+        for clocks, some in itertools.groupby(wanted, key=lambda one: one.asked):
+            if self._ends():
+                return
+            with self._recorder.measurer.hold(clocks):
+                for one in some:
+                    if self._ends():
+                        return
+                    if one.warm:
+                        self._warm()
+                    self._tell(_words(one))
+                    self._follow(self._recorder.take(one))
+
+    def _follow(self, window: Window) -> None:
+        """Take what a window calls for while its clocks are held."""
+        while more := self._policy.at_once(window):
+            for one in more:
+                if self._ends():
+                    return
+                self._tell(_words(one))
+                self._recorder.take(one)
+
+    def _warm(self) -> None:
+        self._tell("warming the GPU to a steady temperature")
+        header = self._recorder.file.header
+        self._recorder.measurer.warm(header.launches or header.kernels)
+
+    def _is_spent_by_warming(self) -> bool:
+        """Whether warming up again would leave nothing of a time limit that earlier runs used."""
+        provenance = self._recorder.file.header.provenance
+        measuring = provenance.measuring if provenance else None
+        if self._policy.limit_s is None or measuring is None:
+            return False
+        return self._earlier_s + measuring.least_warm_s >= self._policy.limit_s
+
+    def _tell(self, doing: str) -> None:
+        """Say how far the campaign is."""
+        taken, limit_s = self._recorder.taken, self._policy.limit_s
+        phase = Phase()
+        if self._left is not None and self._policy.total is None:
+            phase = self._left.phase(taken - self._before, self._policy.short_of)
+        self._progress(
+            Tally(
+                done=taken,
+                total=self._policy.total or self._most,
+                gpu_s=self._recorder.measurer.now_s() - self._began_s,
+                doing=doing,
+                time_limit_s=None if limit_s is None else max(0.0, limit_s - self._earlier_s),
+                phase=phase.name,
+                phase_s=phase.spent_s,
+                left_s=phase.left_s,
+            )
+        )
+
+
+def _words(wanted: Wanted) -> str:
+    """Say what is measured."""
+    mix = wanted.mix
+    what = wanted.kernel or ("the whole step" if mix.launches else "company by itself")
+    at = f" at {wanted.asked}" if wanted.kernel or not wanted.asked.is_auto else ""
+    parts = [f"{mix.hot} hot companions"] if mix.hot else []
+    parts += [f"{mix.idle_s * 1e3:.3g} ms of idling"] if mix.idle_s else []
+    if not parts:
+        return f"{what}{at}" if wanted.kernel else f"{what} at {wanted.asked}"
+    pieces = f" in {mix.pieces} pieces" if mix.pieces > 1 else ""
+    return f"{what}{at} with {' and '.join(parts)}{pieces}"
 
 
 def check_time_limit(
@@ -45,166 +255,3 @@ def check_time_limit(
             hint=f"--time-limit {usual_s}s is about the least that helps: {seen}; more where "
             "launches take long, for twenty are measured at a time",
         )
-
-
-def adapt(
-    recorder: Recorder,
-    points: list[tuple[Clocks, list[Kernel]]],
-    campaign: Campaign,
-    progress: Callable[[Tally], None],
-    seed: int,
-    left: TimeLeft | None,
-) -> None:
-    """Take samples for as long as they are worth it.
-
-    Raises:
-        UsageError: No clocks that all kernels have.
-        MeasurementError: The time limit ends it and nothing was measured.
-    """
-    measurer, file = recorder.measurer, recorder.file
-    header = file.header
-    started_s, earlier_s = measurer.now_s(), file.gpu_s
-
-    def tell(doing: str) -> None:
-        phase = left.phase(run.taken - before, run.short_of) if left else Phase()
-        progress(
-            Tally(
-                done=run.taken,
-                total=campaign.max_samples,
-                gpu_s=measurer.now_s() - started_s,
-                doing=doing,
-                time_limit_s=_rest(campaign.time_limit_s, earlier_s),
-                phase=phase.name,
-                phase_s=phase.spent_s,
-                left_s=phase.left_s,
-            )
-        )
-
-    everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
-    if not everywhere:
-        raise UsageError(
-            "no clock pair is there for every kernel, so there is nothing to compare with",
-            hint="add rows with empty core_mhz and mem_mhz to the table",
-        )
-    run = AdaptiveRun(
-        recorder,
-        campaign,
-        everywhere[0],  # auto first, then fastest first
-        tell,
-        seed=seed,
-        in_situ=Capability.RUN in measurer.capabilities and campaign.in_situ,
-    )
-    before = run.taken
-    goes_on = not _is_spent_by_warming(file, campaign.time_limit_s)
-    if goes_on:
-        run.run()
-    if not run.taken or (goes_on and run.taken == before and run.is_late):
-        more = " more" if before else ""
-        raise MeasurementError(
-            f"the whole time limit went into warming up, and nothing{more} was measured",
-            hint="run the same command with a larger --time-limit",
-        )
-    tell("done")
-
-
-def steer(
-    recorder: Recorder,
-    campaign: Campaign,
-    progress: Callable[[Tally], None],
-    *,
-    in_situ: bool,
-) -> None:
-    """Take samples in company for as long as they are worth it.
-
-    Raises:
-        MeasurementError: The time limit ends it and nothing was measured.
-    """
-    measurer, file = recorder.measurer, recorder.file
-    started_s, earlier_s = measurer.now_s(), file.gpu_s
-
-    def tell(doing: str) -> None:
-        progress(
-            Tally(
-                done=file.taken,
-                total=campaign.max_samples,
-                gpu_s=measurer.now_s() - started_s,
-                doing=doing,
-                time_limit_s=_rest(campaign.limit_s(steers=True), earlier_s),
-            )
-        )
-
-    if not _is_spent_by_warming(file, campaign.time_limit_s):
-        SteeringRun(recorder, campaign, tell, in_situ=in_situ).run()
-    if not file.taken:
-        raise MeasurementError(
-            "the whole time limit went into warming up, and nothing was measured",
-            hint="run the same command with a larger --time-limit",
-        )
-    tell("done")
-
-
-def _rest(limit_s: float | None, earlier_s: float) -> float | None:
-    """Return what earlier runs into the same file left of a time limit."""
-    return None if limit_s is None else max(0.0, limit_s - earlier_s)
-
-
-def _is_spent_by_warming(file: SampleFile, time_limit_s: float | None) -> bool:
-    """Whether warming up again would leave nothing of a time limit that earlier runs have used."""
-    provenance = file.header.provenance
-    measuring = provenance.measuring if provenance else None
-    if time_limit_s is None or measuring is None:
-        return False
-    return file.gpu_s + measuring.least_warm_s >= time_limit_s
-
-
-def take_points(
-    recorder: Recorder,
-    points: list[tuple[Clocks, list[Kernel]]],
-    campaign: Campaign,
-    progress: Callable[[Tally], None],
-) -> None:
-    """Take every sample not yet on file: the whole step, then kernels, clocks by clocks.
-
-    Args:
-        recorder: Where they are taken and go; the file's header says how many there will be.
-        points: Clocks and the kernels to measure at them, in order.
-        campaign: How often, and whether the whole step too.
-        progress: Told of every sample.
-    """
-    measurer, file = recorder.measurer, recorder.file
-    before = file.sample_set()
-    done = {(sample.kernel, sample.asked, sample.repeat) for sample in before.samples}
-    total = file.header.expected_samples or 0
-    started_s = measurer.now_s()
-
-    def tell(doing: str) -> None:
-        progress(
-            Tally(done=len(done), total=total, gpu_s=measurer.now_s() - started_s, doing=doing)
-        )
-
-    header = file.header
-    launches = [header.kernels[index] for index in header.order]
-    whole = Capability.RUN in measurer.capabilities and campaign.in_situ and bool(launches)
-    missing_steps = range(len(before.in_situ), campaign.repeats if whole else 0)
-    if Capability.RUN in measurer.capabilities and (missing_steps or len(done) < total):
-        tell("warming the GPU to a steady temperature")
-        measurer.warm(launches or list(header.kernels))
-    step_runs = StepRuns(recorder, tell)
-    for _ in missing_steps:
-        step_runs.run()
-    for clocks, kernels in points:
-        todo = [
-            (kernel, repeat)
-            for repeat in range(campaign.repeats)
-            for kernel in kernels
-            if (kernel.name, clocks, repeat) not in done
-        ]
-        if not todo:
-            continue
-        with measurer.hold(clocks):
-            for kernel, repeat in todo:
-                tell(f"{kernel.name} at {clocks}")
-                reading = measurer.measure([kernel], repeat)
-                recorder.append(kernel.name, clocks, repeat, reading)
-                done.add((kernel.name, clocks, repeat))
-    tell("done")

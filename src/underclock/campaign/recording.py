@@ -1,65 +1,121 @@
-"""Samples on their way into a file, made or continued."""
+"""Windows on their way into a file, made or continued."""
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from underclock.campaign.provenance import check_same, set_apart
-from underclock.core.steering.mixing import spin_mhz
-from underclock.core.steering.wanted import ALONE
+from underclock.core.steering.mixing import launch_clocks, spin_mhz
+from underclock.core.steering.wanted import Wanted
+from underclock.core.step.cap import is_uneven
+from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError
-from underclock.hw.base import Capability, Measurer, Reading
-from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet
+from underclock.hw.base import Capability, Durations, Measurer, Reading
+from underclock.physics.cap import WINDOW_S
+from underclock.records import ALONE, SampleSet, Window
 from underclock.store import SampleFile
+from underclock.units import format_duration
 
-_TIMED = 4  # runs of which launches are timed; more tell what the step costs, and hardly more of it
+_TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
 
 
 class Recorder:
-    """Appends what a measurer measures to a file, with the measurer's time that went into it.
+    """Takes the windows that are wanted into a file, with the measurer's time that each took.
 
     Attributes:
         measurer: What measures.
-        file: Where samples go.
+        file: Where windows go.
+        whole: Whether kernels of the step cannot be launched alone: then `samples` shows it as a
+            step of one kernel, `WHOLE`, and what is wanted of that kernel is run of the step.
+        can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
     """
 
-    def __init__(self, measurer: Measurer, file: SampleFile) -> None:
+    def __init__(self, measurer: Measurer, file: SampleFile, *, whole: bool = False) -> None:
         self.measurer = measurer
         self.file = file
+        self.whole = whole
+        self.can_time = Capability.MIX in measurer.capabilities
         self._told_s = measurer.now_s()
+        self._windows = list(file.sample_set().windows)
+        self._taken = Counter(window.what for window in self._windows)
+        self._kernels = {kernel.name: kernel for kernel in file.header.kernels}
+        self._samples: SampleSet | None = None
 
-    def append(
-        self, name: str, asked: Clocks, repeat: int, reading: Reading, *, in_situ: bool = False
-    ) -> None:
-        """Add a reading of a kernel, or of the whole step."""
-        sample = as_sample(name, asked, repeat, reading)
-        self.file.append(sample, in_situ=in_situ, gpu_s=self._passed_s())
+    @property
+    def samples(self) -> SampleSet:
+        """Everything on file, as a campaign sees it."""
+        if self._samples is None:
+            every = msgspec.structs.replace(self.file.header, windows=tuple(self._windows))
+            self._samples = as_one(every) if self.whole else every
+        return self._samples
 
-    def append_step(self, reading: Reading) -> None:
-        """Add a run of the whole step at auto, and what its launches took inside, where timed.
+    @property
+    def taken(self) -> int:
+        """How many windows are on file."""
+        return len(self._windows)
 
-        Both are counted by themselves: a campaign may have been cut off between the two.
+    def take(self, wanted: Wanted) -> Window:
+        """Measure what is wanted at the clocks that are held, and add it to the file.
 
         Raises:
-            MeasurementError: Launches were timed, and the clock is not known.
+            DeviceError, MeasurementError: From the GPU.
+            NotSupportedError: The step is too long for company to steer it.
         """
-        before = self.file.sample_set()
-        self.append(self.file.header.workload, AUTO, len(before.in_situ), reading, in_situ=True)
-        if reading.durations is None:
-            return
-        repeat = sum(s.is_step and s.mix == ALONE and s.asked.is_auto for s in before.mixed)
-        kernel_s = of_kernels(self.file.header, reading.durations.kernel_s)
-        self.append_mixed(as_mix_sample("", ALONE, AUTO, repeat, reading, kernel_s))
+        if wanted.kernel == WHOLE.name:
+            wanted = dataclasses.replace(wanted, kernel="", timed=wanted.mix != ALONE)
+        what = wanted.kernel, wanted.mix, wanted.asked
+        reading = self._read(wanted, self._taken[what])
+        window = window_of(wanted, self._taken[what], reading, self.file.header)
+        if self.whole and window.is_step and window.asked.is_auto and is_uneven(window):
+            raise NotSupportedError(
+                f"a step of {format_duration(window.time_s / window.mix.launches)} cannot be "
+                "steered: company can run after it only, and by then the power cap, which looks "
+                f"back {format_duration(WINDOW_S)}, has seen the step by itself",
+                hint="with root, clocks are held instead",
+            )
+        self.file.append(window, gpu_s=self._passed_s())
+        self._windows.append(window)
+        self._taken[what] += 1
+        self._samples = None
+        return window
 
-    def append_mixed(self, sample: MixSample) -> None:
-        """Add a measurement in company."""
-        self.file.append_mixed(sample, gpu_s=self._passed_s())
+    def _read(self, wanted: Wanted, repeat: int) -> Reading:
+        """Measure; a step by itself tells something without its launches timed too."""
+        launches = self.file.header.launches if wanted.is_step else ()
+        if wanted.kernel:
+            launches = (self._kernels[wanted.kernel],)
+        may_fail = wanted.is_step and wanted.mix == ALONE and not wanted.timed
+        timed = wanted.timed
+        if may_fail:
+            timed = self.can_time and (self.whole or repeat < _TIMED)
+        if timed:
+            try:
+                reading = self.measurer.measure(launches, repeat, mix=wanted.mix, timed=True)
+            except (NotSupportedError, MeasurementError) as exc:
+                if not may_fail:
+                    raise
+                self._give_up(str(exc))
+            else:
+                if reading.core_mhz is not None or not may_fail:
+                    return reading
+                self._give_up("the core clock cannot be read")
+                return dataclasses.replace(reading, durations=None)
+        # What is wrong with more than the timing is raised here.
+        return self.measurer.measure(launches, repeat, mix=ALONE if self.whole else None)
+
+    def _give_up(self, why: str) -> None:
+        """Go on without timing launches; the file says so."""
+        self.can_time = False
+        self.file.note(
+            (f"{why}: what launches take inside the step is not known, only the step as a whole",)
+        )
 
     def finish(self) -> None:
-        """Add the time since the last sample, and what the measurer has to say of all of them."""
+        """Add the time since the last window, and what the measurer has to say of all of them."""
         passed_s = self._passed_s()
         if passed_s > 0:
             self.file.spend(passed_s)
@@ -70,64 +126,22 @@ class Recorder:
         return self._told_s - before_s
 
 
-class StepRuns:
-    """Runs the whole step at auto, and times its launches inside where that can be done.
-
-    Attributes:
-        can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
-    """
-
-    def __init__(self, recorder: Recorder, tell: Callable[[str], None]) -> None:
-        header = recorder.file.header
-        self._recorder = recorder
-        self._tell = tell
-        self._launches = header.launches
-        self.can_time = Capability.MIX in recorder.measurer.capabilities
-        self._timed = sum(sample.is_step for sample in recorder.file.sample_set().mixed)
-
-    def run(self) -> None:
-        """Run it once more.
-
-        Raises:
-            DeviceError, MeasurementError: From the GPU.
-        """
-        self._tell("the whole step at auto clocks")
-        self._recorder.append_step(self._measure())
-
-    def _measure(self) -> Reading:
-        measurer = self._recorder.measurer
-        if self.can_time and self._timed < _TIMED:
-            try:
-                reading = measurer.measure(self._launches, mix=ALONE, timed=True)
-            except (NotSupportedError, MeasurementError) as exc:
-                self._give_up(str(exc))
-            else:
-                if reading.core_mhz is not None:
-                    self._timed += 1
-                    return reading
-                self._give_up("the core clock cannot be read")
-                return dataclasses.replace(reading, durations=None)
-        # What is wrong with more than the timing is raised here.
-        return measurer.measure(self._launches)
-
-    def _give_up(self, why: str) -> None:
-        """Go on without; the file says so."""
-        self.can_time = False
-        self._recorder.file.note(
-            (f"{why}: what launches take inside the step is not known, only the step as a whole",)
-        )
-
-
 def record(
-    measurer: Measurer, path: Path, header: SampleSet, take: Callable[[Recorder], None]
+    measurer: Measurer,
+    path: Path,
+    header: SampleSet,
+    take: Callable[[Recorder], None],
+    *,
+    whole: bool = False,
 ) -> SampleSet:
-    """Take samples into a file, made or continued, with what the measurer has to say of them.
+    """Take windows into a file, made or continued, with what the measurer has to say of them.
 
     Args:
         measurer: Where they are taken.
         path: Of the file.
         header: What it must say.
-        take: Appends the samples.
+        take: Takes the windows.
+        whole: As of `Recorder`.
 
     Returns:
         Everything in the file.
@@ -141,7 +155,7 @@ def record(
     with file:
         file.note(set_apart(file, header))
         file.note(check_same(path, file.header, header))
-        recorder = Recorder(measurer, file)
+        recorder = Recorder(measurer, file, whole=whole)
         try:
             take(recorder)
         finally:
@@ -149,77 +163,70 @@ def record(
         return file.sample_set()
 
 
-def of_kernels(header: SampleSet, of_launches: Sequence[float]) -> tuple[float, ...]:
-    """Return the mean over each kernel's launches in the step.
+def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) -> Window:
+    """Say of a reading what it is of.
 
     Args:
-        header: Of the campaign, with the launch sequence.
-        of_launches: Of one step or several; none where nothing is known.
+        wanted: What ran.
+        repeat: 0, 1, 2, … of this.
+        reading: Of it.
+        header: Of the campaign, with the launch sequence and the clocks that are listed.
+
+    Raises:
+        MeasurementError: Clock or durations are missing where steering rests on them.
     """
-    if not of_launches:
-        return ()
+    lacks = reading.core_mhz is None or reading.durations is None
+    if lacks and (wanted.mix != ALONE or wanted.timed):
+        raise MeasurementError(
+            f"{wanted.kernel or 'the step or its company'} in company: its core clock or its "
+            "durations could not be read",
+            hint="measuring in company rests on both: `underclock doctor` says what can be read",
+        )
+    window = Window(
+        kernel=wanted.kernel,
+        mix=wanted.mix,
+        asked=wanted.asked,
+        repeat=repeat,
+        time_s=reading.time_s,
+        energy_j=reading.energy_j,
+        observed=reading.observed,
+        core_mhz=reading.core_mhz,
+        core_spread_mhz=None if reading.core_mhz is None else reading.core_spread_mhz or 0.0,
+        window_s=reading.window_s,
+        ticks=reading.ticks,
+        temperature_c=reading.temperature_c,
+        throttle_reasons=reading.throttle_reasons,
+        utilisation=reading.utilisation,
+    )
+    return window if reading.durations is None else _timed(window, reading.durations, header)
+
+
+def _timed(window: Window, durations: Durations, header: SampleSet) -> Window:
+    """Return a window with what was timed inside it."""
+    kernel_s, mix = durations.kernel_s, window.mix
+    kernel_mhz: tuple[float, ...] = ()
+    # At a lock idling lasts as long as the lock says, so it tells nothing.
+    listed = [] if window.asked.core_mhz else [c.core_mhz or 0 for c in header.settings]
+    highest_mhz = float(max(listed)) if any(listed) else None
+    if window.is_step:
+        if mix.after and highest_mhz is not None:
+            launches = len(header.order) * mix.launches
+            clocks = launch_clocks(mix, durations.pieces_s, highest_mhz, launches)
+            kernel_mhz = _of_kernels(header, clocks)
+        kernel_s = _of_kernels(header, kernel_s)
+    return msgspec.structs.replace(
+        window,
+        kernel_s=kernel_s,
+        kernel_mhz=kernel_mhz,
+        hot_s=durations.hot_s,
+        idle_s=durations.idle_s,
+        spin_mhz=spin_mhz(mix, durations.idle_s, highest_mhz),
+    )
+
+
+def _of_kernels(header: SampleSet, of_launches: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean over each kernel's launches in the step, or several; of none, none."""
     of_kernel: list[list[float]] = [[] for _ in header.kernels]
     for k, each in zip(itertools.cycle(header.order), of_launches, strict=False):
         of_kernel[k].append(each)
-    return tuple(sum(each) / len(each) for each in of_kernel)
-
-
-def as_mix_sample(
-    kernel: str,
-    mix: Mix,
-    asked: Clocks,
-    repeat: int,
-    reading: Reading,
-    kernel_s: tuple[float, ...] | None = None,
-    highest_mhz: float | None = None,
-) -> MixSample:
-    """Say of a reading in company what it is of.
-
-    Args:
-        kernel: Name; empty for the whole step, and for company by itself.
-        mix: What ran.
-        asked: Clocks.
-        repeat: 0, 1, 2, … of this mix.
-        reading: With the launches inside timed.
-        kernel_s: Mean duration of each kernel, where it is not that of each place of the sequence.
-        highest_mhz: Core clock at which idling lasts as asked, where its length is to tell the
-            clock; ``None`` where a lock does.
-
-    Raises:
-        MeasurementError: Clock or durations are missing.
-    """
-    if reading.core_mhz is None or reading.durations is None:
-        raise MeasurementError(
-            f"{kernel or 'the step or its company'} in company: its core clock or its durations "
-            "could not be read",
-            hint="measuring in company rests on both: `underclock doctor` says what can be read",
-        )
-    return MixSample(
-        kernel=kernel,
-        mix=mix,
-        asked=asked,
-        repeat=repeat,
-        core_mhz=reading.core_mhz,
-        core_spread_mhz=reading.core_spread_mhz or 0.0,
-        round_s=reading.time_s,
-        round_j=reading.energy_j,
-        kernel_s=reading.durations.kernel_s if kernel_s is None else kernel_s,
-        hot_s=reading.durations.hot_s,
-        idle_s=reading.durations.idle_s,
-        spin_mhz=spin_mhz(mix, reading.durations.idle_s, highest_mhz),
-        window_s=reading.window_s or reading.time_s,
-        temperature_c=reading.temperature_c,
-        throttle_reasons=reading.throttle_reasons,
-    )
-
-
-_INSIDE = {"core_mhz", "core_spread_mhz", "durations"}  # what only a `MixSample` keeps
-
-
-def as_sample(name: str, asked: Clocks, repeat: int, reading: Reading) -> Sample:
-    """Say of a reading what it is of."""
-    return msgspec.convert(
-        {"kernel": name, "asked": asked, "repeat": repeat}
-        | {field: getattr(reading, field) for field in Reading.__slots__ if field not in _INSIDE},
-        Sample,
-    )
+    return tuple(sum(each) / len(each) for each in of_kernel) if of_launches else ()

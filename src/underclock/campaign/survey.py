@@ -32,6 +32,9 @@ STEERING_S = 600.0
 """Time limit of a campaign that steers, where nobody says."""
 _COARSE_STEP_MHZ = 210
 
+Points = list[tuple[Clocks, list[Kernel]]]
+"""Clock pairs, and the kernels to measure at each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
@@ -267,7 +270,7 @@ def survey(
     step: Step | None,
     campaign: Campaign,
     provenance: Provenance | None = None,
-) -> tuple[SampleSet, list[tuple[Clocks, list[Kernel]]]]:
+) -> tuple[SampleSet, Points]:
     """Decide what to measure, in what order, and what the file's header says of it.
 
     Raises:

@@ -1,7 +1,7 @@
 """Which samples a campaign takes next, and whether its promise is sure enough."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,15 +17,9 @@ from underclock.core.planning.strategies import choose_kernels
 from underclock.core.sampling.acquisition import Candidates, Promised, value_of_information
 from underclock.core.sampling.improvement import expected_improvement, expected_improvement_within
 from underclock.core.sampling.multipliers import multiplier_under, multiplier_within
-from underclock.records import Clocks, Kernel, Objective
+from underclock.records import Clocks, Objective
 
-
-@dataclass(frozen=True, slots=True)
-class NextSample:
-    """One sample to take."""
-
-    kernel: Kernel
-    clocks: Clocks
+_NEAR = 0.015  # of log core clock: a look there tells of both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +47,7 @@ def worth_of_samples(
     goals: Sequence[Goal],
     unused: Callable[[Sequence[Clocks]], Bools],
     takes_s: Callable[[float], float],
+    taken: Mapping[tuple[str, Clocks], int],
 ) -> Worth:
     """Say what further samples are worth to plans.
 
@@ -61,6 +56,7 @@ def worth_of_samples(
         goals: What the plans are for.
         unused: Returns where there is an answer that was not yet given. Shape (K, C).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
+        taken: How often each kernel was measured at each clocks.
     """
     posterior = fit.posterior
     # A free core clock tells the fit nothing, however often it is asked.
@@ -73,6 +69,7 @@ def worth_of_samples(
         measurable=fit.measurable
         if fit.exact
         else fit.measurable & locked & fit.holds_alone & unused(posterior.settings),
+        looks=_looks(posterior.settings, [k.name for k in fit.table.kernels], taken),
     )
     plans = [_plan(fit, goal) for goal in goals]
     value = _improvement if fit.exact else _information
@@ -87,6 +84,22 @@ def worth_of_samples(
         unsure=max([change.energy_spread for change in made], default=0.0),
         half_width=TWO_SIDED * _spread(fit, goals, plans),
     )
+
+
+def _looks(
+    settings: Sequence[Clocks], names: Sequence[str], taken: Mapping[tuple[str, Clocks], int]
+) -> Floats:
+    """Return how often each kernel was looked at near each setting. Shape (K, C)."""
+    place = {name: k for k, name in enumerate(names)}
+    core = np.log([float(clocks.core_mhz or np.inf) for clocks in settings])
+    mem = np.array([clocks.mem_mhz or 0 for clocks in settings])
+    looks = np.zeros((len(names), len(settings)))
+    for (name, clocks), times in taken.items():
+        if name in place and clocks.core_mhz is not None:
+            away = (core - np.log(clocks.core_mhz)) / _NEAR
+            near = np.exp(-0.5 * np.minimum(away, 1e3) ** 2) * (mem == (clocks.mem_mhz or 0))
+            looks[place[name]] += times * near
+    return looks
 
 
 def _plan(fit: CostEstimate | TableFit, goal: Goal) -> Ints | None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Capability, Reading
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Mix, Sample, SampleSet, Step
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Mix, SampleSet, Step, Window
 
 
 class ReplayMeasurer:
@@ -18,7 +18,7 @@ class ReplayMeasurer:
 
     def __init__(self, table: SampleSet) -> None:
         self.table = table
-        self._rows: dict[tuple[str, Clocks], list[Sample]] = defaultdict(list)
+        self._rows: dict[tuple[str, Clocks], list[Window]] = defaultdict(list)
         for sample in table.samples:
             self._rows[sample.kernel, sample.asked].append(sample)
         self._held = AUTO

@@ -2,7 +2,7 @@
 
 * `common`: what a number rests on (`Evidence`), what can be set (`Clocks`), how records look
 * `work`: what runs (`Kernel`, `Step`)
-* `measured`: what was measured (`Sample`, `SampleSet`)
+* `measured`: what was measured (`Window`, `SampleSet`)
 * `choices`: ways of choosing clocks, their costs (`Arm`), schedules that a GPU can follow
 * `planned`: what was decided (`Plan`)
 * `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
@@ -41,15 +41,15 @@ from underclock.records.common import (
     check_positive,
 )
 from underclock.records.measured import (
+    ALONE,
     GpuInfo,
     MeasurementSettings,
     Mix,
-    MixSample,
     Provenance,
-    Sample,
     SampleSet,
     ThrottleReason,
     Utilisation,
+    Window,
 )
 from underclock.records.outcomes import (
     MOST_REPEATS,
@@ -65,6 +65,7 @@ from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.work import ASSUMED, Kernel, Kind, Launch, Pass, Step, StepSource
 
 __all__ = [
+    "ALONE",
     "ASSUMED",
     "AUTO",
     "GREATEST_MHZ",
@@ -89,7 +90,6 @@ __all__ = [
     "Launch",
     "MeasurementSettings",
     "Mix",
-    "MixSample",
     "Objective",
     "OtherArm",
     "Pass",
@@ -98,7 +98,6 @@ __all__ = [
     "Proposal",
     "Provenance",
     "Record",
-    "Sample",
     "SampleSet",
     "Score",
     "Segment",
@@ -111,6 +110,7 @@ __all__ = [
     "Utilisation",
     "Validation",
     "Verdict",
+    "Window",
     "check_mhz",
     "check_positive",
     "check_schema",

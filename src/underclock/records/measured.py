@@ -4,7 +4,8 @@ import itertools
 import math
 import statistics
 from enum import IntFlag
-from typing import Any
+from functools import cached_property
+from typing import Any, Final
 
 import msgspec
 
@@ -164,47 +165,6 @@ class ThrottleReason(IntFlag):
     """DisplayClockSetting: a display needs other clocks."""
 
 
-class Sample(Record, frozen=True, kw_only=True, gc=False):
-    """One measurement of one kernel (or of the whole step) at one pair of asked clocks.
-
-    Attributes:
-        kernel: Kernel name.
-        asked: Clocks asked for.
-        repeat: 0 for the first measurement of this kernel at these clocks, then 1, 2, …
-        time_s: Mean duration of one invocation.
-        energy_j: Mean energy of one invocation, whole board.
-        observed: Clocks read back under load; ``None`` when not read.
-        window_s: Length of the measuring window; ``None`` when unknown.
-        ticks: Energy-counter steps inside the window; ``None`` when unknown.
-        temperature_c: GPU temperature at the end of the window; ``None`` when unknown.
-        throttle_reasons: Why the clocks were what they were at the end of the window; ``None``
-            when unknown.
-        utilisation: Of the GPU in the window; ``None`` where no counters could be read.
-    """
-
-    kernel: str
-    asked: Clocks = AUTO
-    repeat: int = 0
-    time_s: float
-    energy_j: float
-    observed: Clocks | None = None
-    window_s: float | None = None
-    ticks: int | None = None
-    temperature_c: float | None = None
-    throttle_reasons: ThrottleReason | None = None
-    utilisation: Utilisation | None = None
-
-    def __post_init__(self) -> None:
-        """Reject impossible quantities."""
-        # A table has a million samples, nearly all possible: look closer only where one is not.
-        if not (0 < self.time_s < math.inf and 0 < self.energy_j < math.inf):
-            check_positive(self, "time_s", "energy_j")
-        if self.window_s is not None:
-            check_positive(self, "window_s")
-        check_not_negative(self, "repeat", "ticks")
-        check_celsius(self.temperature_c)
-
-
 class Mix(Record, frozen=True, kw_only=True):
     """What a kernel or a whole step runs with, round and round, so that its clock can be chosen.
 
@@ -242,71 +202,147 @@ class Mix(Record, frozen=True, kw_only=True):
         return max(1, len(self.after))
 
 
-class MixSample(Record, frozen=True, kw_only=True, gc=False):
-    """One measurement of a kernel, or of the whole step, in company, as it was read.
+ALONE: Final = Mix()
+"""One launch of a kernel, or the step once, with nothing besides."""
 
-    What the company took is in it; `core.steering` takes it off.
+_INSIDE = 1.3  # of the whole: short launches overlap, and are timed after it; 1.12 was seen
+
+
+class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """One window of measuring: what ran in it round and round, what was asked, what was read.
+
+    A kernel by itself, a kernel with co-load, co-load by itself, the whole step in situ, and a row
+    of a table are all windows. Times and energies are of a round, whole board.
 
     Attributes:
-        kernel: Kernel name; empty for the whole step.
-        mix: What ran.
+        kernel: Whose launches ran; empty for those of the whole step, or where none did.
+        mix: How many launches a round has, and their co-load.
         asked: Clocks asked for.
-        repeat: 0 for the first measurement of this mix at these clocks, then 1, 2, …
-        core_mhz: Mean core clock over the window, as read many times.
+        repeat: 0 for the first window of this at these clocks, then 1, 2, …
+        time_s: Mean duration of a round.
+        energy_j: Mean energy of a round.
+        observed: Clocks read back under load, at the end; ``None`` when not read.
+        core_mhz: Mean core clock, as read many times all through; ``None`` when not read so.
         core_spread_mhz: Standard deviation of those readings.
-        round_s: Mean duration of a round.
-        round_j: Mean energy of a round, whole board.
         kernel_s: Mean duration of one launch, on the GPU's own clock: of the kernel, or of each
-            kernel of the step in the order of the sample set. Empty where nothing ran but company.
-        hot_s: Mean duration of a launch of the companion; ``None`` without one.
-        idle_s: Idling in a round as it was; ``None`` without any.
+            kernel of the step in the order of the sample set. Empty where launches were not timed.
+        kernel_mhz: Core clock of each of these while it ran, told by idling before and after it;
+            empty where the window has one clock.
+        hot_s: Mean duration of a launch of the heater; ``None`` without one, or when not timed.
+        idle_s: Idling in a round as it was; ``None`` without any, or when not timed.
         spin_mhz: Core clock while launches were timed, by how long a count of cycles took; ``None``
             where there was no idling to tell it.
-        kernel_mhz: The same of each kernel of the step, by idling before and after its launches;
-            empty where company ran in one piece.
-        window_s: Length of the measuring window.
-        temperature_c: GPU temperature at its end.
-        throttle_reasons: At its end.
+        window_s: Length of the window; ``None`` when unknown.
+        ticks: Energy-counter steps inside it; ``None`` when unknown.
+        temperature_c: GPU temperature at its end; ``None`` when unknown.
+        throttle_reasons: Why the clocks were what they were at its end; ``None`` when unknown.
+        utilisation: Of the GPU in it; ``None`` where no counters could be read.
     """
 
-    kernel: str
-    mix: Mix
+    kernel: str = ""
+    mix: Mix = ALONE
     asked: Clocks = AUTO
     repeat: int = 0
-    core_mhz: float
-    core_spread_mhz: float
-    round_s: float
-    round_j: float
+    time_s: float
+    energy_j: float
+    observed: Clocks | None = None
+    core_mhz: float | None = None
+    core_spread_mhz: float | None = None
     kernel_s: tuple[float, ...] = ()
+    kernel_mhz: tuple[float, ...] = ()
     hot_s: float | None = None
     idle_s: float | None = None
     spin_mhz: float | None = None
-    kernel_mhz: tuple[float, ...] = ()
-    window_s: float
+    window_s: float | None = None
+    ticks: int | None = None
     temperature_c: float | None = None
     throttle_reasons: ThrottleReason | None = None
+    utilisation: Utilisation | None = None
 
     def __post_init__(self) -> None:
-        """Reject impossible quantities."""
-        check_positive(self, "core_mhz", "round_s", "round_j", "window_s")
-        check_positive(self, "hot_s", "idle_s", "spin_mhz")
+        """Reject impossible quantities, and parts that are not of the whole."""
+        # A table has a million windows, nearly all possible: look closer only where one is not.
+        if not (0 < self.time_s < math.inf and 0 < self.energy_j < math.inf):
+            check_positive(self, "time_s", "energy_j")
+        if self.window_s is not None:
+            check_positive(self, "window_s")
+        check_not_negative(self, "repeat", "ticks")
         check_celsius(self.temperature_c)
+        if self.core_spread_mhz is not None or self.kernel_s or self.mix is not ALONE:
+            self._check_inside()
+
+    def _check_inside(self) -> None:
+        """Reject what was read inside where it cannot be.
+
+        Raises:
+            ValueError: Impossible quantities, or durations that exceed the whole.
+        """
+        check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
+        check_not_negative(self, "core_spread_mhz")
         for name in ("kernel_s", "kernel_mhz"):
             if not all(0 < each < math.inf for each in getattr(self, name)):
                 raise ValueError(f"every {name} must be positive and finite")
+        if (self.core_mhz is None) != (self.core_spread_mhz is None):
+            raise ValueError("core_mhz and core_spread_mhz come from the same readings")
         if len(self.kernel_mhz) not in {0, len(self.kernel_s)}:
             raise ValueError("kernel_mhz and kernel_s are of the same kernels")
-        if not 0 <= self.core_spread_mhz < math.inf or self.repeat < 0:
-            raise ValueError("core_spread_mhz and repeat must not be negative")
+        if self.core_mhz is None and (self.kernel_s or self.mix != ALONE):
+            raise ValueError(
+                "a window with co-load, or with launches timed inside, needs the core clock read "
+                "all through: core_mhz"
+            )
+        if self.kernel and len(self.kernel_s) > 1:
+            raise ValueError(f"one kernel ran, and {len(self.kernel_s)} were timed")
+        inside_s = self.mix.hot * (self.hot_s or 0.0) + (self.idle_s or 0.0)
+        if self.kernel:
+            inside_s += self.mix.launches * math.fsum(self.kernel_s)
+        if inside_s > _INSIDE * self.time_s:
+            raise ValueError(
+                f"durations inside a round sum up to {inside_s:.4g} s, and the round took "
+                f"{self.time_s:.4g} s"
+            )
+
+    @property
+    def at_mhz(self) -> float:
+        """Mean core clock of a window in which it was read all through.
+
+        Raises:
+            ValueError: It was not.
+        """
+        if self.core_mhz is None:
+            raise ValueError("the core clock was not read all through this window")
+        return self.core_mhz
+
+    @property
+    def spread_mhz(self) -> float:
+        """Standard deviation of that clock's readings.
+
+        Raises:
+            ValueError: It was not read all through.
+        """
+        if self.core_spread_mhz is None:
+            raise ValueError("the core clock was not read all through this window")
+        return self.core_spread_mhz
 
     @property
     def timed_mhz(self) -> tuple[float, ...]:
         """Core clock of each of ``kernel_s`` while it was timed."""
-        return self.kernel_mhz or (self.spin_mhz or self.core_mhz,) * len(self.kernel_s)
+        return self.kernel_mhz or (self.spin_mhz or self.at_mhz,) * len(self.kernel_s)
+
+    def untimed(self) -> "Window":
+        """Return a window of a kernel or the step by itself as if nobody had looked inside."""
+        return msgspec.structs.replace(
+            self, core_mhz=None, core_spread_mhz=None, kernel_s=(), kernel_mhz=()
+        )
+
+    @property
+    def power_w(self) -> float:
+        """Mean power, whole board."""
+        return self.energy_j / self.time_s
 
     @property
     def is_step(self) -> bool:
-        """Whether the whole step ran, by itself or in company."""
+        """Whether the whole step ran, by itself or with co-load."""
         return not self.kernel and self.mix.launches > 0
 
     @property
@@ -314,8 +350,13 @@ class MixSample(Record, frozen=True, kw_only=True, gc=False):
         """Whether anything ran besides the kernel or the step."""
         return self.mix.hot > 0 or self.mix.idle_s > 0
 
+    @property
+    def what(self) -> tuple[str, Mix, Clocks]:
+        """What ran at which clocks: windows of the same are repeats."""
+        return self.kernel, self.mix, self.asked
 
-class SampleSet(ShownRecord, frozen=True, kw_only=True):
+
+class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     """Everything measured of one step on one GPU.
 
     Attributes:
@@ -323,9 +364,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True):
         gpu: The GPU they belong to.
         workload: Name of the step, or of the table.
         kernels: The kernels, with counts.
-        samples: Measurements of isolated kernels.
-        in_situ: Measurements of the whole step at auto clocks, one invocation being one step.
-        mixed: Measurements in company, and of the launches inside the whole step.
+        windows: Everything measured, in the order taken.
         fingerprint: Of the step; ``None`` for a table, which has none.
         settings: Clock pairs the measuring set out to visit; empty when unknown.
         repeats: Measurements it set out to take of each kernel at each pair.
@@ -344,9 +383,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True):
     gpu: GpuInfo
     workload: str
     kernels: tuple[Kernel, ...]
-    samples: tuple[Sample, ...] = ()
-    in_situ: tuple[Sample, ...] = ()
-    mixed: tuple[MixSample, ...] = ()
+    windows: tuple[Window, ...] = ()
     fingerprint: str | None = None
     settings: tuple[Clocks, ...] = ()
     repeats: int = 1
@@ -366,6 +403,44 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True):
         check_modules(self.modules, self.order)
         check_positive(self, "repeats")
         check_not_negative(self, "expected_samples")
+        for window in self.mixed:
+            self._check_counts(window)
+
+    def _check_counts(self, window: Window) -> None:
+        """Reject durations that are not one of each kernel that ran, or do not make the step.
+
+        Raises:
+            ValueError: They are not.
+        """
+        if window.kernel or not window.kernel_s:
+            return
+        if len(window.kernel_s) != len(self.kernels):
+            raise ValueError(
+                f"a run of the whole step timed {len(window.kernel_s)} kernels, where "
+                f"{len(self.kernels)} ran"
+            )
+        of_kernels = zip(self.kernels, window.kernel_s, strict=True)
+        step_s = math.fsum(k.count * k.waited_for * each for k, each in of_kernels)
+        if window.mix.launches * step_s > _INSIDE * window.time_s:
+            raise ValueError(
+                f"launches inside the step sum up to {window.mix.launches * step_s:.4g} s, and it "
+                f"took {window.time_s:.4g} s"
+            )
+
+    @cached_property
+    def samples(self) -> tuple[Window, ...]:
+        """Windows of kernels by themselves."""
+        return tuple(w for w in self.windows if w.kernel and w.mix == ALONE)
+
+    @cached_property
+    def in_situ(self) -> tuple[Window, ...]:
+        """Windows of the whole step by itself at auto clocks."""
+        return tuple(w for w in self.windows if not w.kernel and w.mix == ALONE and w.asked.is_auto)
+
+    @cached_property
+    def mixed(self) -> tuple[Window, ...]:
+        """Windows that tell more than their whole: with co-load, or with launches timed inside."""
+        return tuple(w for w in self.windows if w.kernel_s or w.mix != ALONE)
 
     @property
     def launches(self) -> tuple[Kernel, ...]:

@@ -11,7 +11,7 @@ from underclock.errors import DataError
 
 SCHEMAS: Final = {
     "step": 6,
-    "samples": 7,
+    "samples": 8,
     "plan": 7,
     "score": 3,
     "validation": 4,

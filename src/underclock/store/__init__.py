@@ -4,8 +4,7 @@
 * `given`: a record, or the file that holds it
 * `documents`: one record as one JSON file (step, plan, validation)
 * `tables`: a sweep somebody measured, as CSV
-* `samples`: our own measurements, in SQLite, appended one by one
-* `database`, `contents`: the SQLite file they lie in, and the rows it holds
+* `samples`: our own measurements, in SQLite (`database`), appended one by one
 """
 
 from underclock.store.documents import kind_of, read_document, write_document

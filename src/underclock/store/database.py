@@ -1,21 +1,35 @@
-"""The SQLite file that samples lie in: made whole, opened, changed as a whole, and its errors.
+"""The SQLite file that windows lie in: made whole, opened, locked, changed as a whole, its errors.
 
 Write-ahead logging keeps every committed row when the process dies at any instant. What SQLite and
 the system say is turned into our errors here.
 """
 
+import fcntl
 import itertools
+import os
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final, Self
 
 import msgspec
 
-from underclock.errors import DataError, MeasurementError
+from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.records import SCHEMAS, SampleSet, check_schema
-from underclock.store.rows import TABLES, checksum
 
+TABLES: Final = """
+CREATE TABLE header (body TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE windows (
+    number INTEGER PRIMARY KEY,
+    what TEXT NOT NULL UNIQUE,
+    body TEXT NOT NULL,
+    checksum INTEGER NOT NULL
+);
+CREATE TABLE notes (sentence TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE progress (windows INTEGER NOT NULL, gpu_s REAL NOT NULL, checksum INTEGER NOT NULL);
+"""
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
 _REMAKE = "measure again with `underclock measure`"
 _REFUSALS = {  # of the system: the file is as healthy as it was
@@ -28,6 +42,11 @@ _REFUSALS = {  # of the system: the file is as healthy as it was
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
 }
+
+
+def checksum(*values: object) -> int:
+    """Return a number that changes where text or a number does, down to its last digit."""
+    return zlib.crc32(msgspec.json.encode(values))
 
 
 def damaged(path: Path, words: object) -> DataError:
@@ -84,7 +103,7 @@ def build(path: Path, header: SampleSet) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMAS['samples']}")
         connection.executescript(TABLES)
         connection.execute("INSERT INTO header VALUES (?, ?)", (body, checksum(body)))
-        connection.execute("INSERT INTO progress VALUES (0, 0, 0.0, ?)", (checksum(0, 0, 0.0),))
+        connection.execute("INSERT INTO progress VALUES (0, 0.0, ?)", (checksum(0, 0.0),))
         connection.commit()
     # The log of a file of this name that was removed after a kill would be played into the new one.
     for left_over in ("-wal", "-shm"):
@@ -191,3 +210,49 @@ def copy_aside(path: Path, connection: sqlite3.Connection) -> Path:
             other.execute("PRAGMA journal_mode = DELETE")
         partial.replace(free)
     return free
+
+
+class WriterLock:
+    """The right to write one file, from before it is made; the system takes it where we die.
+
+    The lock is a file of its own beside it, because closing any handle of a database gives up the
+    locks that SQLite holds on it in the same process.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, of: Path) -> Self:
+        """Lock a file, which need not be there yet.
+
+        Raises:
+            UsageError: Somebody else has the lock.
+            OSError: The folder takes no file.
+        """
+        target = of.resolve()
+        path = target.with_name(f".{target.name}.lock")
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as exc:
+                os.close(descriptor)
+                raise UsageError(
+                    f"another process is measuring into {of}",
+                    hint="wait until it has ended, or name another file with -o",
+                ) from exc
+            except OSError:  # a file system without locks: there, two writers are the user's care
+                return cls(path, descriptor)
+            # Who had the lock before may have removed its file between our opening and locking it.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return cls(path, descriptor)
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Give the lock back, and leave nothing behind; harmless when it was given back."""
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -129,13 +129,9 @@ def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
     """
     path = Path(path)
     if isinstance(record, SampleSet):
-        header = msgspec.structs.replace(record, samples=(), in_situ=(), mixed=())
-        with SampleFile.create(path, header) as file:
-            for samples, in_situ in ((record.samples, False), (record.in_situ, True)):
-                for sample in samples:
-                    file.append(sample, in_situ=in_situ)
-            for mixed in record.mixed:
-                file.append_mixed(mixed)
+        with SampleFile.create(path, msgspec.structs.replace(record, windows=())) as file:
+            for window in record.windows:
+                file.append(window)
         return
     if type(record) not in _KINDS.values():
         raise UsageError(

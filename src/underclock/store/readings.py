@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import Clocks, Sample, ThrottleReason, Utilisation, check_mhz
+from underclock.records import Clocks, ThrottleReason, Utilisation, Window, check_mhz
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
 _BITS = 2**63  # of the driver's reasons, and of a column of SQLite
@@ -27,7 +27,7 @@ class Row(Protocol):
         """Return a cell as it stands; empty where there is no such column."""
 
 
-def with_readings(sample: Sample, row: Row) -> Sample:
+def with_readings(sample: Window, row: Row) -> Window:
     """Return a sample with what else its row says.
 
     Raises:

@@ -1,8 +1,9 @@
 """Our own measurements in SQLite: appended one by one, resumable, safe against kill -9.
 
-One row per measurement, never changed afterwards; a unique index makes measuring anything twice
-an error. Each is committed before the next is taken (`database`). Every row carries a checksum, and
-their number is kept, so that no damage reads as another measurement (`contents`).
+One row per window, never changed afterwards; what ran, at which clocks and as which repeat is
+unique, so measuring anything twice is an error. Each is committed before the next is taken
+(`database`). Every row carries a checksum, and their number is kept, so that no damage reads as
+another measurement.
 """
 
 import os
@@ -16,18 +17,19 @@ from typing import Self
 import msgspec
 
 from underclock.errors import DataError, UsageError
-from underclock.records import MixSample, Sample, SampleSet
-from underclock.store.contents import Contents
+from underclock.records import SampleSet, Window
 from underclock.store.database import (
+    WriterLock,
     build,
+    checksum,
     connect,
     copy_aside,
+    damaged,
     set_header,
     transaction,
     translated,
 )
 from underclock.store.files import check_output
-from underclock.store.locking import WriterLock
 
 
 class SampleFile:
@@ -35,7 +37,7 @@ class SampleFile:
 
     Attributes:
         path: Where it is.
-        header: What all its samples share; a `SampleSet` without samples.
+        header: What all its windows share; a `SampleSet` without windows.
     """
 
     def __init__(
@@ -48,7 +50,6 @@ class SampleFile:
         self.path = path
         self.header = header
         self._connection = connection
-        self._contents = Contents(path, connection)
         self._lock = lock
 
     @classmethod
@@ -112,118 +113,148 @@ class SampleFile:
         with cls.open(path, writable=False) as file:
             return file.sample_set()
 
-    def append(self, sample: Sample, *, in_situ: bool = False, gpu_s: float = 0.0) -> None:
-        """Add one measurement; from here on it survives this process.
+    def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
+        """Add one window; from here on it survives this process.
 
         Args:
-            sample: The measurement.
-            in_situ: Whether it is of the whole step rather than an isolated kernel.
+            window: What was measured.
             gpu_s: The GPU's time that went into it, warming up and waiting included.
 
         Raises:
             MeasurementError: The file already holds it.
         """
         with self._transaction():
-            done = self._contents.progress()
-            self._contents.insert(done.samples + 1, sample, in_situ=in_situ)
-            self._contents.set_progress(done.samples + 1, done.mixed, done.gpu_s + gpu_s)
-
-    def append_mixed(self, sample: MixSample, *, gpu_s: float = 0.0) -> None:
-        """Add one measurement in company, as `append` does.
-
-        Args:
-            sample: The measurement.
-            gpu_s: The GPU's time that went into it, warming up and waiting included.
-
-        Raises:
-            MeasurementError: The file already holds it.
-        """
-        with self._transaction():
-            done = self._contents.progress()
-            self._contents.insert_mixed(done.mixed + 1, sample)
-            self._contents.set_progress(done.samples, done.mixed + 1, done.gpu_s + gpu_s)
+            done, before_s = self._progress()
+            self._insert(done + 1, window)
+            self._set_progress(done + 1, before_s + gpu_s)
 
     def spend(self, gpu_s: float) -> None:
-        """Add GPU time that led to no sample."""
+        """Add GPU time that led to no window."""
         with self._transaction():
-            done = self._contents.progress()
-            self._contents.set_progress(done.samples, done.mixed, done.gpu_s + gpu_s)
+            done, before_s = self._progress()
+            self._set_progress(done, before_s + gpu_s)
 
     @property
     def gpu_s(self) -> float:
         """The GPU's time that everything in the file took, over all runs."""
         with translated(self.path):
-            return self._contents.progress().gpu_s
+            return self._progress()[1]
 
     @property
     def taken(self) -> int:
-        """How many measurements are in the file, alone and in company."""
+        """How many windows are in the file."""
         with translated(self.path):
-            done = self._contents.progress()
-        return done.samples + done.mixed
+            return self._progress()[0]
 
     def note(self, sentences: Iterable[str]) -> None:
-        """Add what a reader of the samples must know; what is there already is not repeated."""
+        """Add what a reader of the windows must know; what is there already is not repeated."""
         with translated(self.path):
-            known = {*self.header.warnings, *self._contents.notes()}
+            known = {*self.header.warnings, *self._notes()}
             for sentence in dict.fromkeys(sentences):
                 if sentence not in known:
-                    self._contents.add_note(sentence)
+                    self._connection.execute(
+                        "INSERT INTO notes VALUES (?, ?)", (sentence, checksum(sentence))
+                    )
 
     def set_apart(self, header: SampleSet, kernels: Collection[str]) -> tuple[Path, int]:
-        """Go on under another header with the samples of some kernels; lay a copy of all aside.
+        """Go on under another header with the windows of some kernels; lay a copy of all aside.
 
-        Company by itself stays as well; the whole step does not. GPU time is shared out by number.
+        Co-load by itself stays as well; the whole step does not. GPU time is shared out by number.
 
         Args:
-            header: What the samples that stay, and those to come, share.
-            kernels: Names of the kernels whose samples stay.
+            header: What the windows that stay, and those to come, share.
+            kernels: Names of the kernels whose windows stay.
 
         Returns:
-            The copy, and how many measurements are in it only.
+            The copy, and how many windows are in it only.
         """
-        all_ = self.sample_set()
-        samples = [sample for sample in all_.samples if sample.kernel in kernels]
-        mixed = [
-            sample
-            for sample in all_.mixed
-            if sample.kernel in kernels or not (sample.kernel or sample.mix.launches)
-        ]
+        every = self.sample_set().windows
+        stay = [w for w in every if (w.kernel in kernels if w.kernel else not w.is_step)]
         copy = copy_aside(self.path, self._connection)
         with self._transaction():
-            done = self._contents.progress()
+            _, gpu_s = self._progress()
             set_header(self._connection, header)
-            self._contents.clear()
-            for number, sample in enumerate(samples, 1):
-                self._contents.insert(number, sample, in_situ=False)
-            for number, mix in enumerate(mixed, 1):
-                self._contents.insert_mixed(number, mix)
-            before, stay = done.samples + done.mixed, len(samples) + len(mixed)
-            gpu_s = done.gpu_s * stay / before if before else done.gpu_s
-            self._contents.set_progress(len(samples), len(mixed), gpu_s)
+            self._connection.execute("DELETE FROM windows")
+            for number, window in enumerate(stay, 1):
+                self._insert(number, window)
+            self._set_progress(len(stay), gpu_s * len(stay) / len(every) if every else gpu_s)
         self.header = header
-        return copy, before - stay
+        return copy, len(every) - len(stay)
 
     def sample_set(self) -> SampleSet:
-        """Return the header with every sample so far, in the order taken.
+        """Return the header with every window so far, in the order taken.
 
         Raises:
             DataError: The file is damaged.
         """
-        kernels = {kernel.name for kernel in self.header.kernels}
-        # One transaction, so that another process's next sample is not half seen.
+        # One transaction, so that another process's next window is not half seen.
         with self._transaction("DEFERRED"):
-            done = self._contents.progress()
-            samples = self._contents.samples(done.samples, kernels)
-            mixed = self._contents.mixed(done.mixed, kernels)
-            notes = self._contents.notes()
-        return msgspec.structs.replace(
-            self.header,
-            samples=samples["kernel"],
-            in_situ=samples["step"],
-            mixed=mixed,
-            warnings=(*self.header.warnings, *notes),
+            windows, notes = self._windows(), self._notes()
+        try:
+            return msgspec.structs.replace(
+                self.header, windows=windows, warnings=(*self.header.warnings, *notes)
+            )
+        except ValueError as exc:
+            raise damaged(self.path, exc) from exc
+
+    def _progress(self) -> tuple[int, float]:
+        """Read how many windows were written, and the GPU time that all took."""
+        row = self._connection.execute("SELECT windows, gpu_s, checksum FROM progress").fetchone()
+        if row is None or row[2] != checksum(*row[:2]):
+            raise damaged(self.path, "the number of its windows is not as it was written")
+        return row[0], row[1]
+
+    def _set_progress(self, windows: int, gpu_s: float) -> None:
+        values = (windows, float(gpu_s))
+        self._connection.execute(
+            "UPDATE progress SET windows = ?, gpu_s = ?, checksum = ?", (*values, checksum(*values))
         )
+
+    def _insert(self, number: int, window: Window) -> None:
+        """Write a window as the row of a number, 1, 2, …; it is not counted yet."""
+        what = msgspec.json.encode((*window.what, window.repeat)).decode()
+        body = msgspec.json.encode(window).decode()
+        self._connection.execute(
+            "INSERT INTO windows VALUES (?, ?, ?, ?)",
+            (number, what, body, checksum(number, what, body)),
+        )
+
+    def _windows(self) -> tuple[Window, ...]:
+        """Read every window, in the order taken.
+
+        Raises:
+            DataError: One is missing, or not as it was written.
+        """
+        count, _ = self._progress()
+        kernels = {"", *(kernel.name for kernel in self.header.kernels)}
+        rows = self._connection.execute("SELECT * FROM windows ORDER BY number")
+        columns = [name for name, *_ in rows.description]
+        if columns != ["number", "what", "body", "checksum"]:
+            raise damaged(self.path, f"its windows have the columns {', '.join(columns)}")
+        windows = []
+        decoder = msgspec.json.Decoder(Window)
+        for number, row in enumerate(rows, 1):
+            if row[3] != checksum(*row[:3]) or row[0] != number:
+                raise damaged(self.path, f"window {number} is not as it was written")
+            try:
+                window = decoder.decode(row[2])
+            except (msgspec.DecodeError, TypeError) as exc:
+                raise damaged(self.path, exc) from exc
+            if window.kernel not in kernels:
+                raise damaged(self.path, f"window {number} is of no kernel of the step")
+            windows.append(window)
+        if len(windows) != count:
+            raise damaged(self.path, f"{count} windows were written, {len(windows)} are there")
+        return tuple(windows)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Read what a reader of the windows must know, in the order it was told."""
+        rows = self._connection.execute(
+            "SELECT sentence, checksum FROM notes ORDER BY rowid"
+        ).fetchall()
+        if any(written != checksum(sentence) for sentence, written in rows):
+            raise damaged(self.path, "a note in it is not as it was written")
+        return tuple(sentence for sentence, _written in rows)
 
     def close(self) -> None:
         """Close the file, leaving one self-contained file behind."""

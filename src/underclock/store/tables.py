@@ -17,8 +17,8 @@ from underclock.records import (
     Kernel,
     Pass,
     Provenance,
-    Sample,
     SampleSet,
+    Window,
 )
 from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
 from underclock.store.readings import READINGS, with_readings
@@ -65,7 +65,7 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
             f"{path} mixes GPUs: {', '.join(gpus)}", hint="a plan is for one GPU: split the table"
         )
     kernels: dict[str, Kernel] = {}
-    samples: list[Sample] = []
+    samples: list[Window] = []
     reader = _Reader(places)
     for row in rows:
         kernel = reader.kernel(row)
@@ -83,14 +83,14 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
         # A name need not be text on disk, but it must be in the files made from this one.
         workload=os.fsencode(path.stem).decode(errors="replace"),
         kernels=tuple(kernels.values()),
-        samples=tuple(samples),
+        windows=tuple(samples),
         expected_samples=len(samples),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
         warnings=(*rows.columns.taken, *powers, *_repeat_warnings(rows, samples)),
     )
 
 
-def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Sample]) -> str:
+def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
     """Identify what a table says, however it is written."""
     body = hashlib.sha256(
         msgspec.json.encode((gpu, tuple(kernels.values()), ())).removesuffix(b"]]")
@@ -176,7 +176,7 @@ class _Reader:
             kernel = self._kernels[cells] = _kernel(row)
         return kernel
 
-    def sample(self, row: TableRow, kernel: str) -> Sample:
+    def sample(self, row: TableRow, kernel: str) -> Window:
         """Return what a row measured of a kernel."""
         cells = self._clock_cells(row.cells)
         if (asked := self._clocks.get(cells)) is None:
@@ -186,7 +186,7 @@ class _Reader:
         repeat = repeats.get(asked, 0)
         repeats[asked] = repeat + 1
         time_s, energy_j = self._costs(row)
-        sample = Sample(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
+        sample = Window(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
         return with_readings(sample, row) if self._has_readings else sample
 
     def _costs(self, row: TableRow) -> tuple[float, float]:
@@ -211,7 +211,7 @@ class _Reader:
         return time_s, row.energy_j(time_s)
 
 
-def _power_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
+def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
@@ -230,7 +230,7 @@ def _power_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _repeat_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
+def _repeat_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
     """Say where repeats are so far apart that their mean says little.
 
     Raises:
@@ -239,7 +239,7 @@ def _repeat_warnings(rows: TableRows, samples: list[Sample]) -> tuple[str, ...]:
     repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
     if not repeated:
         return ()
-    first: dict[tuple[str, Clocks], tuple[TableRow, Sample]] = {}
+    first: dict[tuple[str, Clocks], tuple[TableRow, Window]] = {}
     worst, words = _REPEATS_NOISY, ""
     for row, sample in zip(rows, samples, strict=True):
         if (sample.kernel, sample.asked) not in repeated:

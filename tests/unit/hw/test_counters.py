@@ -22,8 +22,8 @@ from underclock.records import (
     Kernel,
     MeasurementSettings,
     Mix,
-    Sample,
     SampleSet,
+    Window,
 )
 
 _KERNEL = Kernel(name="copy")
@@ -193,7 +193,7 @@ def test_real_time_passes_and_never_goes_back() -> None:
 
 def _replay() -> ReplayMeasurer:
     rows = tuple(
-        Sample(kernel="copy", repeat=i, time_s=1.0 + i, energy_j=2.0 + i) for i in range(2)
+        Window(kernel="copy", repeat=i, time_s=1.0 + i, energy_j=2.0 + i) for i in range(2)
     )
     return ReplayMeasurer(
         SampleSet(
@@ -201,7 +201,7 @@ def _replay() -> ReplayMeasurer:
             gpu=GpuInfo(name="table"),
             workload="t",
             kernels=(_KERNEL,),
-            samples=rows,
+            windows=rows,
         )
     )
 

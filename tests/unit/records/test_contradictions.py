@@ -15,11 +15,11 @@ from underclock.records import (
     Kernel,
     Plan,
     Record,
-    Sample,
     SampleSet,
     Score,
     Validation,
     Verdict,
+    Window,
 )
 
 JUDGED = msgspec.structs.replace(
@@ -106,7 +106,7 @@ def test_a_verdict_beside_an_increase_is_no_promise_kept() -> None:
 @pytest.mark.parametrize("celsius", [65_000.0, -300.0, -1e308])
 def test_a_temperature_at_which_no_gpu_works_is_refused(celsius: float) -> None:
     with pytest.raises(ValueError, match="a GPU is at"):
-        Sample(kernel="k", time_s=1.0, energy_j=1.0, temperature_c=celsius)
+        Window(kernel="k", time_s=1.0, energy_j=1.0, temperature_c=celsius)
 
 
 def test_samples_of_a_step_launch_their_kernels_as_often_as_they_count() -> None:

@@ -28,13 +28,11 @@ from underclock.records import (
     Launch,
     MeasurementSettings,
     Mix,
-    MixSample,
     Objective,
     Pass,
     Plan,
     PowerPoint,
     Record,
-    Sample,
     Segment,
     Status,
     Step,
@@ -42,6 +40,7 @@ from underclock.records import (
     Strategy,
     ThrottleReason,
     Utilisation,
+    Window,
 )
 from underclock.records.latencies import LatencyTable
 from underclock.workloads import workload
@@ -70,9 +69,9 @@ _SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
         (PowerPoint, "limit_w", _POINT | {"auto_time_s": 1.0, "time_s": 1.0}),
         (PowerPoint, "auto_time_s", _POINT | {"limit_w": 1.0, "time_s": 1.0}),
         (PowerPoint, "time_s", _POINT | {"limit_w": 1.0, "auto_time_s": 1.0}),
-        (Sample, "time_s", {"kernel": "k", "energy_j": 1.0}),
-        (Sample, "energy_j", {"kernel": "k", "time_s": 1.0}),
-        (Sample, "window_s", {"kernel": "k", "time_s": 1.0, "energy_j": 1.0}),
+        (Window, "time_s", {"kernel": "k", "energy_j": 1.0}),
+        (Window, "energy_j", {"kernel": "k", "time_s": 1.0}),
+        (Window, "window_s", {"kernel": "k", "time_s": 1.0, "energy_j": 1.0}),
     ],
 )
 def test_a_quantity_that_is_not_positive_and_finite_is_refused_by_name(
@@ -124,9 +123,9 @@ def test_what_a_step_waits_for_is_no_part_of_its_fingerprint() -> None:
 
 
 def test_a_repeat_counts_from_zero() -> None:
-    assert Sample(kernel="k", repeat=0, time_s=1.0, energy_j=1.0).repeat == 0
+    assert Window(kernel="k", repeat=0, time_s=1.0, energy_j=1.0).repeat == 0
     with pytest.raises(ValueError, match="repeat"):
-        Sample(kernel="k", repeat=-1, time_s=1.0, energy_j=1.0)
+        Window(kernel="k", repeat=-1, time_s=1.0, energy_j=1.0)
 
 
 @pytest.mark.parametrize("kind", [Kernel, GpuInfo])
@@ -503,7 +502,7 @@ def test_records_cannot_be_changed_and_are_built_by_keyword() -> None:
         Clocks(1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("kind", [Clocks, Kernel, Launch, Step, Sample, Utilisation, Plan])
+@pytest.mark.parametrize("kind", [Clocks, Kernel, Launch, Step, Window, Utilisation, Plan])
 def test_a_record_refuses_fields_it_does_not_know(kind: type[Record]) -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field `surprise`"):
         msgspec.json.decode(b'{"surprise": 1}', type=kind)
@@ -511,10 +510,10 @@ def test_a_record_refuses_fields_it_does_not_know(kind: type[Record]) -> None:
 
 @pytest.mark.parametrize("bits", [0x0, 0x4, 0x48, 0x1FF, 0x1000_0004])
 def test_throttle_reasons_are_a_number_in_files_and_keep_bits_nobody_named(bits: int) -> None:
-    sample = Sample(kernel="a", time_s=1.0, energy_j=1.0, throttle_reasons=ThrottleReason(bits))
+    sample = Window(kernel="a", time_s=1.0, energy_j=1.0, throttle_reasons=ThrottleReason(bits))
     text = msgspec.json.encode(sample)
 
-    found = msgspec.json.decode(text, type=Sample)
+    found = msgspec.json.decode(text, type=Window)
 
     assert json.loads(text)["throttle_reasons"] == bits
     assert found == sample
@@ -560,13 +559,13 @@ def test_company_is_in_one_piece_where_nothing_is_said() -> None:
 @pytest.mark.parametrize("kernel_mhz", [(1700.0,), (1700.0, 0.0), (1700.0, math.inf)])
 def test_clocks_of_a_steps_kernels_are_one_for_each(kernel_mhz: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="kernel_mhz"):
-        MixSample(
+        Window(
             kernel="",
             mix=Mix(),
             core_mhz=1700.0,
             core_spread_mhz=0.0,
-            round_s=1.0,
-            round_j=1.0,
+            time_s=1.0,
+            energy_j=1.0,
             kernel_s=(0.1, 0.2),
             kernel_mhz=kernel_mhz,
             window_s=1.0,

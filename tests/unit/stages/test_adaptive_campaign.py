@@ -21,7 +21,7 @@ from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Evidence, Kind, Objective, Sample, SampleSet, Score, Step
+from underclock.records import AUTO, Evidence, Kind, Objective, SampleSet, Score, Step, Window
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
 from underclock.store import SampleFile
@@ -210,7 +210,7 @@ def _twice(table: Path, to: Path, *, odd: int = 0) -> Path:
     return to
 
 
-def _repeat(sample: Sample, *, factor: float) -> Sample:
+def _repeat(sample: Window, *, factor: float) -> Window:
     """Return a second run that took so many times as long."""
     return msgspec.structs.replace(
         sample, repeat=1, time_s=factor * sample.time_s, energy_j=factor * sample.energy_j

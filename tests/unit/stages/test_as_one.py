@@ -14,15 +14,16 @@ from underclock.app.planning import plan
 from underclock.app.refining import refine
 from underclock.app.switching import Switching
 from underclock.app.validating import validate
-from underclock.campaign.one_kernel import OneKernelMeasurer, OneKernelRecorder, one_kernel
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.planning.goal import Goal
+from underclock.core.steering.wanted import Wanted
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
-from underclock.hw.base import Capability, Durations, Measurer, Reading
+from underclock.hw.base import Durations, Measurer, Reading
 from underclock.records import (
+    ALONE,
     AUTO,
     Accounting,
     Choice,
@@ -123,9 +124,9 @@ class TestMeasuring:
         steps = [sample for sample in swept.mixed if sample.is_step]
         assert len({sample.asked for sample in steps}) > 5
         assert all(len(sample.kernel_s) == 2 for sample in steps)
-        longest = max(steps, key=lambda sample: sample.round_s)
+        longest = max(steps, key=lambda sample: sample.time_s)
         inside_s = 2 * longest.kernel_s[0] + longest.kernel_s[1]
-        assert inside_s == pytest.approx(longest.round_s, rel=0.01)
+        assert inside_s == pytest.approx(longest.time_s, rel=0.01)
 
     @pytest.mark.untraced
     def test_a_grid_is_visited_once_and_goes_on_where_it_stopped(self, tmp_path: Path) -> None:
@@ -137,24 +138,19 @@ class TestMeasuring:
         locked = [s.asked.core_mhz for s in first.mixed if not s.asked.is_auto]
         assert sorted(mhz for mhz in locked if mhz) == [1395, 1395, 1605, 1605, 1980, 1980]
 
-    def test_nothing_but_the_whole_step_is_asked_for(self) -> None:
+    def test_nothing_but_the_whole_step_is_asked_for(self, tmp_path: Path) -> None:
         with open_measurer("sim:h200", measuring=_HASTY) as inner:
             only = Whole(inner)
-            one = OneKernelMeasurer(only, [_STEP.kernels[k] for k in _STEP.order])  # type: ignore[arg-type]
-            one.measure(one_kernel(_STEP).kernels)
-            one.measure(one_kernel(_STEP).kernels, mix=Mix(), timed=True)
-            one.measure(one_kernel(_STEP).kernels, mix=Mix(hot=1), timed=True)
-            one.measure((), mix=Mix(launches=0, hot=1), timed=True)
-            assert (one.info(), one.brings()) == (inner.info(), ("", ()))
-            assert one.core_clocks() == inner.core_clocks()
+            with SampleFile.create(tmp_path / "s.db", _header(inner)) as file:
+                recorder = Recorder(only, file, whole=True)  # type: ignore[arg-type]
+                recorder.take(Wanted(WHOLE.name, timed=False))
+                recorder.take(Wanted(WHOLE.name))
+                recorder.take(Wanted(timed=False))
+                one = recorder.samples
 
-        assert only.asked == [
-            (3, Mix(), True),
-            (3, Mix(), True),
-            (3, Mix(hot=1), True),
-            (0, Mix(launches=0, hot=1), True),
-        ]
-        assert one.repeats(_STEP.kernels[0], AUTO) is None
+        assert only.asked == [(3, ALONE, True)] * 3
+        assert [each.kernel for each in one.samples] == [WHOLE.name] * 3
+        assert len(one.in_situ) == 3
 
     @pytest.mark.parametrize("error", [NotSupportedError("no CUPTI"), MeasurementError("no CUPTI")])
     def test_where_launches_cannot_be_timed_the_step_is_still_measured(
@@ -162,17 +158,17 @@ class TestMeasuring:
     ) -> None:
         with open_measurer("sim:h200", measuring=_HASTY) as inner:
             only = Whole(inner, timing=error)
-            file = SampleFile.create(tmp_path / "s.db", _header(inner))
-            with file:
-                recorder = OneKernelRecorder(Recorder(only, file))  # type: ignore[arg-type]
-                for repeat in range(2):
-                    reading = recorder.measurer.measure(recorder.file.header.kernels)
-                    recorder.append("", Clocks(core_mhz=1605), repeat, reading)
-                notes = recorder.measurer.notes()
+            with SampleFile.create(tmp_path / "s.db", _header(inner)) as file:
+                recorder = Recorder(only, file, whole=True)  # type: ignore[arg-type]
+                for _ in range(2):
+                    recorder.take(Wanted(WHOLE.name, asked=Clocks(core_mhz=1605), timed=False))
+                one = recorder.samples
 
-        assert only.asked == [(3, Mix(), True), (3, Mix(), False), (3, Mix(), False)]
-        assert notes[-1] == "no CUPTI: times of launches are not known"
-        assert [sample.kernel_s for sample in read_samples(tmp_path / "s.db").mixed] == [(), ()]
+        assert only.asked == [(3, ALONE, True), (3, ALONE, False), (3, ALONE, False)]
+        found = read_samples(tmp_path / "s.db")
+        assert found.warnings[-1].startswith("no CUPTI: what launches take inside the step is not")
+        assert [window.kernel_s for window in found.windows] == [(), ()]
+        assert [each.observed for each in one.samples] == [Clocks(core_mhz=1700)] * 2
 
     def test_a_table_has_no_step_to_run(self, tmp_path: Path) -> None:
         table = tmp_path / "sweep.csv"
@@ -263,17 +259,8 @@ class TestPlanning:
     def test_an_adaptive_campaign_decides_what_to_look_at(self, tmp_path: Path) -> None:
         found = measured(tmp_path / "s.db", Campaign(max_samples=10))
         locked = {s.asked for s in found.mixed if s.is_step and not s.asked.is_auto}
-        assert (len(found.in_situ), len(locked)) == (5, 5)
+        assert (len(found.in_situ), len(locked)) == (4, 6)
 
 
 def _auto_j(kernels: dict[str, Choice]) -> float:
     return sum(choice.auto_energy_j for choice in kernels.values())
-
-
-def test_capabilities_are_those_of_what_runs_it() -> None:
-    with open_measurer("sim:h200", measuring=_HASTY) as inner:
-        one = OneKernelMeasurer(inner, [_STEP.kernels[k] for k in _STEP.order])
-        assert Capability.LOCK in one.capabilities
-        assert one.can_measure(_STEP.kernels[0], AUTO)
-        assert not one.can_measure(_STEP.kernels[0], Clocks(core_mhz=1))
-        assert one.settings() == inner.settings()

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from underclock.app.measuring import measure
-from underclock.campaign.recording import as_mix_sample
+from underclock.campaign.recording import window_of
 from underclock.campaign.survey import Campaign
+from underclock.core.steering.wanted import Wanted
 from underclock.errors import UsageError
 from underclock.hw.base import Durations, Reading
 from underclock.records import Launch, MeasurementSettings, Mix, SampleSet, Step
@@ -68,7 +69,7 @@ def test_what_runs_otherwise_is_set_apart_and_measured_anew(path: Path) -> None:
 
     apart = read_samples(path.with_suffix(".1.db"))
     assert apart == before
-    left = len(before.samples) - len(kept) + len(before.in_situ) + len(before.mixed)
+    left = len(before.windows) - len(kept)
     (note,) = [each for each in after.warnings if "other algorithms" in each]
     assert f"{left} measurements" in note
     assert "lie in s.1.db" in note
@@ -95,11 +96,10 @@ def test_company_by_itself_stays(path: Path) -> None:
         core_mhz=1700.0,
         durations=Durations(kernel_s=(), idle_s=1e-3),
     )
-    company = as_mix_sample(
-        "", Mix(launches=0, idle_s=1e-3), read_samples(path).settings[0], 0, reading
-    )
+    wanted = Wanted("", Mix(launches=0, idle_s=1e-3))
+    company = window_of(wanted, 0, reading, read_samples(path))
     with SampleFile.open(path, writable=True) as file:
-        file.append_mixed(company)
+        file.append(company)
         file.set_apart(file.header, set())
         assert file.sample_set().mixed == (company,)
 

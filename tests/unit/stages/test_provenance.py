@@ -29,6 +29,7 @@ from underclock.records import (
 from underclock.records.planned import check_clocks
 from underclock.store import SampleFile, read_document, read_samples, write_document
 from underclock.workloads import workload
+from windows import having
 
 _BRIEF = MeasurementSettings(
     warm_s=2.0, steady_s=1.0, steady_c=99.0, settle_s=0.1, kernel_warm_s=0.1, window_s=0.2
@@ -121,7 +122,7 @@ def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_fil
     header = read_samples(begun)
     kernels = tuple(msgspec.structs.replace(k, waited_for=0.5) for k in header.kernels)
     check_same(begun, header, msgspec.structs.replace(header, kernels=kernels))
-    fewer = msgspec.structs.replace(header, kernels=kernels[1:], order=())
+    fewer = msgspec.structs.replace(header, kernels=kernels[1:], order=(), windows=())
 
     with pytest.raises(UsageError, match="another set of kernels"):
         check_same(begun, header, fewer)
@@ -129,7 +130,7 @@ def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_fil
 
 @pytest.mark.untraced
 def test_another_version_goes_on_and_says_so(step: Step, begun: Path, tmp_path: Path) -> None:
-    header = msgspec.structs.replace(read_samples(begun), samples=(), in_situ=())
+    header = having(read_samples(begun), samples=(), in_situ=())
     provenance = msgspec.structs.replace(header.provenance or Provenance(), version="0.0.1")
     with SampleFile.create(
         tmp_path / "s.db", msgspec.structs.replace(header, provenance=provenance)

@@ -13,23 +13,35 @@ import pytest
 
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
+from underclock.campaign.loop import CampaignRun
 from underclock.campaign.recording import Recorder, record
-from underclock.campaign.steer import SteeringRun
+from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz, told
-from underclock.core.steering.wanted import ALONE, IDLING, METERED, Wanted
+from underclock.core.steering.wanted import IDLING, METERED, Wanted
 from underclock.core.step.cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
-from underclock.hw.base import Durations, Launcher, Loop, Reading
+from underclock.hw.base import Capability, Durations, Launcher, Loop, Reading
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.costs import Costs
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Mix, Objective, SampleSet, Step
+from underclock.records import (
+    ALONE,
+    AUTO,
+    Clocks,
+    Evidence,
+    Kernel,
+    Kind,
+    Mix,
+    Objective,
+    SampleSet,
+    Step,
+)
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
 from underclock.tracing.held import neighbour_notes
@@ -63,6 +75,10 @@ def _steer(
 ) -> SampleSet:
     more = {"measuring": _COLD} | more
     return measure(_step(), gpu=gpu, to=path, campaign=campaign, seed=3, **more)  # type: ignore[arg-type]
+
+
+def _run(recorder: Recorder, campaign: Campaign = _STEER) -> CampaignRun:
+    return CampaignRun(recorder, Steering(recorder, campaign), campaign, lambda _tally: None)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +116,7 @@ def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSe
 def test_a_kernel_of_the_step_has_the_mean_of_its_launches(steered: SampleSet) -> None:
     whole = steered.mixed[0]
     sum_s = sum(each_s * k.count for each_s, k in zip(whole.kernel_s, steered.kernels, strict=True))
-    assert sum_s == pytest.approx(whole.round_s, rel=0.01)
+    assert sum_s == pytest.approx(whole.time_s, rel=0.01)
 
 
 def test_a_campaign_that_was_cut_off_goes_on_where_it_stopped(
@@ -115,20 +131,6 @@ def test_a_campaign_that_was_cut_off_goes_on_where_it_stopped(
     assert [s.kernel for s in resumed.mixed[:15]] == [s.kernel for s in steered.mixed[:15]]
     assert len(resumed.samples) == 3
     assert len(resumed.in_situ) == 4
-
-
-def test_what_was_cut_off_between_a_sample_and_its_company_goes_on(
-    tmp_path: Path, file: Path
-) -> None:
-    path = tmp_path / "samples.db"
-    shutil.copy(file, path)
-    with SampleFile.open(path, writable=True) as opened:
-        last = opened.sample_set().in_situ[-1]
-        opened.append(msgspec.structs.replace(last, repeat=4), in_situ=True)
-    before = SampleFile.read(path)
-    _steer(path, Campaign(clocks=ClockControl.STEER, max_samples=21))
-
-    assert len(SampleFile.read(path).mixed) == len(before.mixed) + 1
 
 
 def test_a_finished_time_limit_takes_nothing_more(tmp_path: Path, file: Path) -> None:
@@ -187,14 +189,7 @@ def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path, s
 
 @pytest.mark.parametrize("most", [1, 4, 8, 9, 10, 13, 19])
 def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: int) -> None:
-    mixed = steered.mixed[:most]
-    alone = {s.kernel for s in mixed if s.kernel and s.mix == ALONE}
-    steps = sum(not s.kernel and s.mix == ALONE for s in mixed)
-    samples = tuple(s for s in steered.samples if s.kernel in alone)
-    cut = msgspec.structs.replace(
-        steered, mixed=mixed, samples=samples, in_situ=steered.in_situ[:steps]
-    )
-
+    cut = msgspec.structs.replace(steered, windows=steered.windows[:most])
     best = plan(cut).headline
 
     assert best.energy_interval is not None
@@ -234,7 +229,7 @@ class _Refusing:
 @contextmanager
 def _refused(
     path: Path, header: SampleSet, error: Exception, *, only_hot: bool
-) -> Iterator[tuple[SteeringRun, _Refusing]]:
+) -> Iterator[tuple[CampaignRun, _Refusing]]:
     """Yield a campaign on a GPU that does not run some mixes."""
     with simulated_rig("h200") as rig, SampleFile.create(path, header) as made:
         launcher = _Refusing(rig.launcher, error, only_hot=only_hot)
@@ -242,12 +237,12 @@ def _refused(
             rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_COLD
         )
         recorder = Recorder(measurer, made)
-        yield SteeringRun(recorder, _STEER, lambda _doing: None, in_situ=True), launcher
+        yield _run(recorder), launcher
 
 
 @pytest.fixture
 def header(file: Path) -> SampleSet:
-    empty = dict.fromkeys(("samples", "in_situ", "mixed", "warnings"), ())
+    empty = dict.fromkeys(("windows", "warnings"), ())
     return msgspec.structs.replace(SampleFile.read(file), **empty)
 
 
@@ -262,7 +257,7 @@ def test_a_campaign_goes_on_without_a_companion_that_does_not_fit(
 
     assert not any(s.mix.hot for s in samples.mixed)
     assert {s.kernel for s in samples.mixed} == {"", "gemm", "softmax", "copy"}
-    assert max(s.core_mhz for s in samples.mixed if s.kernel == "gemm") > 1900.0
+    assert max(s.at_mhz for s in samples.mixed if s.kernel == "gemm") > 1900.0
     (warning,) = samples.warnings
     assert warning.startswith("the hot companion does not fit into memory: kernels ran with idling")
     fit = estimate(samples)
@@ -307,12 +302,7 @@ def test_who_shares_the_gpu_is_told_of_a_steered_campaign(
         )
 
         def take(recorder: Recorder) -> None:
-            SteeringRun(
-                recorder,
-                Campaign(clocks=ClockControl.STEER, max_samples=2),
-                lambda _doing: None,
-                in_situ=True,
-            ).run()
+            _run(recorder, Campaign(clocks=ClockControl.STEER, max_samples=2)).run()
 
         samples = record(measurer, path, header, take)
 
@@ -341,11 +331,11 @@ def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> 
     )
     steps = [s for s in samples.mixed if not s.kernel and s.kernel_s]
 
-    assert 5e-6 < steps[0].round_s < 2e-5
+    assert 5e-6 < steps[0].time_s < 2e-5
     for step in steps:
         gemm_s, copy_s = step.kernel_s
         inside_s = step.mix.launches * (2 * gemm_s + copy_s) + (step.idle_s or 0.0)
-        assert inside_s == pytest.approx(step.round_s, rel=2e-3)
+        assert inside_s == pytest.approx(step.time_s, rel=2e-3)
 
 
 def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) -> None:
@@ -366,7 +356,7 @@ def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) 
     steps = [s for s in samples.mixed if not s.kernel and s.mix.launches]
     often = [s for s in steps if s.mix.after]
 
-    assert steps[0].round_s > 0.1
+    assert steps[0].time_s > 0.1
     assert [s.mix == ALONE for s in steps[:3]] == [True, False, False]
     assert often == [s for s in steps if s.mix != ALONE]
     assert any(s.mix.hot for s in often)
@@ -439,6 +429,8 @@ def test_steering_to_what_only_locks_reach_is_refused(more: dict[str, object]) -
 class _Blind:
     """A measurer whose readings lack something."""
 
+    capabilities = frozenset({Capability.RUN, Capability.MIX})
+
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
@@ -474,12 +466,7 @@ def test_readings_without_clock_or_durations_are_refused(
     }
     reading = Reading(time_s=1.0, energy_j=300.0, **fields)  # type: ignore[arg-type]
     with SampleFile.create(path, header) as made:
-        run = SteeringRun(
-            Recorder(_Blind(reading), made),  # type: ignore[arg-type]
-            _STEER,
-            lambda _doing: None,
-            in_situ=True,
-        )
+        run = _run(Recorder(_Blind(reading), made))  # type: ignore[arg-type]
         with pytest.raises(MeasurementError, match="could not be read"):
             run.run()
 
@@ -494,7 +481,7 @@ def test_kernels_may_be_steered_without_the_whole_step(tmp_path: Path) -> None:
 
 
 def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:
-    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=18)
+    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=24)
     samples = _steer(tmp_path / "s.db", campaign)
     capped = {
         (s.kernel, s.asked)

@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sample_files import assert_refused, filled, in_company, run
 from underclock.errors import DataError
 from underclock.records import SCHEMAS, Evidence
 from underclock.store import SampleFile, read_samples
+from underclock.store.database import checksum
 
 
 def other_application(path: Path) -> None:
@@ -40,64 +42,42 @@ def header_not_text(path: Path) -> None:
     run(path, "UPDATE header SET body = ?", b'{"workload": "\xff"}')
 
 
-def no_samples_table(path: Path) -> None:
-    run(path, "DROP TABLE samples")
+def no_windows_table(path: Path) -> None:
+    run(path, "DROP TABLE windows")
 
 
 def other_columns(path: Path) -> None:
-    run(path, "ALTER TABLE samples ADD COLUMN mood TEXT")
+    run(path, "ALTER TABLE windows ADD COLUMN mood TEXT")
 
 
-def column_gone(path: Path) -> None:
-    run(path, "ALTER TABLE samples DROP COLUMN ticks")
+def number_changed(path: Path) -> None:
+    run(path, "UPDATE windows SET body = replace(body, '100.0', '100.00000000000001')")
 
 
-def text_for_a_number(path: Path) -> None:
-    run(path, "UPDATE samples SET time_s = 'soon' WHERE rowid = 2")
+def kernel_changed(path: Path) -> None:
+    run(path, "UPDATE windows SET body = replace(body, 'gemm', 'copy') WHERE number = 2")
 
 
-def negative_time(path: Path) -> None:
-    run(path, "UPDATE samples SET time_s = -1.0 WHERE rowid = 2")
+def body_not_text(path: Path) -> None:
+    run(path, "UPDATE windows SET body = CAST(x'ff' AS TEXT) WHERE number = 2")
 
 
-def infinite_energy(path: Path) -> None:
-    run(path, "UPDATE samples SET energy_j = 9e999 WHERE rowid = 2")
+def body_no_window(path: Path) -> None:
+    what, body = '["gemm"]', '{"kernel": "gemm", "energy_j": 1.0}'
+    values = (what, body, checksum(2, what, body))
+    run(path, "UPDATE windows SET what = ?, body = ?, checksum = ? WHERE number = 2", *values)
 
 
-def fractional_clock(path: Path) -> None:
-    run(path, "UPDATE samples SET asked_core_mhz = 1500.5 WHERE rowid = 2")
+def checksum_changed(path: Path) -> None:
+    run(path, "UPDATE windows SET checksum = 1 WHERE number = 2")
 
 
-def text_not_unicode(path: Path) -> None:
-    run(path, "UPDATE samples SET kernel = CAST(x'ff' AS TEXT) WHERE rowid = 2")
+def window_gone(path: Path) -> None:
+    run(path, "DELETE FROM windows WHERE number = 2")
 
 
-def busier_than_possible(path: Path) -> None:
-    run(
-        path,
-        "UPDATE samples SET sm_utilisation = 2.0, tensor_utilisation = 0.5, "
-        "fp32_utilisation = 0.5, dram_utilisation = 0.5 WHERE rowid = 2",
-    )
-
-
-def last_digit(path: Path) -> None:
-    run(path, "UPDATE samples SET energy_j = 100.00000000000001 WHERE rowid = 2")
-
-
-def sample_gone(path: Path) -> None:
-    run(path, "DELETE FROM samples WHERE rowid = 2")
-
-
-def last_sample_gone(path: Path) -> None:
-    run(path, "DELETE FROM samples WHERE rowid = 3")
-
-
-def other_kernel(path: Path) -> None:
-    run(path, "UPDATE samples SET kernel = 'copy' WHERE rowid = 2")
-
-
-def other_scope(path: Path) -> None:
-    run(path, "UPDATE samples SET scope = 'step' WHERE rowid = 2")
+def last_window_gone(path: Path) -> None:
+    run(path, "DELETE FROM windows WHERE number = 3")
 
 
 def note_changed(path: Path) -> None:
@@ -107,7 +87,7 @@ def note_changed(path: Path) -> None:
 
 
 def other_count(path: Path) -> None:
-    run(path, "UPDATE progress SET samples = 2")
+    run(path, "UPDATE progress SET windows = 2")
 
 
 def no_count(path: Path) -> None:
@@ -139,23 +119,18 @@ def pages_overwritten(path: Path) -> None:
         (header_cut_off, "damaged header"),
         (header_of_another_kind, "damaged header"),
         (header_not_text, "damaged header"),
-        (no_samples_table, "no such table"),
-        (other_columns, "sample 1 is not as it was written"),
-        (column_gone, "its samples lack 'ticks'"),
-        (text_for_a_number, "sample 2 is not as it was written"),
-        (negative_time, "sample 2 is not as it was written"),
-        (infinite_energy, "sample 2 is not as it was written"),
-        (fractional_clock, "sample 2 is not as it was written"),
-        (last_digit, "sample 2 is not as it was written"),
-        (sample_gone, "sample 2 is not as it was written"),
-        (last_sample_gone, "3 samples were written, 2 are there"),
-        (other_kernel, "sample 2 is not as it was written"),
-        (other_scope, "sample 2 is not as it was written"),
+        (no_windows_table, "no such table"),
+        (other_columns, "its windows have the columns number, what, body, checksum, mood"),
+        (number_changed, "window 1 is not as it was written"),
+        (kernel_changed, "window 2 is not as it was written"),
+        (body_not_text, "UTF-8"),
+        (body_no_window, "missing required field `time_s`"),
+        (checksum_changed, "window 2 is not as it was written"),
+        (window_gone, "window 2 is not as it was written"),
+        (last_window_gone, "3 windows were written, 2 are there"),
         (note_changed, "a note in it is not as it was written"),
-        (other_count, "the number of its samples"),
-        (no_count, "the number of its samples"),
-        (text_not_unicode, "UTF-8"),
-        (busier_than_possible, "sample 2 is not as it was written"),
+        (other_count, "the number of its windows"),
+        (no_count, "the number of its windows"),
         (truncated, "damaged"),
         (truncated_to_its_magic, "not a samples file"),
         (pages_overwritten, "damaged"),
@@ -192,31 +167,19 @@ def test_a_samples_file_that_is_missing_or_a_folder_is_refused(tmp_path: Path) -
             SampleFile.open(path, writable=True)
 
 
-@pytest.mark.parametrize(
-    ("statement", "words"),
-    [
-        ("UPDATE mixed SET body = replace(body, '1607.3', '1607.4')", "not as it was written"),
-        ("UPDATE mixed SET checksum = 1 WHERE number = 2", "measurement 2 in company"),
-        ("DELETE FROM mixed WHERE number = 2", "2 measurements in company were written"),
-        ("DROP TABLE mixed", "no such table"),
-    ],
-)
-def test_damaged_measurements_in_company_are_refused(
-    tmp_path: Path, statement: str, words: str
-) -> None:
+def test_windows_of_another_step_are_refused(tmp_path: Path) -> None:
     path = filled(tmp_path / "samples.db", 1)
     with SampleFile.open(path, writable=True) as file:
-        file.append_mixed(in_company())
-        file.append_mixed(in_company(1))
-    run(path, statement)
-    assert_refused(path, words)
-
-
-def test_measurements_in_company_of_another_step_are_refused(tmp_path: Path) -> None:
-    path = filled(tmp_path / "samples.db", 1)
-    with SampleFile.open(path, writable=True) as file:
-        file.append_mixed(in_company(kernel="of another step"))
+        file.append(in_company(kernel="of another step"))
     assert_refused(path, "no kernel of the step")
+
+
+def test_launches_that_do_not_make_the_step_are_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path / "samples.db", 1)
+    long = msgspec.structs.replace(in_company(kernel=""), kernel_s=(0.0006, 0.0015))
+    with SampleFile.open(path, writable=True) as file:
+        file.append(long)
+    assert_refused(path, "launches inside the step sum up to 0.0504 s, and it took 0.03333 s")
 
 
 class TestToldApartByContent:

@@ -18,9 +18,9 @@ from underclock.records import (
     Clocks,
     Kernel,
     Mix,
-    Sample,
     ThrottleReason,
     Utilisation,
+    Window,
 )
 from underclock.store import SampleFile, read_samples
 
@@ -33,8 +33,8 @@ utilisations = st.builds(
     Utilisation, sm=fractions, tensor=fractions, fp32=fractions, dram=fractions
 )
 samples = st.builds(
-    Sample,
-    kernel=st.sampled_from(["gemm", "copy"]),
+    Window,
+    kernel=st.sampled_from(["gemm", "copy", ""]),
     asked=clocks,
     repeat=st.integers(0, 100),
     time_s=amounts,
@@ -49,25 +49,22 @@ samples = st.builds(
 
 
 @settings(max_examples=15)
-@given(
-    kernels=st.lists(samples, max_size=8, unique_by=lambda s: (s.kernel, s.asked, s.repeat)),
-    steps=st.lists(samples, max_size=3, unique_by=lambda s: (s.kernel, s.asked, s.repeat)),
-)
-def test_samples_come_back_as_they_went_in_the_order_taken(
-    tmp_path_factory: pytest.TempPathFactory, kernels: list[Sample], steps: list[Sample]
+@given(windows=st.lists(samples, max_size=8, unique_by=lambda s: (s.kernel, s.asked, s.repeat)))
+def test_windows_come_back_as_they_went_in_the_order_taken(
+    tmp_path_factory: pytest.TempPathFactory, windows: list[Window]
 ) -> None:
     path = tmp_path_factory.mktemp("there") / "samples.db"
     with SampleFile.create(path, HEADER) as file:
-        for each in kernels:
+        for each in windows:
             file.append(each)
-        for each in steps:
-            file.append(each, in_situ=True)
-        assert file.sample_set().samples == tuple(kernels)
+        assert file.sample_set().windows == tuple(windows)
 
     found = read_samples(path)
 
-    assert found.samples == tuple(kernels)
-    assert found.in_situ == tuple(steps)
+    assert found.windows == tuple(windows)
+    assert found.samples == tuple(each for each in windows if each.kernel)
+    auto_steps = tuple(each for each in windows if not each.kernel and each.asked.is_auto)
+    assert found.in_situ == auto_steps
 
 
 def test_what_a_step_waits_for_is_kept(tmp_path: Path) -> None:
@@ -111,9 +108,9 @@ def test_measurements_in_company_come_back_beside_the_others(tmp_path: Path) -> 
     first = [in_company(), in_company(1), in_company(kernel=""), spread]
     with SampleFile.open(path, writable=True) as file:
         for one in first:
-            file.append_mixed(one, gpu_s=2.0)
+            file.append(one, gpu_s=2.0)
     with SampleFile.open(path, writable=True) as file:
-        file.append_mixed(in_company(mix=Mix(idle_s=0.001)))
+        file.append(in_company(mix=Mix(idle_s=0.001)))
         file.append(sample(7))
         assert file.gpu_s >= 6.0
 
@@ -124,9 +121,9 @@ def test_measurements_in_company_come_back_beside_the_others(tmp_path: Path) -> 
 
 def test_the_same_measurement_in_company_twice_is_refused(tmp_path: Path) -> None:
     with SampleFile.open(filled(tmp_path / "samples.db", 1), writable=True) as file:
-        file.append_mixed(in_company())
+        file.append(in_company())
         with pytest.raises(MeasurementError, match="already holds"):
-            file.append_mixed(in_company())
+            file.append(in_company())
         assert len(file.sample_set().mixed) == 1
 
 
@@ -149,22 +146,20 @@ def test_reading_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [AUTO, Clocks(core_mhz=300), Clocks(core_mhz=300, mem_mhz=405)])
-@pytest.mark.parametrize("in_situ", [False, True])
-def test_the_same_measurement_twice_is_refused(
-    tmp_path: Path, asked: Clocks, *, in_situ: bool
-) -> None:
+@pytest.mark.parametrize("kernel", ["gemm", ""])
+def test_the_same_measurement_twice_is_refused(tmp_path: Path, asked: Clocks, kernel: str) -> None:
     path = tmp_path / "s.db"
     with SampleFile.create(path, HEADER) as file:
-        file.append(sample(asked=asked), in_situ=in_situ)
+        file.append(sample(asked=asked, kernel=kernel))
         with pytest.raises(MeasurementError, match="already holds") as caught:
-            file.append(sample(asked=asked), in_situ=in_situ)
-        # Another repeat, kernel or scope is another measurement.
-        file.append(sample(1, asked=asked), in_situ=in_situ)
-        file.append(sample(kernel="copy", asked=asked), in_situ=in_situ)
-        file.append(sample(asked=asked), in_situ=not in_situ)
+            file.append(sample(asked=asked, kernel=kernel))
+        # Another repeat, kernel or mix is another measurement.
+        file.append(sample(1, asked=asked, kernel=kernel))
+        file.append(sample(kernel="copy", asked=asked))
+        file.append(msgspec.structs.replace(in_company(kernel=kernel), asked=asked))
 
     assert str(path) in str(caught.value)
-    assert len(read_samples(path).samples) + len(read_samples(path).in_situ) == 4
+    assert len(read_samples(path).windows) == 4
 
 
 class TestCreate:
@@ -241,12 +236,12 @@ class TestNotes:
 APPEND_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from underclock.records import Sample
+from underclock.records import Window
 from underclock.store import SampleFile
 
 with SampleFile.open(Path(sys.argv[1]), writable=True) as file:
     for repeat in itertools.count():
-        file.append(Sample(kernel="gemm", repeat=repeat, time_s=0.5, energy_j=100.0))
+        file.append(Window(kernel="gemm", repeat=repeat, time_s=0.5, energy_j=100.0))
         print(repeat, flush=True)
 """
 

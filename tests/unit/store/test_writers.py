@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError, UsageError
-from underclock.records import Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
 from underclock.store import SampleFile, read_samples
-from underclock.store.locking import WriterLock
+from underclock.store.database import WriterLock
 
 HEADER = SampleSet(
     evidence=Evidence.SIMULATED,
@@ -27,7 +27,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from underclock.errors import UnderclockError
-from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Sample
+from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
 from underclock.store import SampleFile
 
 path, name = Path(sys.argv[1]), sys.argv[2]
@@ -38,7 +38,7 @@ try:
     with (SampleFile.open(path, writable=True) if path.exists()
           else SampleFile.create(path, header)) as file:
         for repeat in range(200):
-            file.append(Sample(kernel=name, repeat=repeat, time_s=1.0, energy_j=100.0))
+            file.append(Window(kernel=name, repeat=repeat, time_s=1.0, energy_j=100.0))
         print("acknowledged", flush=True)
         sys.stdin.readline()
 except UnderclockError as exc:
@@ -46,8 +46,8 @@ except UnderclockError as exc:
 """
 
 
-def _sample(repeat: int) -> Sample:
-    return Sample(kernel="k", repeat=repeat, time_s=0.5, energy_j=100.0)
+def _sample(repeat: int) -> Window:
+    return Window(kernel="k", repeat=repeat, time_s=0.5, energy_j=100.0)
 
 
 def _filled(path: Path, count: int = 3) -> Path:

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 from underclock.arrays import Floats
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import ONE_SIDED
-from underclock.records import Sample, SampleSet
+from underclock.records import SampleSet, Window
 
 _ONE_SIDE = 0.95
 # What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
@@ -32,7 +32,7 @@ def auto_spread(
     sample_set: SampleSet,
     posterior: Posterior,
     auto: tuple[Floats, Floats],
-    whole: Sequence[Sample],
+    whole: Sequence[Window],
 ) -> tuple[float, float]:
     """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
     time2, power2 = posterior.noise**2

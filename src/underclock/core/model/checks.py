@@ -58,8 +58,8 @@ def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
                 hint=damaged,
             )
         for value, (least, most), unit in (
-            (sample.round_j / sample.round_s, _PLAUSIBLE_W, "W"),
-            (sample.core_mhz, _PLAUSIBLE_MHZ, "MHz"),
+            (sample.energy_j / sample.time_s, _PLAUSIBLE_W, "W"),
+            (sample.at_mhz, _PLAUSIBLE_MHZ, "MHz"),
         ):
             if not least <= value <= most:
                 raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)

@@ -50,8 +50,8 @@ def in_company(sample_set: SampleSet, memory: list[float], shape: GpuConstants |
         return InCompany()
     shape = shape or unknown_gpu(
         memory,
-        fastest_mhz=max(sample.core_mhz for sample in mixed),
-        most_w=max(sample.round_j / sample.round_s for sample in mixed),
+        fastest_mhz=max(sample.at_mhz for sample in mixed),
+        most_w=max(sample.energy_j / sample.time_s for sample in mixed),
     )
     apart = taken_apart(
         mixed,
@@ -124,10 +124,10 @@ def idling(sample_set: SampleSet, auto_mem_mhz: float) -> tuple[Idling, ...]:
     """
     return tuple(
         Idling(
-            core_mhz=sample.core_mhz,
+            core_mhz=sample.at_mhz,
             mem_mhz=float(sample.asked.mem_mhz or auto_mem_mhz),
             temperature_c=STEADY_C if sample.temperature_c is None else sample.temperature_c,
-            log_w=math.log(sample.round_j / sample.round_s),
+            log_w=math.log(sample.energy_j / sample.time_s),
         )
         for sample in sample_set.mixed
         if not sample.mix.launches and not sample.mix.hot

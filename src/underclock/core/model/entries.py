@@ -17,7 +17,7 @@ from underclock.core.model.rows import Rows
 from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.cap import HALF_BIN_MHZ
 from underclock.core.step.under_cap import memories_like_auto
-from underclock.records import Clocks, Sample, SampleSet
+from underclock.records import Clocks, SampleSet, Window
 
 
 def settings_of(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
@@ -105,7 +105,7 @@ def held_means(
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     core = np.array([float(clocks.core_mhz or math.inf) for clocks in settings])
     mem = np.array([float(clocks.mem_mhz or rows.auto_mem_mhz) for clocks in settings])
-    groups: dict[tuple[int, float], list[Sample]] = defaultdict(list)
+    groups: dict[tuple[int, float], list[Window]] = defaultdict(list)
     for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
         groups[index[sample.kernel], ran_mem_mhz(sample, rows.auto_mem_mhz)].append(sample)
     log_s, log_w, repeats = np.full((3, len(index), len(settings)), np.nan)

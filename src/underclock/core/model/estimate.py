@@ -39,7 +39,7 @@ from underclock.core.step.table import CostTable, Heat, cost_table
 from underclock.core.step.under_cap import known_step, memories_like_auto
 from underclock.core.step.unmeasured import unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
-from underclock.records import GREATEST_MHZ, Clocks, Sample, SampleSet
+from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
 
 def estimate(
@@ -211,7 +211,7 @@ def _baseline(
     sample_set: SampleSet,
     posterior: Posterior,
     table: CostTable,
-    whole_step: Sequence[Sample],
+    whole_step: Sequence[Window],
 ) -> Baseline:
     """Return what auto costs, and how sure that is.
 

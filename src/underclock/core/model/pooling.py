@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from underclock.errors import DataError
-from underclock.records import GpuInfo, Kernel, MixSample, Sample, SampleSet
+from underclock.records import ALONE, GpuInfo, Kernel, SampleSet, Window
 
 
 def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
@@ -33,8 +33,7 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
     if len(sample_sets) == 1:
         return first
     kernels: dict[str, Kernel] = {}
-    samples: list[Sample] = []
-    mixed: list[MixSample] = []
+    windows: list[Window] = []
     for number, sample_set in enumerate(sample_sets, 1):
         names = {}
         for kernel in sample_set.kernels:
@@ -43,21 +42,20 @@ def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
             names[kernel.name] = kernel.name if same else f"{kernel.name} of file {number}"
             new = msgspec.structs.replace(kernel, name=names[kernel.name])
             kernels.setdefault(new.name, new)
-        mixed += [
-            msgspec.structs.replace(s, kernel=names.get(s.kernel, ""))
-            for s in sample_set.mixed
-            if s.kernel or not s.mix.launches
+        # Durations inside a whole step are by its own kernels' places, of which there are many now.
+        windows += [
+            msgspec.structs.replace(w, kernel=names.get(w.kernel, ""))
+            if w.kernel or not w.mix.launches
+            else w.untimed()
+            for w in sample_set.windows
+            if not w.is_step or (w.mix == ALONE and w.asked.is_auto)
         ]
-        samples += [msgspec.structs.replace(s, kernel=names[s.kernel]) for s in sample_set.samples]
     return SampleSet(
         evidence=first.evidence,
         gpu=first.gpu,
         workload=" and ".join(dict.fromkeys(sample_set.workload for sample_set in sample_sets)),
         kernels=tuple(kernels.values()),
-        samples=tuple(samples),
-        # Durations inside a whole step are by its own kernels' places, of which there are many now.
-        mixed=tuple(mixed),
-        in_situ=tuple(sample for sample_set in sample_sets for sample in sample_set.in_situ),
+        windows=tuple(windows),
         settings=tuple(dict.fromkeys(s for sample_set in sample_sets for s in sample_set.settings)),
         sampled=any(sample_set.sampled for sample_set in sample_sets),
         warnings=tuple(dict.fromkeys(w for sample_set in sample_sets for w in sample_set.warnings)),

@@ -11,7 +11,7 @@ import numpy as np
 
 from underclock.core.model.checks import clocks_asked
 from underclock.core.step.cap import CapMargin, driver_says, is_power_capped
-from underclock.records import Sample, SampleSet
+from underclock.records import SampleSet, Window
 
 UNKNOWN_MHZ = 1.0
 """Stands for the one memory clock of samples that do not name it."""
@@ -36,7 +36,7 @@ def own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
     return float(sample_set.auto_mem_mhz or memory[-1])
 
 
-def ceiling_mhz(samples: Sequence[Sample]) -> float:
+def ceiling_mhz(samples: Sequence[Window]) -> float:
     """Return the least core clock a GPU boosted to away from its cap; ``inf`` if never seen."""
     seen = [
         float(s.observed.core_mhz)
@@ -71,7 +71,7 @@ def seen_cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     return (float(np.median(at_cap)) if at_cap else math.inf), capped
 
 
-def held_back(sample_set: SampleSet) -> tuple[Sample, ...]:
+def held_back(sample_set: SampleSet) -> tuple[Window, ...]:
     """Return the samples at locks that did not hold: what ran was slower than was asked for."""
     _, capped = seen_cap(sample_set)
     return tuple(
@@ -81,7 +81,7 @@ def held_back(sample_set: SampleSet) -> tuple[Sample, ...]:
     )
 
 
-def held_at_auto(sample_set: SampleSet) -> tuple[Sample, ...]:
+def held_at_auto(sample_set: SampleSet) -> tuple[Window, ...]:
     """Return the samples at auto clocks that the power cap held, where the driver said so."""
     return tuple(
         sample
@@ -90,13 +90,13 @@ def held_at_auto(sample_set: SampleSet) -> tuple[Sample, ...]:
     )
 
 
-def ran_mem_mhz(sample: Sample, auto_mem_mhz: float) -> float:
+def ran_mem_mhz(sample: Window, auto_mem_mhz: float) -> float:
     """Return the memory clock of a sample: as read, else as asked, else as auto's."""
     mem_mhz = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz
     return float(mem_mhz or auto_mem_mhz)
 
 
-def holds(sample: Sample) -> bool:
+def holds(sample: Window) -> bool:
     """Whether the core ran at what was asked, as far as anybody looked."""
     seen = sample.observed.core_mhz if sample.observed else None
     return seen is None or seen == sample.asked.core_mhz

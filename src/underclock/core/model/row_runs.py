@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.statistics.repeats import Runs, Weighed, weighed
-from underclock.records import Clocks, Sample, SampleSet
+from underclock.records import Clocks, SampleSet, Window
 
 _ON_A_LINE, _BESIDE = 5, 4  # rows at one memory clock that tell of one among them, and beside it
 _FAR = math.log(1.3)  # what no bend of a curve does between clocks side by side
@@ -43,7 +43,7 @@ def runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
 
 
 def _runs(
-    samples: Sequence[Sample], names: dict[str, int], settings: tuple[Clocks, ...]
+    samples: Sequence[Window], names: dict[str, int], settings: tuple[Clocks, ...]
 ) -> TableRuns:
     columns = {clocks: s for s, clocks in enumerate(settings)}
     places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
@@ -111,7 +111,7 @@ def odd_repeats(sample_set: SampleSet) -> tuple[str, ...]:
     return (words,)
 
 
-def _repeated(samples: tuple[Sample, ...]) -> Ints:
+def _repeated(samples: tuple[Window, ...]) -> Ints:
     """Return which samples are of a row that was run more than once."""
     taken = Counter((sample.kernel, sample.asked) for sample in samples)
     many = [i for i, sample in enumerate(samples) if taken[sample.kernel, sample.asked] > 1]
@@ -132,16 +132,16 @@ def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:
     Where rows are not repeated, nothing else tells a slip of a unit or a run that failed. Beside a
     row are the four next core clocks, at the same memory clock.
     """
-    lines: dict[tuple[str, int | None], dict[int, list[Sample]]] = {}
+    lines: dict[tuple[str, int | None], dict[int, list[Window]]] = {}
     for sample in sample_set.samples:
         if sample.asked.core_mhz is not None:
             line = lines.setdefault((sample.kernel, sample.asked.mem_mhz), {})
             line.setdefault(sample.asked.core_mhz, []).append(sample)
-    alike: dict[tuple[int, ...], list[list[list[Sample]]]] = {}
+    alike: dict[tuple[int, ...], list[list[list[Window]]]] = {}
     for line in lines.values():
         core_mhz = tuple(sorted(line))
         alike.setdefault(core_mhz, []).append([line[mhz] for mhz in core_mhz])
-    found: list[tuple[float, str, Sample]] = []
+    found: list[tuple[float, str, Window]] = []
     for core_mhz, rows in alike.items():
         for what, unit in (("time", "time_s"), ("energy", "energy_j")):
             means = [[sum(getattr(s, unit) for s in r) / len(r) for r in each] for each in rows]

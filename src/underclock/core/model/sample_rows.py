@@ -27,7 +27,7 @@ from underclock.core.model.rows import PER_KERNEL, FitRow, Rows
 from underclock.core.steering.taking_off import COMPANION
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
-from underclock.records import Kind, Sample, SampleSet
+from underclock.records import Kind, SampleSet, Window
 
 _KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
@@ -143,7 +143,7 @@ def _columns(rows: Sequence[FitRow], company_errors: int) -> dict[str, Any]:
     }
 
 
-def _row(sample: Sample, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:
+def _row(sample: Window, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:
     """Return a sample as a row.
 
     Args:

@@ -29,7 +29,7 @@ from underclock.core.step.cap import CapMargin, capped_kernels, driver_says
 from underclock.core.step.overlap import overlapped
 from underclock.core.step.table import CostTable, cost_table
 from underclock.errors import DataError
-from underclock.records import Arm, Clocks, Cost, Kernel, Sample, SampleSet, Strategy
+from underclock.records import Arm, Clocks, Cost, Kernel, SampleSet, Strategy, Window
 from underclock.records.observed import Interval, PredictedArm
 
 # Of the power limit: less is below any GPU at rest, and no mean over a launch overshoots by more.
@@ -79,7 +79,7 @@ def at_baseline(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
             "every kernel has",
         )
     in_situ = sample_set.in_situ if baseline.is_auto else ()
-    return msgspec.structs.replace(sample_set, samples=samples, in_situ=in_situ)
+    return msgspec.structs.replace(sample_set, windows=(*samples, *in_situ))
 
 
 def pooled(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
@@ -94,7 +94,7 @@ def pooled(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
     """
     if len(sample_set.kernels) <= _MOST_KERNELS:
         return sample_set
-    rows: dict[str, dict[Clocks, list[Sample]]] = {k.name: {} for k in sample_set.kernels}
+    rows: dict[str, dict[Clocks, list[Window]]] = {k.name: {} for k in sample_set.kernels}
     for sample in sample_set.samples:
         rows[sample.kernel].setdefault(sample.asked, []).append(sample)
     runs = {name: some[baseline] for name, some in rows.items()}
@@ -119,12 +119,11 @@ def pooled(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
                 _together([(k.count, rows[k.name][clocks]) for k in group])
                 for clocks in rows[group[0].name]
             ]
-    return msgspec.structs.replace(
-        sample_set, kernels=tuple(kernels), samples=tuple(samples), mixed=(), order=()
-    )
+    windows = tuple(window.untimed() for window in (*samples, *sample_set.in_situ))
+    return msgspec.structs.replace(sample_set, kernels=tuple(kernels), windows=windows, order=())
 
 
-def _together(parts: list[tuple[int, list[Sample]]]) -> Sample:
+def _together(parts: list[tuple[int, list[Window]]]) -> Window:
     """Return samples of several kernels at one setting as one; what is no sum is the longest's."""
     taken_s = [count * _mean([s.time_s for s in some]) for count, some in parts]
     longest = parts[int(np.argmax(taken_s))][1][0]
@@ -149,7 +148,7 @@ def baseline_runs(
     Raises:
         DataError: A power that no GPU with such a limit draws.
     """
-    by_kernel: dict[str, list[Sample]] = {kernel.name: [] for kernel in sample_set.kernels}
+    by_kernel: dict[str, list[Window]] = {kernel.name: [] for kernel in sample_set.kernels}
     for sample in sample_set.samples:
         by_kernel[sample.kernel].append(sample)
     return [
@@ -199,7 +198,7 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
         DataError: The whole step does not agree with its kernels.
     """
     used = at_baseline(sample_set, baseline)
-    costs = cost_table(msgspec.structs.replace(used, in_situ=()), baseline=baseline)
+    costs = cost_table(msgspec.structs.replace(used, windows=used.samples), baseline=baseline)
     every = tuple(sorted({*settings, baseline}, key=lambda clocks: clocks.rank))
     place = every.index(baseline)
     ratios = draw_costs(prior, runs, every, draws=draws, seed=seed, progress=progress)
@@ -321,7 +320,7 @@ def _total(costs: Floats, setting: Ints) -> Floats:
     return total
 
 
-def _run(samples: list[Sample], baseline: Clocks, mem_mhz: float, limit_w: float) -> BaselineRun:
+def _run(samples: list[Window], baseline: Clocks, mem_mhz: float, limit_w: float) -> BaselineRun:
     """Average the samples of one kernel, and the readings of those that have any."""
     power_w = math.fsum(s.energy_j for s in samples) / math.fsum(s.time_s for s in samples)
     observed = [s.observed for s in samples if s.observed is not None]

@@ -30,6 +30,7 @@ class Candidates:
         auto_s: Time of each kernel at auto, all launches. Shape (K,).
         auto_j: Energy of each kernel at auto, all launches. Shape (K,).
         measurable: Which entries can be measured. Shape (K, C).
+        looks: How often each was looked at, or its neighbours. Shape (K, C).
     """
 
     posterior: Posterior
@@ -37,6 +38,19 @@ class Candidates:
     auto_s: Floats
     auto_j: Floats
     measurable: Bools
+    looks: Floats
+
+    def left_to_tell(self, variance: Floats, noise: Floats) -> Floats:
+        """Return the part of variances that looks at their entries can take away. Shape (K, C).
+
+        What many looks here left open does not lie here: noise would have been averaged out, so
+        one more will not tell either, nor will one next door.
+
+        Args:
+            variance: What is unsure of each entry. Shape (K, C).
+            noise: Variance of one look. Shape (K, C).
+        """
+        return np.minimum(variance, noise / np.maximum(self.looks, 1e-9))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +105,7 @@ def value_of_information(
     choice = _for_choice(candidates, cost, energy_j, multiplier)
     by_power = promised.energy * energy_j
     by_time = by_power + promised.time_w * time_s
-    promise = _for_promise(posterior, by_time, by_power, planned)
+    promise = _for_promise(candidates, by_time, by_power, planned)
     return ValueOfInformation(
         choice=np.where(measurable, choice, 0.0), promise=np.where(measurable, promise, 0.0)
     )
@@ -119,10 +133,12 @@ def _for_choice(
         )
     )
     apart[kernels, best] = 0.0
-    learned = np.sqrt(apart * apart / np.maximum(apart + noise, 1e-300))
+    told = candidates.left_to_tell(apart, noise)
+    learned = np.sqrt(told * told / np.maximum(told + noise, 1e-300))
     challenger = expected_gain(cost - lead[:, None], learned)
     # Against auto: a kernel whose best setting is no better than auto stays there.
-    sure = np.sqrt(alone * alone / np.maximum(alone + noise, 1e-300))
+    told = candidates.left_to_tell(alone, noise)
+    sure = np.sqrt(told * told / np.maximum(told + noise, 1e-300))
     against_auto = expected_gain(np.abs(cost - from_auto[:, None]), sure) * (cost <= lead[:, None])
     value: Floats = np.maximum(challenger, against_auto)
     # Of two settings that are close, ask the one less is known of.
@@ -134,15 +150,18 @@ def _for_choice(
     return value
 
 
-def _for_promise(posterior: Posterior, by_time: Floats, by_power: Floats, planned: Ints) -> Floats:
+def _for_promise(
+    candidates: Candidates, by_time: Floats, by_power: Floats, planned: Ints
+) -> Floats:
     """Return by how much a sample would narrow the promise. Shape (K, C).
 
     Args:
-        posterior: What is known.
+        candidates: What is known.
         by_time: How what is promised moves with log time, in J. Shape (K, C).
         by_power: Likewise, with log power. Shape (K, C).
         planned: As of `value_of_information`.
     """
+    posterior = candidates.posterior
     promise = np.zeros_like(by_time)
     locked = np.flatnonzero(planned >= 0)
     at = planned[locked]
@@ -152,7 +171,8 @@ def _for_promise(posterior: Posterior, by_time: Floats, by_power: Floats, planne
     noise2 = posterior.noise**2
     noise = (by_time**2 * noise2[0][:, None] + by_power**2 * noise2[1][:, None])[locked, at]
     total = math.sqrt(float(known.sum())) or 1.0
-    less = known**2 / np.maximum(known + noise, 1e-300)
+    told = np.minimum(known, noise / np.maximum(candidates.looks[locked, at], 1e-9))
+    less = told**2 / np.maximum(told + noise, 1e-300)
     promise[locked, at] = total - np.sqrt(np.maximum(total**2 - less, 0.0))
     return promise
 

@@ -23,7 +23,6 @@ from underclock.core.steering.spreading import spread
 from underclock.core.steering.step_energy import StepEnergy
 from underclock.core.steering.taking_off import COMPANION, Left
 from underclock.core.steering.wanted import (
-    ALONE,
     COMPANIONS,
     IDLING,
     METERED,
@@ -33,7 +32,7 @@ from underclock.core.steering.wanted import (
 from underclock.core.step.cap import has_company
 from underclock.core.step.overlap import waited_counts, waited_shares
 from underclock.physics.constants import GpuConstants
-from underclock.records import Mix, MixSample, SampleSet
+from underclock.records import ALONE, Mix, SampleSet, Window
 
 _WHOLE_STEPS, _METERED_STEPS = 4, 2
 # Of the way from the companion's clock to boost.
@@ -100,8 +99,9 @@ class SteeringAgenda:
             companion: Whether the hot companion can run.
         """
         # What was measured at held clocks, in the same file, steers nothing.
-        mixed = tuple(sample for sample in samples.mixed if sample.asked.is_auto)
-        samples = msgspec.structs.replace(samples, mixed=mixed)
+        windows = tuple(window for window in samples.windows if window.asked.is_auto)
+        samples = msgspec.structs.replace(samples, windows=windows)
+        mixed = samples.mixed
         apart = taken_apart(
             mixed, samples.kernels, shape, shape.mem_points_mhz[-1], samples.gpu.power_limit_w
         )
@@ -187,7 +187,7 @@ class SteeringAgenda:
         hot_s = next((s.hot_s for s in self.samples.mixed if s.hot_s), 0.0)
         return spread(mix, of_step * mix.launches, hot_s)
 
-    def _first_step(self) -> MixSample | None:
+    def _first_step(self) -> Window | None:
         """Return the first look at the step run whole and by itself; ``None`` before there is one.
 
         It is always the same, so that what follows from it can be told again from the file.
@@ -198,7 +198,7 @@ class SteeringAgenda:
         self,
         bench: Bench,
         shares: Sequence[float],
-        taken: Sequence[MixSample],
+        taken: Sequence[Window],
         seen: Callable[[], Sequence[DrawAtClock]],
         most_launches: int,
         times: int = 1,
@@ -207,11 +207,11 @@ class SteeringAgenda:
         tried = sum(has_company(sample.mix) for sample in taken)
         if not shares or tried >= _TRIES + times * len(shares):
             return
-        lowest = min([one.core_mhz for one in bench.hot] + [one.core_mhz for one in taken])
+        lowest = min([one.core_mhz for one in bench.hot] + [one.at_mhz for one in taken])
         rungs = [lowest + share * (bench.boost_mhz - lowest) for share in shares]
         apart_mhz = max((max(rungs) - min(rungs)) / len(rungs), _CLOSE_MHZ)
         for rung in rungs:
-            near = [s for s in taken if abs(s.core_mhz - rung) <= _NEAR * apart_mhz]
+            near = [s for s in taken if abs(s.at_mhz - rung) <= _NEAR * apart_mhz]
             if len(near) >= times:
                 continue
             mix = mix_at(rung, seen(), bench, most_launches=most_launches)
@@ -220,7 +220,7 @@ class SteeringAgenda:
             if mix is not None and sum(are_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
-    def _seen_step(self, bench: Bench, steps: Sequence[MixSample]) -> list[DrawAtClock]:
+    def _seen_step(self, bench: Bench, steps: Sequence[Window]) -> list[DrawAtClock]:
         """Return what the step drew and took, company taken off."""
         draws = []
         counts = waited_counts(self.samples.kernels)
@@ -228,7 +228,7 @@ class SteeringAgenda:
             step_s = float(counts @ sample.kernel_s)
             hot_s = sample.mix.hot * (sample.hot_s or 0.0)
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
-            draws.append((sample.core_mhz, draw, step_s))
+            draws.append((sample.at_mhz, draw, step_s))
         seen = [
             DrawAtClock(core_mhz, draw.mean_w, step_s)
             for core_mhz, draw, step_s in draws
@@ -270,15 +270,15 @@ def _bench(samples: SampleSet, apart: Apart) -> Bench:
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
         if draw is not None and draw.mean_w > draw.total_w:
-            seen.append(DrawAtClock(sample.core_mhz, draw.mean_w, sample.hot_s))
-    capped = [s.round_j / s.round_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
+            seen.append(DrawAtClock(sample.at_mhz, draw.mean_w, sample.hot_s))
+    capped = [s.energy_j / s.time_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
     below = [one for one in seen if one.power_w < OFF_PEAK * apart.peak_w]
     return Bench(
         company=company,
         hot=tuple(below or seen),
         limit_w=sum(capped) / len(capped) if capped else math.inf,
-        boost_mhz=max(sample.core_mhz for sample in samples.mixed),
+        boost_mhz=max(sample.at_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
         peak_w=apart.peak_w,
     )

@@ -12,7 +12,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.physics.constants import GpuConstants
 from underclock.physics.costs import idle_w
-from underclock.records import MixSample
+from underclock.records import Window
 
 WINDOW_NOISE = 0.004
 """Of the mean power of a window, as a fraction: eight windows of one kernel on an H200, aligned to
@@ -142,7 +142,7 @@ class Company:
     @classmethod
     def of(
         cls,
-        mixed: Sequence[MixSample],
+        mixed: Sequence[Window],
         shape: GpuConstants,
         fastest_mem_mhz: float,
         below_w: float = math.inf,
@@ -158,10 +158,10 @@ class Company:
         alone = [sample for sample in mixed if not sample.mix.launches]
         idle = tuple(
             _Idle(
-                sample.core_mhz,
+                sample.at_mhz,
                 float(sample.asked.mem_mhz or fastest_mem_mhz),
                 USUAL_C if sample.temperature_c is None else sample.temperature_c,
-                sample.round_j / sample.round_s,
+                sample.energy_j / sample.time_s,
             )
             for sample in alone
             if not sample.mix.hot
@@ -175,7 +175,7 @@ class Company:
             left = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
             if left is not None and left.total_w < left.mean_w < below_w:
                 relative = np.array([left.spread_w, *left.shared_w]) / left.mean_w
-                hot.setdefault(mem_mhz, []).append((sample.core_mhz, left.mean_w, *relative))
+                hot.setdefault(mem_mhz, []).append((sample.at_mhz, left.mean_w, *relative))
         for mem_mhz, rows in hot.items():
             core_mhz, power_w, spread, *of_idle = np.array(rows).T
             company.hot[mem_mhz] = _Curve.of(core_mhz, power_w, spread, np.array(of_idle).T)
@@ -224,7 +224,7 @@ class Company:
             begin += len(other.coefficients)
         return Draw(mean_w, mean_w * own, mean_w * errors)
 
-    def left(self, sample: MixSample, hot_s: float, kernel_s: float) -> Draw | None:
+    def left(self, sample: Window, hot_s: float, kernel_s: float) -> Draw | None:
         """Return the mean power of one part of a mix, the others taken off.
 
         Args:
@@ -236,17 +236,17 @@ class Company:
             The power; ``None`` where that of the company is not known.
         """
         mem_mhz = float(sample.asked.mem_mhz or self.fastest_mem_mhz)
-        idle_s = max(sample.round_s - kernel_s - hot_s, 0.0)
+        idle_s = max(sample.time_s - kernel_s - hot_s, 0.0)
         taken: list[tuple[float, Draw | None]] = []
         if sample.mix.idle_s:
             taken.append((idle_s, self._idle_in(sample, mem_mhz)))
-            round_j = sample.round_j
+            round_j = sample.energy_j
         else:
             # The gaps between launches are short, and draw what launches do.
-            round_j = sample.round_j * (1.0 - idle_s / sample.round_s)
+            round_j = sample.energy_j * (1.0 - idle_s / sample.time_s)
         if kernel_s and hot_s:
-            taken.append((hot_s, self.hot_w(sample.core_mhz, mem_mhz)))
-        taken_j, spread_j = 0.0, [WINDOW_NOISE * sample.round_j]
+            taken.append((hot_s, self.hot_w(sample.at_mhz, mem_mhz)))
+        taken_j, spread_j = 0.0, [WINDOW_NOISE * sample.energy_j]
         shared_j = np.zeros(self.errors)
         for for_s, draw in taken:
             if draw is None:
@@ -257,6 +257,6 @@ class Company:
         own_s = kernel_s or hot_s
         return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s, shared_j / own_s)
 
-    def _idle_in(self, sample: MixSample, mem_mhz: float) -> Draw | None:
+    def _idle_in(self, sample: Window, mem_mhz: float) -> Draw | None:
         warm_c = USUAL_C if sample.temperature_c is None else sample.temperature_c
-        return self.idle_w(sample.core_mhz, mem_mhz, warm_c)
+        return self.idle_w(sample.at_mhz, mem_mhz, warm_c)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from underclock.core.steering.company import WINDOW_NOISE, Company
 from underclock.core.steering.taking_off import COMPANION, Left, taken_off
 from underclock.physics.constants import GpuConstants
-from underclock.records import Kernel, MixSample
+from underclock.records import Kernel, Window
 
 _SURE = 0.2  # windows' worth of power from which it may tell of a peak
 _RUNG, _NO_FASTER = 0.03, 0.4  # of the clock between two rungs; exponent of time between them
@@ -91,7 +91,7 @@ def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> flo
     return math.inf if free else pile_w
 
 
-def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost | None:
+def companion_at_boost(mixed: Sequence[Window], company: Company) -> AtBoost | None:
     """Return what the hot companion did at boost; ``None`` where it was at one clock at most.
 
     Args:
@@ -104,7 +104,7 @@ def companion_at_boost(mixed: Sequence[MixSample], company: Company) -> AtBoost 
             continue
         draw = company.left(sample, sample.mix.hot * sample.hot_s, 0.0)
         if draw is not None:
-            core_mhz = sample.spin_mhz or sample.core_mhz
+            core_mhz = sample.spin_mhz or sample.at_mhz
             rungs.append((core_mhz, sample.hot_s, draw.mean_w))
     rungs.sort()
     slower = [rung for rung in rungs if rung[0] < (1.0 - _RUNG) * rungs[-1][0]]
@@ -172,7 +172,7 @@ class Apart:
 
 
 def taken_apart(
-    mixed: Sequence[MixSample],
+    mixed: Sequence[Window],
     kernels: Sequence[Kernel],
     shape: GpuConstants,
     own_mem_mhz: float,

@@ -2,10 +2,10 @@
 
 from underclock.core.steering.taking_off import HUNTS_MHZ
 from underclock.core.step.cap import CapMargin, driver_says
-from underclock.records import MixSample, SampleSet
+from underclock.records import SampleSet, Window
 
 
-def at_cap(sample: MixSample, limit_w: float | None) -> bool:
+def at_cap(sample: Window, limit_w: float | None) -> bool:
     """Whether the power cap held a measurement's clock.
 
     Args:
@@ -15,7 +15,7 @@ def at_cap(sample: MixSample, limit_w: float | None) -> bool:
     said = driver_says(sample.throttle_reasons)
     if said is not None or limit_w is None:
         return bool(said)
-    return sample.round_j / sample.round_s >= CapMargin.FIT * limit_w
+    return sample.energy_j / sample.time_s >= CapMargin.FIT * limit_w
 
 
 def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
@@ -24,11 +24,10 @@ def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:
     Returns:
         The clocks; ``None`` where clocks were held, or nothing ran in company.
     """
-    asked = [s.asked for s in sample_set.samples] + [s.asked for s in sample_set.mixed]
-    steered = all(clocks.is_auto for clocks in asked) and any(
+    steered = all(window.asked.is_auto for window in sample_set.windows) and any(
         sample.in_company for sample in sample_set.mixed
     )
-    seen = [sample.core_mhz for sample in sample_set.mixed if sample.kernel_s]
+    seen = [sample.at_mhz for sample in sample_set.mixed if sample.kernel_s]
     return (min(seen), max(seen)) if seen and steered else None
 
 
@@ -46,7 +45,7 @@ def told(sample_set: SampleSet) -> tuple[str, ...]:
     sentences = [sentence]
     limit_w = sample_set.gpu.power_limit_w
     if not any(at_cap(sample, limit_w) for sample in mixed):
-        most_w = max(sample.round_j / sample.round_s for sample in mixed)
+        most_w = max(sample.energy_j / sample.time_s for sample in mixed)
         limit = "unknown" if limit_w is None else f"{limit_w:g} W"
         sentence = (
             f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
@@ -54,9 +53,9 @@ def told(sample_set: SampleSet) -> tuple[str, ...]:
             "measured at clocks that are held"
         )
         sentences = [sentence]
-    wild = [sample for sample in mixed if sample.core_spread_mhz > HUNTS_MHZ]
+    wild = [sample for sample in mixed if sample.spread_mhz > HUNTS_MHZ]
     if wild:
-        worst = max(wild, key=lambda sample: sample.core_spread_mhz)
+        worst = max(wild, key=lambda sample: sample.spread_mhz)
         what = repr(worst.kernel) if worst.kernel else "the step"
         sentences.append(
             f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, in one "

@@ -13,9 +13,9 @@ import numpy as np
 
 from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
 from underclock.core.steering.taking_off import Left
-from underclock.core.steering.wanted import ALONE, Wanted, are_alike
+from underclock.core.steering.wanted import Wanted, are_alike
 from underclock.core.steering.worth import Known, variance_in
-from underclock.records import SampleSet
+from underclock.records import ALONE, SampleSet
 
 _MIXES = 8  # of a kernel, beside alone
 _PLACES = 9  # at which a kernel's power may be measured
@@ -94,7 +94,7 @@ class StepEnergy:
         """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
         whole = [s for s in self.samples.mixed if not s.kernel and s.mix == ALONE]
         some = whole or [s for s in self.samples.mixed if s.kernel_s]
-        return sum(s.core_mhz for s in some) / len(some)
+        return sum(s.at_mhz for s in some) / len(some)
 
     def _targets(self, name: str) -> list[float]:
         """Return the clocks at which a kernel's power is to be known: the step's, and both ends."""

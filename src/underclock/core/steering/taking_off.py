@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from underclock.core.steering.company import WINDOW_NOISE, Company, Draw
 from underclock.core.step.cap import clock_moves, is_uneven, with_durations
-from underclock.records import Kernel, MixSample
+from underclock.records import Kernel, Window
 
 COMPANION = ""
 """Stands for the name of the hot companion, which is no kernel of the step."""
@@ -61,7 +61,7 @@ class Left:
 
 
 def taken_off(
-    mixed: Sequence[MixSample],
+    mixed: Sequence[Window],
     kernels: Sequence[Kernel],
     company: Company,
 ) -> tuple[Left, ...]:
@@ -85,10 +85,10 @@ def taken_off(
             continue
         times_s = _times_s(sample, kernels)
         whole_step = sample.is_step
-        moves = sample.core_spread_mhz / sample.core_mhz
+        moves = sample.spread_mhz / sample.at_mhz
         known = not whole_step or sample.kernel_mhz or len(times_s) == 1
         apart = 0.0 if known else _STAYS * moves
-        steady = min(1.0, HUNTS_MHZ / max(sample.core_spread_mhz, HUNTS_MHZ)) ** 2
+        steady = min(1.0, HUNTS_MHZ / max(sample.spread_mhz, HUNTS_MHZ)) ** 2
         if sample.spin_mhz is not None:
             # Idling tells the clock at its own place in the round, and kernels ran elsewhere.
             left += _by_spin(sample, times_s, apart, steady if apart else 1.0)
@@ -102,7 +102,7 @@ def taken_off(
         left += [
             Left(
                 kernel=name,
-                core_mhz=sample.core_mhz,
+                core_mhz=sample.at_mhz,
                 mem_mhz=sample.asked.mem_mhz,
                 time_s=scale * time_s,
                 power_w=draw.mean_w if draw else None,
@@ -117,7 +117,7 @@ def taken_off(
     return tuple(left)
 
 
-def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
+def _times_s(sample: Window, kernels: Sequence[Kernel]) -> dict[str, float]:
     """Return what a launch of each kernel took, or of the companion by itself."""
     if not sample.mix.launches and sample.hot_s is not None:
         return {COMPANION: sample.hot_s}
@@ -125,12 +125,10 @@ def _times_s(sample: MixSample, kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(zip(names, sample.kernel_s, strict=True))
 
 
-def _by_spin(
-    sample: MixSample, times_s: dict[str, float], apart: float, windows: float
-) -> list[Left]:
+def _by_spin(sample: Window, times_s: dict[str, float], apart: float, windows: float) -> list[Left]:
     """Return what launches took at the clock at which they were timed."""
     # The companion by itself has no launches of ours.
-    clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.core_mhz,) * len(times_s)
+    clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.at_mhz,) * len(times_s)
     return [
         _timed(sample, name, core_mhz, time_s, windows=windows, apart=apart)
         for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
@@ -138,7 +136,7 @@ def _by_spin(
 
 
 def _timed(
-    sample: MixSample,
+    sample: Window,
     kernel: str,
     core_mhz: float,
     time_s: float,
@@ -160,7 +158,7 @@ def _timed(
     )
 
 
-def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
+def _as_in_window(sample: Window, kernels: Sequence[Kernel]) -> float:
     """Return by how much launches took longer in the window of the clock than when timed.
 
     They are timed a second later, and a clock that hunts is another then: a round tells both.
@@ -168,12 +166,12 @@ def _as_in_window(sample: MixSample, kernels: Sequence[Kernel]) -> float:
     """
     step_s = sample.mix.launches * _once_s(sample, kernels)
     parts_s = [step_s, sample.mix.hot * (sample.hot_s or 0.0), sample.idle_s or 0.0]
-    scale = sample.round_s / math.fsum(parts_s)
-    moved = sample.core_spread_mhz / sample.core_mhz
+    scale = sample.time_s / math.fsum(parts_s)
+    moved = sample.spread_mhz / sample.at_mhz
     return scale if abs(scale - 1.0) <= moved else 1.0
 
 
-def _once_s(sample: MixSample, kernels: Sequence[Kernel]) -> float:
+def _once_s(sample: Window, kernels: Sequence[Kernel]) -> float:
     """Return how long the kernel of a mix, or one step, took when it was timed."""
     if not sample.mix.launches:
         return 0.0
@@ -183,7 +181,7 @@ def _once_s(sample: MixSample, kernels: Sequence[Kernel]) -> float:
     return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
 
 
-def _power(sample: MixSample, company: Company, scale: float) -> Draw | None:
+def _power(sample: Window, company: Company, scale: float) -> Draw | None:
     """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known.
 
     Args:
@@ -218,7 +216,7 @@ class StepDraw:
 
 
 def step_draws(
-    mixed: Sequence[MixSample], kernels: Sequence[Kernel], company: Company
+    mixed: Sequence[Window], kernels: Sequence[Kernel], company: Company
 ) -> tuple[StepDraw, ...]:
     """Return what the whole step drew, at every clock at which it ran.
 
@@ -236,6 +234,6 @@ def step_draws(
         draw = company.left(sample, scale * sample.mix.hot * (sample.hot_s or 0.0), step_s)
         if draw is not None and draw.total_w < _MOST_SPREAD * draw.mean_w:
             draws.append(
-                StepDraw(core_mhz=sample.core_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
+                StepDraw(core_mhz=sample.at_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
             )
     return tuple(draws)

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 
 from underclock.core.steering.mixing import METER_S
-from underclock.records import Mix
+from underclock.records import ALONE, AUTO, Clocks, Mix
 
-ALONE = Mix()
-"""A kernel or the step without company."""
 METERED = Mix(idle_s=METER_S)
 """The same with a piece of idling that tells the clock."""
 COMPANIONS = Mix(launches=0, hot=8)
@@ -18,10 +16,27 @@ _ALIKE = 0.02  # mixes that differ by less are the same
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A measurement to take: a kernel, or the whole step, or company by itself, in a mix."""
+    """A window to take.
 
-    kernel: str
-    mix: Mix
+    Attributes:
+        kernel: Of which launches run; empty for the whole step, or for company by itself.
+        mix: What a round is made of.
+        asked: Clocks to hold.
+        timed: Whether launches are timed inside, and the core clock is read all through; the step
+            by itself is where it can be.
+        warm: Whether the GPU is brought to the step's own heat before.
+    """
+
+    kernel: str = ""
+    mix: Mix = ALONE
+    asked: Clocks = AUTO
+    timed: bool = True
+    warm: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the whole step runs, by itself or in company."""
+        return not self.kernel and self.mix.launches > 0
 
 
 def are_alike(mix: Mix, other: Mix) -> bool:

@@ -17,7 +17,7 @@ from underclock.core.step.overlap import overlapped, waited_counts
 from underclock.core.step.table import CostTable, cost_table, step_means
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError
-from underclock.records import AUTO, Closure, Kernel, Sample, SampleSet, Utilisation
+from underclock.records import AUTO, Closure, Kernel, SampleSet, Utilisation, Window
 from underclock.records.observed import Bound, Breakdown, Follows, KernelPart, Share
 
 _BUSY = 0.5  # our convention: what is busy half of the time bounds a kernel; else latency does
@@ -89,7 +89,7 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     )
 
 
-def _auto_samples(sample_set: SampleSet) -> dict[str, Sample]:
+def _auto_samples(sample_set: SampleSet) -> dict[str, Window]:
     """Return one auto sample of each kernel."""
     auto = {sample.kernel: sample for sample in sample_set.samples if sample.asked == AUTO}
     missing = [kernel.name for kernel in sample_set.kernels if kernel.name not in auto]
@@ -120,7 +120,7 @@ def _changes(inside_s: Floats | None, alone_s: Floats) -> list[float | None]:
 
 def _kernel_parts(
     sample_set: SampleSet,
-    samples: list[Sample],
+    samples: list[Window],
     energy_j: Floats,
     changes: list[float | None],
 ) -> list[KernelPart]:
@@ -182,7 +182,7 @@ def _shares(
     return tuple(sorted(parts, key=lambda part: -part.energy_j))
 
 
-def settle_auto(table: CostTable, in_situ: tuple[Sample, ...], capped: Bools) -> CostTable:
+def settle_auto(table: CostTable, in_situ: tuple[Window, ...], capped: Bools) -> CostTable:
     """Make the auto column add up to the step as it really runs; other columns stay as measured.
 
     Args:

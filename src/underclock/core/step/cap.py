@@ -26,7 +26,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.physics.cap import WINDOW_S, window_means_w
-from underclock.records import AUTO, Clocks, Mix, MixSample, Sample, SampleSet, ThrottleReason
+from underclock.records import AUTO, Clocks, Mix, SampleSet, ThrottleReason, Window
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
 HALF_BIN_MHZ = 7.5
@@ -62,7 +62,7 @@ def draws_limit(power_w: Floats, limit_w: float, margin: CapMargin) -> Bools:
     return np.asarray(power_w >= margin.value * limit_w, dtype=np.bool_)
 
 
-def is_power_capped(samples: Sequence[Sample], limit_w: float, margin: CapMargin) -> Bools:
+def is_power_capped(samples: Sequence[Window], limit_w: float, margin: CapMargin) -> Bools:
     """Return which samples the power cap held.
 
     Args:
@@ -190,19 +190,19 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
     return float(window_means_w(time_s, energy_j, cap.window_s).max())
 
 
-def is_uneven(sample: MixSample) -> bool:
+def is_uneven(sample: Window) -> bool:
     """Whether what was measured and its company ran at clocks of their own.
 
     A cap averages over a window; company that comes less often changes the clock only after it.
     What ran beside a kernel at a lock that did not hold left it slower than itself.
     """
     mix = sample.mix
-    rarely = sample.round_s / mix.pieces > WINDOW_S
-    slips = sample.asked.core_mhz is not None and sample.core_spread_mhz > HALF_BIN_MHZ
+    rarely = sample.time_s / mix.pieces > WINDOW_S
+    slips = sample.asked.core_mhz is not None and sample.spread_mhz > HALF_BIN_MHZ
     return has_company(mix) and rarely and (sample.is_step or slips)
 
 
-def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
+def with_durations(mixed: Sequence[Window]) -> list[Window]:
     """Return the measurements that say how long launches took at which clock.
 
     Kernels of a step longer than the window run at clocks of their own. Where some looks tell
@@ -214,7 +214,7 @@ def with_durations(mixed: Sequence[MixSample]) -> list[MixSample]:
         for sample in mixed
         if sample.kernel_s
         and not is_uneven(sample)
-        and (sample.kernel or sample.kernel_mhz or not by_kernel or sample.round_s <= WINDOW_S)
+        and (sample.kernel or sample.kernel_mhz or not by_kernel or sample.time_s <= WINDOW_S)
     ]
 
 
@@ -223,10 +223,10 @@ def has_company(mix: Mix) -> bool:
     return mix.hot > 0 or mix.idle_s > _METER_S * mix.pieces
 
 
-def clock_moves(sample: MixSample) -> bool:
+def clock_moves(sample: Window) -> bool:
     """Whether kernels of the step ran at clocks of their own under a cap, and nobody read which."""
-    moved = not sample.kernel_mhz and sample.core_spread_mhz > HALF_BIN_MHZ
-    return sample.is_step and moved and sample.round_s > WINDOW_S
+    moved = not sample.kernel_mhz and sample.spread_mhz > HALF_BIN_MHZ
+    return sample.is_step and moved and sample.time_s > WINDOW_S
 
 
 def settled_at(cap: PowerCap, costs: LaunchCosts, mean_w: float) -> tuple[PowerCap, SettledStep]:

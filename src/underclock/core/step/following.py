@@ -19,7 +19,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import CapMargin, is_power_capped, with_durations
 from underclock.errors import DataError
-from underclock.records import AUTO, MixSample, Sample, SampleSet
+from underclock.records import AUTO, SampleSet, Window
 from underclock.records.observed import Exponent, Follows, StepClock
 
 # Our conventions. A roofline bends: a slope counts near the clock at which the step runs only.
@@ -86,9 +86,9 @@ def step_clock(sample_set: SampleSet) -> StepClock | None:
     """Return the core clock at which the step runs at auto; ``None`` where nobody read it."""
     whole = _whole_at_auto(sample_set)
     if whole:
-        variance = fmean(sample.core_spread_mhz**2 for sample in whole)
+        variance = fmean(sample.spread_mhz**2 for sample in whole)
         return StepClock(
-            core_mhz=fmean(sample.core_mhz for sample in whole), spread_mhz=math.sqrt(variance)
+            core_mhz=fmean(sample.at_mhz for sample in whole), spread_mhz=math.sqrt(variance)
         )
     seen = [
         sample.observed.core_mhz
@@ -108,12 +108,10 @@ def in_step_s(sample_set: SampleSet) -> Floats | None:
         DataError: As `exponents`.
     """
     timed = [sample for sample in _whole_at_auto(sample_set) if sample.kernel_s]
-    for sample in timed:
-        _check_count(sample_set, sample)
     return np.mean([sample.kernel_s for sample in timed], axis=0) if timed else None
 
 
-def _whole_at_auto(sample_set: SampleSet) -> list[MixSample]:
+def _whole_at_auto(sample_set: SampleSet) -> list[Window]:
     """Return samples of the whole step by itself, as it trains."""
     return [
         sample
@@ -123,17 +121,6 @@ def _whole_at_auto(sample_set: SampleSet) -> list[MixSample]:
         and not sample.mix.hot
         and not sample.mix.idle_s
     ]
-
-
-def _check_count(sample_set: SampleSet, sample: MixSample) -> None:
-    """Refuse durations that are not one of each kernel that ran."""
-    expected = 1 if sample.kernel else len(sample_set.kernels)
-    if len(sample.kernel_s) != expected:
-        raise DataError(
-            f"a run of {sample.kernel or 'the whole step'!r} timed {len(sample.kernel_s)} kernels, "
-            f"where {expected} ran",
-            hint="the samples are not of this step: measure again",
-        )
 
 
 def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
@@ -150,7 +137,6 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
     for mixed in with_durations(sample_set.mixed):
         if (mixed.asked.mem_mhz or mem_mhz) != mem_mhz:
             continue
-        _check_count(sample_set, mixed)
         source = "in company" if mixed.kernel else "in the step"
         of = [mixed.kernel] if mixed.kernel else names
         for name, at_mhz, time_s in zip(of, mixed.timed_mhz, mixed.kernel_s, strict=True):
@@ -158,7 +144,7 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
     return points
 
 
-def _not_capped(sample_set: SampleSet) -> Iterable[Sample]:
+def _not_capped(sample_set: SampleSet) -> Iterable[Window]:
     limit_w = sample_set.gpu.power_limit_w
     capped = is_power_capped(
         sample_set.samples, math.inf if limit_w is None else limit_w, CapMargin.FIT
@@ -176,7 +162,7 @@ def _auto_mem_mhz(sample_set: SampleSet) -> int | None:
     return sample_set.auto_mem_mhz or max(asked, default=None)
 
 
-def _mem_mhz(sample: Sample, auto_mhz: int | None) -> int | None:
+def _mem_mhz(sample: Window, auto_mhz: int | None) -> int | None:
     return sample.asked.mem_mhz or auto_mhz
 
 

@@ -27,8 +27,8 @@ from underclock.records import (
     Clocks,
     Closure,
     Kernel,
-    Sample,
     SampleSet,
+    Window,
 )
 
 
@@ -191,7 +191,7 @@ def cost_table(
     return dataclasses.replace(table, closure=closure)
 
 
-def step_means(in_situ: Sequence[Sample]) -> tuple[float, float]:
+def step_means(in_situ: Sequence[Window]) -> tuple[float, float]:
     """Return the mean time in s and energy in J of whole steps as they ran."""
     return (
         math.fsum(sample.time_s for sample in in_situ) / len(in_situ),

@@ -15,11 +15,10 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.step.cap import HALF_BIN_MHZ, is_uneven
 from underclock.errors import DataError
-from underclock.records import AUTO, Choice, Clocks, Kernel, Mix, MixSample, Sample, SampleSet
+from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Window
 from underclock.units import format_percent
 
 WHOLE = Kernel(name="the whole step")
-_ALONE = Mix()
 _NEAR = 0.2  # of log clock, within which a line holds
 _LEVEL = 1e-12
 
@@ -46,51 +45,42 @@ def check_kernels_alone(sample_set: SampleSet) -> None:
 
 def as_one(sample_set: SampleSet) -> SampleSet:
     """Return the samples of whole steps as those of a step of one kernel."""
-    steps = [sample for sample in sample_set.mixed if sample.is_step]
-    at_locks = [_sample(s) for s in steps if s.mix == _ALONE and not s.asked.is_auto]
-    at_auto = [msgspec.structs.replace(s, kernel=WHOLE.name) for s in sample_set.in_situ]
-    rest = [s for s in sample_set.mixed if not s.is_step]
-    others = [
-        _mixed(s, sample_set)
-        for s in steps
+    windows: list[Window] = []
+    for window in sample_set.windows:
+        if not window.is_step:
+            windows.append(window)
+        elif window.mix == ALONE and window.asked.is_auto:
+            windows += [window.untimed(), _as_kernel(window, sample_set)]
+        elif window.mix == ALONE:
+            windows.append(_at_lock(window))
         # Where company comes too rarely, the step does not run at the clock that was read.
-        if (s.mix != _ALONE or s.asked.is_auto) and not (s.asked.is_auto and is_uneven(s))
-    ]
+        elif not (window.asked.is_auto and is_uneven(window)):
+            windows.append(_as_kernel(window, sample_set))
     return msgspec.structs.replace(
-        sample_set,
-        kernels=(WHOLE,),
-        order=(0,),
-        samples=(*at_auto, *at_locks),
-        mixed=(*rest, *others),
-        lacking={},
+        sample_set, kernels=(WHOLE,), order=(0,), windows=tuple(windows), lacking={}
     )
 
 
-def _sample(sample: MixSample) -> Sample:
-    """Return the step by itself at a lock as a sample of its one kernel."""
-    asked_mhz = sample.asked.core_mhz
-    held = asked_mhz is not None and abs(sample.core_mhz - asked_mhz) <= HALF_BIN_MHZ
-    core_mhz = asked_mhz if held else round(sample.core_mhz)
-    return Sample(
+def _at_lock(window: Window) -> Window:
+    """Return the step by itself at a lock as a window of its one kernel, at the clock it had."""
+    asked_mhz = window.asked.core_mhz
+    held = asked_mhz is not None and abs(window.at_mhz - asked_mhz) <= HALF_BIN_MHZ
+    core_mhz = asked_mhz if held else round(window.at_mhz)
+    return msgspec.structs.replace(
+        window.untimed(),
         kernel=WHOLE.name,
-        asked=sample.asked,
-        repeat=sample.repeat,
-        time_s=sample.round_s,
-        energy_j=sample.round_j,
-        observed=Clocks(core_mhz=core_mhz, mem_mhz=sample.asked.mem_mhz),
-        window_s=sample.window_s,
-        temperature_c=sample.temperature_c,
-        throttle_reasons=sample.throttle_reasons,
+        observed=Clocks(core_mhz=core_mhz, mem_mhz=window.asked.mem_mhz),
+        utilisation=None,
     )
 
 
-def _mixed(sample: MixSample, sample_set: SampleSet) -> MixSample:
-    """Return the step in company, or by itself at auto, as its one kernel."""
-    step_s = (math.fsum(_launches_s(sample, sample_set).tolist()),) if sample.kernel_s else ()
-    return msgspec.structs.replace(sample, kernel=WHOLE.name, kernel_s=step_s, kernel_mhz=())
+def _as_kernel(window: Window, sample_set: SampleSet) -> Window:
+    """Return the step, by itself at auto or in company, as a window of its one kernel."""
+    step_s = (math.fsum(_launches_s(window, sample_set).tolist()),) if window.kernel_s else ()
+    return msgspec.structs.replace(window, kernel=WHOLE.name, kernel_s=step_s, kernel_mhz=())
 
 
-def _launches_s(sample: MixSample, sample_set: SampleSet) -> Floats:
+def _launches_s(sample: Window, sample_set: SampleSet) -> Floats:
     """Return what all launches of each kernel took in a step. Shape (K,)."""
     counts = np.array([kernel.count for kernel in sample_set.kernels], dtype=np.float64)
     taken_s: Floats = counts * np.array(sample.kernel_s)
@@ -110,7 +100,7 @@ def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     Returns:
         Shape (K,); ``None`` where launches were not timed at this memory clock.
     """
-    timed = [s for s in sample_set.mixed if s.is_step and s.mix == _ALONE and s.kernel_s]
+    timed = [s for s in sample_set.mixed if s.is_step and s.mix == ALONE and s.kernel_s]
     here = [s for s in timed if s.asked == clocks]
     if here:
         parts: Floats = _parts(here, sample_set).mean(axis=0)
@@ -118,7 +108,7 @@ def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     alike = [s for s in timed if s.asked.mem_mhz == clocks.mem_mhz]
     if not alike or clocks.core_mhz is None:
         return None
-    away = np.log([sample.core_mhz / clocks.core_mhz for sample in alike])
+    away = np.log([sample.at_mhz / clocks.core_mhz for sample in alike])
     near = np.abs(away) <= max(_NEAR, np.abs(away).min())
     away, logs = away[near], np.log(_parts(alike, sample_set)[near])
     # A line through looks nearby, taken where none was; through one clock it is level.
@@ -129,7 +119,7 @@ def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     return there
 
 
-def _parts(steps: Sequence[MixSample], sample_set: SampleSet) -> Floats:
+def _parts(steps: Sequence[Window], sample_set: SampleSet) -> Floats:
     """Return the parts of the time of some steps that kernels take. Shape (N, K)."""
     taken_s = np.array([_launches_s(sample, sample_set) for sample in steps])
     parts: Floats = taken_s / taken_s.sum(axis=1, keepdims=True)

@@ -32,7 +32,8 @@ from underclock.core.calibration.throughput import (
 from underclock.errors import DataError
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, SampleSet, Window
+from windows import having
 
 _SPEC = SPECS["rtx3080ti"]
 _TRUE = dataclasses.replace(
@@ -79,17 +80,17 @@ def _profile(kernels: dict[str, KernelConstants] = _KERNELS, *, auto: bool = Fal
                 time_s = float(duration_s(_TRUE, kernel, float(core), float(mem)))
                 clocks = Clocks(core_mhz=core, mem_mhz=mem)
                 samples.append(
-                    Sample(kernel=name, asked=clocks, time_s=time_s, energy_j=watts * time_s)
+                    Window(kernel=name, asked=clocks, time_s=time_s, energy_j=watts * time_s)
                 )
         if auto:
             time_s = float(duration_s(_TRUE, kernel, 1900.0, 9501.0))
-            samples.append(Sample(kernel=name, asked=AUTO, time_s=time_s, energy_j=300 * time_s))
+            samples.append(Window(kernel=name, asked=AUTO, time_s=time_s, energy_j=300 * time_s))
     return SampleSet(
         evidence=Evidence.REPLAYED,
         gpu=GpuInfo(name="made"),
         workload="made",
         kernels=tuple(Kernel(name=name) for name in kernels),
-        samples=tuple(samples),
+        windows=tuple(samples),
     )
 
 
@@ -184,7 +185,7 @@ def test_a_sweep_that_says_too_little_is_refused(
     whole = _profile()
     few = tuple(s for s in whole.samples if keep(s.asked))
     with pytest.raises(DataError, match=sentence):
-        sweep_of(msgspec.structs.replace(whole, samples=few), auto_mem_mhz=9501.0)
+        sweep_of(having(whole, samples=few), auto_mem_mhz=9501.0)
 
 
 def test_clocks_in_hertz_are_refused() -> None:
@@ -194,7 +195,7 @@ def test_clocks_in_hertz_are_refused() -> None:
         for s in whole.samples
     )
     with pytest.raises(DataError, match="a core clock of 1890000000 MHz, which no GPU has"):
-        sweep_of(msgspec.structs.replace(whole, samples=hertz), auto_mem_mhz=9501.0)
+        sweep_of(having(whole, samples=hertz), auto_mem_mhz=9501.0)
 
 
 @pytest.mark.parametrize("serial", [False, True])

@@ -5,23 +5,23 @@ import pytest
 
 from made_up_samples import made_grid, made_sample, made_set
 from underclock.core.model.sample_rows import rows_of
-from underclock.records import Clocks, Mix, MixSample
+from underclock.records import Clocks, Mix, Window
 
 
-def _in_step(**changed: object) -> MixSample:
+def _in_step(**changed: object) -> Window:
     """Return a run of a step of two kernels at auto, its launches timed."""
     fields: dict[str, object] = {
         "kernel": "",
         "mix": Mix(),
         "core_mhz": 1740.0,
         "core_spread_mhz": 0.0,
-        "round_s": 3.0,
-        "round_j": 300.0,
+        "time_s": 3.0,
+        "energy_j": 300.0,
         "kernel_s": (0.9, 1.9),
         "window_s": 10.0,
         **changed,
     }
-    return MixSample(**fields)  # type: ignore[arg-type]
+    return Window(**fields)  # type: ignore[arg-type]
 
 
 def test_launches_inside_the_step_tell_times_at_its_clock() -> None:

@@ -25,10 +25,11 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Launch,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
+from windows import having
 
 _GPU = gpu_model("rtx3080ti").constants
 _CORES = (600, 900, 1200, 1500, 1800)
@@ -48,14 +49,14 @@ _KERNELS = {
 _ORDER = tuple(range(8)) * 2  # every kernel twice, so that a step of them can be run whole
 
 
-def _sample(name: str, asked: Clocks, seed: int, **more: object) -> Sample:
+def _sample(name: str, asked: Clocks, seed: int, **more: object) -> Window:
     """Measure a kernel with noise."""
     random = np.random.default_rng([seed, sorted(_KERNELS).index(name)])
     at = _TOP if asked.is_auto else asked
     core, mem = float(at.core_mhz or 0), float(at.mem_mhz or 0)
     time_s = duration_s(_GPU, _KERNELS[name], core, mem) * random.normal(1.0, 0.003)
     power_w = busy_w(_GPU, _KERNELS[name], core, mem, 55.0) * random.normal(1.0, 0.008)
-    sample = Sample(
+    sample = Window(
         kernel=name,
         asked=asked,
         time_s=time_s,
@@ -78,7 +79,7 @@ def _profile(
             samples.append(_sample(name, asked, i, **about))
     fields: dict[str, object] = {
         "evidence": Evidence.MEASURED,
-        "samples": tuple(samples),
+        "windows": tuple(samples),
         "gpu": GpuInfo(name="G", driver="1", power_limit_w=350.0),
         **more,
     }
@@ -174,13 +175,13 @@ def test_settings_without_an_answer_are_not_planned() -> None:
 def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
     base = _profile()
     table = cost_table(base)
-    step = Sample(
+    step = Window(
         kernel="w", time_s=table.auto_time_s, energy_j=table.auto_energy_j, temperature_c=70.0
     )
     spreads = []
     for runs in (1, 9):
         whole = tuple(msgspec.structs.replace(step, repeat=i) for i in range(runs))
-        sample_set = msgspec.structs.replace(base, in_situ=whole, order=_ORDER)
+        sample_set = having(base, in_situ=whole, order=_ORDER)
         spreads.append(estimate(sample_set).baseline.spread)
         assert temperature_of(sample_set) == 70.0
     assert spreads[0] > spreads[1]
@@ -194,10 +195,10 @@ def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
     for runs in (3, 30):
         apart = np.where(np.arange(runs) % 2, 1.02, 0.98)
         whole = tuple(
-            Sample(kernel="w", time_s=x, energy_j=x * table.auto_energy_j, repeat=i)
+            Window(kernel="w", time_s=x, energy_j=x * table.auto_energy_j, repeat=i)
             for i, x in enumerate(apart.tolist())
         )
-        sample_set = msgspec.structs.replace(base, in_situ=whole, order=_ORDER)
+        sample_set = having(base, in_situ=whole, order=_ORDER)
         baseline = estimate(sample_set).baseline
         ratios.append(baseline.spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
     assert ratios[0] > 1.1 * ratios[1]
@@ -206,7 +207,7 @@ def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
 
 def test_without_a_temperature_read_a_usual_one_is_taken() -> None:
     cold = [msgspec.structs.replace(s, temperature_c=None) for s in _profile().samples]
-    assert temperature_of(_profile(samples=tuple(cold))) == 55.0
+    assert temperature_of(_profile(windows=tuple(cold))) == 55.0
 
 
 def test_a_description_names_every_constant_and_kernel() -> None:
@@ -241,7 +242,7 @@ def test_a_kernel_that_no_physics_describes_keeps_its_own_samples() -> None:
         for i, s in enumerate(_profile().samples)
         for factor in (2.0 if s.kernel == "k3" and i % 2 else 1.0,)
     ]
-    fit = fit_of(_profile(samples=tuple(samples)))
+    fit = fit_of(_profile(windows=tuple(samples)))
 
     assert [k.name for k in fit.kernels if not k.described] == ["k3"]
 
@@ -256,7 +257,7 @@ def test_a_kernel_without_usable_rows_is_named(gone: int, words: str) -> None:
         else s
         for s in sample_set.samples
     ]
-    fit = fit_of(_profile(samples=tuple(samples)))
+    fit = fit_of(_profile(windows=tuple(samples)))
 
     assert words in fit.warnings[0]
     assert fit.cap_w is not None
@@ -271,7 +272,7 @@ def test_a_memory_clock_nobody_named_is_any_clock() -> None:
         for s in _profile().samples
         if s.asked.mem_mhz != _MEMS[0]
     ]
-    sample_set = msgspec.structs.replace(_profile(samples=tuple(samples)), settings=())
+    sample_set = msgspec.structs.replace(_profile(windows=tuple(samples)), settings=())
 
     assert "memory at any clock" in [constant.name for constant in fit_of(sample_set).constants]
 
@@ -337,8 +338,8 @@ def test_a_lock_that_the_cap_held_costs_what_was_measured_there() -> None:
         energy_j=1000.0 * 3.0 * known.samples[0].time_s,  # so that the cap holds no other kernel
     )
     others = tuple(s for s in known.samples if (s.kernel, s.asked) != ("k0", asked))
-    at_cap = estimate(msgspec.structs.replace(known, samples=(*others, held), in_situ=(), order=()))
-    without = estimate(msgspec.structs.replace(known, samples=others, in_situ=(), order=()))
+    at_cap = estimate(having(known, samples=(*others, held), in_situ=(), order=()))
+    without = estimate(having(known, samples=others, in_situ=(), order=()))
     place = at_cap.table.settings.index(asked)
 
     assert at_cap.table.time_s[0, place] == pytest.approx(2 * held.time_s)

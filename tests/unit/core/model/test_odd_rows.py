@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from underclock.app.planning import plan
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.planning.goal import Goal
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
+from windows import having
 
 CORES = (*range(600, 1500, 150), 1900)
 MEMS = (5001, 9251)
@@ -26,7 +27,7 @@ def table(odd: tuple[str, int, int] | None = None, factor: float = 1.0, seed: in
                 power_w = 50 + 100 * (core_mhz / 1500) ** 2.5 + mem_mhz / 500
                 wrong = factor if odd == (name, mem_mhz, core_mhz) else 1.0
                 samples.append(
-                    Sample(
+                    Window(
                         kernel=name,
                         asked=Clocks(core_mhz=core_mhz, mem_mhz=mem_mhz),
                         time_s=time_s * float(np.exp(0.005 * random.standard_normal())),
@@ -41,7 +42,7 @@ def table(odd: tuple[str, int, int] | None = None, factor: float = 1.0, seed: in
         gpu=GpuInfo(name="G"),
         workload="t.csv",
         kernels=tuple(Kernel(name=name) for name in names),
-        samples=tuple(samples),
+        windows=tuple(samples),
         expected_samples=len(samples),
         settings=tuple(dict.fromkeys(sample.asked for sample in samples)),
     )
@@ -71,7 +72,7 @@ def test_rows_that_follow_each_other_are_not_doubted(seed: int) -> None:
 def test_few_rows_tell_nothing_of_each_other() -> None:
     whole = table(("core", 5001, 900), 0.01)
     few = tuple(s for s in whole.samples if s.asked.core_mhz in {None, 600, 900, 1200, 1350})
-    assert odd_rows(msgspec.structs.replace(whole, samples=few)) == ()
+    assert odd_rows(having(whole, samples=few)) == ()
 
 
 @pytest.mark.parametrize("raw", [None, True])

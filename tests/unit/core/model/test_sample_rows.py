@@ -13,7 +13,8 @@ from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.start import unknown_gpu
 from underclock.core.model.subsample import spread_kernels, spread_rows
 from underclock.errors import DataError
-from underclock.records import Clocks, Sample, SampleSet, ThrottleReason
+from underclock.records import Clocks, SampleSet, ThrottleReason, Window
+from windows import having
 
 
 def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:
@@ -149,16 +150,14 @@ def test_a_gpu_of_which_only_clocks_are_known_has_all_constants() -> None:
         (made_sample("a", 900, time_s=1e6), "drew 0.0001 W"),
     ],
 )
-def test_values_that_no_gpu_can_have_given_are_refused(damaged: Sample, sentence: str) -> None:
+def test_values_that_no_gpu_can_have_given_are_refused(damaged: Window, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         rows_of(made_set([*made_grid("a"), damaged]))
 
 
 def test_a_sample_of_no_kernel_of_the_step_is_refused() -> None:
     sample_set = made_set(made_grid("a"))
-    stray = msgspec.structs.replace(
-        sample_set, samples=(*sample_set.samples, made_sample("b", 900))
-    )
+    stray = having(sample_set, samples=(*sample_set.samples, made_sample("b", 900)))
 
     with pytest.raises(DataError, match="names 'b', which is no kernel of the step"):
         rows_of(stray)

@@ -26,11 +26,11 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Mix,
-    MixSample,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
+from windows import gathered, having
 
 _GPU = gpu_model("rtx3080ti").constants
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C = 9251, 1890, 62.0
@@ -67,14 +67,14 @@ _LIMIT_W = _step(1740)[1] / _step(1740)[0]
 """Power at which the cap holds the step at 1740 MHz."""
 
 
-def _sample(name: str, asked: Clocks, seed: int) -> Sample:
+def _sample(name: str, asked: Clocks, seed: int) -> Window:
     random = np.random.default_rng([seed, int(name[1:])])
     wanted = asked.core_mhz or _BOOST_MHZ
     # Alone, the hottest kernels cannot hold boost.
     core = next(mhz for mhz in range(wanted, 0, -1) if _true(name, mhz)[1] <= _LIMIT_W)
     time_s, power_w = _true(name, core)
     time_s *= random.normal(1.0, 0.001)
-    return Sample(
+    return Window(
         kernel=name,
         asked=asked,
         time_s=time_s,
@@ -92,7 +92,7 @@ def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> Sa
     ]
     time_s, energy_j = _step(1740)
     whole = [
-        Sample(
+        Window(
             kernel="w",
             time_s=time_s,
             energy_j=energy_j,
@@ -110,8 +110,7 @@ def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> Sa
         kernels=tuple(Kernel(name=name, count=2) for name in _KERNELS),
         order=_ORDER,
         settings=tuple(settings),
-        samples=tuple(samples),
-        in_situ=tuple(whole),
+        windows=gathered(tuple(samples), in_situ=tuple(whole)),
     )
 
 
@@ -180,7 +179,7 @@ def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: Sampl
         msgspec.structs.replace(s, time_s=1.05 * s.time_s, energy_j=1.05 * s.energy_j)
         for s in campaign.in_situ
     )
-    missed = estimate(msgspec.structs.replace(campaign, in_situ=off))
+    missed = estimate(having(campaign, in_situ=off))
     slow = np.zeros(len(_KERNELS), dtype=np.int64)
 
     assert max(plain.step_error) < 0.005
@@ -228,7 +227,7 @@ def test_kernels_alone_where_the_baseline_is_not_auto(campaign: SampleSet) -> No
 @pytest.mark.slow
 def test_without_a_temperature_nothing_is_said_of_heat(campaign: SampleSet) -> None:
     unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
-    cold = estimate(msgspec.structs.replace(campaign, in_situ=unread))
+    cold = estimate(having(campaign, in_situ=unread))
 
     assert cold.table.heat is None
     assert cold.predicted_change(np.zeros(len(_KERNELS), dtype=np.int64)).energy_change < 0.0
@@ -266,7 +265,7 @@ def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
         msgspec.structs.replace(s, observed=None) if s.asked.is_auto else s
         for s in _campaign((900, 1200, 1500)).samples
     ]
-    slow = msgspec.structs.replace(_campaign((900, 1200, 1500)), samples=tuple(unread))
+    slow = having(_campaign((900, 1200, 1500)), samples=tuple(unread))
     table = estimate(slow).table
 
     assert table.settings[cap_of(table).boost] == Clocks(core_mhz=1500)
@@ -321,9 +320,7 @@ def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
     campaign: SampleSet, limited: LimitedEstimate
 ) -> None:
     unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
-    warm = LimitedEstimate.of(
-        estimate(msgspec.structs.replace(campaign, in_situ=unread)), 0.7 * _LIMIT_W, _LIMIT_W
-    )
+    warm = LimitedEstimate.of(estimate(having(campaign, in_situ=unread)), 0.7 * _LIMIT_W, _LIMIT_W)
 
     slow = warm.table.settings.index(Clocks(core_mhz=900))
     assert (warm.table.energy_j[:, slow] > limited.table.energy_j[:, slow]).all()
@@ -331,20 +328,20 @@ def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
 
 def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:
     mixed = tuple(
-        MixSample(
+        Window(
             mix=Mix(idle_s=1e-3),
             window_s=1.0,
             kernel="k0",
             asked=AUTO,
-            round_s=1e-3,
-            round_j=0.2,
+            time_s=1e-3,
+            energy_j=0.2,
             kernel_s=(1e-3,),
             core_mhz=core_mhz,
             core_spread_mhz=0.0,
         )
         for core_mhz in (1500.0, 1800.0)
     )
-    steered = msgspec.structs.replace(
+    steered = having(
         campaign,
         samples=tuple(s for s in campaign.samples if s.asked.is_auto),
         mixed=mixed,
@@ -364,18 +361,18 @@ def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
     names = tuple(_KERNELS)[:reached]
     at_auto = [_true(name, 1740)[0] for name in _KERNELS]
     step_s, step_j = _step(1740)
-    timed = MixSample(
+    timed = Window(
         kernel="",
         mix=Mix(),
         core_mhz=1740.0,
         core_spread_mhz=0.0,
-        round_s=step_s,
-        round_j=step_j,
+        time_s=step_s,
+        energy_j=step_j,
         kernel_s=tuple(at_auto),
         window_s=1.0,
         temperature_c=_STEADY_C,
     )
-    return msgspec.structs.replace(
+    return having(
         campaign,
         samples=tuple(s for s in campaign.samples if s.kernel in names),
         mixed=(timed,),
@@ -415,4 +412,4 @@ def test_times_in_the_step_alone_make_no_fit(campaign: SampleSet) -> None:
     cut = _cut_off(campaign, 4)
     at_auto = tuple(s for s in cut.samples if s.asked.is_auto)
     with pytest.raises(CannotFitError, match="do not tell what a clock costs"):
-        estimate(msgspec.structs.replace(cut, samples=at_auto))
+        estimate(having(cut, samples=at_auto))

@@ -35,12 +35,13 @@ from underclock.records import (
     Kernel,
     Objective,
     Pass,
-    Sample,
     SampleSet,
     Strategy,
     ThrottleReason,
+    Window,
 )
 from underclock.records.latencies import LatencyTable
+from windows import gathered, having
 
 _GPU = gpu_model("rtx3080ti").constants
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C, _AUTO_MHZ = 9251, 1890, 62.0, 1740
@@ -82,13 +83,13 @@ def _step(core_mhz: float, share: float) -> tuple[float, float]:
     return time_s, energy_j
 
 
-def _sample(k: int, asked: Clocks, seed: int, limit_w: float) -> Sample:
+def _sample(k: int, asked: Clocks, seed: int, limit_w: float) -> Window:
     random = np.random.default_rng([seed, k])
     wanted = asked.core_mhz or _BOOST_MHZ
     core = next(mhz for mhz in range(wanted, 0, -1) if _taken(k, mhz)[1] <= limit_w)
     time_s, power_w = _taken(k, core)
     time_s *= random.normal(1.0, 0.001)
-    return Sample(
+    return Window(
         kernel=f"k{k}",
         asked=asked,
         time_s=time_s,
@@ -104,7 +105,7 @@ def _campaign(true: float, told: float) -> SampleSet:
     time_s, energy_j = _step(_AUTO_MHZ, true)
     limit_w = energy_j / time_s
     settings = [Clocks(core_mhz=core) for core in _CORES]
-    whole = Sample(
+    whole = Window(
         kernel="w",
         time_s=time_s,
         energy_j=energy_j,
@@ -121,12 +122,14 @@ def _campaign(true: float, told: float) -> SampleSet:
         kernels=tuple(kernels),
         order=_ORDER,
         settings=tuple(settings),
-        samples=tuple(
-            _sample(k, asked, i, limit_w)
-            for i, asked in enumerate([*settings, AUTO])
-            for k in range(6)
+        windows=gathered(
+            tuple(
+                _sample(k, asked, i, limit_w)
+                for i, asked in enumerate([*settings, AUTO])
+                for k in range(6)
+            ),
+            in_situ=tuple(msgspec.structs.replace(whole, repeat=i) for i in range(5)),
         ),
-        in_situ=tuple(msgspec.structs.replace(whole, repeat=i) for i in range(5)),
     )
 
 
@@ -249,6 +252,7 @@ def test_no_further_sample_of_it_is_worth_a_second() -> None:
         [Goal(max_slowdown=0.02)],
         lambda settings: np.ones((6, len(settings)), dtype=bool),
         lambda _launch_s: 1.0,
+        {},
     )
 
     assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
@@ -284,7 +288,7 @@ def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -
     with pytest.raises(
         DataError, match=r"cost 0.1 s or J, no more than the 0.\d+ of launches"
     ) as no:
-        estimate(msgspec.structs.replace(campaign, in_situ=little))
+        estimate(having(campaign, in_situ=little))
     assert no.value.hint
 
 

@@ -38,12 +38,13 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
     Strategy,
     ThrottleReason,
     Utilisation,
+    Window,
 )
+from windows import gathered
 
 _MODEL = SPECS["rtx3080ti"]
 _GPU = _MODEL.constants
@@ -215,22 +216,21 @@ def test_no_memory_clock_is_free_where_memory_bounds() -> None:
     assert np.median(costs.time[:, 0, 2]) == pytest.approx(1.0, abs=0.01)
 
 
-def _sample_set(*samples: Sample, in_situ: tuple[Sample, ...] = ()) -> SampleSet:
+def _sample_set(*samples: Window, in_situ: tuple[Window, ...] = ()) -> SampleSet:
     names = dict.fromkeys(sample.kernel for sample in samples)
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G", power_limit_w=350.0),
         workload="train",
         kernels=tuple(Kernel(name=name, count=2) for name in names),
-        samples=samples,
-        in_situ=in_situ,
+        windows=gathered(samples, in_situ=in_situ),
     )
 
 
 _FULL = Clocks(core_mhz=1900, mem_mhz=9501)
 _TWO = (
-    Sample(kernel="a", time_s=1e-3, energy_j=0.25, observed=_FULL, temperature_c=60.0),
-    Sample(
+    Window(kernel="a", time_s=1e-3, energy_j=0.25, observed=_FULL, temperature_c=60.0),
+    Window(
         kernel="b",
         time_s=2e-3,
         energy_j=0.7,
@@ -251,7 +251,7 @@ def test_only_the_baseline_is_looked_at() -> None:
     kept = at_baseline(_sample_set(*_TWO, locked, in_situ=_TWO[:1]), AUTO)
 
     assert kept.samples == _TWO
-    assert kept.in_situ == _TWO[:1]
+    assert [step.time_s for step in kept.in_situ] == [_TWO[0].time_s]
 
 
 def test_locked_rows_can_be_the_baseline_but_the_step_was_not_run_there() -> None:
@@ -273,7 +273,7 @@ def test_a_kernel_without_a_row_at_auto_is_named() -> None:
 
 
 def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
-    bare = Sample(kernel="a", time_s=3e-3, energy_j=0.75)
+    bare = Window(kernel="a", time_s=3e-3, energy_j=0.75)
     seen = msgspec.structs.replace(_TWO[0], observed=Clocks(), utilisation=_COPY)
     (run,) = baseline_runs(_sample_set(bare, seen), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
@@ -289,7 +289,7 @@ def test_repeats_are_averaged_and_readings_taken_where_there_are_any() -> None:
 
 @pytest.mark.parametrize(("time_s", "energy_j"), [(1e-3, 250.0), (1.0, 0.25)])
 def test_a_power_that_tells_of_wrong_units_is_refused(time_s: float, energy_j: float) -> None:
-    wrong = Sample(kernel="a", time_s=time_s, energy_j=energy_j)
+    wrong = Window(kernel="a", time_s=time_s, energy_j=energy_j)
 
     with pytest.raises(DataError, match="'a' draws") as caught:
         baseline_runs(_sample_set(wrong), AUTO, mem_mhz=_TOP, limit_w=350.0)
@@ -297,7 +297,7 @@ def test_a_power_that_tells_of_wrong_units_is_refused(time_s: float, energy_j: f
 
 
 def test_without_event_reasons_power_tells_who_is_capped() -> None:
-    hungry = Sample(kernel="a", time_s=1.0, energy_j=345.0)
+    hungry = Window(kernel="a", time_s=1.0, energy_j=345.0)
     (run,) = baseline_runs(_sample_set(hungry), AUTO, mem_mhz=_TOP, limit_w=350.0)
 
     assert run.capped
@@ -327,7 +327,7 @@ def test_what_is_overlapped_others_costs_the_same_in_every_draw() -> None:
 
 
 def test_the_whole_step_settles_what_auto_costs() -> None:
-    step = Sample(kernel="train", time_s=5.9e-3, energy_j=1.85)
+    step = Window(kernel="train", time_s=5.9e-3, energy_j=1.85)
     tables = _tables(_sample_set(*_TWO, in_situ=(step,)))
 
     assert tables.measured.auto_time_s == pytest.approx(5.9e-3)

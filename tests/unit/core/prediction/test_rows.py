@@ -17,7 +17,8 @@ from underclock.core.prediction.prior import (
 )
 from underclock.core.prediction.rows import given_rows
 from underclock.core.prediction.savings import pooled
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Sample, SampleSet
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, SampleSet, Window
+from windows import having
 
 _PRIOR = Prior(
     gpu=SPECS["a100"].constants,
@@ -48,13 +49,13 @@ def _sample_set(measured: int, *, core: float = 0.6) -> SampleSet:
     for k, name in enumerate(names):
         for clocks in _SETTINGS if k < measured else (AUTO,):
             time_s, energy_j = _costs(clocks, core)
-            samples.append(Sample(kernel=name, asked=clocks, time_s=time_s, energy_j=energy_j))
+            samples.append(Window(kernel=name, asked=clocks, time_s=time_s, energy_j=energy_j))
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="A100"),
         workload="step",
         kernels=tuple(Kernel(name=name) for name in names),
-        samples=tuple(samples),
+        windows=tuple(samples),
     )
 
 
@@ -96,7 +97,7 @@ def test_no_slower_clock_is_faster_in_any_draw(drawn: CostDraws) -> None:
         msgspec.structs.replace(sample, time_s=sample.time_s * (1.0 + 0.05 * (i % 2)))
         for i, sample in enumerate(noisy.samples)
     )
-    given = _given(drawn, msgspec.structs.replace(noisy, samples=samples))
+    given = _given(drawn, having(noisy, samples=samples))
 
     assert (np.diff(given.time, axis=2) <= 1e-12).all()
 
@@ -106,9 +107,9 @@ def test_memory_clocks_apart_are_judged_apart(drawn: CostDraws) -> None:
     few = dataclasses.replace(drawn, time=drawn.time[:, :, 2:], energy=drawn.energy[:, :, 2:])
     sample_set = _sample_set(0)
     rows = tuple(
-        Sample(kernel=f"k{k}", asked=settings[0], time_s=2e-3, energy_j=0.3) for k in range(4)
+        Window(kernel=f"k{k}", asked=settings[0], time_s=2e-3, energy_j=0.3) for k in range(4)
     )
-    more = msgspec.structs.replace(sample_set, samples=(*sample_set.samples, *rows))
+    more = having(sample_set, samples=(*sample_set.samples, *rows))
 
     given = given_rows(few, more, settings, 2, gpu=_PRIOR.gpu, seed=0)
 
@@ -134,12 +135,12 @@ def test_small_kernels_of_many_stand_together_and_cost_what_they_did() -> None:
         for k in range(1000)
     )
     samples = tuple(
-        Sample(kernel=kernel.name, asked=clocks, repeat=n, time_s=1e-3 * (1 + k), energy_j=0.2)
+        Window(kernel=kernel.name, asked=clocks, repeat=n, time_s=1e-3 * (1 + k), energy_j=0.2)
         for k, kernel in enumerate(kernels)
         for clocks in ((AUTO, low) if k % 5 else (AUTO,))
         for n in (0, 1)
     )
-    many = msgspec.structs.replace(_sample_set(0), kernels=kernels, samples=samples)
+    many = having(_sample_set(0), kernels=kernels, samples=samples)
     counts = {kernel.name: kernel.count for kernel in kernels}
 
     fewer = pooled(many, AUTO)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.arrays import Floats
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.sampling.acquisition import (
@@ -49,7 +50,7 @@ def _known(posterior: Posterior) -> Posterior:
 _CAN = np.arange(_C) + np.zeros((_K, 1)) > 0
 
 
-def _candidates(posterior: Posterior) -> Candidates:
+def _candidates(posterior: Posterior, looks: Floats | None = None) -> Candidates:
     auto_s = np.exp(posterior.log_s[:, -1])
     return Candidates(
         posterior=posterior,
@@ -57,6 +58,7 @@ def _candidates(posterior: Posterior) -> Candidates:
         auto_s=auto_s,
         auto_j=1.02 * auto_s * np.exp(posterior.log_w[:, -1]),
         measurable=_CAN,
+        looks=np.zeros((_K, _C)) if looks is None else looks,
     )
 
 
@@ -135,3 +137,16 @@ def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
     assert expected_gain(behind, spread) == pytest.approx(
         [0.0, 1.0, 0.1 / math.sqrt(2.0 * math.pi), 0.0]
     )
+
+
+def test_where_looks_left_something_open_another_one_tells_little() -> None:
+    posterior = _posterior(3)
+    looks = np.zeros((_K, _C))
+    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1)).total
+    k, c = np.unravel_index(int(before.argmax()), before.shape)
+    looks[k, c] = 100.0
+    after = value_of_information(_candidates(posterior, looks), 50.0, np.full(_K, -1)).total
+
+    assert after[k, c] < 0.2 * before[k, c]
+    untouched = looks == 0.0
+    assert after[untouched] == pytest.approx(before[untouched])

@@ -45,6 +45,7 @@ def _candidates(
         auto_s=np.ones(shape[0]),
         auto_j=np.ones(shape[0]),
         measurable=np.ones(shape, dtype=bool) if measurable is None else measurable > 0,
+        looks=np.zeros(shape),
     )
 
 

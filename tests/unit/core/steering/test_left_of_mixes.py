@@ -10,17 +10,17 @@ from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
 from underclock.core.steering.reach import told
 from underclock.core.steering.taking_off import taken_off
-from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
+from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.costs import busy_w, idle_w
-from underclock.records import Clocks, Mix, MixSample, SampleSet
+from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
 
 
 def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
     wild = msgspec.structs.replace(steered.mixed[-1], core_spread_mhz=80.0)
     of_step = msgspec.structs.replace(steered.mixed[0], core_spread_mhz=60.0)
-    samples = msgspec.structs.replace(steered, mixed=(of_step, *steered.mixed[1:-1], wild))
+    samples = msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:-1], wild))
     company = Company.of(samples.mixed, SHAPE, 1.0)
     calm, hunts = (
         taken_off([one], samples.kernels, company)[-1] for one in (steered.mixed[-1], wild)
@@ -35,7 +35,7 @@ def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
     assert repr(wild.kernel) in told(samples)[1]
     assert (
         "of the step by 60 MHz"
-        in told(msgspec.structs.replace(steered, mixed=(of_step, *steered.mixed[1:])))[1]
+        in told(msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:])))[1]
     )
 
 
@@ -49,7 +49,7 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
     for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
         sample = gpu.run(Wanted("softmax", mix))
         left = taken_off([sample], samples.kernels, company)[-1]
-        power_w = float(busy_w(GPU, KERNELS["softmax"], sample.core_mhz, MEM_MHZ, WARM_C))
+        power_w = float(busy_w(GPU, KERNELS["softmax"], sample.at_mhz, MEM_MHZ, WARM_C))
 
         assert left.time_s == sample.kernel_s[0]
         assert left.power_w == pytest.approx(power_w, rel=0.02)
@@ -134,12 +134,12 @@ def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
 def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
     # A round that drew less than its company does by itself.
     damaged = tuple(
-        msgspec.structs.replace(s, round_j=s.round_j / 10) if s.mix.idle_s and not s.kernel else s
+        msgspec.structs.replace(s, energy_j=s.energy_j / 10) if s.mix.idle_s and not s.kernel else s
         for s in steered.mixed
         if s.mix != IDLING
     )
     idle = next(s for s in steered.mixed if s.mix == IDLING)
-    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=(idle, *damaged)), SHAPE)
+    agenda = SteeringAgenda.of(msgspec.structs.replace(steered, windows=(idle, *damaged)), SHAPE)
 
     assert agenda.bench is not None
     assert len(agenda.bench.hot) < len(_hot(steered))
@@ -150,8 +150,8 @@ def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSe
     steps = [s for s in steered.mixed if not s.kernel and s.kernel_s]
     bad = max(steps, key=lambda s: s.mix.idle_s)
     rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
-    mixed = (*rest, msgspec.structs.replace(bad, round_j=bad.round_j / 50))
-    wanted = SteeringAgenda.of(msgspec.structs.replace(steered, mixed=mixed), SHAPE).next(
+    mixed = (*rest, msgspec.structs.replace(bad, energy_j=bad.energy_j / 50))
+    wanted = SteeringAgenda.of(msgspec.structs.replace(steered, windows=mixed), SHAPE).next(
         takes_s, 0.003
     )
 
@@ -160,7 +160,7 @@ def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSe
     assert wanted.mix.launches
 
 
-def _hot(samples: SampleSet) -> list[MixSample]:
+def _hot(samples: SampleSet) -> list[Window]:
     return [s for s in samples.mixed if s.mix.hot and not s.mix.launches]
 
 
@@ -178,21 +178,21 @@ def test_a_whole_step_tells_times_and_no_powers(steered: SampleSet) -> None:
 
 
 def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) -> None:
-    only = msgspec.structs.replace(steered, mixed=steered.mixed[:1], samples=(), in_situ=())
+    only = msgspec.structs.replace(steered, windows=steered.mixed[:1])
 
     with pytest.raises(CannotFitError, match="all 1 samples ran at the power cap or at unknown"):
         rows_of(only)
     some = tuple(s for s in steered.mixed if s.kernel == "copy")[:1]
-    assert "copy" in rows_of(msgspec.structs.replace(only, mixed=some)).names
+    assert "copy" in rows_of(msgspec.structs.replace(only, windows=some)).names
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"kernel": "another"}, "is no kernel of the step"),
-        ({"kernel_s": (1.0, 1.0)}, "has 2 durations instead of 1"),
-        ({"kernel": "", "kernel_s": (1.0,)}, "the step in company has 1 durations instead of 5"),
-        ({"round_j": 1e9}, "W"),
+        ({"kernel_s": ()}, "has 0 durations instead of 1"),
+        ({"kernel": "", "kernel_s": ()}, "the step in company has 0 durations instead of 5"),
+        ({"energy_j": 1e9}, "W"),
         ({"core_mhz": 1e6}, "MHz"),
     ],
 )
@@ -202,13 +202,13 @@ def test_measurements_in_company_that_cannot_be_are_refused(
     bad = msgspec.structs.replace(steered.mixed[-1], **changed)
 
     with pytest.raises(DataError, match=words):
-        check_values(msgspec.structs.replace(steered, mixed=(bad,)))
+        check_values(msgspec.structs.replace(steered, windows=(bad,)))
 
 
 def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: SampleSet) -> None:
     cold = msgspec.structs.replace(
         steered,
-        mixed=tuple(msgspec.structs.replace(s, temperature_c=None) for s in steered.mixed),
+        windows=tuple(msgspec.structs.replace(s, temperature_c=None) for s in steered.mixed),
     )
     bench = SteeringAgenda.of(cold, SHAPE).bench
     assert bench is not None

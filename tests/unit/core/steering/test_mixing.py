@@ -23,10 +23,10 @@ from steered_gpu import (
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
-from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
+from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.steering.worth import variance_in
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import Clocks, Mix, SampleSet
+from underclock.records import ALONE, Clocks, Mix, SampleSet
 
 
 def _bench(gpu: Synthetic, **more: object) -> Bench:
@@ -92,7 +92,7 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
     gpu = Synthetic(noise=0.0)
     capped = _seen("product", 1580.0)[0]
     idle = gpu.run(Wanted("", IDLING), asked=Clocks(core_mhz=1900))
-    idle_w_ = idle.round_j / idle.round_s
+    idle_w_ = idle.energy_j / idle.time_s
     mix = thinned(1900.0, capped, idle_w_, 698.0)
 
     assert mix is not None
@@ -116,20 +116,20 @@ def _slow(steered: SampleSet, times: float) -> SampleSet:
     slow = tuple(
         msgspec.structs.replace(
             s,
-            round_s=s.round_s * times,
-            round_j=s.round_j * times,
+            time_s=s.time_s * times,
+            energy_j=s.energy_j * times,
             kernel_s=tuple(each_s * times for each_s in s.kernel_s),
         )
         for s in steered.mixed
         if not s.kernel and s.mix == ALONE
     )
     rest = tuple(s for s in steered.mixed if s.kernel or not s.mix.launches)
-    return msgspec.structs.replace(steered, mixed=(*slow, *rest))
+    return msgspec.structs.replace(steered, windows=(*slow, *rest))
 
 
 @pytest.mark.untraced
 def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> None:
-    samples = _slow(steered, 0.2 / steered.mixed[0].round_s)
+    samples = _slow(steered, 0.2 / steered.mixed[0].time_s)
     taken: list[Mix] = []
     for _ in range(3):
         wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
@@ -138,7 +138,7 @@ def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> Non
         sample = msgspec.structs.replace(
             samples.mixed[0], mix=wanted.mix, repeat=len(taken), idle_s=wanted.mix.idle_s
         )
-        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+        samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
 
     metered, again, heated = taken
     assert metered == again
@@ -167,7 +167,7 @@ def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
         wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
         assert wanted is not None
         sample = msgspec.structs.replace(metered, mix=wanted.mix, idle_s=wanted.mix.idle_s)
-        samples = msgspec.structs.replace(samples, mixed=(*samples.mixed, sample))
+        samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
     wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, 0.003)
 
     assert wanted is not None
@@ -181,7 +181,7 @@ def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> No
     )
 
     def highest_mhz(samples: SampleSet) -> float:
-        return max(s.core_mhz for s in samples.mixed if s.kernel == "product")
+        return max(s.at_mhz for s in samples.mixed if s.kernel == "product")
 
     assert highest_mhz(free) == BOOST_MHZ
     assert highest_mhz(held) < 1800.0

@@ -15,7 +15,7 @@ from underclock.core.steering.power_peak import (
     peak_w,
 )
 from underclock.core.steering.taking_off import Left
-from underclock.records import MixSample
+from underclock.records import Window
 
 _PILE = [made_left("a", 970.0), made_left("b", 980.0), made_left("c", 960.0)]
 
@@ -71,7 +71,7 @@ def test_a_companion_follows_the_clock_where_it_does_as_it_did_below() -> None:
         [made_rung(1980.0, 1.01e-3, 960.0), made_rung(2000.0, 1e-3, 960.0)],  # too near
     ],
 )
-def test_a_companion_at_one_clock_tells_nothing(rungs: list[MixSample]) -> None:
+def test_a_companion_at_one_clock_tells_nothing(rungs: list[Window]) -> None:
     assert companion_at_boost(rungs, made_company()) is None
 
 

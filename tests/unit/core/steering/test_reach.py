@@ -7,6 +7,7 @@ from steered_gpu import Synthetic, campaign
 from underclock.core.steering.reach import at_cap, reach_mhz, told
 from underclock.core.steering.wanted import COMPANIONS, Wanted
 from underclock.records import Evidence, GpuInfo, SampleSet, ThrottleReason
+from windows import gathered
 
 
 def test_a_step_timed_by_itself_steers_nothing() -> None:
@@ -15,11 +16,11 @@ def test_a_step_timed_by_itself_steers_nothing() -> None:
         gpu=GpuInfo(name="G"),
         workload="w",
         kernels=STEP_KERNELS,
-        mixed=(made_step(),),
+        windows=gathered(mixed=(made_step(),)),
     )
 
     assert reach_mhz(samples) is None
-    steered = msgspec.structs.replace(samples, mixed=(made_step(), made_mix()))
+    steered = msgspec.structs.replace(samples, windows=(made_step(), made_mix()))
     assert reach_mhz(steered) == (1600.0, 2000.0)
 
 
@@ -41,9 +42,9 @@ def test_a_gpu_without_a_power_limit_is_measured_at_boost() -> None:
 
 
 def test_readers_are_told_what_steering_cannot_see(steered: SampleSet) -> None:
-    lowest = min(s.core_mhz for s in steered.mixed if s.kernel_s)
+    lowest = min(s.at_mhz for s in steered.mixed if s.kernel_s)
     (sentence,) = told(steered)
 
     assert f"from {lowest:.0f} to 1980 MHz" in sentence
     assert "memory clocks" in sentence
-    assert told(msgspec.structs.replace(steered, mixed=())) == ()
+    assert told(msgspec.structs.replace(steered, windows=())) == ()

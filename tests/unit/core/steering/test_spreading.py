@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz
 from underclock.core.steering.spreading import spread
 from underclock.core.step.cap import has_company, is_uneven, with_durations
-from underclock.records import Clocks, Mix, MixSample
+from underclock.records import Clocks, Mix, Window
 
 _LONG = [1e-3] * 200  # a step of 0.2 s
 
@@ -67,14 +67,14 @@ def test_few_companions_and_long_launches_make_few_pieces() -> None:
     assert spread(Mix(idle_s=0.05), [1.0], 0.0) == Mix(idle_s=0.05)
 
 
-def _step(mix: Mix, round_s: float = 0.3, kernel: str = "", **more: object) -> MixSample:
+def _step(mix: Mix, time_s: float = 0.3, kernel: str = "", **more: object) -> Window:
     fields: dict[str, object] = {"kernel_s": (1e-3,), "core_spread_mhz": 0.0} | more
-    return MixSample(
+    return Window(
         kernel=kernel,
         mix=mix,
         core_mhz=1700.0,
-        round_s=round_s,
-        round_j=1.0,
+        time_s=time_s,
+        energy_j=1.0,
         window_s=1.0,
         **fields,  # type: ignore[arg-type]
     )
@@ -84,8 +84,8 @@ def test_company_that_comes_often_leaves_one_clock() -> None:
     at_end, often = Mix(hot=6), Mix(hot=6, after=(50, 100, 150))
 
     assert is_uneven(_step(at_end))
-    assert not is_uneven(_step(often, round_s=0.29))
-    assert is_uneven(_step(often, round_s=0.31))
+    assert not is_uneven(_step(often, time_s=0.29))
+    assert is_uneven(_step(often, time_s=0.31))
     assert not is_uneven(_step(at_end, kernel="a"))
     thin, lock = Mix(idle_s=0.2), Clocks(core_mhz=1900)
     assert not is_uneven(_step(thin, kernel="a", asked=lock))
@@ -103,7 +103,7 @@ def test_a_look_that_tells_kernels_clocks_takes_the_place_of_one_that_does_not()
     assert with_durations([alone, kernel, company]) == [alone, kernel]
     assert with_durations([alone, kernel, metered]) == [kernel, metered]
     # A round shorter than the window has one clock, so its mean is every kernel's.
-    short = _step(Mix(), round_s=0.09)
+    short = _step(Mix(), time_s=0.09)
     assert with_durations([alone, short, metered]) == [short, metered]
     assert [s.timed_mhz for s in (alone, metered)] == [(1700.0,), (1690.0,)]
 

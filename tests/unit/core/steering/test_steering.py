@@ -26,9 +26,10 @@ from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.taking_off import step_draws, taken_off
-from underclock.core.steering.wanted import ALONE, COMPANIONS, IDLING, Wanted
+from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import Clocks, Mix, Sample, SampleSet
+from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
+from windows import having
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_a_campaign_ends_when_it_is_sure(steered: SampleSet) -> None:
 def test_what_comes_next_follows_from_what_is_on_file() -> None:
     whole = campaign(Synthetic(seed=3, noise=0.0))
     for cut in (0, 3, 6, 12, len(whole.mixed) - 1):
-        part = msgspec.structs.replace(whole, mixed=whole.mixed[:cut])
+        part = msgspec.structs.replace(whole, windows=whole.mixed[:cut])
         wanted = SteeringAgenda.of(part, SHAPE).next(takes_s, 0.003)
         assert wanted is not None
         assert (wanted.kernel, wanted.mix) == (whole.mixed[cut].kernel, whole.mixed[cut].mix)
@@ -90,7 +91,7 @@ def test_without_a_companion_only_idling_steers() -> None:
 
 
 def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
-    steps = sorted(s.core_mhz for s in steered.mixed if not s.kernel and s.kernel_s)
+    steps = sorted(s.at_mhz for s in steered.mixed if not s.kernel and s.kernel_s)
 
     assert steps[0] < 1620.0
     assert steps[-1] == BOOST_MHZ
@@ -121,8 +122,8 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
 
 @pytest.mark.slow
 def test_samples_at_held_clocks_lift_the_limits_of_steering(steered: SampleSet) -> None:
-    held = Sample(kernel="copy", asked=Clocks(core_mhz=900), time_s=7e-4, energy_j=0.2)
-    both = msgspec.structs.replace(steered, samples=(*steered.samples, held))
+    held = Window(kernel="copy", asked=Clocks(core_mhz=900), time_s=7e-4, energy_j=0.2)
+    both = having(steered, samples=(*steered.samples, held))
 
     assert reach_mhz(both) is None
     assert told(both) == ()
@@ -131,7 +132,7 @@ def test_samples_at_held_clocks_lift_the_limits_of_steering(steered: SampleSet) 
 
 def test_what_was_measured_at_held_clocks_steers_nothing(steered: SampleSet) -> None:
     held = Synthetic().run(Wanted("copy", Mix(idle_s=0.001)), asked=Clocks(core_mhz=2100))
-    both = msgspec.structs.replace(steered, mixed=(*steered.mixed, held))
+    both = msgspec.structs.replace(steered, windows=(*steered.windows, held))
 
     assert SteeringAgenda.of(both, SHAPE).error == SteeringAgenda.of(steered, SHAPE).error
 

@@ -69,7 +69,7 @@ def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() 
         core_spread_mhz=30.0,
     )
     as_timed, moved = (
-        taken_off([msgspec.structs.replace(step, round_s=s)], STEP_KERNELS, made_company())[0]
+        taken_off([msgspec.structs.replace(step, time_s=s)], STEP_KERNELS, made_company())[0]
         for s in (4e-3, 4.04e-3)
     )
 
@@ -78,7 +78,7 @@ def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() 
 
 
 def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place() -> None:
-    wild = made_mix(kernel="", kernel_s=(1e-3, 2e-3), round_s=4e-3, core_spread_mhz=2 * HUNTS_MHZ)
+    wild = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=4e-3, core_spread_mhz=2 * HUNTS_MHZ)
     by_kernel = msgspec.structs.replace(wild, kernel_mhz=(1990.0, 2010.0))
     alone = made_mix(core_spread_mhz=2 * HUNTS_MHZ)
     windows = [
@@ -90,7 +90,7 @@ def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place
 
 
 def test_gaps_between_launches_are_not_taken_for_a_slower_clock() -> None:
-    gaps = made_mix(round_s=2.02e-3, core_spread_mhz=5.0)  # a clock that moves by 0.25 %
+    gaps = made_mix(time_s=2.02e-3, core_spread_mhz=5.0)  # a clock that moves by 0.25 %
     _, drawn = taken_off([gaps], STEP_KERNELS, made_company())
 
     assert drawn.time_s == 1e-3
@@ -106,7 +106,7 @@ def test_a_long_step_whose_clock_moves_tells_nothing() -> None:
     assert taken_off([made_step()], STEP_KERNELS, made_company()) == ()
 
 
-@pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"round_s": 0.05}])
+@pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"time_s": 0.05}])
 def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
     changed: dict[str, float],
 ) -> None:
@@ -116,7 +116,7 @@ def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
 
 
 def test_the_steps_power_is_what_its_company_leaves() -> None:
-    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), round_s=5e-3, round_j=4 * 0.5 + 0.1)
+    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=4 * 0.5 + 0.1)
     (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_company())
 
     assert draw.core_mhz == 2000.0
@@ -127,16 +127,16 @@ def test_the_steps_power_is_what_its_company_leaves() -> None:
 def test_what_is_overlapped_others_takes_none_of_the_steps_time() -> None:
     # Two launches of 1 ms beside the one of 2 ms, which draws 500 W with them.
     beside = (Kernel(name="a", count=2, waited_for=0.0), STEP_KERNELS[1])
-    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), round_s=3e-3, round_j=2 * 0.5 + 0.1)
+    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=3e-3, energy_j=2 * 0.5 + 0.1)
 
     (draw,) = step_draws([step], beside, made_company())
     assert draw.power_w == pytest.approx(500.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("round_j", [0.1, 2.1])
-def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(round_j: float) -> None:
-    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), round_s=5e-3, round_j=round_j)
-    company = made_company() if round_j < 1.0 else Company.of([], SHAPE, 1.0)
+@pytest.mark.parametrize("energy_j", [0.1, 2.1])
+def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(energy_j: float) -> None:
+    step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=energy_j)
+    company = made_company() if energy_j < 1.0 else Company.of([], SHAPE, 1.0)
 
     assert step_draws([step], STEP_KERNELS, company) == ()
 
@@ -153,11 +153,11 @@ def test_errors_of_company_are_those_of_all_that_share_it() -> None:
         made_rung(mhz, 2.0 / mhz, power_w) for mhz, power_w in ((1700.0, 700.0), (2000.0, 950.0))
     ]
     beside = made_mix(
-        mix=Mix(hot=1), round_s=2e-3, round_j=1.3, idle_s=None, hot_s=1e-3, spin_mhz=None
+        mix=Mix(hot=1), time_s=2e-3, energy_j=1.3, idle_s=None, hot_s=1e-3, spin_mhz=None
     )
     (little,) = taken_off([beside], STEP_KERNELS, made_company(*rungs))
     (alone,) = taken_off(
-        [made_mix(mix=Mix(), round_s=1e-3, round_j=0.35, idle_s=None, spin_mhz=None)],
+        [made_mix(mix=Mix(), time_s=1e-3, energy_j=0.35, idle_s=None, spin_mhz=None)],
         STEP_KERNELS,
         made_company(*rungs),
     )
@@ -186,7 +186,7 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
         mix=Mix(idle_s=1e-3, after=(1, 2)),
         kernel_s=(1e-3, 2e-3),
         kernel_mhz=(1950.0, 2050.0),
-        round_s=4e-3,
+        time_s=4e-3,
     )
     left = taken_off([step], STEP_KERNELS, made_company())
 

@@ -21,14 +21,14 @@ from underclock.records import (
     Kernel,
     Launch,
     Mix,
-    MixSample,
     Pass,
-    Sample,
     SampleSet,
     ThrottleReason,
     Utilisation,
+    Window,
 )
 from underclock.records.observed import Bound, Breakdown, Follows, Share, StepClock
+from windows import having
 
 IDLE = Utilisation(sm=1.0, tensor=0.1, fp32=0.1, dram=0.1)
 DRAM = Utilisation(sm=1.0, tensor=0.2, fp32=0.1, dram=0.9)
@@ -56,7 +56,7 @@ def sample_sets(draw: st.DrawFn) -> SampleSet:
         kernels.append(kernel)
         clocks = st.builds(Clocks, core_mhz=st.integers(900, 1000), mem_mhz=st.just(5001))
         samples += [
-            Sample(
+            Window(
                 kernel=kernel.name,
                 repeat=repeat,
                 time_s=draw(amounts),
@@ -70,15 +70,15 @@ def sample_sets(draw: st.DrawFn) -> SampleSet:
     return profile_of(kernels, samples)
 
 
-def profile_of(kernels: list[Kernel], samples: list[Sample], **more: object) -> SampleSet:
+def profile_of(kernels: list[Kernel], samples: list[Window], **more: object) -> SampleSet:
     made = SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="a GPU"),
         workload="a step",
         kernels=tuple(kernels),
-        samples=tuple(samples),
+        windows=tuple(samples),
     )
-    return msgspec.structs.replace(made, **more)
+    return having(made, **more)  # type: ignore[arg-type]
 
 
 def sample(
@@ -88,8 +88,8 @@ def sample(
     *,
     energy_j: float = 1.0,
     throttle_reasons: ThrottleReason | None = None,
-) -> Sample:
-    return Sample(
+) -> Window:
+    return Window(
         kernel=kernel,
         time_s=1.0,
         energy_j=energy_j,
@@ -189,7 +189,7 @@ def test_without_counters_nothing_is_said_of_what_bounds_a_kernel() -> None:
     assert bound_of(None) is Bound.UNKNOWN
 
 
-def swept(kernel: str, slower: float, energy_j: float, busy: Utilisation) -> list[Sample]:
+def swept(kernel: str, slower: float, energy_j: float, busy: Utilisation) -> list[Window]:
     """Return a kernel at 1500 and 1800 MHz, and by how much it is slower at the former."""
     not_capped = ThrottleReason.NONE
     fast = sample(kernel, 1800, busy, energy_j=energy_j, throttle_reasons=not_capped)
@@ -244,13 +244,13 @@ def test_clocks_too_near_each_other_leave_utilisation_to_tell() -> None:
 def test_launches_timed_inside_the_step_split_its_time() -> None:
     kernels = [Kernel(name="product", count=3), Kernel(name="softmax")]
     samples = [sample("product", energy_j=9.0), sample("softmax", energy_j=2.0)]
-    whole = MixSample(
+    whole = Window(
         kernel="",
         mix=Mix(),
         core_mhz=1749.0,
         core_spread_mhz=40.0,
-        round_s=3.9,
-        round_j=11.0,
+        time_s=3.9,
+        energy_j=11.0,
         kernel_s=(0.85, 1.14),
         window_s=5.0,
     )
@@ -262,7 +262,7 @@ def test_launches_timed_inside_the_step_split_its_time() -> None:
     assert found["softmax"] == pytest.approx(0.14)
     shares = {part.name: part.time_share for part in broken_down.by_operator}
     assert shares["product"] == pytest.approx(3 * 0.85 / (3 * 0.85 + 1.14))
-    assert broken_down.time_s == pytest.approx(cost_table(profile_of(kernels, samples)).auto_time_s)
+    assert broken_down.time_s == pytest.approx(3.9)
     assert broken_down.step_clock == StepClock(core_mhz=1749.0, spread_mhz=40.0)
 
 
@@ -291,7 +291,7 @@ def test_the_capped_share_is_one_of_isolated_time_with_every_launch_counted() ->
 
 
 def test_the_whole_step_as_it_ran_is_what_is_broken_down() -> None:
-    whole = Sample(kernel="a step", time_s=3.0, energy_j=30.0)
+    whole = Window(kernel="a step", time_s=3.0, energy_j=30.0)
     kernels = [Kernel(name="a"), Kernel(name="b")]
     samples = [sample("a", energy_j=15.0), sample("b", energy_j=5.0)]
 
@@ -321,7 +321,7 @@ def test_a_kernel_without_an_operator_goes_by_the_first_word_of_its_name() -> No
 
 
 def test_a_step_without_auto_clocks_cannot_be_broken_down() -> None:
-    locked = Sample(kernel="b", asked=Clocks(core_mhz=900), time_s=1.0, energy_j=1.0)
+    locked = Window(kernel="b", asked=Clocks(core_mhz=900), time_s=1.0, energy_j=1.0)
     sample_set = profile_of([Kernel(name="a"), Kernel(name="b")], [sample("a"), locked])
 
     with pytest.raises(DataError, match="'b' was not measured at auto clocks") as caught:
@@ -334,8 +334,8 @@ LOW = Clocks(core_mhz=600, mem_mhz=5001)
 quantities = st.floats(1e-6, 1e3)
 
 
-def step(time_s: float, energy_j: float) -> Sample:
-    return Sample(kernel="step", time_s=time_s, energy_j=energy_j)
+def step(time_s: float, energy_j: float) -> Window:
+    return Window(kernel="step", time_s=time_s, energy_j=energy_j)
 
 
 def table_of(*costs: tuple[float, float]) -> CostTable:
@@ -351,7 +351,7 @@ def table_of(*costs: tuple[float, float]) -> CostTable:
 
 
 @st.composite
-def settled(draw: st.DrawFn) -> tuple[CostTable, CostTable, tuple[Sample, ...], Bools]:
+def settled(draw: st.DrawFn) -> tuple[CostTable, CostTable, tuple[Window, ...], Bools]:
     """Draw kernels alone and the step, and settle: alone, settled, runs, which were at the cap."""
     costs = draw(st.lists(st.tuples(quantities, quantities), min_size=1, max_size=6))
     alone = table_of(*costs)
@@ -365,7 +365,7 @@ def settled(draw: st.DrawFn) -> tuple[CostTable, CostTable, tuple[Sample, ...], 
 
 @given(settled())
 def test_auto_adds_up_to_the_step_as_it_ran(
-    drawn: tuple[CostTable, CostTable, tuple[Sample, ...], Bools],
+    drawn: tuple[CostTable, CostTable, tuple[Window, ...], Bools],
 ) -> None:
     alone, table, runs, _ = drawn
 
@@ -378,7 +378,7 @@ def test_auto_adds_up_to_the_step_as_it_ran(
 
 @given(settled())
 def test_only_kernels_at_the_cap_move_and_all_by_one_factor(
-    drawn: tuple[CostTable, CostTable, tuple[Sample, ...], Bools],
+    drawn: tuple[CostTable, CostTable, tuple[Window, ...], Bools],
 ) -> None:
     alone, table, _, capped = drawn
     movable = capped if capped.any() else ~capped

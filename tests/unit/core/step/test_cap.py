@@ -31,9 +31,9 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
 
 seeds = st.integers(0, 2**32 - 1)
@@ -218,8 +218,8 @@ def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() ->
 _LIMIT_W = 200.0
 
 
-def _sample(power_w: float, reasons: ThrottleReason | None = None) -> Sample:
-    return Sample(
+def _sample(power_w: float, reasons: ThrottleReason | None = None) -> Window:
+    return Window(
         kernel="k", asked=AUTO, time_s=2.0, energy_j=2.0 * power_w, throttle_reasons=reasons
     )
 
@@ -279,8 +279,8 @@ def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much
         gpu=GpuInfo(name="G"),
         workload="w",
         kernels=tuple(Kernel(name=name) for name in ("told", "near", "cool")),
-        samples=tuple(
-            Sample(kernel=name, asked=asked, time_s=2.0, energy_j=2.0 * w, throttle_reasons=said)
+        windows=tuple(
+            Window(kernel=name, asked=asked, time_s=2.0, energy_j=2.0 * w, throttle_reasons=said)
             for name, asked, w, said in samples
         ),
     )

@@ -3,7 +3,6 @@
 import math
 import statistics
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,9 +18,10 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Kernel,
-    Sample,
     SampleSet,
+    Window,
 )
+from windows import gathered, having
 
 LOW, MIDDLE, HIGH = (Clocks(core_mhz=mhz, mem_mhz=5001) for mhz in (600, 1200, 1800))
 quantities = st.floats(1e-6, 1e3)
@@ -32,14 +32,14 @@ def sample(
     asked: Clocks = AUTO,
     time_s: float = 1.0,
     energy_j: float = 100.0,
-) -> Sample:
-    return Sample(kernel=kernel, asked=asked, time_s=time_s, energy_j=energy_j)
+) -> Window:
+    return Window(kernel=kernel, asked=asked, time_s=time_s, energy_j=energy_j)
 
 
 def sample_set(
-    *samples: Sample,
+    *samples: Window,
     counts: tuple[int, ...] = (1, 1),
-    in_situ: tuple[Sample, ...] = (),
+    in_situ: tuple[Window, ...] = (),
     expected: int | None = None,
     warnings: tuple[str, ...] = (),
 ) -> SampleSet:
@@ -49,14 +49,13 @@ def sample_set(
         gpu=GpuInfo(name="a GPU"),
         workload="a step",
         kernels=tuple(Kernel(name=chr(97 + k), count=count) for k, count in enumerate(counts)),
-        samples=samples,
-        in_situ=in_situ,
+        windows=gathered(samples, in_situ=in_situ),
         expected_samples=expected,
         warnings=warnings,
     )
 
 
-def step(time_s: float, energy_j: float) -> Sample:
+def step(time_s: float, energy_j: float) -> Window:
     return sample("step", time_s=time_s, energy_j=energy_j)
 
 
@@ -76,7 +75,7 @@ def test_a_cost_is_the_mean_of_its_repeats_times_the_count(
         [sample(k, s, 1.0 + i + j) for i, k in enumerate("ab") for j, s in enumerate((LOW, HIGH))]
     )
 )
-def test_the_order_of_the_samples_does_not_matter(samples: list[Sample]) -> None:
+def test_the_order_of_the_samples_does_not_matter(samples: list[Window]) -> None:
     table = cost_table(sample_set(*samples))
 
     assert table.settings == (LOW, HIGH)
@@ -214,7 +213,7 @@ class TestInSitu:
         assert table.accounting is Accounting.ISOLATED
 
     def test_a_step_that_was_not_run_whole_has_none(self, measured: SampleSet) -> None:
-        alone = msgspec.structs.replace(measured, in_situ=())
+        alone = having(measured, in_situ=())
 
         assert cost_table(alone).closure is None
 

@@ -35,10 +35,11 @@ from underclock.records import (
     Granularity,
     Kernel,
     Pass,
-    Sample,
     SampleSet,
     ThrottleReason,
+    Window,
 )
+from windows import gathered, having
 
 _GPU = gpu_model("rtx3080ti").constants
 _BOOST_MHZ, _FASTEST_MEM_MHZ, _STEADY_C = 1890, 9251, 60.0
@@ -110,22 +111,21 @@ class PhysicalStep:
         ran_mhz = self.clock_at(limit_w) if core_mhz is None else core_mhz
         time_s, energy_j = self.cost(ran_mhz)
         held = ThrottleReason.SW_POWER_CAP if ran_mhz < _BOOST_MHZ else ThrottleReason.NONE
-        whole = Sample(
+        whole = Window(
             kernel="w",
             time_s=time_s,
             energy_j=energy_j,
             throttle_reasons=held if says else None,
             observed=Clocks(core_mhz=round(ran_mhz), mem_mhz=_FASTEST_MEM_MHZ),
         )
-        alone = [Sample(kernel=f"k{k}", time_s=1.0, energy_j=1.0) for k in range(len(self.counts))]
+        alone = [Window(kernel=f"k{k}", time_s=1.0, energy_j=1.0) for k in range(len(self.counts))]
         return SampleSet(
             evidence=Evidence.SIMULATED,
             gpu=GpuInfo(name="G", power_limit_w=limit_w),
             workload="w",
             kernels=tuple(Kernel(name=f"k{k}", count=n) for k, n in enumerate(self.counts)),
             order=self.order,
-            samples=tuple(alone),
-            in_situ=(whole,),
+            windows=gathered(tuple(alone), in_situ=(whole,)),
         )
 
 
@@ -209,7 +209,7 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
     samples = step.sample_set(limit_w)
     whole = samples.in_situ[0]
     slower = msgspec.structs.replace(whole, time_s=off * whole.time_s, repeat=1)
-    samples = msgspec.structs.replace(samples, in_situ=(whole, slower))
+    samples = having(samples, in_situ=(whole, slower))
     found = known_step(step.table(), samples, limit_w)
 
     assert found is not None

@@ -18,10 +18,10 @@ from underclock.records import (
     Kernel,
     Kind,
     Mix,
-    MixSample,
-    Sample,
     SampleSet,
+    Window,
 )
+from windows import gathered, having
 
 _MEASURED_W = (300.0, 320.0, 340.0, 600.0)
 _KINDS = (Kind.MEMORY,) * 3 + (Kind.GEMM,)
@@ -32,16 +32,9 @@ def test_what_is_not_waited_for_leaves_the_others_all_of_the_step() -> None:
     kernels = list(campaign.kernels)
     kernels[0] = msgspec.structs.replace(kernels[0], waited_for=0.0)
     # The first ran beside the others, so the step took no time and no idling for it.
-    (step,), (whole,) = campaign.mixed, campaign.in_situ
-    shorter = msgspec.structs.replace(
-        campaign,
-        mixed=(msgspec.structs.replace(step, round_s=step.round_s - 1e-3),),
-        in_situ=(
-            msgspec.structs.replace(
-                whole, time_s=whole.time_s - 1e-3, energy_j=whole.energy_j - 0.3
-            ),
-        ),
-    )
+    (step,) = campaign.in_situ
+    short = msgspec.structs.replace(step, time_s=step.time_s - 1e-3, energy_j=step.energy_j - 0.3)
+    shorter = having(campaign, mixed=(short,), in_situ=())
     told = unmeasured(msgspec.structs.replace(shorter, kernels=tuple(kernels)))
 
     assert told.power_w == pytest.approx(unmeasured(campaign).power_w, rel=0.05)
@@ -54,13 +47,13 @@ def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> 
     kernels = tuple(Kernel(name=f"k{i}", kind=kind) for i, kind in enumerate((*_KINDS, kind)))
     step_s = math.fsum(times_s)
     step_j = math.fsum(s * w for s, w in zip(times_s, powers_w, strict=True))
-    step = MixSample(
+    step = Window(
         kernel="",
         mix=Mix(),
         core_mhz=1800.0,
         core_spread_mhz=0.0,
-        round_s=step_s,
-        round_j=step_j,
+        time_s=step_s,
+        energy_j=step_j,
         kernel_s=times_s,
         window_s=1.0,
     )
@@ -70,12 +63,14 @@ def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> 
         workload="w",
         kernels=kernels,
         order=(0, 1, 2, 3, 4),
-        samples=tuple(
-            Sample(kernel=f"k{i}", time_s=1e-3, energy_j=1e-3 * w)
-            for i, w in enumerate(_MEASURED_W)
+        windows=gathered(
+            tuple(
+                Window(kernel=f"k{i}", time_s=1e-3, energy_j=1e-3 * w)
+                for i, w in enumerate(_MEASURED_W)
+            ),
+            in_situ=(Window(kernel="w", time_s=step_s, energy_j=step_j),),
+            mixed=(step,),
         ),
-        in_situ=(Sample(kernel="w", time_s=step_s, energy_j=step_j),),
-        mixed=(step,),
     )
 
 
@@ -122,9 +117,8 @@ def test_it_is_planned_at_auto_with_a_sentence_of_how_much_it_is() -> None:
     assert said[0].endswith("`underclock measure` goes on from here")
 
 
-@pytest.mark.parametrize("lacks", ["mixed", "in_situ"])
-def test_where_the_step_was_not_timed_nothing_is_told_and_nothing_planned(lacks: str) -> None:
-    campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), **{lacks: ()})
+def test_where_the_step_was_not_timed_nothing_is_told_and_nothing_planned() -> None:
+    campaign = having(_campaign(1e-3, 400.0), mixed=())
 
     assert not len(unmeasured(campaign).places)
     with pytest.raises(DataError, match="no sample of 'k4'"):
@@ -132,7 +126,7 @@ def test_where_the_step_was_not_timed_nothing_is_told_and_nothing_planned(lacks:
 
 
 def test_where_no_kernel_was_measured_nothing_is_told() -> None:
-    campaign = msgspec.structs.replace(_campaign(1e-3, 400.0), samples=())
+    campaign = having(_campaign(1e-3, 400.0), samples=())
     assert not len(unmeasured(campaign).places)
 
 
@@ -144,7 +138,7 @@ def test_kernels_of_which_more_is_known_are_left_out() -> None:
 
 def test_powers_are_those_at_auto() -> None:
     campaign = _campaign(1e-6, 400.0)
-    slow = Sample(kernel="k0", asked=Clocks(core_mhz=900), time_s=1e-3, energy_j=0.01)
-    more = msgspec.structs.replace(campaign, samples=(*campaign.samples, slow))
+    slow = Window(kernel="k0", asked=Clocks(core_mhz=900), time_s=1e-3, energy_j=0.01)
+    more = having(campaign, samples=(*campaign.samples, slow))
 
     assert unmeasured(more).power_w == pytest.approx(unmeasured(campaign).power_w)

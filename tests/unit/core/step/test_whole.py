@@ -21,11 +21,11 @@ from underclock.records import (
     GpuInfo,
     Kernel,
     Mix,
-    MixSample,
     Pass,
-    Sample,
     SampleSet,
+    Window,
 )
+from windows import gathered, having
 
 _SLOW, _MIDDLE = Clocks(core_mhz=1000), Clocks(core_mhz=1200)
 _KERNELS = (
@@ -41,32 +41,32 @@ def ran(
     core_mhz: float | None = None,
     kernel_s: tuple[float, ...] = (2.0, 1.0),
     repeat: int = 0,
-) -> MixSample:
-    return MixSample(
+) -> Window:
+    return Window(
         kernel="",
         mix=mix or Mix(),
         asked=asked,
         repeat=repeat,
         core_mhz=core_mhz or asked.core_mhz or 2000.0,
         core_spread_mhz=1.0,
-        round_s=5.0,
-        round_j=500.0,
+        time_s=5.0,
+        energy_j=500.0,
         kernel_s=kernel_s,
         window_s=20.0,
         temperature_c=50.0,
     )
 
 
-def samples(*mixed: MixSample, alone: tuple[Sample, ...] = ()) -> SampleSet:
+def samples(*mixed: Window, alone: tuple[Window, ...] = ()) -> SampleSet:
     return SampleSet(
         evidence=Evidence.MEASURED,
         gpu=GpuInfo(name="G"),
         workload="train",
         kernels=_KERNELS,
         order=(0, 0, 1),
-        samples=alone,
-        in_situ=(Sample(kernel="train", time_s=5.0, energy_j=500.0),),
-        mixed=mixed,
+        windows=gathered(
+            alone, in_situ=(Window(kernel="train", time_s=5.0, energy_j=500.0),), mixed=mixed
+        ),
     )
 
 
@@ -86,12 +86,12 @@ class TestIsOnlyWhole:
         assert is_only_whole(samples())
 
     def test_a_kernel_that_ran_alone_is_enough_for_more(self) -> None:
-        alone = samples(alone=(Sample(kernel="mm", time_s=1.0, energy_j=1.0),))
+        alone = samples(alone=(Window(kernel="mm", time_s=1.0, energy_j=1.0),))
         assert not is_only_whole(alone)
         check_kernels_alone(alone)
 
     def test_what_has_no_step_is_something_else(self) -> None:
-        assert not is_only_whole(msgspec.structs.replace(samples(), in_situ=()))
+        assert not is_only_whole(having(samples(), in_situ=()))
         assert not is_only_whole(msgspec.structs.replace(samples(), order=()))
 
     def test_costs_of_kernels_are_refused_with_what_can_be_had(self) -> None:
@@ -105,7 +105,8 @@ class TestAsOne:
         given = samples(ran(), ran(_SLOW), ran(_SLOW, repeat=1))
         one = as_one(given)
 
-        assert (one.kernels, one.order, one.in_situ) == ((WHOLE,), (0,), given.in_situ)
+        assert (one.kernels, one.order) == ((WHOLE,), (0,))
+        assert [s.energy_j for s in one.in_situ] == [s.energy_j for s in given.in_situ]
         assert [(s.kernel, s.asked, s.repeat) for s in one.samples] == [
             (WHOLE.name, AUTO, 0),
             (WHOLE.name, _SLOW, 0),
@@ -133,8 +134,8 @@ class TestAsOne:
         mixed = as_one(samples(idle, hot, metered, untimed)).mixed
 
         assert mixed[0] == idle
-        assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 3
-        assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,), ()]
+        assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 2
+        assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,)]
 
     def test_company_that_came_after_the_cap_had_looked_tells_nothing(self) -> None:
         steered, thinned = ran(mix=Mix(hot=1)), ran(_SLOW, Mix(idle_s=0.01))
@@ -162,7 +163,7 @@ class TestShares:
         assert found == pytest.approx([0.8, 0.2])
 
     def test_of_looks_far_away_the_nearest_counts(self) -> None:
-        far = ran(Clocks(core_mhz=300), kernel_s=(9.0, 1.0))
+        far = ran(Clocks(core_mhz=300), kernel_s=(2.6, 0.1))
         found = shares(samples(far, ran(Clocks(core_mhz=600))), _MIDDLE)
         assert found == pytest.approx([0.8, 0.2])
 
