@@ -15,7 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
-from underclock.core.planning.chance_constraint import RiskModel, room
+from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
 from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses
 from underclock.core.solvers import (
@@ -41,7 +41,8 @@ from underclock.records import (
 )
 from underclock.records.latencies import LatencyTable
 
-_ROUNDS = 4  # of aims below the time budget
+_ROUNDS, _FEW_ROUNDS = 4, 2  # of aims below the time budget; where only candidates are wanted
+_LATENCIES_S = (1e-3, 6e-3, 20e-3, 0.15)  # whose schedules are candidates at shorter ones
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
@@ -82,12 +83,21 @@ def achieved(
         effort: How far to look.
     """
     starts = [choice[problem.order] for choice in per_kernel]
+    for stricter in _stricter(table, problem):
+        if table.power_cap is None:
+            kept = solve(stricter, Effort.QUICK, starts)
+            found = None if kept.status is Status.INFEASIBLE else kept.choice
+        else:
+            found = _Step(
+                table=table, problem=stricter, starts=starts, risk=risk, effort=Effort.QUICK
+            ).best(_FEW_ROUNDS)
+        starts += [] if found is None else [found]
     if table.power_cap is None:
         schedule = solve(problem, effort, starts)
         arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
         return Achieved(arm, schedule, problem.budget_s / table.auto_time_s - 1.0)
     step = _Step(table=table, problem=problem, starts=starts, risk=risk, effort=effort)
-    choice = step.best()
+    choice = step.best(_ROUNDS)
     if choice is not None and (step.budget < 0.0 or step.believed(choice).cost.energy_change < 0.0):
         return Achieved(*step.arm(choice), step.believed(choice).aim)
     if step.budget < 0.0:
@@ -102,6 +112,27 @@ def achieved(
     )
     arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
     return Achieved(arm, schedule, step.budget)
+
+
+def _stricter(table: CostTable, problem: SequenceProblem) -> list[SequenceProblem]:
+    """Return the same problem at longer latencies, then within less time.
+
+    What is found there keeps these rules too, so nobody saves more with a slower GPU or less time.
+    """
+    longest_s = float(problem.dwell_s.max())
+    off = ~np.eye(len(problem.dwell_s), dtype=np.bool_)
+    budget = problem.budget_s / table.auto_time_s - 1.0
+    slower = [
+        dataclasses.replace(problem, dwell_s=np.where(off, np.maximum(problem.dwell_s, each_s), 0))
+        for each_s in sorted(_LATENCIES_S, reverse=True)
+        if longest_s < each_s < 0.5 * table.auto_time_s
+    ]
+    shorter = [
+        dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + each))
+        for each in BUDGETS
+        if each < budget - _SMALL
+    ]
+    return slower + shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +203,12 @@ class _Step:
             energy_j=believed.cost.energy_j,
         )
 
-    def best(self) -> Ints | None:
+    def best(self, rounds: int) -> Ints | None:
         """Return the schedule of least energy that keeps the budget as it settles."""
         aim, found = self.budget + 0.5 * TOLERANCE, list(self.starts)
         best: Ints | None = None
         priced: Floats | None = None
-        for turn in range(_ROUNDS):
+        for turn in range(rounds):
             before = set(self._known)
             solution = solve(self._at(aim, priced), self.effort, found, self.judged)
             if turn == 0:

@@ -49,10 +49,10 @@ from underclock.records import Status
 PROVEN = 1e-9
 """Gap, as a fraction, at which a schedule counts as optimal."""
 _BEST = 2  # paths of either kind that are mixed
-_MOST_WINDOWS = 150_000  # whose cost is worked out at a time
+_MOST_WINDOWS = 50_000  # whose cost is worked out at a time
 _MOST_OFFERS, _MOST_JUDGED = 64, 6  # cheapest windows that are looked at; that are judged
-_BASES = 3
-_ROUNDS, _MATES = 6, 12  # of mixing the best schedule; paths that it is mixed with
+_BASES = 3  # paths that are mixed as they are
+_MATES = 12  # paths that the best schedule is mixed with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,8 @@ class Cyclic:
     """Fraction of the energy between schedule and bound at which to stop."""
     max_paths: int = 60
     """Most shortest paths in the search for one multiplier, or for a pair of them."""
+    max_mixes: int = 1_000
+    """Most times that a schedule is mixed with another."""
 
     def solve(
         self, problem: SequenceProblem, start: Items[Ints] = (), judge: Judge | None = None
@@ -116,7 +118,7 @@ class Cyclic:
         enough = bound / (1.0 - self.gap)
         if best.reckoned > enough:
             offer_cycles(best, search)
-            _mix_until_best(best, search, enough)
+            _mix_until_best(best, search, enough, self.max_mixes)
         if ring.rounded:
             bound = min(bound, _rounded_down(problem, search))
         return best.answer(bound)
@@ -283,7 +285,7 @@ def offer_paths(best: Incumbent, search: DualSearch) -> None:
         )
 
 
-def _mix_until_best(best: Incumbent, search: DualSearch, enough: float) -> None:
+def _mix_until_best(best: Incumbent, search: DualSearch, enough: float, most: int) -> None:
     """Mix the best schedule with paths and with single settings until that brings no better one."""
     ring = search.ring
     mates: list[Ints] = []
@@ -297,17 +299,20 @@ def _mix_until_best(best: Incumbent, search: DualSearch, enough: float) -> None:
         for s in np.unique(np.concatenate(mates)).tolist()
         if known[:, s].all()
     ]
-    for base in mates[:_BASES]:
-        for mate in mates:
-            if best.reckoned <= enough:
-                return
-            _offer_windows(best, base, mate)
-    for _ in range(_ROUNDS):
+    # Paths as they are, late but cheap, then the best again and again.
+    pairs = [(base, mate) for base in mates[:_BASES] for mate in mates]
+    for base, mate in pairs[: most // 2]:
+        if best.reckoned <= enough:
+            return
+        _offer_windows(best, base, mate)
+    left = most - len(pairs[: most // 2])
+    while left > 0:
         before = best.energy
-        for mate in mates:
+        for mate in mates[:left]:
             if best.choice is None or best.reckoned <= enough:
                 return
             _offer_windows(best, best.choice, mate)
+        left -= len(mates)
         if best.energy >= before:
             return
 

@@ -12,11 +12,11 @@ from underclock.core.solvers.problems import Problem, SequenceProblem, Solution
 class Effort(Enum):
     """How far a solver looks before it states a gap."""
 
-    QUICK = 20_000, 1e-3
+    QUICK = 20_000, 1e-3, 40
     """To choose what to look at next."""
-    PLAN = 200_000, 1e-4
+    PLAN = 200_000, 1e-4, 150
     """To plan on expected costs, of which a proof to the last joule proves nothing."""
-    PROOF = 50_000_000, 1e-9
+    PROOF = 50_000_000, 1e-9, 1_000
     """To the optimum."""
 
     @property
@@ -28,6 +28,11 @@ class Effort(Enum):
     def gap(self) -> float:
         """Fraction of the energy between a schedule and its bound at which looking ends."""
         return self.value[1]
+
+    @property
+    def mixes(self) -> int:
+        """Most times that a schedule is mixed with another."""
+        return self.value[2]
 
 
 def solve(
@@ -46,4 +51,4 @@ def solve(
     """
     if isinstance(problem, Problem):
         return Exact(max_labels=effort.labels).solve(problem)
-    return Cyclic(gap=effort.gap).solve(problem, start, judge)
+    return Cyclic(gap=effort.gap, max_mixes=effort.mixes).solve(problem, start, judge)

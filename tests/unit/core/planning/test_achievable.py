@@ -88,6 +88,19 @@ def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
     assert {point.hardware for point in curve} - {""} == {name for _, name in KNOWN_HARDWARE}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_more_time_and_less_latency_give_no_worse_schedule(seed: int) -> None:
+    costs = table(seed=seed)
+    saved = np.array(
+        [
+            [plan(costs, rules(latency_s, max_slowdown=budget))[1] for latency_s in (1e-4, 6e-3)]
+            for budget in (0.0, 0.01, 0.03)
+        ]
+    )
+    assert (np.diff(saved, axis=0) <= 1e-9).all()
+    assert (np.diff(saved, axis=1) >= -1e-9).all()
+
+
 @settings(max_examples=4)
 @given(st.integers(0, 1000))
 def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:

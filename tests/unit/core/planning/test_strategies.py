@@ -1,5 +1,6 @@
 """The arms of a plan: more freedom never costs more, budgets are kept, figures add up."""
 
+import dataclasses
 import itertools
 import math
 
@@ -12,6 +13,7 @@ from drawn_costs import cost_tables
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import tolerance_of
+from underclock.core.planning.chance_constraint import BUDGETS
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
@@ -414,6 +416,52 @@ def test_arms_are_nested_where_costs_are_unsure(
         if arm.cost is not None:
             change = risk.predicted_change(compared.settings[arm.name])
             assert change.time_change + ONE_SIDED * change.time_spread <= budget + 1e-5
+
+
+@settings(max_examples=60)
+@given(
+    cost_tables(),
+    st.integers(0, 9),
+    st.sampled_from([0.01, 0.3]),
+    st.sampled_from(BUDGETS),
+    st.floats(0.0, 0.3),
+    aggregates,
+)
+def test_more_time_gives_no_worse_plan_where_costs_are_unsure(
+    table: CostTable, seed: int, most: float, budget: float, extra: float, aggregate: Aggregate
+) -> None:
+    risk = KernelRisk(table, seed, most)
+    tight, loose = (
+        compare_strategies(table, Goal(max_slowdown=each, aggregate=aggregate), risk)
+        for each in (budget, budget + extra)
+    )
+
+    for before, after in zip(tight.arms, loose.arms, strict=True):
+        assert energy(after) <= energy(before) * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(table=cost_tables(), seed=st.integers(0, 9), budget=budgets, sure=st.booleans())
+def test_more_settings_give_no_worse_plan(
+    table: CostTable, seed: int, budget: float, *, sure: bool
+) -> None:
+    kept = [s for s in range(len(table.settings)) if s == table.baseline or s % 2]
+    fewer = dataclasses.replace(
+        table,
+        settings=tuple(table.settings[s] for s in kept),
+        time_s=table.time_s[:, kept],
+        energy_j=table.energy_j[:, kept],
+        baseline=kept.index(table.baseline),
+    )
+    goal = Goal(max_slowdown=budget)
+    of_all, of_few = KernelRisk(table, seed, 0.05), KernelRisk(fewer, seed, 0.05)
+    of_few.spread = of_all.spread[:, kept]
+    few = by_name(compare_strategies(fewer, goal, None if sure else of_few))
+    all_ = by_name(compare_strategies(table, goal, None if sure else of_all))
+    for name, arm in all_.items():
+        # With confidence no proof is had; then the gap that is stated says so.
+        gap = 0.0 if sure or arm.gap is None else arm.gap
+        assert energy(arm) * (1.0 - gap) <= energy(few[name]) * (1 + 1e-9)
 
 
 @given(steps(), st.sampled_from([0.0, 0.01, 0.1]), st.sampled_from([0.0, 1e-3]))

@@ -341,6 +341,24 @@ def test_a_schedule_of_unsure_costs_keeps_its_budget_with_a_margin() -> None:
     assert arm.time_interval is not None
 
 
+@pytest.mark.parametrize("seed", [3, 5])
+def test_more_time_and_less_latency_give_no_worse_schedule_of_a_step(seed: int) -> None:
+    table = step(seed, limit=0.8, each=6)
+    saved = np.array(
+        [
+            [
+                schedule(table, budget, latency_s, Sure(table, 1e-3)).energy_change
+                for latency_s in (1e-4, 6e-3, 20e-3)
+            ]
+            for budget in (0.0, 0.01, 0.03)
+        ],
+        dtype=np.float64,
+    )
+    assert (saved <= 0.0).all()
+    assert (np.diff(saved, axis=0) <= 1e-9).all()
+    assert (np.diff(saved, axis=1) >= -1e-9).all()
+
+
 def test_no_schedule_is_faster_than_the_fastest() -> None:
     table = step(3, limit=0.8, each=6)
     assert schedule(table, -0.5, 1e-4).status is Status.INFEASIBLE
