@@ -77,10 +77,7 @@ def transformers_callback(plan: Plan | str | Path, how: HowToRun | None = None) 
     """Return a callback for Hugging Face's ``Trainer`` that holds a plan while it trains.
 
     After training one line on stderr says how it went, and the callback has a ``summary``.
-
-    Args:
-        plan: As for `applied`.
-        how: As for `applied`.
+    Arguments are those of `applied`.
     """
     base = _base("transformers", "TrainerCallback")
     return _callback(base, plan, how, begins=("on_train_begin",), ends=("on_train_end",))
@@ -90,10 +87,7 @@ def lightning_callback(plan: Plan | str | Path, how: HowToRun | None = None) -> 
     """Return a callback for Lightning's ``Trainer`` that holds a plan while it fits.
 
     After training one line on stderr says how it went, and the callback has a ``summary``.
-
-    Args:
-        plan: As for `applied`.
-        how: As for `applied`.
+    Arguments are those of `applied`.
     """
     base = _base("lightning.pytorch", "Callback") or _base("pytorch_lightning", "Callback")
     ends = ("on_fit_end", "on_exception", "teardown")
