@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from underclock.app.fit import fit as fit
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.measuring import measure as measure
+    from underclock.app.measuring import refine as refine
     from underclock.app.planning import plan as plan
     from underclock.app.predicting import predict as predict
-    from underclock.app.refining import refine as refine
     from underclock.app.report import write_report as write_report
     from underclock.app.score import score as score
     from underclock.app.switching import Switching as Switching
@@ -127,10 +127,9 @@ _HOMES = {
     for home, names in {
         "app.fit": "fit",
         "app.latency": "measure_latency",
-        "app.measuring": "measure",
+        "app.measuring": "measure refine",
         "app.planning": "plan",
         "app.predicting": "predict",
-        "app.refining": "refine",
         "app.report": "write_report",
         "app.score": "score",
         "app.switching": "Switching",

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.app.measuring import measure
+from underclock.app.measuring import measure, refine
 from underclock.app.planning import plan
-from underclock.app.refining import refine
 from underclock.campaign.around import around
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign

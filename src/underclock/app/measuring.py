@@ -1,4 +1,10 @@
-"""measure: every kernel at every clock pair, appended to a file that a later run can go on with."""
+"""measure and refine: campaigns on what ``--gpu`` names, into a file that a later run goes on with.
+
+`measure` runs every kernel at every clock pair that is asked for. `refine` measures a plan of
+another GPU of the same model around its clocks: GPUs of one model differ by a few per cent in
+power, so the best clocks of one are near those of another, but what they save is not quite the
+same (arXiv 2601.08539, section 8).
+"""
 
 import os
 from collections.abc import Callable
@@ -9,6 +15,7 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.campaign.adaptive import Adaptive
+from underclock.campaign.around import Around, inside, points_around, within
 from underclock.campaign.loop import CampaignRun, Listed, Policy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
@@ -16,17 +23,27 @@ from underclock.campaign.recording import Recorder, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.core.step.whole import WHOLE
-from underclock.errors import UsageError
-from underclock.hw.base import Capability
+from underclock.errors import DataError, UsageError
+from underclock.hw.base import Capability, Measurer
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.records import MeasurementSettings, SampleSet, Step
+from underclock.records import (
+    AUTO,
+    MeasurementSettings,
+    Plan,
+    SampleSet,
+    Step,
+    Strategy,
+)
+from underclock.store import as_record
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import Rank
 from underclock.tracing.source import StepFile, StepFunction, as_step
+
+REACH = 2
 
 
 def measure(
@@ -171,3 +188,107 @@ def follow(
             ClockLeases(device) as leases,
         ):
             follower.follow(launcher, now.step.kernels, leases)
+
+
+def refine(
+    plan: Plan | str | Path,
+    *,
+    gpu: str,
+    to: str | Path,
+    reach: int = REACH,
+    measuring: MeasurementSettings | None = None,
+    seed: int = 0,
+    progress: Callable[[Tally], None] | None = None,
+    run: StepFunction | StepFile | None = None,
+) -> SampleSet:
+    """Measure on this GPU what a plan from another one of its model hangs on.
+
+    The whole step at auto, every kernel at auto, at the clocks the plan chose for it and at their
+    neighbours. What is in the file already is not measured again.
+
+    Args:
+        plan: A plan made on another unit, or its file.
+        gpu: ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
+        to: Samples file, made or continued.
+        reach: How far the neighbours are, in steps of 2.5 % of the range of core clocks.
+        measuring: How long to wait and measure; by default briefly, for a model joins the samples.
+        seed: Of the order of measurements, and of a simulated GPU's noise.
+        progress: Told of every sample.
+        run: The step's function, or where it may be found.
+
+    Returns:
+        Everything in the file, to be planned on: ``plan(refine(given, ...), Goal.of(given))``.
+
+    Raises:
+        UsageError: A GPU that offers none of these clocks, or a file of another campaign.
+        DataError: The plan is of another GPU model or power limit, or does not say what it runs.
+        DeviceError, MeasurementError: From the GPU.
+    """
+    if reach < 1:
+        raise UsageError(f"cannot refine with a reach of {reach}", hint="use 2: some 5 % around")
+    plan, path = as_record(plan, Plan), Path(to)
+    step = _step_of(plan)
+    if measuring is None:
+        measuring = default_measuring(gpu, adaptive=True)
+    campaign = Campaign(grid=Grid.ADAPTIVE)
+    with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
+        # What is measured is costs at clocks; the limit to plan for is applied to those.
+        plan.check_gpu(measurer.info(), plan.gpu.power_limit_w)
+        provenance = provenance_of(
+            measurer,
+            measuring=measuring,
+            seed=seed if parse_gpu(gpu).is_simulated else None,
+            in_situ=campaign.in_situ,
+            version=underclock.__version__,
+        )
+        header, offered = survey(measurer, measurer.step or step, campaign, provenance)
+        # A captured step was held against the plan's: it launches the same kernels.
+        if measurer.step is None and header.kernels != plan.runs:
+            raise DataError(
+                "the plan is for other kernels than this GPU answers for",
+                hint="a table only knows its own kernels: refine a plan of the same ones",
+            )
+        points = points_around(plan, offered, seed, Around(reach, _auto_mem_mhz(measurer, plan)))
+        visited = inside(header.settings, [clocks for clocks, _ in points])
+        sentence = f"measured on {gpu} around the clocks of another GPU's plan only"
+        header = msgspec.structs.replace(
+            header,
+            settings=visited,
+            expected_samples=sum(len(kernels) for _, kernels in points),
+            lacking=within(header.lacking, visited),
+            warnings=(*header.warnings, sentence),
+        )
+
+        def take(recorder: Recorder) -> None:
+            policy = Listed(recorder, points, campaign)
+            CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
+
+        return record(measurer, path, header, take)
+
+
+def _auto_mem_mhz(measurer: Measurer, plan: Plan) -> int | None:
+    """Return the memory clock at which this GPU runs a kernel by itself; a table reads none."""
+    if Capability.RUN not in measurer.capabilities:
+        return None
+    with measurer.hold(AUTO):
+        observed = measurer.measure([plan.runs[0]]).observed
+    return observed.mem_mhz if observed else None
+
+
+def _step_of(plan: Plan) -> Step | None:
+    """Return the step a plan is for; of a table's plan there is none.
+
+    Raises:
+        DataError: The plan does not say what it runs, or it is of a whole step.
+    """
+    if not plan.runs:
+        raise DataError(
+            "the plan does not say what it runs",
+            hint="make it anew with `underclock plan`",
+        )
+    if all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
+        raise DataError(
+            f"the plan is of {plan.workload}, which ran whole only: there are no kernels to refine",
+            hint="measure the step on this GPU with `underclock measure`",
+        )
+    return plan.step()

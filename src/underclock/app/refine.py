@@ -57,8 +57,8 @@ def command(
 
     Example: underclock refine plan.json --gpu sim:rtx3080ti#1 -o mine.json
     """
+    from underclock.app.measuring import refine
     from underclock.app.planning import plan as plan_on
-    from underclock.app.refining import refine
     from underclock.app.switching import switching_as_of
     from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables

@@ -9,9 +9,8 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.fit import fit
-from underclock.app.measuring import measure
+from underclock.app.measuring import measure, refine
 from underclock.app.planning import plan
-from underclock.app.refining import refine
 from underclock.app.switching import Switching
 from underclock.app.validating import validate
 from underclock.campaign.recording import Recorder
