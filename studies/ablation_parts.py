@@ -13,7 +13,7 @@ from underclock.arrays import Floats
 from underclock.core.inference.chosen import Optimism
 from underclock.core.inference.curves import Curves, power_curves, time_curves
 from underclock.core.inference.field import Sizes
-from underclock.core.inference.runs import RunLogs, Weights
+from underclock.core.inference.runs import RunLogs
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.in_step import StepRatio
 from underclock.core.model.own_heat import STEADY_C, Warmth
@@ -86,8 +86,8 @@ def _power_law(grid: Any, *_: Any) -> Curves:  # noqa: ANN401
     return Curves.of(np.stack([every, every]))
 
 
-def _all_alike(runs: RunLogs, *_: Any) -> Weights:  # noqa: ANN401
-    return Weights(count=np.ones(len(runs.kernel)), noise2=np.ones(len(runs.kernel)))
+def _all_alike(runs: RunLogs, *_: Any) -> Floats:  # noqa: ANN401
+    return np.ones(len(runs.kernel))
 
 
 _TABLE, _FIELD = "underclock.core.inference.table.", "underclock.core.inference.field."
@@ -111,7 +111,7 @@ INFERENCE: dict[str, Off] = {
     "odd runs": {
         f"{_TABLE}weighed": _all_alike,
         f"{_TABLE}without_odd": _all_alike,
-        "underclock.core.inference.runs.Weights.at_first": _all_alike,
+        f"{_TABLE}first_weights": _all_alike,
     },
     "the mean run": {f"{_TABLE}excess": lambda _, __, free: (np.zeros(len(free)),) * 2},
     "widening by left-out rows": {f"{_TABLE}widening": lambda *_: (1.0, 1.0)},

@@ -21,7 +21,6 @@ _LOG_WILD = np.log(0.01)  # of a row of which all runs scatter as the worst do
 _LOG_ODD_ROW = np.log(0.003)  # of a row that is its only run: a cliff looks much like that
 _SURELY = 0.9  # how likely a disturbance must be there, to be believed
 _LEAST = 1e-4  # that a run counts for
-_MOST_NOISE = 20.0  # of usual ones, that a disturbed run is taken to have
 _FAR_OFF = 0.15  # from the median of its row: where a first guess finds a run odd
 _AT_FIRST = 0.01
 _MANY = 3  # runs of a row that have a median
@@ -57,56 +56,35 @@ class RunLogs:
         return row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """How much runs count.
-
-    Attributes:
-        count: In usual runs. Shape (N,).
-        noise2: Variance of each, in usual ones. Shape (N,).
-    """
-
-    count: Floats
-    noise2: Floats
-
-    @classmethod
-    def at_first(cls, runs: RunLogs) -> "Weights":
-        """Return a first guess: runs far off the median of their row hardly count."""
-        row = runs.row
-        order = np.argsort(row, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(row[order])) + 1)
-        count = np.ones(len(row))
-        for group in groups:
-            if len(group) >= _MANY:
-                log = runs.log[:, group]
-                off = np.abs(log - np.median(log, axis=1, keepdims=True)).max(axis=0)
-                count[group[off > _FAR_OFF]] = _AT_FIRST
-        return cls(count=count, noise2=np.ones(len(row)))
+def first_weights(runs: RunLogs) -> Floats:
+    """Return a first guess of how much runs count: those far off the median of their row hardly."""
+    row = runs.row
+    order = np.argsort(row, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(row[order])) + 1)
+    weights = np.ones(len(row))
+    for group in groups:
+        if len(group) >= _MANY:
+            log = runs.log[:, group]
+            off = np.abs(log - np.median(log, axis=1, keepdims=True)).max(axis=0)
+            weights[group[off > _FAR_OFF]] = _AT_FIRST
+    return weights
 
 
-def rows_of(runs: RunLogs, weights: Weights, quantity: int, *, unsure: bool) -> FieldRows:
+def rows_of(runs: RunLogs, weights: Floats, quantity: int) -> FieldRows:
     """Return the means of rows, and for how many usual runs each stands.
 
     Args:
         runs: The runs.
-        weights: How much each counts.
+        weights: How much each counts, in usual runs. Shape (N,).
         quantity: 0 of time, 1 of power.
-        unsure: Whether the mean of runs of which some may scatter more is to be as unsure as those
-            would make it; for learning noise, runs count as they do.
     """
-    row = runs.row
-    count = np.bincount(row, weights.count)
-    log = np.bincount(row, weights.count * runs.log[quantity]) / count
-    worse = np.bincount(row, weights.count**2 * weights.noise2)
-    worth = np.minimum(count, count**2 / worse) if unsure else count
+    count = np.bincount(runs.row, weights)
+    log = np.bincount(runs.row, weights * runs.log[quantity]) / count
     kernel, setting, place = _places(runs)
     shape = runs.kernels, int(place.max()) + 1
-    padded = [np.zeros(shape), np.zeros(shape)]
-    at = np.zeros(shape, dtype=np.int64)
-    at[kernel, place] = setting
-    for into, values in zip(padded, (log, worth), strict=True):
-        into[kernel, place] = values
-    return FieldRows(setting=at, log=padded[0], runs=padded[1])
+    at, means, counts = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
+    at[kernel, place], means[kernel, place], counts[kernel, place] = setting, log, count
+    return FieldRows(setting=at, log=means, runs=counts)
 
 
 def _places(runs: RunLogs) -> tuple[Ints, Ints, Ints]:
@@ -116,22 +94,22 @@ def _places(runs: RunLogs) -> tuple[Ints, Ints, Ints]:
     return kernel, setting, np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
 
 
-def within(runs: RunLogs, weights: Weights, quantity: int) -> Within:
+def within(runs: RunLogs, weights: Floats, quantity: int) -> Within:
     """Return how usual runs scatter within their rows."""
     row, log = runs.row, runs.log[quantity]
-    count = np.bincount(row, weights.count)
-    mean = np.bincount(row, weights.count * log) / count
-    squares = np.bincount(row, weights.count * (log - mean[row]) ** 2)
+    count = np.bincount(row, weights)
+    mean = np.bincount(row, weights * log) / count
+    squares = np.bincount(row, weights * (log - mean[row]) ** 2)
     freedom = np.where(np.bincount(row) > 1, np.maximum(count - 1.0, 0.0), 0.0)
     return Within(squares=float(squares[freedom > 0.0].sum()), freedom=float(freedom.sum()))
 
 
 def weighed(
     runs: RunLogs,
-    weights: Weights,
+    weights: Floats,
     told: tuple[FieldPosterior, FieldPosterior],
     noises: tuple[float, float],
-) -> Weights:
+) -> Floats:
     """Return how much each run counts, told by all others.
 
     Args:
@@ -144,7 +122,7 @@ def weighed(
     for log, each, noise in zip(runs.log, told, noises, strict=True):
         at = runs.kernel, runs.setting
         mean, precision = each.mean[at], 1.0 / np.maximum(each.variance[at], 1e-12)
-        own = weights.count / noise**2
+        own = weights / noise**2
         others = np.maximum(precision - own, _KNOWN * precision)
         expected = (mean * precision - own * log) / others
         scatter = np.append(_SCALES**2 * noise**2, noise**2 + _ODD**2)
@@ -155,9 +133,8 @@ def weighed(
     worst = np.exp(log_odds[2:] - _LOG_ODDS[2:, None])
     worst = worst / np.maximum(worst.sum(axis=0), 1e-300)
     odds = (1.0 - wild) * odds + wild * np.concatenate([np.zeros_like(worst), worst])
-    count = (odds[:-1] / _SCALES[:, None] ** 2).sum(axis=0) + _LEAST
-    noise2 = (odds[:-1] * _SCALES[:, None] ** 2).sum(axis=0) + odds[-1] * _MOST_NOISE**2
-    return Weights(count=count, noise2=noise2)
+    counted: Floats = (odds[:-1] / _SCALES[:, None] ** 2).sum(axis=0) + _LEAST
+    return counted
 
 
 def _wild(row: Ints, log_odds: Floats) -> Floats:
@@ -174,7 +151,7 @@ def _wild(row: Ints, log_odds: Floats) -> Floats:
     return wild
 
 
-def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Weights:
+def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Floats:
     """Return how much rows of one run each count: those hardly that were surely disturbed.
 
     Args:
@@ -184,8 +161,7 @@ def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Weights:
     log_odds = _LOG_ODD_ROW + sum(each.oddness(_ODD) for each in left_out)
     odd = log_odds > np.log(_SURELY / (1.0 - _SURELY))
     kernel, _, place = _places(runs)
-    count = np.where(odd[kernel, place][runs.row], _LEAST, 1.0)
-    return Weights(count=count, noise2=np.ones(len(count)))
+    return np.where(odd[kernel, place][runs.row], _LEAST, 1.0)
 
 
 def excess(

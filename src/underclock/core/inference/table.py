@@ -13,8 +13,8 @@ from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts, TableFit
 from underclock.core.inference.runs import (
     RunLogs,
-    Weights,
     excess,
+    first_weights,
     rows_of,
     weighed,
     within,
@@ -59,7 +59,7 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
         sizes: How large the parts of both fields are; by default that is learned.
     """
     learn = sizes is None
-    weights = Weights.at_first(runs)
+    weights = first_weights(runs)
     fields = _Fields.of(runs, weights, grid, sizes, learn=learn)
     if runs.single:
         # Sizes stay as rows that may be odd make them: learned without, they find more rows odd.
@@ -69,7 +69,7 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
         for _ in range(_ROUNDS):
             before = weights
             weights = weighed(runs, before, fields.told, fields.noises)
-            if np.abs(weights.count - before.count).max() < _SETTLED:
+            if np.abs(weights - before).max() < _SETTLED:
                 break
             fields = _Fields.of(runs, weights, grid, fields.sizes, learn=learn)
     more_s, more_j = excess(runs, fields.told, grid.free)
@@ -97,7 +97,7 @@ class _Fields:
     def of(
         cls,
         runs: RunLogs,
-        weights: Weights,
+        weights: Floats,
         grid: ClockGrid,
         start: tuple[Sizes, Sizes] | None = None,
         *,
@@ -105,23 +105,17 @@ class _Fields:
     ) -> "_Fields":
         curve = time_curves(grid)
         curves = curve, power_curves(grid, curve.mean)
-        if learn or start is None:
-            time_sizes, power_sizes = (
-                likeliest(
-                    curves[q],
-                    grid,
-                    rows_of(runs, weights, q, unsure=False),
-                    within(runs, weights, q),
-                    start[q] if start else None,
-                )
+        rows = [rows_of(runs, weights, q) for q in (0, 1)]
+        sizes = start
+        if learn or sizes is None:
+            of_time, of_power = (
+                likeliest(curves[q], grid, rows[q], within(runs, weights, q), start and start[q])
                 for q in (0, 1)
             )
-        else:
-            time_sizes, power_sizes = start
-        of_time, of_power = (rows_of(runs, weights, q, unsure=True) for q in (0, 1))
-        time = Field(curves[0], grid, of_time, time_sizes)
+            sizes = of_time, of_power
+        time = Field(curves[0], grid, rows[0], sizes[0])
         told = time.predicted()
-        power = Field(curves[1], grid, of_power, power_sizes, told.errors)
+        power = Field(curves[1], grid, rows[1], sizes[1], told.errors)
         return cls(time=time, power=power, told=(told, power.predicted()))
 
     @property
