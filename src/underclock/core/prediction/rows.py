@@ -12,7 +12,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.inference.curves import ClockGrid, Curves
 from underclock.core.inference.field import Field
-from underclock.core.inference.runs import RunLogs, Weights, rows_of, within
+from underclock.core.inference.runs import RunLogs, first_weights, rows_of, within
 from underclock.core.inference.sizes import likeliest
 from underclock.core.prediction.draws import CostDraws
 from underclock.physics.constants import GpuConstants
@@ -72,8 +72,8 @@ def _field(logs: Floats, runs: RunLogs, quantity: int, grid: ClockGrid) -> Field
         log=runs.log - mean[runs.kernel, runs.setting],
         kernels=runs.kernels,
     )
-    weights = Weights.at_first(about)
-    rows = rows_of(about, weights, quantity, unsure=True)
+    weights = first_weights(about)
+    rows = rows_of(about, weights, quantity)
     return Field(
         curves, grid, rows, likeliest(curves, grid, rows, within(about, weights, quantity))
     )
