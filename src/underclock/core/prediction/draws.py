@@ -286,14 +286,7 @@ def _counted_shares(runs: _Runs, random: np.random.Generator) -> tuple[Floats, F
 
 
 def _constants(gpu: GpuConstants, shares: _Shares, ran: _Ran, traffic_j: float) -> KernelArrays:
-    """Return kernels that have given time shares and reproduce their runs. Shapes (K, 1).
-
-    Args:
-        gpu: Shared constants.
-        shares: At the clocks of the runs.
-        ran: What to reproduce; switching energy is what its power leaves over.
-        traffic_j: Energy of DRAM traffic, in J per Mcycle.
-    """
+    """Return kernels that have given time shares and reproduce their runs. Shapes (K, 1)."""
     runs = ran.runs
     time_s, power_w, mem_mhz = (each[:, None] for each in (runs.time_s, runs.power_w, runs.mem_mhz))
     n = np.where(shares.serial, 1.0, gpu.exponent)
@@ -323,15 +316,7 @@ def _ratios(
     asked: tuple[Floats, Floats],
     settled_w: float,
 ) -> tuple[Floats, Floats]:
-    """Return what kernels cost at settings, over what they cost in their runs. Shapes (K, S).
-
-    Args:
-        gpu: Shared constants.
-        kernels: Which reproduce the runs.
-        ran: The runs.
-        asked: Core and memory clocks of the settings; ``nan`` is auto. Shapes (S,).
-        settled_w: Power at which a capped GPU settles.
-    """
+    """Return what kernels cost at settings, over what they cost in their runs. Shapes (K, S)."""
     runs, warm_c = ran.runs, ran.warm_c
     run_w, run_mem = runs.power_w[:, None], runs.mem_mhz[:, None]
     capped, locked = runs.capped[:, None], runs.locked[:, None]
@@ -366,14 +351,7 @@ def _ratios(
 def _most_mhz(
     core_mhz: Floats, power_w: Floats, limit_w: Floats, asked: tuple[Floats, Floats]
 ) -> Floats:
-    """Return the core clock that the cap leaves each kernel, by the settings of each memory clock.
-
-    Args:
-        core_mhz: At which kernels would run. Shape (K, S).
-        power_w: Which they would draw there. Shape (K, S).
-        limit_w: Shape (K, 1).
-        asked: As of `_ratios`.
-    """
+    """Return the core clock that the cap leaves kernels, by memory clock. Shape (K, S)."""
     most_mhz = np.empty_like(core_mhz)
     order = np.argsort(asked[0], kind="stable")  # auto is last
     for mem in np.unique(asked[1]):

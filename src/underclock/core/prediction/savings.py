@@ -87,10 +87,6 @@ def pooled(sample_set: SampleSet, baseline: Clocks) -> SampleSet:
 
     Kernels of one pass that were measured at the same clocks, and draw about as much, become one
     that costs what they do together. Of hundreds of them, what each has of its own evens out.
-
-    Args:
-        sample_set: Samples of every kernel at the baseline.
-        baseline: Its clocks.
     """
     if len(sample_set.kernels) <= _MOST_KERNELS:
         return sample_set
@@ -158,11 +154,7 @@ def baseline_runs(
 
 
 def _checked(kernel: str, run: BaselineRun, limit_w: float) -> BaselineRun:
-    """Refuse a run whose power tells of wrong units; constants that reproduce it have no meaning.
-
-    Raises:
-        DataError: It draws far more, or far less, than the power limit.
-    """
+    """Refuse a run whose power tells of wrong units: constants that reproduce it mean nothing."""
     if _LEAST_POWER * limit_w <= run.power_w <= _MOST_POWER * limit_w:
         return run
     raise DataError(
@@ -304,11 +296,7 @@ def interval(draws: Floats, confidence: float) -> Interval:
 
 
 def _cost(arm: Arm) -> Cost:
-    """Return what an arm costs.
-
-    Raises:
-        ValueError: Nothing keeps the budget, as the baseline does any that is not negative.
-    """
+    """Return what an arm costs."""
     if arm.cost is None:
         raise ValueError(f"no choice of {arm.name} keeps a budget below the baseline")
     return arm.cost

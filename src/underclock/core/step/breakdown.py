@@ -211,14 +211,6 @@ def _settling_factors(auto: Floats, total: float, capped: Bools) -> Floats:
     A power cap averages over many kernels: in the step a kernel at the cap borrows power from its
     neighbours, alone it cannot, so isolated kernels at auto do not add up to the step. The
     difference is put on the kernels that were at the cap, in proportion; on all where none was.
-
-    Args:
-        auto: Isolated cost of all invocations of each kernel. Shape (K,).
-        total: Cost of the whole step, in the same unit.
-        capped: Which kernels were at the power cap. Shape (K,).
-
-    Raises:
-        DataError: The step costs less than its kernels away from the cap do by themselves.
     """
     movable = capped if capped.any() else np.ones_like(capped)
     factor = (total - auto[~movable].sum()) / auto[movable].sum()

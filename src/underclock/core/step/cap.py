@@ -47,11 +47,7 @@ class CapMargin(float, Enum):
 
 
 def driver_says(reasons: ThrottleReason | None) -> bool | None:
-    """Return whether the driver named the power cap; ``None`` where it was not asked.
-
-    Args:
-        reasons: What it gave for the clocks of a sample or a reading.
-    """
+    """Return whether the driver named the power cap; ``None`` where it was not asked."""
     if reasons is None:
         return None
     return bool(reasons & ThrottleReason.SW_POWER_CAP)

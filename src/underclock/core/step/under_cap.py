@@ -118,9 +118,6 @@ def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
     """Return what the step takes with one setting for all launches; ``inf`` where unknown.
 
-    Args:
-        table: Costs of the step.
-
     Returns:
         Time in s and energy in J. Shapes (S,).
     """

@@ -41,22 +41,14 @@ class Unmeasured:
     warnings: tuple[str, ...] = ()
 
     def without(self, reached: Ints) -> "Unmeasured":
-        """Return what is taken for the others.
-
-        Args:
-            reached: Kernels of which more is known.
-        """
+        """Return what is taken for the others."""
         kept = ~np.isin(self.places, reached)
         arrays = ("places", "time_s", "power_w", "spread")
         return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in arrays})
 
 
 def unmeasured(sample_set: SampleSet) -> Unmeasured:
-    """Say what the step tells of kernels that no sample is of; nothing where it was not timed.
-
-    Args:
-        sample_set: With samples of other kernels at auto.
-    """
+    """Say what the step tells of kernels that no sample is of; nothing where it was not timed."""
     none = np.zeros(0)
     nobody = Unmeasured(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
     reached = {sample.kernel for sample in sample_set.samples}

@@ -93,10 +93,6 @@ def shares(sample_set: SampleSet, clocks: Clocks) -> Floats | None:
     Where the step was not timed at these clocks, their logarithms are taken to go linearly with
     that of the core clock.
 
-    Args:
-        sample_set: Of a step that ran whole only.
-        clocks: At which the whole step runs.
-
     Returns:
         Shape (K,); ``None`` where launches were not timed at this memory clock.
     """
@@ -130,10 +126,6 @@ def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
     """Say what one clock for the whole step does to each kernel: its time, as timed in the step.
 
     Energies are the step's, shared by time: nothing tells them apart.
-
-    Args:
-        sample_set: Of a step that ran whole only.
-        whole: What was chosen for the step.
     """
     at_auto, chosen = shares(sample_set, AUTO), shares(sample_set, whole.clocks)
     if at_auto is None:

@@ -99,12 +99,7 @@ def captured_step(
 def _timed_as(
     aligned: Sequence[TracedActivity | None], matched: Sequence[TracedActivity | None]
 ) -> tuple[TracedActivity | None, ...]:
-    """Return what asked for each node with the share that was waited for when it ran.
-
-    Args:
-        aligned: What a plain run did for each node.
-        matched: What asked for it, maybe in another run, of which no times are known.
-    """
+    """Return what asked for each node with the share that was waited for when it ran."""
     return tuple(
         one
         if ran is None or one is None or ran.pass_ is not one.pass_
@@ -115,11 +110,6 @@ def _timed_as(
 
 def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     """Make a step of what a profiler saw, for one that was not captured.
-
-    Args:
-        name: What to call it.
-        plain: A run of it as it is written.
-        obstacle: Why it was not.
 
     Raises:
         DataError: It launches nothing.

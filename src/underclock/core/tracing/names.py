@@ -170,10 +170,6 @@ def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
     The gradient of a weight is summed over the rows that the forward pass multiplied by it, that of
     an input has such a row for each of them. Where sizes coincide, the transposed first factor
     tells the weight's.
-
-    Args:
-        factors: Both.
-        rows: Of the forward products of its modules.
     """
     if len(factors) != _FACTORS or factors[0].sizes.count("x") != 1:
         return ""

@@ -117,9 +117,6 @@ def launching(
     """Yield each call that asks for GPU work, what it asks for, and whether it is captured.
 
     What is captured runs later, if at all.
-
-    Args:
-        events: Complete ones.
     """
     marks = {_CAPTURE_BEGINS: True, _CAPTURE_ENDS: False}
     turns = sorted((float(e["ts"]), marks[e["name"]]) for e in events if e["name"] in marks)

@@ -171,10 +171,6 @@ class RankStep:
 def steps_s(ranks: Sequence[RankStep], *, gap_s: float = GAP_S) -> tuple[float, ...]:
     """Predict how long a step takes each of some ranks, where hosts are ahead of their GPUs.
 
-    Args:
-        ranks: At least one.
-        gap_s: Between launches, at most.
-
     Raises:
         DataError: They have not the same number of collectives, or wait for one another in a ring.
     """
