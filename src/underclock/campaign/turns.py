@@ -14,7 +14,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.campaign.progress import Tally
-from underclock.core.step.overlap import waited_counts
+from underclock.core.step.table import waited_counts
 from underclock.gpus.models import Latency, SwitchingModel
 from underclock.hw.base import Capability, Measurer, Reading
 from underclock.records import (

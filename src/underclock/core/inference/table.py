@@ -24,8 +24,13 @@ from underclock.core.inference.sizes import likeliest
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
-from underclock.core.step.overlap import at_any_clocks, overlapped, waited_counts
-from underclock.core.step.table import CostTable, cost_table
+from underclock.core.step.table import (
+    CostTable,
+    at_any_clocks,
+    cost_table,
+    overlapped,
+    waited_counts,
+)
 from underclock.records import Clocks, SampleSet
 
 _ROUNDS = 4  # of weights of runs and fields, each told by the other

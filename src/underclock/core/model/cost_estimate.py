@@ -21,8 +21,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.rows import Rows
-from underclock.core.step.overlap import waited_shares
-from underclock.core.step.table import CostTable
+from underclock.core.step.table import CostTable, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost_and_heat
 from underclock.records import Closure
 

@@ -20,7 +20,7 @@ from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt
-from underclock.core.step.overlap import waited_counts
+from underclock.core.step.table import waited_counts
 from underclock.core.step.unmeasured import unmeasured
 from underclock.records import Clocks, SampleSet
 from underclock.records.fitted import GpuFit, KernelFit

@@ -34,8 +34,14 @@ from underclock.core.model.rows import Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
 from underclock.core.step.following import step_clock
-from underclock.core.step.overlap import at_any_clocks, overlapped_counts, waited_counts
-from underclock.core.step.table import CostTable, Heat, cost_table
+from underclock.core.step.table import (
+    CostTable,
+    Heat,
+    at_any_clocks,
+    cost_table,
+    overlapped_counts,
+    waited_counts,
+)
 from underclock.core.step.under_cap import known_step, memories_like_auto
 from underclock.core.step.unmeasured import unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w

@@ -15,8 +15,7 @@ from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.step.cap import settle
-from underclock.core.step.overlap import waited_shares
-from underclock.core.step.table import CostTable
+from underclock.core.step.table import CostTable, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost, under_limit
 
 _LESS = 0.99  # of the limit, to see how time follows power

@@ -12,8 +12,7 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
-from underclock.core.step.overlap import overlapped
-from underclock.core.step.table import CostTable
+from underclock.core.step.table import CostTable, overlapped
 from underclock.core.step.under_cap import against_auto, step_cost
 from underclock.records import Arm, Choice, Clocks, Cost
 

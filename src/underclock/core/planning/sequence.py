@@ -13,8 +13,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.planning.misses import usual_misses
 from underclock.core.solvers import SequenceProblem
-from underclock.core.step.overlap import overlapped
-from underclock.core.step.table import CostTable
+from underclock.core.step.table import CostTable, overlapped
 from underclock.errors import DataError
 from underclock.records import Clocks, Kernel, Pass
 from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of

@@ -26,8 +26,7 @@ from underclock.core.prediction.prior import BaselineRun, Prior
 from underclock.core.prediction.rows import given_rows
 from underclock.core.step.breakdown import settle_auto
 from underclock.core.step.cap import CapMargin, capped_kernels, driver_says
-from underclock.core.step.overlap import overlapped
-from underclock.core.step.table import CostTable, cost_table
+from underclock.core.step.table import CostTable, cost_table, overlapped
 from underclock.errors import DataError
 from underclock.records import Arm, Clocks, Cost, Kernel, SampleSet, Strategy, Window
 from underclock.records.observed import Interval, PredictedArm

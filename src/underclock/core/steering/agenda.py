@@ -30,7 +30,7 @@ from underclock.core.steering.wanted import (
     are_alike,
 )
 from underclock.core.step.cap import has_company
-from underclock.core.step.overlap import waited_counts, waited_shares
+from underclock.core.step.table import waited_counts, waited_shares
 from underclock.physics.constants import GpuConstants
 from underclock.records import ALONE, Mix, SampleSet, Window
 

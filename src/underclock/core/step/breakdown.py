@@ -13,8 +13,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.step.cap import capped_kernels, driver_says
 from underclock.core.step.following import exponents, follows, in_step_s, step_clock
-from underclock.core.step.overlap import overlapped, waited_counts
-from underclock.core.step.table import CostTable, cost_table, step_means
+from underclock.core.step.table import CostTable, cost_table, overlapped, step_means, waited_counts
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError
 from underclock.records import AUTO, Closure, Kernel, SampleSet, Utilisation, Window

@@ -15,8 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
-from underclock.core.step.overlap import shared_out
-from underclock.core.step.table import CostTable, step_means
+from underclock.core.step.table import CostTable, shared_out, step_means
 from underclock.records import Clocks, Closure, Cost, Granularity, SampleSet
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.step.following import in_step_s
-from underclock.core.step.overlap import waited_counts
 from underclock.records import AUTO, SampleSet
 
 _LEAST_SPREAD = 0.3  # of the power of a kernel of which nothing but its kind is known
@@ -59,7 +58,7 @@ def unmeasured(sample_set: SampleSet) -> Unmeasured:
     if launch_s is None or not len(known):
         return nobody
     places = np.array(missing, dtype=np.int64)
-    taken_s = launch_s * waited_counts(sample_set.kernels)
+    taken_s = launch_s * [kernel.waited_count for kernel in sample_set.kernels]
     # Every kernel as those of its kind, and then all as what they leave of the step asks.
     means_w, spreads_w = _of_kind(sample_set, places, power_w)
     whole_j = float(np.mean([sample.energy_j for sample in sample_set.in_situ]))
