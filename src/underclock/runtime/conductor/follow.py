@@ -54,16 +54,7 @@ Setter = Callable[[Setting, float | None], None]
 
 
 class Follower:
-    """Follows one GPU's page.
-
-    Args:
-        rank: Local rank of its trainer.
-        page: Its page.
-        machine: What says what to ask for.
-        policy: What decides what the machine does.
-        setter: Sets a clock; ``None`` where everything but that is done.
-        gauges: What the driver shows.
-        clock: The machine's.
+    """Follows one GPU's page; without a setter it does all but set clocks.
 
     Attributes:
         next_s: When it wants to be woken.

@@ -127,15 +127,7 @@ class _Peer(Client):
 
 
 class Service:
-    """Who is connected, and the leases of each GPU.
-
-    Args:
-        gpus: What may be leased, by UUID.
-        terms: What holds for all leases.
-        pid: Of this process.
-        uid: Of its user.
-        peer: Says who is at the other end of a connection.
-    """
+    """Who is connected, and the leases of each GPU; `peer` says who is at a connection's end."""
 
     def __init__(
         self,

@@ -107,7 +107,11 @@ class Spot:
 
 
 class Marker:
-    """Marks the steps of the optimiser that steps first in this process."""
+    """Marks the steps of the optimiser that steps first in this process.
+
+    Each place is an event, its module, its occurrence in a step and how often it comes in one; the
+    first is the step's. The page is opened at the first step, if no other process has it.
+    """
 
     def __init__(
         self,
@@ -115,14 +119,6 @@ class Marker:
         open_page: Callable[[], Page],
         open_stream: Callable[[Page, Any], MarkStream],
     ) -> None:
-        """Prepare to mark.
-
-        Args:
-            places: Event, module, occurrence in a step and how often that comes in a step, for each
-                mark; the first is the step's.
-            open_page: Called at the first step; raises where another process has it.
-            open_stream: Called with the page and the optimiser.
-        """
         self._spots: dict[tuple[str, str], Spot] = {}
         self._count = len(places)
         for value, (event, path, occurrence, total) in enumerate(places, start=1):
