@@ -13,7 +13,7 @@ from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.statistics.promises import Estimate, Outcomes, halves, mean_of, share_of
+from underclock.core.statistics.verdict import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.core.step.table import cost_table
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError

@@ -26,8 +26,14 @@ from underclock.campaign.turns import (
     switching_of,
     why_one_by_one,
 )
-from underclock.core.statistics.pairs import count_within, pair_changes, spread
-from underclock.core.statistics.verdict import MeanChange, judge, mean_change
+from underclock.core.statistics.verdict import (
+    MeanChange,
+    count_within,
+    judge,
+    mean_change,
+    pair_changes,
+    spread,
+)
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Measurer
 from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu

@@ -20,7 +20,7 @@ from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.turns import measured
 from underclock.core.planning.goal import Goal
-from underclock.core.statistics.pairs import pair_changes
+from underclock.core.statistics.verdict import pair_changes
 from underclock.errors import UsageError
 from underclock.hw.base import Measurer
 from underclock.hw.gpu_names import parse_gpu

@@ -1,1 +1,1 @@
-"""Repeats compared in pairs, verdicts on promises, change points in a series."""
+"""Repeats and how far they scatter, verdicts on promises, change points in a series."""

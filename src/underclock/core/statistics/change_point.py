@@ -89,14 +89,6 @@ class RobustSummary:
     kept: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Border:
-    """When the clock changed, and how long no work was done from then."""
-
-    at_s: float
-    stall_s: float
-
-
 def level(edges_s: Floats) -> Level:
     """Return how long ticks last.
 
@@ -154,10 +146,8 @@ def find_change_point(
     longest_s = max(_LONG_TICKS * ordinary_s, _LONG_BEFORE * float(np.max(duration_s[:first])))
     arrived = first + _arrival(duration_s[first:], old, new, _LONG_TICKS * ordinary_s)
     arrived = min(arrived, len(duration_s) - 1)
-    border = _border(edges_s, arrived, first, old, new, longest_s)
-    return ChangePoint(
-        status=TraceStatus.CHANGED, at_s=max(asked_s, border.at_s), stall_s=border.stall_s
-    )
+    at_s, stall_s = _border(edges_s, arrived, first, old, new, longest_s)
+    return ChangePoint(status=TraceStatus.CHANGED, at_s=max(asked_s, at_s), stall_s=stall_s)
 
 
 def summarise(values: Floats) -> RobustSummary:
@@ -224,16 +214,11 @@ def _arrival(duration_s: Floats, old: Level, new: Level, longest_s: float) -> in
 
 def _border(
     edges_s: Floats, arrived: int, first: int, old: Level, new: Level, longest_s: float
-) -> _Border:
-    """Find when the clock changed, finer than a tick.
+) -> tuple[float, float]:
+    """Return when the clock changed, finer than a tick, and how long no work was done from then.
 
-    Args:
-        edges_s: Shape (N + 1,).
-        arrived: First tick that is the new clock's.
-        first: First tick that may be.
-        old: Level before.
-        new: Level after.
-        longest_s: A tick longer than this stood still for part of it.
+    ``arrived`` is the first tick of the new clock, ``first`` the first that may be; a tick longer
+    than ``longest_s`` stood still for part of it.
     """
     start = max(first, arrived - 2)
     around_s = np.diff(edges_s[start : arrived + 3])
@@ -241,10 +226,9 @@ def _border(
     if around_s[longest] > longest_s:
         # In the mean half of such a tick's work was done before it stood still.
         stall_s = float(around_s[longest]) - (old.mean_s + new.mean_s) / 2
-        return _Border(at_s=float(edges_s[start + longest]) + old.mean_s / 2, stall_s=stall_s)
+        return float(edges_s[start + longest]) + old.mean_s / 2, stall_s
     start = max(first, arrived - 1)
     ticks = arrived + 1 - start
     taken_s = float(edges_s[arrived + 1] - edges_s[start])
     share = (taken_s - ticks * new.mean_s) / (old.mean_s - new.mean_s)
-    at_s = float(edges_s[start]) + min(max(share, 0.0), ticks) * old.mean_s
-    return _Border(at_s=at_s, stall_s=0.0)
+    return float(edges_s[start]) + min(max(share, 0.0), ticks) * old.mean_s, 0.0

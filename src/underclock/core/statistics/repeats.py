@@ -81,21 +81,16 @@ def weighed(runs: Runs) -> Weighed:
     scatter = np.full(len(runs.kernel), _USUAL)
     for _ in range(_ROUNDS):
         off = runs.log - mean[runs.row]
-        squares = _sums(runs, off**2)
+        squares = np.bincount(runs.row, off**2)
         bounded: Floats = np.minimum(squares, freedom * (_BOUND * scatter) ** 2) / _WITHIN
         scatter = _scatter(runs, among, bounded, freedom)
         unsure = scatter**2 / np.bincount(runs.row, weight)
         weight = counts_for(off**2 + unsure[runs.row], scatter[runs.row])
-        mean = _means(runs, weight)
+        mean = np.bincount(runs.row, weight * runs.log) / np.bincount(runs.row, weight)
     off = runs.log - mean[runs.row]
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
     return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
-
-
-def _sums(runs: Runs, each: Floats) -> Floats:
-    """Return the sum over the runs of every row. Shape (C,)."""
-    return np.bincount(runs.row, each, len(runs.kernel)).astype(np.float64)
 
 
 def _medians(runs: Runs) -> Floats:
@@ -105,15 +100,6 @@ def _medians(runs: Runs) -> Floats:
     first = np.cumsum(taken) - taken
     medians: Floats = 0.5 * (ordered[first + (taken - 1) // 2] + ordered[first + taken // 2])
     return medians
-
-
-def _means(runs: Runs, weight: Floats) -> Floats:
-    """Return the weighed mean of every row. Shape (C,)."""
-    rows = len(runs.kernel)
-    mean: Floats = np.bincount(runs.row, weight * runs.log, rows) / np.bincount(
-        runs.row, weight, rows
-    )
-    return mean
 
 
 def counts_for(square: Floats, scatter: Floats) -> Floats:
@@ -134,16 +120,11 @@ def counts_for(square: Floats, scatter: Floats) -> Floats:
     return weight
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """Rows of a kernel away from auto, and how much alike their clocks are."""
+def _neighbours(runs: Runs) -> list[tuple[Ints, Floats]]:
+    """Return the rows of each kernel and how much alike their clocks are: so they scatter alike.
 
-    rows: Ints
-    alike: Floats
-
-
-def _neighbours(runs: Runs) -> list[_Kernel]:
-    """Return which rows may be expected to scatter alike; auto as the fastest locked clock does."""
+    Auto counts as the fastest locked clock.
+    """
     kernels = []
     for k in range(int(runs.kernel.max()) + 1):
         rows = np.flatnonzero(runs.kernel == k)
@@ -151,18 +132,16 @@ def _neighbours(runs: Runs) -> list[_Kernel]:
         free = np.isnan(log_mhz)
         log_mhz = np.where(free, log_mhz[~free].max(initial=0.0), log_mhz)
         apart = (log_mhz[:, None] - log_mhz) / _REACH
-        kernels.append(_Kernel(rows, np.exp(-0.5 * apart**2)))
+        kernels.append((rows, np.exp(-0.5 * apart**2)))
     return kernels
 
 
-def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats) -> Floats:
-    """Return the usual deviation of a run of each row, pooled. Shape (C,).
+def _scatter(
+    runs: Runs, among: list[tuple[Ints, Floats]], squares: Floats, freedom: Floats
+) -> Floats:
+    """Return the usual deviation of a run of each row, pooled over rows that are alike. Shape (C,).
 
-    Args:
-        runs: The runs.
-        among: Which rows are alike.
-        squares: Weighed sum of squares of each row. Shape (C,).
-        freedom: Runs of each row but one. Shape (C,).
+    ``squares`` are weighed sums of squares, ``freedom`` the runs but one of each row. Shapes (C,).
     """
     free = np.isnan(runs.log_mhz)
     ratio = 1.0
@@ -179,9 +158,9 @@ def _scatter(runs: Runs, among: list[_Kernel], squares: Floats, freedom: Floats)
             (float(many @ logs) + OF_USUAL * np.log(_USUAL**2)) / (many.sum() + OF_USUAL)
         )
         mine = (of_kernel + _OF_ALL * usual) / (repeats + _OF_ALL)
-        for k, each in enumerate(among):
-            sums = each.alike @ alike[each.rows] + _OF_KERNEL * mine[k]
-            pooled[each.rows] = sums / (each.alike @ freedom[each.rows] + _OF_KERNEL)
+        for k, (rows, near) in enumerate(among):
+            sums = near @ alike[rows] + _OF_KERNEL * mine[k]
+            pooled[rows] = sums / (near @ freedom[rows] + _OF_KERNEL)
         at_auto = free & (freedom > 0)
         ratio = max(
             1.0,

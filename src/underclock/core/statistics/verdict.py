@@ -1,6 +1,6 @@
-"""Whether a plan kept its promise, as far as a few repeats can tell.
+"""Whether plans kept their promises, as far as repeats can tell: of one plan, and of many.
 
-Shape letters: N repeats of each arm, R resamples.
+Shape letters: N repeats of each arm, or runs of a table; S splits of a table in halves.
 
 Auto and plan ran N times each, and the mean change over all N² pairs of runs is estimated.
 The pairs share runs, so they are no N² independent observations: the bootstrap resamples the runs
@@ -29,16 +29,33 @@ from statistics import NormalDist
 
 import numpy as np
 
-from underclock.arrays import Floats
-from underclock.core.statistics.pairs import pair_changes
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.statistics.student import student_quantile
-from underclock.records import MOST_REPEATS, TOLERANCE, Verdict
+from underclock.records import MOST_REPEATS, TOLERANCE, Spread, Verdict
 
 RESAMPLES = 10_000
 _TAIL = 0.025  # beyond either end of a 95 % interval
+_WITHIN, _BELOW = 1.960, 1.645  # deviations that 95 % of a normal distribution lie within, or below
 _Z = NormalDist().inv_cdf(1.0 - _TAIL)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _ROUNDING = 1e-9
+
+
+def pair_changes(auto: Floats, plan: Floats) -> Floats:
+    """Return plan over auto minus one for every pair, as arXiv 2601.08539 does. Shape (N, N)."""
+    return plan[None, :] / auto[:, None] - 1.0
+
+
+def spread(changes: Floats) -> Spread:
+    """Return mean and extremes; less is better."""
+    return Spread(
+        mean=float(np.mean(changes)), best=float(np.min(changes)), worst=float(np.max(changes))
+    )
+
+
+def count_within(changes: Floats, limit: float, *, rounding: float = 1e-9) -> int:
+    """Count the pairs whose change does not exceed a limit."""
+    return int(np.count_nonzero(changes <= limit + rounding))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +93,6 @@ class Judgement:
     time: MeanChange
     verdict: Verdict
     further_repeats: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounded:
-    """A change, and what it may be at most for the promise to hold."""
-
-    change: MeanChange
-    bound: float
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the mean is beyond the bound."""
-        return self.change.mean > self.bound
 
 
 def mean_change(
@@ -177,10 +181,10 @@ def judge(
     """
     if not (tolerance >= 0.0 and math.isfinite(tolerance)):
         raise ValueError(f"a tolerance must be finite and not negative, got {tolerance}")
-    bounded = [_Bounded(energy, promise + tolerance)]
+    bounded = [(energy, promise + tolerance)]
     if budget is not None:
-        bounded.append(_Bounded(time, budget + tolerance))
-    sides = [Verdict.of(each.change.interval, each.bound) for each in bounded]
+        bounded.append((time, budget + tolerance))
+    sides = [Verdict.of(change.interval, bound) for change, bound in bounded]
     further, verdict = None, Verdict.of_all(sides)
     if verdict is Verdict.INCONCLUSIVE:
         further = _further_repeats(
@@ -189,17 +193,17 @@ def judge(
     return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
 
 
-def _further_repeats(undecided: Sequence[_Bounded]) -> int | None:
-    """Return how many more repeats would probably decide.
+def _further_repeats(undecided: Sequence[tuple[MeanChange, float]]) -> int | None:
+    """Return how many more repeats would probably decide changes that are to be within bounds.
 
     To break one bound is enough for ``not kept``; for ``kept`` every bound must be seen to hold.
     """
-    broken = [_needed(each.change, each.bound) for each in undecided if each.is_broken]
+    needed = [(_needed(*each), each[0].mean > each[1]) for each in undecided]
+    broken = [count for count, is_broken in needed if is_broken]
     if broken:
         return min((count for count in broken if count is not None), default=None)
-    held = [_needed(each.change, each.bound) for each in undecided]
-    known = [count for count in held if count is not None]
-    return max(known) if len(known) == len(held) else None
+    known = [count for count, _ in needed if count is not None]
+    return max(known) if len(known) == len(needed) else None
 
 
 def _needed(change: MeanChange, bound: float) -> int | None:
@@ -216,3 +220,83 @@ def _needed(change: MeanChange, bound: float) -> int | None:
     candidates = range(change.repeats + 1, MOST_REPEATS + 1)
     further = 1 + bisect_left(candidates, True, key=decides)
     return further if further <= len(candidates) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """A quantity of plans on halves of a table's repeats, as changes against auto, shapes (S,).
+
+    Attributes:
+        promised: On one half.
+        spread: Standard deviation that the promise claims.
+        executed: On the other half.
+        noise: Standard deviation of that, as repeats tell.
+    """
+
+    promised: Floats
+    spread: Floats
+    executed: Floats
+    noise: Floats
+
+    @property
+    def bias(self) -> Floats:
+        """Promise less execution: below zero, the promise was of less than came. Shape (S,)."""
+        return self.promised - self.executed
+
+    @property
+    def covered(self) -> Bools:
+        """Where execution lies within the promise's interval, its own noise granted. Shape (S,)."""
+        both: Bools = np.abs(self.bias) <= _WITHIN * np.hypot(self.spread, self.noise)
+        return both
+
+    def breaks(self, budget: float) -> Bools:
+        """Where execution exceeds a budget by more than its noise explains. Shape (S,)."""
+        beyond: Bools = self.executed - _BELOW * self.noise > budget + _ROUNDING
+        return beyond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def halves(row: Ints, random: np.random.Generator) -> Bools:
+    """Return which runs of each row go to the first half; each half has one at least.
+
+    A row with an odd number of runs gives the one too many to either half alike.
+
+    Args:
+        row: Row of each run; every row has two at least. Shape (N,).
+        random: Draws the halves.
+    """
+    order = np.lexsort((random.random(len(row)), row))
+    taken = np.bincount(row)
+    first = np.cumsum(taken) - taken
+    rank = np.empty(len(row), dtype=np.int64)
+    rank[order] = np.arange(len(row)) - first[row[order]]
+    many = taken // 2 + (taken % 2) * random.integers(0, 2, len(taken))
+    chosen: Bools = rank < many[row]
+    return chosen
+
+
+def mean_of(values: Floats) -> Estimate:
+    """Return a mean with Student's interval; of one value, that is as wide as can be."""
+    mean, count = float(values.mean()), len(values)
+    if count == 1:
+        return Estimate(value=mean, low=-math.inf, high=math.inf)
+    reach = student_quantile(count - 1) * float(values.std(ddof=1))
+    reach /= math.sqrt(count)
+    return Estimate(value=mean, low=mean - reach, high=mean + reach)
+
+
+def share_of(hits: Bools) -> Estimate:
+    """Return a share with Wilson's interval."""
+    count, share = len(hits), float(hits.mean())
+    z2 = _WITHIN**2 / count
+    centre = (share + 0.5 * z2) / (1.0 + z2)
+    reach = math.sqrt(z2 * (share * (1.0 - share) + 0.25 * z2)) / (1.0 + z2)
+    return Estimate(value=share, low=max(0.0, centre - reach), high=min(1.0, centre + reach))
