@@ -29,11 +29,9 @@ _GREATEST = 1e30  # of a constant: what is computed from a few of them stays fin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long a call blocks: points of a cumulative distribution, straight lines between.
+    """How long a call blocks: a share of the calls takes no longer than its point.
 
-    Attributes:
-        shares: Of calls, ascending from 0 to 1.
-        points_s: That share of the calls takes no longer. Same length.
+    Shares ascend from 0 to 1, with straight lines between.
     """
 
     shares: tuple[float, ...]

@@ -56,16 +56,7 @@ def quoted_numbers(
     measuring: MeasurementSettings,
     gpu_days: float,
 ) -> tuple[QuotedNumber, ...]:
-    """Return every quoted number, in the order of the paper.
-
-    Args:
-        study: Ours.
-        sizes: Of the workload, by name.
-        gpu: It ran on.
-        samples: The search itself.
-        measuring: How long was waited and measured.
-        gpu_days: How long the search kept the GPU busy.
-    """
+    """Return every quoted number, in the order of the paper."""
     return (
         *_set_up(sizes, gpu, samples, measuring),
         _quote("Set-up", "exhaustive search", "GPU-days", published.GPU_DAYS, gpu_days),
@@ -251,11 +242,7 @@ def _below(chosen_mhz: int | None, auto_mhz: int | None) -> bool:
 
 
 def beside_table1(plan: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row, ...]:
-    """Put our choices beside the paper's, kernel by kernel.
-
-    Args:
-        plan: Of the paper's step, without its optimizer.
-        auto: Clocks read back under auto, by kernel.
+    """Put our choices beside the paper's, kernel by kernel; ``auto`` are clocks read under auto.
 
     Raises:
         ValueError: The plan is of other kernels than Table 1.
@@ -313,11 +300,7 @@ def _row(
 
 
 def agreement(rows: Sequence[Table1Row]) -> Agreement:
-    """Count the kernels for which both choices lower the same clocks.
-
-    Args:
-        rows: At least one.
-    """
+    """Count the kernels for which both choices lower the same clocks."""
     counts = Counter((row.paper_lever, row.lever) for row in rows)
     same = sum(count for (paper, ours), count in counts.items() if paper is ours)
     overlapping = sum(count for pair, count in counts.items() if _overlap(*pair))

@@ -76,13 +76,7 @@ def check_change(record: Record, *names: str) -> None:
 
 
 def check_interval(record: Record, name: str, value: float | None = None) -> None:
-    """Reject an interval that does not ascend, or does not hold a value; ``None`` passes.
-
-    Args:
-        record: Holds the interval.
-        name: Of the interval.
-        value: What it is the interval of, where that is known.
-    """
+    """Reject an interval that does not ascend, or hold the value that it is of; ``None`` passes."""
     interval = getattr(record, name)
     if interval is None:
         return

@@ -96,13 +96,7 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
 
     @classmethod
     def constant(cls, duration_s: float, *, call_s: float = 0.0, jitter_s: float = 0.0) -> Self:
-        """Assume one delay for every change of every clock of any GPU.
-
-        Args:
-            duration_s: From the call's return until the GPU works at the new clock.
-            call_s: How long the setter blocks.
-            jitter_s: Standard deviation of the delay, which is taken for normal.
-        """
+        """Assume one delay, with normal jitter, for every change of every clock of any GPU."""
         off_s = _P95 * jitter_s
         switches = tuple(
             Switch(

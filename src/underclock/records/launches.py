@@ -80,13 +80,9 @@ class TracedActivity(Record, frozen=True, kw_only=True):
 
 
 def module_calls(text: str) -> tuple[str, ...] | None:
-    """Return the modules whose calls were open at a launch, outermost first.
+    """Return the modules whose calls were open at a launch, outermost first, as a step has them.
 
-    Args:
-        text: What a step says of the launch.
-
-    Returns:
-        ``None`` where it names the innermost module alone.
+    ``None`` where it names the innermost module alone.
     """
     first, *others = text.split(_CALLS)
     paths = [first]

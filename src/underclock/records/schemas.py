@@ -23,13 +23,7 @@ SCHEMAS: Final = {
 
 
 def check_schema(where: object, kind: str, schema: int, remake: str) -> None:
-    """Refuse a file of another schema, before anything else in it is looked at.
-
-    Args:
-        where: Names the file in the error.
-        kind: A key of ``SCHEMAS``.
-        schema: The number in the file.
-        remake: What makes such a file with this version, as a hint.
+    """Refuse a file of another schema; ``remake`` is a hint at what makes such a file anew.
 
     Raises:
         DataError: The file was written by an older or a newer version.

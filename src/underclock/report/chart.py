@@ -42,12 +42,10 @@ class Series:
     """Points that belong together.
 
     Attributes:
-        name: In the legend.
         points: Positions, x and y; a line breaks where y is not a number.
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
         hollow: Whether symbols are drawn as outlines.
-        large: Whether symbols are drawn larger than others.
         labelled: Whether the name stands beside the points instead of in the legend.
         notes: What to say of each point on hovering; empty for its name and position.
     """
@@ -76,10 +74,6 @@ class Chart:
 
     Attributes:
         key: Name of its file, and of its place on the page.
-        title: What it shows.
-        caption: How to read it.
-        x_title: Of the axis.
-        y_title: Of the axis.
         series: In order of drawing.
         x_labels: Words in place of numbers, at 0, 1, 2, …; empty for numbers.
         y_labels: Words in place of numbers, from the top; empty for numbers.
@@ -105,14 +99,9 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A linear axis; it points up where ``start_px`` is above ``end_px``.
+    """A linear axis, from ``low`` at ``start_px`` to ``high`` at ``end_px``.
 
-    Attributes:
-        low: Value at ``start_px``.
-        high: Value at ``end_px``.
-        start_px: Where it starts.
-        end_px: Where it ends.
-        ticks: Places on it, and what is written there.
+    Ticks are places on it, and what is written there.
     """
 
     low: float
@@ -137,13 +126,9 @@ def padded(values: Sequence[float]) -> tuple[float, float]:
 def round_ticks(
     low: float, high: float, most: int, *, signed: bool
 ) -> tuple[tuple[float, str], ...]:
-    """Return round numbers between two limits, all with the same number of decimals.
+    """Return round numbers between two limits, at most so many, all with as many decimals.
 
-    Args:
-        low: Below ``high``.
-        high: Above ``low``.
-        most: How many at most; at least 2.
-        signed: Whether positive numbers get a plus sign.
+    Positive numbers get a plus sign where signs are asked for.
     """
     least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))

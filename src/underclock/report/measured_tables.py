@@ -340,12 +340,7 @@ def check_table(checked: PromiseCheck) -> Table:
 
 
 def check_page(checked: PromiseCheck, command: str) -> str:
-    """Return the same as Markdown, with the intervals over splits.
-
-    Args:
-        checked: What came out.
-        command: What to type to make the page again.
-    """
+    """Return the same as Markdown, with intervals over splits, and the command that makes it."""
     header = " | ".join(header.replace("\n", " ").strip() for header in _CHECKED)
     lines = [f"| {header} | time bias |", "|---" * (len(_CHECKED) + 1) + "|"]
     for promise in checked.promises:

@@ -41,12 +41,7 @@ def rendered(
 
 
 def page(plan: Plan, validation: Validation | None) -> str:
-    """Return the HTML page of a plan.
-
-    Args:
-        plan: What to report.
-        validation: What became of it; ``None`` where it was not run again.
-    """
+    """Return the HTML page of a plan, and of its validation where it was run again."""
     kernels = answer.by_savings(plan)
     saved_unit, saved = answer.joules_column([choice.saved_j for _, choice in kernels])
     ranking = answer.top_savings(plan, figures.MOST_BARS)

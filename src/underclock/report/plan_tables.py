@@ -46,9 +46,7 @@ _MOST_SAVINGS = 8
 def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...]:
     """Return all that a terminal shows of a plan: the answer first, then what it rests on.
 
-    Args:
-        plan: The plan.
-        brief: Whether the answer and the arms will do.
+    Briefly, the answer and the arms.
     """
     fixed = _fixed_lines(plan)
     first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)

@@ -29,12 +29,7 @@ _COLOURS = {  # in the order in which they are shown: auto, then the plan, then 
 
 
 def closing_line(summary: RunSummary, *, clocks: str = "") -> str:
-    """Return what a run came to: its steps, what it saved, and what it drew.
-
-    Args:
-        summary: Of it.
-        clocks: What became of them, in words.
-    """
+    """Return what a run came to: its steps, its saving, what it drew, what became of clocks."""
     return "; ".join(filter(None, (_steps(summary), _saving(summary), _drawn(summary), clocks)))
 
 
@@ -133,12 +128,8 @@ def _change(mean: float | None, interval: tuple[float, float] | None, unit: str 
 def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
     """Return the HTML page of a run: steps as they came, what was asked for, what it saved.
 
-    Args:
-        lines: Of one run's log.
-        summary: Of those.
-
     Raises:
-        DataError: They begin no run.
+        DataError: The lines begin no run.
     """
     run = next((line for line in lines if isinstance(line, RunLine)), None)
     if run is None:

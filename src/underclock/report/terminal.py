@@ -109,15 +109,7 @@ def filled(
     *,
     bold: int | None = None,
 ) -> FittingTable:
-    """Return a table.
-
-    Args:
-        title: What it shows.
-        columns: As `words` and `numbers` return them.
-        rows: A cell for each column.
-        caption: How to read it.
-        bold: Which row counts.
-    """
+    """Return a table of columns as `words` and `numbers` make them; ``bold`` is a row."""
     table = FittingTable(*columns, title=title, caption=caption)
     for place, row in enumerate(rows):
         cells = (Text(cell) if isinstance(cell, str) else cell for cell in row)
