@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 _AGAIN = ["tune", "--gpu", "sim:rtx3080ti", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
+_FEW = ["--core-mhz", "900,1500,auto", "--mem-mhz", "auto"]
 
 
 @pytest.fixture(autouse=True)
@@ -137,12 +138,12 @@ def test_a_served_gpu_is_measured_as_its_like_and_holds_the_plan(
     with served_gpus("rtx3080ti", tmp_path / "s", count=2):
         monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
         for gpu, file in (("nvml:0", "a.db"), ("nvml:1", "b.db")):
-            main(["measure", "step.json", "--gpu", gpu, "--max-samples", "12", "-o", file])
+            main(["measure", "step.json", "--gpu", gpu, *_FEW, "-o", file])
         main(["plan", "a.db", "--max-slowdown", "1%", "--latency", "100us", "-o", "plan.json"])
         with pytest.raises(SystemExit) as ended:
             main(["run", "plan.json", "--dry-run", "--", sys.executable, "-c", ""])
     monkeypatch.delenv(SIMULATOR)
-    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "--max-samples", "12", "-o", "c.db"])
+    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", *_FEW, "-o", "c.db"])
 
     assert ended.value.code == 0
     assert "nvml:1 is served: measuring its like in virtual time, sim:rtx3080ti#1" in (
