@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from underclock.app.backends import model_of
-from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
     MeanErrors,
@@ -247,7 +246,6 @@ def _calibrated(model: GpuModel) -> Calibrated:
         gpu=model.constants,
         dram_j_per_mcycle=one.dram_j / one.dram_mcycles,
         kernels=own,
-        fixed_time=FixedTimePrior.of(model.constants, list(own.values())),
         limit_w=model.limit_w[0] - model.cap_margin_w,
     )
 

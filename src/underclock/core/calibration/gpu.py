@@ -19,9 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.calibration.fixed_time import FixedTimePrior
-from underclock.core.calibration.sweep import Sweep
-from underclock.core.calibration.sweep_fit import PER_KERNEL, SweepFit, kernel_of
+from underclock.core.calibration.sweep import (
+    PER_KERNEL,
+    FixedTimePrior,
+    Sweep,
+    SweepFit,
+    fit_kernel,
+    kernel_of,
+)
 from underclock.core.sampling.initial_design import greedy_d_optimal
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
@@ -55,14 +60,12 @@ class Calibrated:
         gpu: Shared constants.
         dram_j_per_mcycle: Energy of DRAM traffic per million DRAM cycles.
         kernels: Constants by kernel name.
-        fixed_time: What these kernels are like.
         limit_w: Power at which rows settle when capped.
     """
 
     gpu: GpuConstants
     dram_j_per_mcycle: float
     kernels: dict[str, KernelConstants]
-    fixed_time: FixedTimePrior
     limit_w: float
 
 
@@ -90,30 +93,8 @@ def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
         gpu=gpu,
         dram_j_per_mcycle=per_mcycle_j,
         kernels=constants,
-        fixed_time=FixedTimePrior.of(gpu, list(constants.values())),
         limit_w=float(np.median(capped_w)) if len(capped_w) else sweep.limit_w,
     )
-
-
-def fit_kernel(known: Calibrated, sweep: Sweep, rows: Ints) -> KernelConstants:
-    """Fit one kernel's constants to a few of its rows, the shared constants being known.
-
-    Args:
-        known: Shared constants.
-        sweep: The rows.
-        rows: Indices of rows of one kernel.
-    """
-    ways = {
-        serial: SweepFit(
-            base=known.gpu,
-            sweep=sweep.one(rows),
-            serial=np.array([serial]),
-            per_mcycle_j=known.dram_j_per_mcycle,
-        ).solve_kernel(known.fixed_time)
-        for serial in (False, True)
-    }
-    serial = ways[True].cost < ways[False].cost
-    return kernel_of(ways[serial].vector, known.dram_j_per_mcycle, serial=serial)
 
 
 def held_out(
@@ -168,6 +149,7 @@ def check(
         progress: Told which share is done.
     """
     chosen = np.arange(len(sweep.kernels)) if kernels is None else kernels
+    fixed_time = FixedTimePrior.of(known.gpu, list(known.kernels.values()))
     results = []
     for i, k in enumerate(chosen.tolist()):
         if progress is not None:
@@ -178,9 +160,10 @@ def check(
         rest = np.setdiff1d(rows, picked)
         if len(rest) == 0:
             continue
-        name = sweep.kernels[k]
-        own = dataclasses.replace(known, kernels={name: fit_kernel(known, sweep, picked)})
-        results.append((name, errors_of(own, sweep, rest)))
+        name, per_mcycle_j = sweep.kernels[k], known.dram_j_per_mcycle
+        vector, serial = fit_kernel(known.gpu, per_mcycle_j, sweep.one(picked), fixed_time)
+        own = {name: kernel_of(vector, per_mcycle_j, serial=serial)}
+        results.append((name, errors_of(dataclasses.replace(known, kernels=own), sweep, rest)))
     return results
 
 

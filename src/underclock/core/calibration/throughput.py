@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from underclock.arrays import Floats
-from underclock.core.calibration.least_squares import Residuals, minimise
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
@@ -36,6 +36,7 @@ _REACH = {
     "dram_byte_j": 1.5,
 }
 _PULL = 0.02
+_ROBUST = 0.03  # residuals beyond a few per cent pull less: a soft L1 loss
 _BOOST_REACH = 0.1
 _BOOST_STARTS = (0.0, -0.02, -0.04)  # the fit has a corner wherever a kernel leaves the cap
 _MOST_EVALUATIONS = 40
@@ -107,16 +108,18 @@ def fit_throughput(
 
     reach = np.array([*_REACH.values(), _BOOST_REACH])
     fits = [
-        minimise(
-            Residuals(at=residuals, jacobian=_STEP),
+        least_squares(
+            residuals,
             np.append(np.zeros(len(_REACH)), boost),
-            (-reach, reach),
-            robust=True,
-            most_evaluations=_MOST_EVALUATIONS,
+            diff_step=_STEP,
+            bounds=(-reach, reach),
+            loss="soft_l1",
+            f_scale=_ROBUST,
+            max_nfev=_MOST_EVALUATIONS,
         )
         for boost in _BOOST_STARTS
     ]
-    throughput, fitted_board = moved(min(fits, key=lambda fit: fit.cost).vector)
+    throughput, fitted_board = moved(np.asarray(min(fits, key=lambda fit: float(fit.cost)).x))
     return throughput, fitted_board.constants.boost_mhz
 
 

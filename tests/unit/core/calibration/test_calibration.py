@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gpu_specs import SPECS
-from underclock.core.calibration.fixed_time import FixedTimePrior
 from underclock.core.calibration.gpu import (
     Calibrated,
     MeanErrors,
@@ -20,8 +19,14 @@ from underclock.core.calibration.gpu import (
     held_out,
     pooled,
 )
-from underclock.core.calibration.sweep import Sweep, sweep_of
-from underclock.core.calibration.sweep_fit import SweepFit, kernel_of, vector_of
+from underclock.core.calibration.sweep import (
+    FixedTimePrior,
+    Sweep,
+    SweepFit,
+    kernel_of,
+    sweep_of,
+    vector_of,
+)
 from underclock.core.calibration.throughput import (
     PublishedChange,
     PublishedGpu,
