@@ -173,8 +173,8 @@ def page(lines: list[str], load: float) -> str:
     return f"""# How long the fit takes
 
 Written by `OMP_NUM_THREADS=1 python benchmarks/fitting.py`. Evidence: simulated. Samples are drawn
-from the model with noise ({time_noise:g} % of time, {power_noise:g} % of power), another GPU and kernels in
-each repeat, each repeat in a process of its own.
+from the model with noise ({time_noise:g} % of time, {power_noise:g} % of power), another GPU and
+kernels in each repeat, each repeat in a process of its own.
 
 * machine: {platform.platform()}, {os.cpu_count()} CPUs, load average before: {load:.1f}
 * versions: Python {platform.python_version()}, numpy {np.__version__}; OMP_NUM_THREADS: {threads}
