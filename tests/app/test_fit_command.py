@@ -163,7 +163,8 @@ def _backwards() -> str:
     """Return a file whose energy counter seems to have gone backwards."""
     path = _file("back.db")
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE samples SET energy_j = -1.5 WHERE kernel = 'c'")
+        change = "UPDATE windows SET body = replace(body, 'energy_j', 'energy')"
+        database.execute(f"{change} WHERE body LIKE ?", ('%"c"%',))
     return path
 
 
@@ -173,7 +174,7 @@ def _backwards() -> str:
         (_two_gpus, "samples from two GPUs or drivers in one fit: G", "each by themselves"),
         (_two_drivers, "G (driver 1, 300 W) and G (driver 2, 300 W)", "measure again"),
         (lambda: _file("c.db", capped="abcdefgh"), "all 64 samples ran", "lower core clocks"),
-        (_backwards, "sample 17 is not as it was written", "measure again"),
+        (_backwards, "window 17 is not as it was written", "measure again"),
         (_none, "no samples to fit", "measure first"),
         (lambda: "nowhere.db", "cannot read nowhere.db", ""),
     ],

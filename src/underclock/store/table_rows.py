@@ -1,13 +1,114 @@
-"""The rows of a table somebody measured: cells as they stand, and what they must be."""
+"""The header and the rows of a table somebody measured: what its cells are, and must be."""
 
 import math
+import re
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Self
+
+import msgspec
 
 from underclock.errors import DataError
-from underclock.records import GREATEST_MHZ, LEAST_MHZ
-from underclock.store.columns import Columns
+from underclock.records import (
+    GREATEST_MHZ,
+    LEAST_MHZ,
+    Clocks,
+    ThrottleReason,
+    Utilisation,
+    Window,
+    check_mhz,
+)
+from underclock.units import name_hint
+
+_CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
+_BITS = 2**63  # of the driver's reasons, and of a column of SQLite
+_BUSY = ("sm", "tensor", "fp32", "dram")
+READINGS = (*_CLOCKS, "temperature_c", "throttle_reasons", *_BUSY)
+"""Columns a table may have: the running clocks, heat, the driver's throttle reasons as a number,
+and how busy parts of the GPU were, 0 to 1. An empty cell was not read."""
+
+NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
+EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
+_OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
+KNOWN: Final = (*NEEDED, *EITHER, *_OPTIONAL)
+_SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def separator_of(header: str) -> str:
+    """Return what separates columns: whatever yields most names that we know, or else a comma."""
+    return max(
+        _SEPARATORS,
+        key=lambda mark: len({_plain(name) for name in header.split(mark)} & set(KNOWN)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a table are.
+
+    Attributes:
+        names: As in the file, in lower case with underscores.
+        taken: What a reader must know of how they were read.
+    """
+
+    names: tuple[str, ...]
+    taken: tuple[str, ...]
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where in a row the cell of each column is."""
+        return {name: place for place, name in enumerate(self.names)}
+
+    @classmethod
+    def of(cls, where: object, header: Sequence[str], separator: str) -> Self:
+        """Read a header.
+
+        Args:
+            where: Names the table in errors.
+            header: Names as they stand in the file.
+            separator: What was taken to separate them.
+
+        Raises:
+            DataError: A column that is needed is missing, or there twice.
+        """
+        names = tuple(_plain(name) for name in header)
+        read = f"{where}, read with {_SEPARATORS[separator]} between columns,"
+        missing = [name for name in NEEDED if name not in names]
+        if not set(EITHER) & set(names):
+            missing.append(" or ".join(EITHER))
+        if missing:
+            raise DataError(
+                f"{read} lacks the column {', '.join(missing)}",
+                hint=f"it needs {', '.join(NEEDED)}, and {' or '.join(EITHER)}; it has "
+                f"{', '.join(names)}",
+            )
+        twice = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN]
+        if twice:
+            raise DataError(f"{read} repeats a column: {', '.join(twice)}")
+        return cls(names, tuple(_taken(names, separator)))
+
+
+def _taken(names: Iterable[str], separator: str) -> Iterable[str]:
+    """Say what is not as a plain table has it."""
+    if separator != ",":
+        yield f"the table was read with {_SEPARATORS[separator]} between its columns"
+    extra = [name for name in names if name not in KNOWN]
+    if extra:
+        close = (name_hint(name, _OPTIONAL) for name in extra)
+        meant = next((f"; {words}" for words in close if words.startswith("did you mean")), "")
+        named = ", ".join(repr(name) if name else "one without a name" for name in extra)
+        yield f"columns of the table that nothing here reads were left out: {named}{meant}"
+    if "energy_j" not in names:
+        yield "the table has no energy_j: it was taken as power_w times time_s"
+
+
+def _plain(name: str) -> str:
+    """Return a column's name as we write it: ``Core MHz`` and ``core_mhz`` are the same."""
+    return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
+
 
 LEAST, GREATEST = 1e-12, 1e12  # of any column, in its unit
 LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
@@ -159,6 +260,52 @@ class TableRows:
             cells[place] = self._share(cells[place], cells[place])
         self._lines.append(line)
         self._cells.append(tuple(cells))
+
+
+def with_readings(sample: Window, row: "TableRow") -> Window:
+    """Return a sample with what else its row says.
+
+    Raises:
+        DataError: A cell is no number, or one that cannot be.
+    """
+    values = {name: _number(row, name) for name in READINGS if row.cell(name)}
+    core, mem = (values.get(name) for name in _CLOCKS)
+    busy = [values.get(name) for name in _BUSY]
+    if None in busy and any(value is not None for value in busy):
+        raise DataError(f"{row.where}: utilisation needs all of {', '.join(_BUSY)}, or none")
+    reasons = values.get("throttle_reasons")
+    if reasons is not None and not 0 <= reasons < _BITS:
+        raise DataError(f"{row.where}: throttle_reasons are bits of a number, got {reasons:g}")
+    try:
+        observed = Clocks(core_mhz=_whole(core), mem_mhz=_whole(mem)) if core or mem else None
+        if observed is not None:
+            check_mhz(observed, *observed.__struct_fields__)
+        return msgspec.structs.replace(
+            sample,
+            observed=observed,
+            temperature_c=values.get("temperature_c"),
+            throttle_reasons=None if reasons is None else ThrottleReason(round(reasons)),
+            utilisation=None
+            if None in busy
+            else msgspec.convert(dict(zip(_BUSY, busy, strict=True)), Utilisation),
+        )
+    except (ValueError, msgspec.ValidationError) as exc:
+        raise DataError(f"{row.where}: {exc}") from exc
+
+
+def _number(row: "TableRow", name: str) -> float:
+    raw = row.cell(name)
+    try:
+        value = float(raw)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(f"{row.where}: {name} is {raw!r}, not a number")
+    return value
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
 
 
 def _is_number(text: str) -> bool:

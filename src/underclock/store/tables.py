@@ -20,19 +20,24 @@ from underclock.records import (
     SampleSet,
     Window,
 )
-from underclock.store.columns import EITHER, NEEDED, Columns, separator_of
-from underclock.store.readings import READINGS, with_readings
 from underclock.store.table_rows import (
+    EITHER,
     GREATEST,
     GREATEST_W,
     LEAST,
     LEAST_W,
+    NEEDED,
+    READINGS,
+    Columns,
     TableRow,
     TableRows,
+    separator_of,
+    with_readings,
 )
 from underclock.units import name_hint
 
 _POWER_TOLERANCE = 0.05  # sweeps round power; a wrong unit is off by far more
+_CLOCK_TOLERANCE = 0.02  # drivers round clocks to a bin, 15 MHz
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
 _HASHED_AT_ONCE = 10_000
@@ -86,7 +91,12 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
         windows=tuple(samples),
         expected_samples=len(samples),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
-        warnings=(*rows.columns.taken, *powers, *_repeat_warnings(rows, samples)),
+        warnings=(
+            *rows.columns.taken,
+            *powers,
+            *_clock_warnings(rows, samples),
+            *_repeat_warnings(rows, samples),
+        ),
     )
 
 
@@ -226,6 +236,29 @@ def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
     sentence = (
         f"{where}: power_w differs from energy_j / time_s by {100 * worst:.0f} %; "
         "power is ignored, energy and time are used: check their units"
+    )
+    return (sentence,)
+
+
+def _clock_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
+    """Say where clocks did not hold: what was read is not what was asked for."""
+    worst, words, count = 0.0, "", 0
+    for row, sample in zip(rows, samples, strict=True):
+        if sample.observed is None:
+            continue
+        for name in ("core_mhz", "mem_mhz"):
+            asked, read = getattr(sample.asked, name), getattr(sample.observed, name)
+            if asked is None or read is None or abs(read - asked) <= _CLOCK_TOLERANCE * asked:
+                continue
+            count += 1
+            if abs(read / asked - 1.0) > worst:
+                worst = abs(read / asked - 1.0)
+                words = f"{row.where}: {name} {asked} was asked for, and {read} was read"
+    if not count:
+        return ()
+    sentence = (
+        f"clocks did not hold in {count} of {len(samples)} rows, the worst of them {words}: what "
+        "such a row costs is not what its clocks cost"
     )
     return (sentence,)
 

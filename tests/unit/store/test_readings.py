@@ -10,7 +10,7 @@ from underclock.errors import DataError
 from underclock.records import Clocks, Evidence
 from underclock.records.observed import Bound
 from underclock.store import read_table
-from underclock.store.readings import READINGS
+from underclock.store.table_rows import READINGS
 
 _HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w," + ",".join(READINGS)
 _ROW = "G,a,,,1.0,100,100,1980,3201,51.5,4,0.9,0.1,0.2,0.8"
@@ -77,3 +77,18 @@ def test_what_an_h200_would_save_is_predicted_from_its_table() -> None:
     assert prediction.like == "sim:h200"
     assert prediction.counted == prediction.kernels == 52
     assert prediction.arm("kernel_global").energy_change.expected < 0
+
+
+def test_a_table_whose_clocks_did_not_hold_says_so(tmp_path: Path) -> None:
+    rows = [
+        "G,a,1980,,1.0,100,100,1975,3201,51.5,0,,,,",
+        "G,a,1800,,1.1,95,,1410,3201,51.5,4,,,,",
+        "G,a,1500,,1.2,90,,1350,3201,51.5,4,,,,",
+    ]
+    held = read_table(_table(tmp_path, rows[0]))
+    slipped = read_table(_table(tmp_path, *rows))
+
+    assert not any("clocks" in words for words in held.warnings)
+    (words,) = [words for words in slipped.warnings if "clocks did not hold" in words]
+    assert "in 2 of 3 rows" in words
+    assert "line 3: core_mhz 1800 was asked for, and 1410 was read" in words
