@@ -2,10 +2,10 @@
 
 The question is what measuring at other clocks, and planning on it, would bring. Nobody knows the
 cost table that measuring would give, so many possible ones are drawn (`draws`, and `rows` where
-there are samples at other clocks). Each is
-planned on as if it were the true one, and the savings make the interval. Beside that stands what
-locking clocks without measuring would bring: one plan, made for the mean of the drawn tables and
-costed on each of them. It saves less and may be slower than asked.
+there are samples at other clocks). Each is planned on as if it were the true one, and the savings
+make the interval. Beside that stands what locking clocks without measuring would bring: one plan,
+made for the mean of the drawn tables and costed on each of them. It saves less and may be slower
+than asked.
 
 Shape letters: D draws, K kernels, S settings.
 """
