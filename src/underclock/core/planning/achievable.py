@@ -41,7 +41,7 @@ from underclock.records import (
 )
 from underclock.records.latencies import LatencyTable
 
-_ROUNDS, _FEW_ROUNDS = 4, 2  # of aims below the time budget; where only candidates are wanted
+_ROUNDS, _FEW_ROUNDS = 4, 1  # of aims below the time budget; where only candidates are wanted
 _LATENCIES_S = (1e-3, 6e-3, 20e-3, 0.15)  # whose schedules are candidates at shorter ones
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left

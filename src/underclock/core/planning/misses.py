@@ -131,13 +131,7 @@ def usual_misses(
 
 
 def _summed(lasts_s: Floats, added: Floats, missed_s: Floats) -> Floats:
-    """Return what is added when launches run at other clocks for some time.
-
-    Args:
-        lasts_s: How long each takes of that time, from the change outwards. Shape (C, L).
-        added: What each adds when all of it does. Shape (C, L). What is not known adds nothing.
-        missed_s: For how long. Shape (C, A, Q).
-    """
+    """Return what is added when launches run at other clocks for some time."""
     known = np.isfinite(lasts_s) & np.isfinite(added)
     rate = np.where(known, added, 0.0) / np.where(known, lasts_s, 1.0)
     ends_s = np.cumsum(np.where(known, lasts_s, 0.0), axis=1)

@@ -53,7 +53,7 @@ def proposals(
         tell(done, len(changed_steps), f"plans {name}")
         auto_s, auto_j = _auto(table, problem, times)
         budget_s = auto_s * (1.0 + rules.max_slowdown)
-        schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.PLAN)
+        schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.QUICK)
         if schedule.status is Status.INFEASIBLE:
             continue
         planned.append(

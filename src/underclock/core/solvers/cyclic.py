@@ -238,12 +238,7 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
 
 
 def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
-    """Return the item in the middle of the longest segment, by time.
-
-    Args:
-        choice: Setting of every item. Shape (m,).
-        time_s: Of every item. Shape (m,).
-    """
+    """Return the item in the middle of the longest segment, by time."""
     starts = np.flatnonzero(choice != np.roll(choice, 1))
     if len(starts) == 0:
         return int(time_s.argmax())
@@ -318,13 +313,7 @@ def _mix_until_best(best: Incumbent, search: DualSearch, enough: float, most: in
 
 
 def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
-    """Offer the cheapest schedules that follow one choice and, over one window, another.
-
-    Args:
-        best: Takes what keeps every rule and is better.
-        within: Settings of a schedule that keeps the limits. Shape (n,).
-        beyond: Settings of another. Shape (n,).
-    """
+    """Offer the cheapest schedules that follow one choice and, over one window, another."""
     problem = best.problem
     if np.array_equal(within, beyond):
         return
@@ -389,16 +378,6 @@ def _too_short(
     """Return which windows lie within one segment of a choice and are shorter than its dwell.
 
     Those that run round the wrap are left to the rules.
-
-    Args:
-        problem: The problem.
-        inside: Settings in the window. Shape (n,).
-        outside: Settings around it. Shape (n,).
-        begins: First launches of windows.
-        ends: First launches behind them.
-
-    Returns:
-        Shape (len(begins), len(ends)).
     """
     segment = np.cumsum(inside != np.roll(inside, 1))
     ends_s = np.append(0.0, np.cumsum(problem.time_s[problem.order, inside]))
@@ -439,19 +418,7 @@ def _next_setting(choice: Ints) -> Ints:
 def _window_costs(
     table: Floats, switch: Floats, within: Ints, beyond: Ints, begins: Ints, ends: Ints
 ) -> Floats:
-    """Return what a round costs with each window; one that ends where it begins is empty.
-
-    Args:
-        table: Cost of each invocation at each setting.
-        switch: Cost of each change.
-        within: Settings outside the window. Shape (n,).
-        beyond: Settings in the window. Shape (n,).
-        begins: First invocations in the window.
-        ends: First invocations behind it; a window may run round the wrap.
-
-    Returns:
-        Shape (len(begins), len(ends)).
-    """
+    """Return what a round costs with each window; one that ends where it begins is empty."""
     rows = np.arange(len(within))
     # What following a choice from the invocation before costs, and the difference as a prefix sum.
     stay = table[rows, within] + switch[np.roll(within, 1), within]

@@ -152,17 +152,7 @@ class Core:
         return None if lost is None or lost > self.best - 1 else lost
 
     def _search(self, ceiling: int, max_labels: int, each: int) -> tuple[bool, float | None]:
-        """Look for the best choice whose energy is below a ceiling.
-
-        Args:
-            ceiling: Energy to get below.
-            max_labels: How many labels to keep in all.
-            each: How many labels a group may keep.
-
-        Returns:
-            Whether one was found, now the best known; and, where labels were lost, the least
-            bound among them.
-        """
+        """Look for the best choice whose energy is below a ceiling."""
         stages = Stages.of(self.quanta, self.base, self._live(ceiling))
         ahead, soonest = stages.ahead(self.rates)
         # Terms added one by one, as many as there are stages, err by so many parts of their sum.
@@ -209,16 +199,7 @@ class Core:
 
 
 def _greedy(steps: Trades, fits: int, left: int) -> tuple[dict[int, int], int]:
-    """Take what fits past the first trade that does not, best first.
-
-    Args:
-        steps: The hull's trades.
-        fits: How many of them the base has taken.
-        left: Time the base leaves unused.
-
-    Returns:
-        Setting by group where it differs from the base, and the energy this saves.
-    """
+    """Take what fits past the first trade that does not, best first."""
     moves: dict[int, int] = {}
     stuck: set[int] = set()
     saved = 0
