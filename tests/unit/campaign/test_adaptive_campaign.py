@@ -1,6 +1,7 @@
 """Adaptive campaigns: on tables made of physics, and on a simulated GPU."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -451,3 +452,31 @@ def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_commo
 
     assert AUTO in sample_set.lacking["k2"]
     assert len(sample_set.samples) == 22
+
+
+@pytest.mark.parametrize("valley_mhz", [1170, 1245, 1395])
+def test_a_saving_far_away_is_found_beside_one_next_to_auto(
+    tmp_path: Path, valley_mhz: int
+) -> None:
+    """Clocks are 15 MHz apart: whoever looks next door of the last look never gets there."""
+    rows = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j"]
+    least_j = math.inf
+    for core_mhz in (None, *range(1005, 1996, 15)):
+        at = core_mhz or 1995
+        near = 0.04 * math.exp(-(((at - 1900) / 40) ** 2))
+        far = 0.42 * math.exp(-(((at - valley_mhz) / 120) ** 2))
+        energy_j = 100.0 * (1.0 - near - far)
+        least_j = min(least_j, energy_j)
+        rows.append(f"G,a,{core_mhz or ''},,{1.0 + 0.02 * (1995 / at - 1.0)},{energy_j}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+
+    found = measure(
+        gpu=f"replay:{tmp_path / 't.csv'}",
+        to=tmp_path / "s.db",
+        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=14, slowdowns=(0.05,)),
+    )
+    looks = [s.asked.core_mhz for s in found.samples if s.asked.core_mhz is not None]
+    next_door = [abs(a - b) <= 15 for a, b in itertools.pairwise(looks)]
+
+    assert min(s.energy_j for s in found.samples) < 1.01 * least_j
+    assert sum(next_door) <= 4
