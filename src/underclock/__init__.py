@@ -1,6 +1,6 @@
 """Underclock: the GPU clocks at which a training step wastes no energy, kernel by kernel.
 
-The stages are functions here; what they take and return are the records::
+The commands are functions here; what they take and return are the records::
 
     step = underclock.trace("gpt3-xl")
     samples = underclock.measure(step, gpu="sim:rtx3080ti", to="samples.db")
@@ -8,7 +8,7 @@ The stages are functions here; what they take and return are the records::
     validation = underclock.validate(plan, gpu="sim:rtx3080ti")
     underclock.write_report(plan, to="report.html", validation=validation)
 
-* what stages are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
+* what commands are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
   `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
   `Switching`, `LatencyTable`
 * what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and

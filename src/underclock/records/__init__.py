@@ -1,4 +1,4 @@
-"""The nouns that stages hand to one another. Frozen, validated, JSON-friendly.
+"""The nouns that commands hand to one another. Frozen, validated, JSON-friendly.
 
 * `common`: what a number rests on (`Evidence`), what can be set (`Clocks`), how records look
 * `work`: what runs (`Kernel`, `Step`)
