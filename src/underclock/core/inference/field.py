@@ -13,7 +13,8 @@ Shape letters: K kernels, n rows of a kernel (padded), C settings, L scales, S s
 P own directions.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +28,7 @@ _OWN, _SHARED = 12, 12  # directions kept of errors; what is left is each entry'
 _ROUNDS = 3  # of scales and what is shared, each told by the other
 _RELEVANT = 1e-4  # odds of a scale that is worth a prediction
 _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
+_BATCH = 256  # kernels: they tell what all share, and bound the memory that conditioning takes
 _COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
 
 
@@ -94,6 +96,10 @@ class Errors:
     shared: Floats
     rest: Floats
 
+    def of(self, kernels: Ints) -> "Errors":
+        """Return those of some kernels."""
+        return Errors(own=self.own[kernels], shared=self.shared[kernels], rest=self.rest[kernels])
+
     @property
     def variance(self) -> Floats:
         """Of each entry. Shape (K, C)."""
@@ -125,25 +131,44 @@ class FieldPosterior:
         return FieldPosterior(mean=self.mean, variance=factor**2 * self.variance, errors=errors)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Conditioned:
-    """Rows of all kernels under every scale: what conditioning on them takes.
+    """Rows of some kernels under every scale: what conditioning on them takes.
 
     Attributes:
+        rows: Of these kernels.
+        of_time: What power has of errors of time. Shape (K, C, C); ``None`` of times.
         inverse: Of the covariance of rows. Shape (K, L, n, n).
         ones: That times ones. Shape (K, L, n).
         total: The sum of that: precision of the level. Shape (K, L).
         precision: The inverse, the level unknown. Shape (K, L, n, n).
         log_det: Of what that is the inverse of, the level's included. Shape (K, L).
         residual: Rows less the mean curve. Shape (K, n).
+        off: That less what is shared. Shape (K, n).
+        odds: Of every scale. Shape (K, L).
+        evidence: Logarithm of how likely the rows of each kernel are. Shape (K,).
     """
 
+    rows: FieldRows
+    of_time: Floats | None
     inverse: Floats
     ones: Floats
     total: Floats
     precision: Floats
     log_det: Floats
     residual: Floats
+    off: Floats
+    odds: Floats
+    evidence: Floats
+
+    def about(self, shared: Floats) -> "_Conditioned":
+        """Return the same where all kernels share something. Shape (C,)."""
+        off = self.residual - np.where(self.rows.real, shared[self.rows.setting], 0.0)
+        squares = ((self.precision @ off[:, None, :, None])[..., 0] * off[:, None]).sum(-1)
+        log_odds = _LOG_ODDS - 0.5 * (squares + self.log_det)
+        evidence = log_sum(log_odds, 1)
+        odds = np.exp(log_odds - evidence[:, None])
+        return replace(self, off=off, odds=odds, evidence=evidence)
 
 
 class Field:
@@ -172,119 +197,121 @@ class Field:
         self._shared_prior = curves.shared + sizes.shared**2 * near + free
         own = sizes.own**2 * curves.own + sizes.smooth**2 * near
         self._own_prior = own + np.diag(sizes.row**2 + sizes.free**2 * grid.free)
-        self._given = self._condition()
-        self._settle()
+        count = len(rows.setting)
+        some = np.unique(np.linspace(0, count - 1, min(count, _BATCH)).round().astype(np.int64))
+        learned = self._settle(self._condition(some))
+        self._all = learned if len(some) == count else None
 
-    def _condition(self) -> _Conditioned:
-        rows, sizes = self.rows, self.sizes
+    def _condition(self, kernels: Ints) -> _Conditioned:
+        rows, sizes = self.rows.of(kernels), self.sizes
         at, real = rows.setting, rows.real
         both = real[:, :, None] & real[:, None, :]
         own = np.where(both, self._own_prior[at[:, :, None], at[:, None, :]], 0.0)
         noise = np.where(real, sizes.run**2 / np.maximum(rows.runs, 1e-9), 1.0)
         cov = SCALES[:, None, None] ** 2 * own[:, None]
         cov = cov + (noise[:, :, None] * np.eye(at.shape[1]))[:, None]
+        of_time = None
         if self._coupled is not None:
-            cov = cov + np.where(both, _pairs(_of_time(self._coupled), at), 0.0)[:, None]
+            of_time = _of_time(self._coupled.of(kernels))
+            cov = cov + np.where(both, _pairs(of_time, at), 0.0)[:, None]
         inverse = np.linalg.inv(cov)
         there = real.astype(np.float64)
         ones = (inverse @ there[:, None, :, None])[..., 0]
         total = (ones * there[:, None]).sum(axis=-1)
         precision = inverse - ones[..., :, None] * ones[..., None, :] / total[..., None, None]
+        nothing = np.zeros(len(kernels))
         return _Conditioned(
+            rows=rows,
+            of_time=of_time,
             inverse=inverse,
             ones=ones,
             total=total,
             precision=np.where(both[:, None], precision, 0.0),
             log_det=np.linalg.slogdet(cov)[1] + np.log(total),
             residual=np.where(real, rows.log - self._curves.mean[at], 0.0),
-        )
+            off=nothing,
+            odds=nothing,
+            evidence=nothing,
+        ).about(np.zeros(len(self._shared_prior)))
 
-    def _settle(self) -> None:
-        """Find what is shared, and how far each kernel deviates."""
-        at, given = self.rows.setting, self._given
-        count = len(self._shared_prior)
-        shared, cov = np.zeros(count), self._shared_prior
-        for _ in range(_ROUNDS):
-            self._shared = shared
-            off = self._off()
-            squares = ((given.precision @ off[:, None, :, None])[..., 0] * off[:, None]).sum(-1)
-            log_odds = _LOG_ODDS - 0.5 * (squares + given.log_det)
-            evidence = log_sum(log_odds, 1)
-            self._odds = np.exp(log_odds - evidence[:, None])
-            precision = (self._odds[:, :, None, None] * given.precision).sum(axis=1)
+    def _settle(self, given: _Conditioned) -> _Conditioned:
+        """Find what is shared, and how far each kernel deviates, each told by the other."""
+        at, count = given.rows.setting, len(self._shared_prior)
+        for turn in range(_ROUNDS):
+            precision = (given.odds[:, :, None, None] * given.precision).sum(axis=1)
             told = np.zeros((count, count))
             np.add.at(told, (at[:, :, None], at[:, None, :]), precision)
             drawn = np.zeros(count)
             np.add.at(drawn, at, (precision @ given.residual[..., None])[..., 0])
             left = np.eye(count) + self._shared_prior @ told
-            cov = np.linalg.solve(left, self._shared_prior)
-            shared = cov @ drawn
-        self._shared, self._shared_cov = shared, cov
+            self._shared_cov = np.linalg.solve(left, self._shared_prior)
+            self._shared = self._shared_cov @ drawn
+            if turn < _ROUNDS - 1:
+                given = given.about(self._shared)
         # What is shared is its prior's covariance times this, so their product is its square.
-        about = drawn - told @ shared
+        about = drawn - told @ self._shared
         self.evidence = float(
-            evidence.sum() - 0.5 * shared @ about - 0.5 * np.linalg.slogdet(left)[1]
+            given.evidence.sum() - 0.5 * self._shared @ about - 0.5 * np.linalg.slogdet(left)[1]
         )
         """Logarithm of how likely the rows are, what is shared at its likeliest."""
+        return given.about(self._shared)
 
-    def _off(self) -> Floats:
-        """Return rows less what is shared. Shape (K, n)."""
-        off: Floats = self._given.residual - np.where(
-            self.rows.real, self._shared[self.rows.setting], 0.0
-        )
-        return off
+    def _batches(self) -> Iterator[_Conditioned]:
+        """Yield what is known of all kernels, some at a time."""
+        if self._all is not None:
+            yield self._all
+            return
+        count = len(self.rows.setting)
+        for first in range(0, count, _BATCH):
+            kernels = np.arange(first, min(first + _BATCH, count))
+            yield self._condition(kernels).about(self._shared)
 
     def predicted(self) -> "FieldPosterior":
         """Say what every entry is; where a row is, its own part too, as far as its runs tell it."""
-        kernels, count = len(self.rows.setting), len(self._shared)
-        mean, variance = np.empty((2, kernels, count))
-        of_time = None if self._coupled is None else _of_time(self._coupled)
         cov = 0.5 * (self._shared_cov + self._shared_cov.T)
         directions = _factor(cov[None], _SHARED)[0][0]
-        own, rest, shared = [], [], []
-        for k in range(kernels):
-            mean[k], cov, told = self._kernel(k, None if of_time is None else of_time[k])
-            at = self.rows.setting[k, self.rows.real[k]]
-            moves = directions - told @ directions[at]
-            variance[k] = np.diag(cov[0]) + (moves**2).sum(axis=1)
-            factor, left = _factor(cov[1:], _OWN)
-            own.append(factor[0])
-            rest.append(left[0])
-            shared.append(moves)
+        means, variances, own, rest, shared = [], [], [], [], []
+        for given in self._batches():
+            for k in range(len(given.off)):
+                mean, cov, told = self._kernel(given, k)
+                at = given.rows.setting[k, given.rows.real[k]]
+                moves = directions - told @ directions[at]
+                factor, left = _factor(cov[1:], _OWN)
+                means.append(mean)
+                variances.append(np.diag(cov[0]) + (moves**2).sum(axis=1))
+                own.append(factor[0])
+                rest.append(left[0])
+                shared.append(moves)
         common = np.array(shared)
         if self._coupled is not None:
             common = np.concatenate([self._coupled.shared, common], axis=2)
         errors = Errors(own=np.array(own), shared=common, rest=np.array(rest))
-        return FieldPosterior(mean=mean, variance=variance, errors=errors)
+        return FieldPosterior(mean=np.array(means), variance=np.array(variances), errors=errors)
 
-    def _kernel(self, k: int, of_time: Floats | None) -> tuple[Floats, Floats, Floats]:
-        """Say what one kernel's entries are.
-
-        Args:
-            k: Which.
-            of_time: What its power has of its time; ``None`` of times.
+    def _kernel(self, given: _Conditioned, k: int) -> tuple[Floats, Floats, Floats]:
+        """Say what the entries of the k-th of some kernels are.
 
         Returns:
             Means, covariances of the quantity and of what `Errors` are of, and how means follow
             rows.
         """
-        real = np.flatnonzero(self.rows.real[k])
-        at = self.rows.setting[k, real]
-        likely = np.flatnonzero(self._odds[k] > _RELEVANT)
-        odds = self._odds[k, likely] / self._odds[k, likely].sum()
+        real = np.flatnonzero(given.rows.real[k])
+        at = given.rows.setting[k, real]
+        likely = np.flatnonzero(given.odds[k] > _RELEVANT)
+        odds = given.odds[k, likely] / given.odds[k, likely].sum()
+        of_time = None if given.of_time is None else given.of_time[k]
         prior = SCALES[likely, None, None] ** 2 * self._own_prior
         if of_time is not None:
             prior = prior + of_time
-        inverse = self._given.inverse[k][np.ix_(likely, real, real)]
-        ones = self._given.ones[k][np.ix_(likely, real)]
-        total = self._given.total[k, likely]
+        inverse = given.inverse[k][np.ix_(likely, real, real)]
+        ones = given.ones[k][np.ix_(likely, real)]
+        total = given.total[k, likely]
         gain = prior[:, :, at] @ inverse
         open_ = 1.0 - gain.sum(-1)
         cov = prior - gain @ prior[:, at, :]
         cov = cov + open_[:, :, None] * open_[:, None, :] / total[:, None, None]
         gain = gain + open_[..., None] * (ones / total[:, None])[:, None, :]
-        base = self._curves.mean + self._shared
-        each = base + gain @ self._off()[k, real]
+        each = self._curves.mean + self._shared + gain @ given.off[k, real]
         mean = odds @ each
         apart = each - mean
         whole = np.einsum("l,lcd->cd", odds, cov) + np.einsum("l,lc,ld->cd", odds, apart, apart)
@@ -297,14 +324,23 @@ class Field:
 
     def left_out(self) -> "LeftOut":
         """Return how far each row is off what all others say, under every scale."""
-        given, off = self._given, self._off()
-        told = self.rows.real & (self.rows.real.sum(axis=1, keepdims=True) > 1)
-        precision = np.where(told[:, None], np.einsum("klii->kli", given.precision), 1.0)
-        error = (given.precision @ off[:, None, :, None])[..., 0] / precision
-        log_odds = np.log(np.maximum(self._odds, 1e-300))[:, :, None]
-        log_odds = log_odds - 0.5 * (np.log(precision) - error**2 * precision)
-        log_odds = log_odds - log_sum(log_odds, 1)[:, None]
-        return LeftOut(told=told, error=error, variance=1.0 / precision, log_odds=log_odds)
+        parts = [_left_out(given) for given in self._batches()]
+        told, error, variance, log_odds = (
+            np.concatenate(each) for each in zip(*parts, strict=True)
+        )
+        return LeftOut(told=told.astype(bool), error=error, variance=variance, log_odds=log_odds)
+
+
+def _left_out(given: _Conditioned) -> "LeftOut":
+    """Return how far rows of some kernels are off what all others say."""
+    real = given.rows.real
+    told = real & (real.sum(axis=1, keepdims=True) > 1)
+    precision = np.where(told[:, None], np.einsum("klii->kli", given.precision), 1.0)
+    error = (given.precision @ given.off[:, None, :, None])[..., 0] / precision
+    log_odds = np.log(np.maximum(given.odds, 1e-300))[:, :, None]
+    log_odds = log_odds - 0.5 * (np.log(precision) - error**2 * precision)
+    log_odds = log_odds - log_sum(log_odds, 1)[:, None]
+    return LeftOut(told=told, error=error, variance=1.0 / precision, log_odds=log_odds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
