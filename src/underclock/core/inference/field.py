@@ -325,10 +325,12 @@ class Field:
     def left_out(self) -> "LeftOut":
         """Return how far each row is off what all others say, under every scale."""
         parts = [_left_out(given) for given in self._batches()]
-        told, error, variance, log_odds = (
-            np.concatenate(each) for each in zip(*parts, strict=True)
+        return LeftOut(
+            told=np.concatenate([part.told for part in parts]),
+            error=np.concatenate([part.error for part in parts]),
+            variance=np.concatenate([part.variance for part in parts]),
+            log_odds=np.concatenate([part.log_odds for part in parts]),
         )
-        return LeftOut(told=told.astype(bool), error=error, variance=variance, log_odds=log_odds)
 
 
 def _left_out(given: _Conditioned) -> "LeftOut":
