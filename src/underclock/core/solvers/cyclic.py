@@ -297,8 +297,6 @@ def _mix_until_best(best: Incumbent, search: DualSearch, enough: float, most: in
     # Paths as they are, late but cheap, then the best again and again.
     pairs = [(base, mate) for base in mates[:_BASES] for mate in mates]
     for base, mate in pairs[: most // 2]:
-        if best.reckoned <= enough:
-            return
         _offer_windows(best, base, mate)
     left = most - len(pairs[: most // 2])
     while left > 0:

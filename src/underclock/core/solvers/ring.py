@@ -246,16 +246,12 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
 
 
 class _Product:
-    """The least cost over sources, for every target; reversed, over targets for every source."""
+    """The least cost over sources, for every target."""
 
-    def __init__(self, change: Floats, *, reverse: bool = False) -> None:
+    def __init__(self, change: Floats) -> None:
         classes, settings, _ = change.shape
         off = change.copy()
         np.fill_diagonal(off[0], np.inf)
-        if reverse:
-            change, off = (
-                table.transpose(2, 0, 1).reshape(settings, -1) for table in (change, off)
-            )
         self.change = np.ascontiguousarray(change.reshape(-1, change.shape[-1]))
         self.cost = np.empty_like(self.change)
         self.column: Floats = np.empty((len(self.change), 1))
@@ -265,7 +261,7 @@ class _Product:
         self.change_cost = float(self.change[0].max())
         costs = np.append(self.least, self.change.max(axis=1))
         self.alike = classes == 1 and bool((costs == self.change_cost).all())
-        self.sparse = settings > _DENSE and (classes == 1 or not reverse)
+        self.sparse = settings > _DENSE
         # Of a source's switches, whatever their class.
         self.dearest = np.where(np.isfinite(self.change), self.change, 0.0).max(axis=1)
         self.dearest = self.dearest.reshape(-1, settings).max(axis=0)

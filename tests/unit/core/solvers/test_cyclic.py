@@ -259,6 +259,16 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     assert np.median(gaps) < (1e-3 if dwell_s < 30e-3 else 1e-2)
 
 
+@pytest.mark.parametrize("most", [0, 2, 5])
+def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
+    for seed in range(4):
+        problem = layers(seed, dwell_s=30e-3)
+        few, many = Cyclic(max_mixes=most).solve(problem), Cyclic().solve(problem)
+        assert_keeps_its_word(problem, few)
+        assert many.bound_j <= few.energy_j
+        assert few.bound_j <= many.energy_j
+
+
 def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     problem = layers(0, dwell_s=2e-3)
     plain = Cyclic(gap=1e-4).solve(problem)
