@@ -43,7 +43,7 @@ MODEL: dict[str, Off] = {
     "widened prior of the GPU": {f"{_MODEL}most_likely.check_shared": _as_it_is},
     "learned sizes of errors": {f"{_MODEL}most_likely.estimate_errors": _as_it_is},
     "scale per kernel": {
-        f"{_MODEL}error_sizes._scale": lambda _, state, __: np.ones_like(state.scale)
+        f"{_MODEL}most_likely._scale": lambda _, state, __: np.ones_like(state.scale)
     },
     "discrepancy along clocks": {
         f"{_MODEL}predictive.alike": _same_clocks,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import (
     Baseline,

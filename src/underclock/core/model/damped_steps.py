@@ -1,52 +1,173 @@
-"""Damped least squares (Levenberg-Marquardt) of all parameters at once.
+"""Damped least squares (Levenberg-Marquardt): of all parameters at once, or kernel by kernel.
 
-A kernel's parameters touch its own rows only, so the normal equations are an arrow: one small
-block a kernel, bordered by the shared parameters.
+What a fit is of does not change; where it stands each step makes anew. A kernel's parameters touch
+its own rows only, so the normal equations are an arrow: one small block a kernel, bordered by the
+shared parameters. Kernel by kernel the shared are held, and several starts run side by side: with
+the few rows of a campaign, NumPy takes about as long for all of them as for one.
 
-Shape letters: K kernels, L rows of the kernel with most, S shared parameters, P parameters of a
-kernel; a leading 2 is time and power.
+Shape letters: R rows, K kernels, L rows of the kernel with most, S shared parameters, P parameters
+of a kernel, N measurements of idling, A starts; a leading 2 is time and power.
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats
-from underclock.core.model.rows import PER_KERNEL
-from underclock.core.model.state import (
-    FitProblem,
-    FitState,
-    SeenRows,
-    cost,
-    idling,
-    idling_by_shared,
-    weights,
+from underclock.arrays import Bools, Floats
+from underclock.core.model.hierarchical_prior import KernelPrior, typical
+from underclock.core.model.parameters import (
+    Parameters,
+    Points,
+    PredictedRows,
+    Shared,
+    gpu_at,
+    predict,
 )
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.whitening import ErrorModel, Whitening
+from underclock.physics.costs import idle_w
+from underclock.physics.derivatives import AtClocks
 
-ITERATIONS = 25
+_ITERATIONS = 25
 _TRIES = 6  # of ever stronger damping, until a step is no worse
-CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a fraction of it
+_STUCK = 1e6  # damping from which a kernel does not move any more
+_CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a fraction of it
 _SETTLED = 0.05  # and the step, as a logarithm, that no parameter may exceed then
-LONGEST_STEP = 1.5
+_LONGEST_STEP = 1.5
+_DIFFERENCE = 1e-5  # of a logarithm
+_IDLE_ERROR = 0.1  # of idle power, as what a busy GPU draws besides its kernels: it gates less
 _EYE = np.eye(PER_KERNEL)
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Residuals around one point, whitened, and their derivatives.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitState:
+    """Where a fit stands.
 
     Attributes:
-        residuals: Shape (2, K, L); zero where a kernel has fewer rows, as in the others.
-        by_shared: Of the prediction. Shape (2, K, L, S).
-        by_kernel: Of the prediction. Shape (2, K, L, P).
-        idle: Residuals of idling and derivatives of its prediction, (N,) and (N, S); ``None``
-            where it was not measured.
+        parameters: As they are now.
+        errors: How large residuals are.
+        scale: By how much each kernel's are larger. Shape (K,).
+        prior: What the kernels' parameters are expected to be.
+        shared_scale: By how much the prior of the shared parameters is wider than usual.
     """
 
-    residuals: Floats
-    by_shared: Floats
-    by_kernel: Floats
-    idle: tuple[Floats, Floats] | None
+    parameters: Parameters
+    errors: ErrorModel
+    scale: Floats
+    prior: KernelPrior
+    shared_scale: float = 1.0
+
+    def moved(self, *, shared: Floats | None = None, kernels: Floats | None = None) -> "FitState":
+        """Return the state with other parameters; those not named stay."""
+        old = self.parameters
+        parameters = Parameters(
+            family=old.family,
+            shared=old.shared if shared is None else shared,
+            kernels=old.kernels if kernels is None else kernels,
+        )
+        return dataclasses.replace(self, parameters=parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitProblem:
+    """Rows, and the model to fit to them.
+
+    Attributes:
+        rows: To fit.
+        at: Where they were measured.
+        measured: Logarithms of time and power. Shape (2, R).
+        whitening: Of their residuals.
+        family: What the shared vector stands for.
+        shared_mean: Of the prior of the shared parameters. Shape (S,).
+        shared_precision: Of that prior. Shape (S,).
+    """
+
+    rows: Rows
+    at: Points
+    measured: Floats
+    whitening: Whitening
+    family: Shared
+    shared_mean: Floats
+    shared_precision: Floats
+
+    @classmethod
+    def of(cls, rows: Rows, family: Shared) -> "FitProblem":
+        """Prepare rows; the work grows with K · L², so see `fitting.fitted` for how many."""
+        family = dataclasses.replace(family, company=rows.by_company.shape[1])
+        return cls(
+            rows=rows,
+            at=Points.of(rows),
+            measured=np.stack([rows.log_s, rows.log_w]),
+            whitening=Whitening.of(rows),
+            family=family,
+            shared_mean=family.start(),
+            shared_precision=family.spread() ** -2.0,
+        )
+
+    def begin(self) -> FitState:
+        """Return the state before anything is known: every parameter at the mean of its prior."""
+        prior = typical(self.rows, self.family.base)
+        return FitState(
+            parameters=Parameters(family=self.family, shared=self.shared_mean, kernels=prior.mean),
+            errors=ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01])),
+            scale=np.ones(len(self.rows.names)),
+            prior=prior,
+        )
+
+    def seen(self, state: FitState) -> tuple[PredictedRows, Floats]:
+        """Return the rows as predicted, and their residuals, whitened. Shape (2, K, L)."""
+        prediction = predict(state.parameters, self.at)
+        return prediction, self.whitening.whitened(self.measured - prediction.log)
+
+    def weights(self, state: FitState) -> Floats:
+        """Return the precision of the whitened residuals. Shape (2, K, L)."""
+        return self.whitening.weights(state.errors, state.scale)
+
+    def idling(self, shared: Floats) -> Floats:
+        """Return how far idling lies from what is predicted, over its error. Shape (N,)."""
+        left: Floats = (self._idle()[3] - self._idle_log_w(shared)) / _IDLE_ERROR
+        return left
+
+    def idling_by_shared(self, shared: Floats) -> Floats:
+        """Return derivatives of what idling is predicted to draw, over its error. Shape (N, S)."""
+        here = self._idle_log_w(shared)
+        moved = shared + _DIFFERENCE * np.eye(len(shared))
+        by: Floats = np.array([self._idle_log_w(each) - here for each in moved]).T / _DIFFERENCE
+        return by / _IDLE_ERROR
+
+    def _idle(self) -> Floats:
+        """Return clocks, temperature and log power of idling as measured. Shape (4, N)."""
+        return np.array(self.rows.idle, dtype=np.float64).reshape(-1, 4).T
+
+    def _idle_log_w(self, shared: Floats) -> Floats:
+        core, mem, warm, _ = self._idle()
+        power: Floats = np.log(idle_w(self.family.gpu(shared), core, mem, warm))
+        return power
+
+
+def kernel_costs(problem: FitProblem, state: FitState) -> Floats:
+    """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
+    residuals = problem.seen(state)[1]
+    return _costs(state.prior, state.parameters.kernels, residuals, problem.weights(state))
+
+
+def _costs(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Floats) -> Floats:
+    own = (precision * residuals**2).sum(axis=(0, 2))
+    costs: Floats = 0.5 * own + prior.penalty(kernels)
+    return costs
+
+
+def _cost(problem: FitProblem, state: FitState, residuals: Floats) -> float:
+    """Return the negative log posterior of all parameters, but a constant."""
+    parameters = state.parameters
+    own = _costs(state.prior, parameters.kernels, residuals, problem.weights(state))
+    away2 = (parameters.shared - problem.shared_mean) ** 2
+    shared = 0.5 * (problem.shared_precision * away2).sum() / state.shared_scale**2
+    if problem.rows.idle:
+        shared += 0.5 * (problem.idling(parameters.shared) ** 2).sum()
+    return float(own.sum() + shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,145 +190,109 @@ class Curvature:
         rest: Floats = self.shared - np.einsum("kps,kpt->st", self.border, through)
         return rest
 
+    def shared_covariance(self) -> Floats:
+        """Return the covariance of the shared, those of kernels unknown. Shape (S, S)."""
+        return np.asarray(np.linalg.inv(self.rest()), dtype=np.float64)
 
-@dataclass(frozen=True, slots=True)
-class NormalEquations(Curvature):
-    """Curvature and downhill direction of the cost.
-
-    Attributes:
-        kernel_side: Right-hand side. Shape (K, P).
-        shared_side: Right-hand side. Shape (S,).
-    """
-
-    kernel_side: Floats
-    shared_side: Floats
-
-    def step(self, damping: float) -> tuple[Floats, Floats]:
+    def step(
+        self, shared_side: Floats, kernel_side: Floats, damping: float
+    ) -> tuple[Floats, Floats]:
         """Return the damped step of the shared, (S,), and of the kernels, (K, P)."""
         diagonal = self.kernel.diagonal(axis1=1, axis2=2)
         damped = self.kernel + damping * diagonal[:, :, None] * _EYE
         corner = self.shared + damping * np.diag(np.diag(self.shared))
-        sides = np.concatenate([self.border, self.kernel_side[..., None]], axis=-1)
+        sides = np.concatenate([self.border, kernel_side[..., None]], axis=-1)
         solved = np.linalg.solve(damped, sides)
         through, own = solved[..., :-1], solved[..., -1]
         rest = corner - np.einsum("kps,kpt->st", self.border, through)
-        side = self.shared_side - np.einsum("kps,kp->s", self.border, own)
-        shared = np.linalg.solve(rest, side)
+        shared = np.linalg.solve(rest, shared_side - np.einsum("kps,kp->s", self.border, own))
         return shared, own - through @ shared
 
 
-def idle_of(problem: FitProblem, state: FitState) -> tuple[Floats, Floats] | None:
-    """Return residuals of idling, (N,), and derivatives of its prediction, (N, S), if there are."""
-    if not problem.rows.idle:
-        return None
-    shared = state.parameters.shared
-    return idling(problem, shared), idling_by_shared(problem, shared)
-
-
-def linearised(problem: FitProblem, state: FitState, seen: SeenRows | None = None) -> Linear:
-    """Return the problem around a state, from where somebody may have looked at the rows."""
-    seen, whitened = seen or SeenRows.of(problem, state), problem.whitening.whitened
-    return Linear(
-        seen.residuals,
-        whitened(seen.prediction.by_shared()),
-        whitened(seen.prediction.by_kernel()),
-        idle_of(problem, state),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """How strongly parameters are drawn to where they are, or idling is, expected.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A problem around a state: residuals, whitened, and their derivatives; what priors pull.
 
     Attributes:
-        kernels: Shape (K, P).
-        shared: Shape (S,).
-        of_kernels: Their part of the curvature. Shape (K, P, P).
-        of_shared: Shape (S, S).
-        of_idle: Shape (S, S); ``None`` where it was not measured.
+        residuals: Shape (2, K, L); zero where a kernel has fewer rows, as in the derivatives.
+        by_shared: Of the prediction. Shape (2, K, L, S).
+        by_kernel: Of the prediction. Shape (2, K, L, P).
+        to_mean: How far each prior's mean is: of the shared, (S,), and of kernels, (K, P).
+        pull: How strongly it draws: the shared, (S,), and kernels, (K, P).
+        idle: Residuals of idling and derivatives of its prediction, (N,) and (N, S); ``None``
+            where it was not measured.
     """
 
-    kernels: Floats
-    shared: Floats
-    of_kernels: Floats
-    of_shared: Floats
-    of_idle: Floats | None
+    residuals: Floats
+    by_shared: Floats
+    by_kernel: Floats
+    to_mean: tuple[Floats, Floats]
+    pull: tuple[Floats, Floats]
+    idle: tuple[Floats, Floats] | None
 
     @classmethod
-    def of(cls, problem: FitProblem, state: FitState, linear: Linear) -> "Pull":
-        """Look at a state, around which the problem is linear."""
-        kernels = state.prior.precision(state.parameters.kernels)
-        shared = problem.shared_precision / state.shared_scale**2
-        by = None if linear.idle is None else linear.idle[1]
+    def of(
+        cls, problem: FitProblem, state: FitState, seen: tuple[PredictedRows, Floats] | None = None
+    ) -> "Linear":
+        """Look at a problem around a state; ``seen`` is what `FitProblem.seen` says there."""
+        prediction, residuals = seen or problem.seen(state)
+        shared, kernels = state.parameters.shared, state.parameters.kernels
+        idle = None
+        if problem.rows.idle:
+            idle = problem.idling(shared), problem.idling_by_shared(shared)
         return cls(
-            kernels,
-            shared,
-            kernels[:, :, None] * _EYE,
-            np.diag(shared),
-            None if by is None else by.T @ by,
+            residuals=residuals,
+            by_shared=problem.whitening.whitened(prediction.by_shared()),
+            by_kernel=problem.whitening.whitened(prediction.by_kernel()),
+            to_mean=(problem.shared_mean - shared, state.prior.mean - kernels),
+            pull=(
+                problem.shared_precision / state.shared_scale**2,
+                state.prior.precision(kernels),
+            ),
+            idle=idle,
         )
 
+    def curvature(self, precision: Floats) -> Curvature:
+        """Return the curvature of the cost; of residuals of some precision, shape (2, K, L)."""
+        weighed = self.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
+        kernel = (weighed @ self.by_kernel).sum(axis=0)
+        border = (weighed @ self.by_shared).sum(axis=0)
+        flat = self.by_shared.reshape(-1, self.by_shared.shape[-1])
+        shared = (flat.T * precision.ravel()) @ flat + np.diag(self.pull[0])
+        if self.idle is not None:
+            shared += self.idle[1].T @ self.idle[1]
+        return Curvature(kernel + self.pull[1][:, :, None] * _EYE, border, shared)
 
-def curvature(linear: Linear, pull: Pull, precision: Floats) -> Curvature:
-    """Return the curvature of the cost, priors included.
-
-    Args:
-        linear: The problem around a state.
-        pull: Of the priors there.
-        precision: Of the whitened residuals. Shape (2, K, L).
-    """
-    weighed = linear.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
-    kernel = (weighed @ linear.by_kernel).sum(axis=0)
-    border = (weighed @ linear.by_shared).sum(axis=0)
-    flat = linear.by_shared.reshape(-1, linear.by_shared.shape[-1])
-    shared = (flat.T * precision.ravel()) @ flat + pull.of_shared
-    if pull.of_idle is not None:
-        shared += pull.of_idle
-    return Curvature(kernel + pull.of_kernels, border, shared)
-
-
-def normal_equations(
-    problem: FitProblem, state: FitState, linear: Linear, precision: Floats
-) -> NormalEquations:
-    """Return the normal equations, priors included.
-
-    Args:
-        problem: The problem.
-        state: Where.
-        linear: The problem around it.
-        precision: Of the whitened residuals. Shape (2, K, L).
-    """
-    pull, parameters = Pull.of(problem, state, linear), state.parameters
-    curved = curvature(linear, pull, precision)
-    weighed = linear.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
-    kernel_side = (weighed @ linear.residuals[..., None]).sum(axis=0)[..., 0]
-    kernel_side += pull.kernels * (state.prior.mean - parameters.kernels)
-    flat = linear.by_shared.reshape(-1, linear.by_shared.shape[-1])
-    shared_side = (flat.T * precision.ravel()) @ linear.residuals.ravel()
-    shared_side += pull.shared * (problem.shared_mean - parameters.shared)
-    if linear.idle is not None:
-        left, by = linear.idle
-        shared_side += by.T @ left
-    return NormalEquations(curved.kernel, curved.border, curved.shared, kernel_side, shared_side)
+    def sides(self, precision: Floats) -> tuple[Floats, Floats]:
+        """Return the right-hand sides of the normal equations: shared, (S,), kernels, (K, P)."""
+        weighed = self.by_kernel.swapaxes(-1, -2) * precision[..., None, :]
+        kernels = (weighed @ self.residuals[..., None]).sum(axis=0)[..., 0]
+        kernels += self.pull[1] * self.to_mean[1]
+        flat = self.by_shared.reshape(-1, self.by_shared.shape[-1])
+        shared = (flat.T * precision.ravel()) @ self.residuals.ravel()
+        shared += self.pull[0] * self.to_mean[0]
+        if self.idle is not None:
+            shared += self.idle[1].T @ self.idle[0]
+        return shared, kernels
 
 
 def converge(problem: FitProblem, state: FitState) -> FitState:
     """Step all parameters until nothing moves."""
-    seen = SeenRows.of(problem, state)
-    damping, least = 1e-3, cost(problem, state, seen)
-    for _ in range(ITERATIONS):
-        linear = linearised(problem, state, seen)
-        equations = normal_equations(problem, state, linear, weights(problem, state))
+    seen = problem.seen(state)
+    damping, least = 1e-3, _cost(problem, state, seen[1])
+    for _ in range(_ITERATIONS):
+        linear, precision = Linear.of(problem, state, seen), problem.weights(state)
+        curvature, sides = linear.curvature(precision), linear.sides(precision)
         for _ in range(_TRIES):
-            step_s, step_k = equations.step(damping)
+            step_s, step_k = curvature.step(*sides, damping)
             longest = max(float(np.abs(step_s).max()), float(np.abs(step_k).max()))
-            shorter = min(1.0, LONGEST_STEP / max(longest, 1e-12))
+            shorter = min(1.0, _LONGEST_STEP / max(longest, 1e-12))
             tried = state.moved(
                 shared=state.parameters.shared + shorter * step_s,
                 kernels=state.parameters.kernels + shorter * step_k,
             )
-            beyond = SeenRows.of(problem, tried)
-            now = cost(problem, tried, beyond)
+            beyond = problem.seen(tried)
+            now = _cost(problem, tried, beyond[1])
             if now <= least:
                 break
             damping = max(damping, 1e-6) * 10
@@ -215,6 +300,110 @@ def converge(problem: FitProblem, state: FitState) -> FitState:
             return state
         gained, least, state, seen = least - now, now, tried, beyond
         damping /= 5
-        if gained < CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
+        if gained < _CONVERGED * (1.0 + abs(least)) and longest < _SETTLED:
             break
     return state
+
+
+def converge_kernels(problem: FitProblem, state: FitState) -> FitState:
+    """Step each kernel by itself until it does not move; the shared parameters are held."""
+    return state.moved(kernels=converge_starts(problem, state, [state.parameters.kernels])[0][0])
+
+
+def converge_starts(
+    problem: FitProblem, state: FitState, starts: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """Step each kernel by itself from each start, until no kernel of that start moves.
+
+    Args:
+        problem: The problem.
+        state: What is held: all but what the starts say.
+        starts: Parameters to begin with. Each of shape (K, P).
+
+    Returns:
+        Where kernels came to, (A, K, P), and their `kernel_costs` there, (A, K).
+    """
+    fit = _KernelFit.of(problem, state, len(starts))
+    here = fit.at(np.concatenate(starts))
+    of_starts = (len(starts), len(problem.rows.names))
+    runs = np.full((len(starts), 1), fill_value=True)
+    damping = np.full(len(here.kernels), 1e-2)
+    for _ in range(_ITERATIONS):
+        tried = fit.at(here.kernels + fit.steps(here, damping))
+        better = tried.costs <= here.costs
+        gained = np.where(better, here.costs - tried.costs, 0.0)
+        damping = np.where(better, damping / 5, damping * 10)
+        settled = (better & (gained < _CONVERGED)) | (damping > _STUCK)
+        # From where nothing moved nothing goes on, though other starts do.
+        here = here.moved(tried, (better.reshape(of_starts) & runs).ravel())
+        runs = runs & ~settled.reshape(of_starts).all(axis=1, keepdims=True)
+        if not runs.any():
+            break
+    return here.kernels.reshape(*of_starts, PER_KERNEL), here.costs.reshape(of_starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels of all starts, side by side: as `Linear`, but that the shared are held."""
+
+    kernels: Floats
+    residuals: Floats
+    by_kernel: Floats
+    costs: Floats
+
+    def moved(self, tried: "_Kernels", which: Bools) -> "_Kernels":
+        """Return this point with some kernels at another."""
+        if which.all():
+            return tried
+        return _Kernels(
+            np.where(which[:, None], tried.kernels, self.kernels),
+            np.where(which[:, None], tried.residuals, self.residuals),
+            np.where(which[:, None, None], tried.by_kernel, self.by_kernel),
+            np.where(which, tried.costs, self.costs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KernelFit:
+    """What stays the same while kernels step: as in `FitProblem`, so many copies of all of them."""
+
+    parameters: Parameters
+    prior: KernelPrior
+    at_rows: Points
+    gpu: AtClocks
+    measured: Floats
+    whitening: Whitening
+    precision: Floats
+
+    @classmethod
+    def of(cls, problem: FitProblem, state: FitState, times: int) -> "_KernelFit":
+        return cls(
+            parameters=state.parameters,
+            prior=state.prior.repeated(times),
+            at_rows=problem.at.repeated(times, len(problem.rows.names)),
+            gpu=gpu_at(state.parameters, problem.at).repeated(times),
+            measured=np.tile(problem.measured, times),
+            whitening=problem.whitening.repeated(times),
+            precision=np.tile(problem.weights(state), (times, 1)),
+        )
+
+    def at(self, kernels: Floats) -> _Kernels:
+        """Look at kernels, of shape (A · K, P)."""
+        parameters = dataclasses.replace(self.parameters, kernels=kernels)
+        prediction = predict(parameters, self.at_rows, self.gpu)
+        residuals = self.whitening.whitened(self.measured - prediction.log)
+        by_kernel = self.whitening.whitened(prediction.by_kernel())
+        costs = _costs(self.prior, kernels, residuals, self.precision)
+        return _Kernels(kernels, residuals, by_kernel, costs)
+
+    def steps(self, here: _Kernels, damping: Floats) -> Floats:
+        """Return the damped step of each kernel. Shape (A · K, P)."""
+        pull = self.prior.precision(here.kernels)
+        weighed = here.by_kernel.swapaxes(-1, -2) * self.precision[..., None, :]
+        curvature = (weighed @ here.by_kernel).sum(axis=0) + pull[:, :, None] * _EYE
+        side = (weighed @ here.residuals[..., None]).sum(axis=0)[..., 0]
+        side += pull * (self.prior.mean - here.kernels)
+        diagonal = curvature.diagonal(axis1=1, axis2=2) * damping[:, None]
+        damped = curvature + diagonal[:, :, None] * _EYE
+        step = np.linalg.solve(damped, side[..., None])[..., 0]
+        return np.clip(step, -_LONGEST_STEP, _LONGEST_STEP)

@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.fitting import fit_rows
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior

@@ -24,7 +24,7 @@ from underclock.core.model.entries import (
 )
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predicted_change import Baseline

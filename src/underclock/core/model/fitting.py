@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import Rows

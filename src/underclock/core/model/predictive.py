@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.capped import capped
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.own_heat import Warmth
 from underclock.core.model.parameters import CORE, Parameters, Points, predict
 from underclock.core.model.posterior import Posterior

@@ -6,7 +6,7 @@ Shape letters: S shared parameters.
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.laplace import FittedModel
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.records.fitted import Constant
 

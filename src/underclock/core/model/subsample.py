@@ -9,8 +9,7 @@ import dataclasses
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.model.laplace import FittedModel
-from underclock.core.model.most_likely import fit_all, fit_kernels
+from underclock.core.model.most_likely import FittedModel, fit_all, fit_kernels
 from underclock.core.model.parameters import Shared
 from underclock.core.model.rows import OF_ROWS, Rows
 

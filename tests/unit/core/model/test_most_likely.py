@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from underclock.arrays import Floats
-from underclock.core.model.kernel_steps import converge_starts
-from underclock.core.model.laplace import FittedModel, laplace
-from underclock.core.model.most_likely import fit_all
+from underclock.core.model.damped_steps import (
+    FitProblem,
+    FitState,
+    converge_starts,
+    kernel_costs,
+)
+from underclock.core.model.most_likely import FittedModel, fit_all, laplace
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.start import unknown_gpu
-from underclock.core.model.state import FitProblem, FitState, begin, kernel_costs
 from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -180,17 +183,17 @@ def test_along_the_axes_rows_weigh_as_their_covariance_says(
 
 def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
     problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
-    state = begin(problem)
-    near = converge_starts(problem, state, [state.parameters.kernels]).kernels[0]
+    state = problem.begin()
+    near = converge_starts(problem, state, [state.parameters.kernels])[0][0]
     far = state.parameters.kernels + np.random.default_rng(0).normal(0.0, 0.5, near.shape)
     starts = [near, state.parameters.kernels, far]  # the first is done long before the others are
 
     ends = converge_starts(problem, state, starts)
 
-    for start, kernels, costs in zip(starts, ends.kernels, ends.costs, strict=True):
+    for start, kernels, costs in zip(starts, *ends, strict=True):
         alone = converge_starts(problem, state, [start])
-        assert (kernels == alone.kernels[0]).all()
-        assert (costs == alone.costs[0]).all()
+        assert (kernels == alone[0][0]).all()
+        assert (costs == alone[1][0]).all()
         assert costs == pytest.approx(
             kernel_costs(problem, state.moved(kernels=kernels)), rel=1e-12
         )
@@ -253,7 +256,7 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
             parameters=model.parameters,
             errors=model.errors,
             scale=model.scale,
-            prior=begin(problem).prior,
+            prior=problem.begin().prior,
         )
         return laplace(problem, state).shared_cov
 

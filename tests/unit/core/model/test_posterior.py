@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.model.laplace import FittedModel
-from underclock.core.model.most_likely import fit_all
+from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of

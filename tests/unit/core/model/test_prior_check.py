@@ -7,8 +7,7 @@ import pytest
 
 from underclock.arrays import Floats
 from underclock.core.model.hierarchical_prior import widening
-from underclock.core.model.laplace import FittedModel
-from underclock.core.model.most_likely import fit_all
+from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt

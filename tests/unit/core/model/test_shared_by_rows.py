@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from underclock.core.model.laplace import FittedModel
-from underclock.core.model.most_likely import fit_all
+from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
