@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/fitting.py [--quick]
 
 Each case draws a GPU, its kernels and noisy samples of them, fits them
-(`core.model.subsample.fitted`) and predicts every kernel at every setting
+(`core.model.fitting.fitted`) and predicts every kernel at every setting
 (`core.model.predictive.posterior_of`). Another seed each repeat. The table goes to
 docs/evidence/fitting.md; a quick run, of the small case, is printed.
 """
@@ -21,11 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fitted
+from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.start import unknown_gpu
-from underclock.core.model.subsample import MOST_KERNELS, MOST_ROWS, fitted
 from underclock.records import Clocks
 
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "fitting.md"

@@ -21,7 +21,7 @@ from pages import MEASURED, fill, markdown, percent
 from underclock.app.predicting import DRAWS, OF_ANOTHER
 from underclock.core.calibration.gpu import Calibrated, calibrate
 from underclock.core.calibration.sweep import sweep_of
-from underclock.core.model.start import unknown_gpu
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.prediction.prior import (
     BUSIEST_DRAM,
     FITTED,

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.core.model.start import unknown_gpu
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.steering.company import Company
 from underclock.core.steering.taking_off import Left
 from underclock.records import Kernel, Mix, Window

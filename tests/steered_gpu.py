@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from underclock.core.model.start import unknown_gpu
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.wanted import Wanted

@@ -15,9 +15,9 @@ from underclock.core.inference.joint import TableFit
 from underclock.core.inference.table import searched
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.ran_clocks import ceiling_mhz
 from underclock.core.model.sample_rows import CannotFitError
-from underclock.core.model.start import unknown_gpu
 from underclock.core.sampling.initial_design import initial_design
 from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.steering.wanted import IDLING, Wanted

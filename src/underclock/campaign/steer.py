@@ -6,8 +6,8 @@ import msgspec
 
 from underclock.campaign.recording import Recorder, window_of
 from underclock.campaign.survey import Campaign
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.ran_clocks import UNKNOWN_MHZ
-from underclock.core.model.start import unknown_gpu
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
 from underclock.errors import NoRoomError

@@ -14,8 +14,8 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.score import score
 from underclock.campaign.survey import Campaign, Grid, survey
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
-from underclock.core.model.start import unknown_gpu
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK, GpuMeasurer

@@ -9,10 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.core.model.own_heat import STEADY_C
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.ran_clocks import own_memory_mhz
-from underclock.core.model.rows import FitRow, Idling
-from underclock.core.model.start import unknown_gpu
+from underclock.core.model.rows import STEADY_C, FitRow, Idling
 from underclock.core.steering.power_peak import taken_apart
 from underclock.core.steering.taking_off import Left, StepDraw, step_draws
 from underclock.core.step.unmeasured import unmeasured

@@ -13,12 +13,11 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.model.fitting import fit_rows
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.predictive import Warmth, clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats
-from underclock.core.model.rows import Rows
+from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.model.shared_constants import constants_of, prior_doubt
 from underclock.core.step.table import waited_counts
 from underclock.core.step.unmeasured import unmeasured

@@ -25,12 +25,11 @@ from underclock.core.model.entries import (
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.own_heat import STEADY_C, Warmth
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predicted_change import Baseline
-from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.predictive import Warmth, clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
-from underclock.core.model.rows import Rows
+from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
 from underclock.core.step.following import step_clock

@@ -1,19 +1,25 @@
-"""From a sample_set to rows and the fit of them: the one way in for whoever asks of a model."""
+"""From a sample_set to rows and the fit of them: the one way in for whoever asks of a model.
 
+Rows of one kernel at like clocks share most of their discrepancy, so a kernel with hundreds of them
+is known by some spread over all; and what kernels share is known by some of every kind and size.
+"""
+
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from underclock.arrays import Floats
-from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.own_heat import STEADY_C
-from underclock.core.model.parameters import Shared
-from underclock.core.model.rows import Rows
+from underclock.arrays import Floats, Ints
+from underclock.core.model.most_likely import FittedModel, fit_all, fit_kernels
+from underclock.core.model.parameters import Shared, unknown_gpu
+from underclock.core.model.rows import OF_ROWS, STEADY_C, Rows
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.model.start import unknown_gpu
-from underclock.core.model.subsample import fitted
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
+
+MOST_ROWS = 64  # of a kernel
+MOST_KERNELS = 150  # that what is shared is fitted to
+_GOLDEN = 0.6180339887498949  # its multiples, less their whole part, are spread evenly
 
 
 def fit_rows(
@@ -64,3 +70,74 @@ def temperature_of(sample_set: SampleSet) -> float:
         if seen:
             return float(np.median(seen))
     return STEADY_C
+
+
+def fitted(
+    rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
+) -> FittedModel:
+    """Fit rows: all of them where they are few.
+
+    Args:
+        rows: To fit.
+        family: What kernels share.
+        most_rows: Rows of a kernel that are used; `FittedModel.rows` says which.
+        most_kernels: Kernels that what is shared is fitted to.
+    """
+    light = _only(rows, spread_rows(rows, most_rows))
+    some = spread_kernels(light, most_kernels)
+    if len(some) == len(rows.names):
+        return fit_all(light, family)
+    return fit_kernels(light, fit_all(_of(light, some), family))
+
+
+def spread_rows(rows: Rows, most: int) -> Ints:
+    """Choose so many rows of each kernel evenly from slow to fast, others for each kernel.
+
+    The fastest row is always chosen. Returns indices, ascending.
+    """
+    chosen = []
+    for k, (low, high) in enumerate(zip(rows.bounds[:-1], rows.bounds[1:], strict=True)):
+        count = int(high - low)
+        if count <= most:
+            chosen.append(np.arange(low, high))
+            continue
+        order = low + np.lexsort((rows.core_mhz[low:high], rows.mem_mhz[low:high]))
+        places = ((np.arange(most) + k * _GOLDEN % 1.0) * count / most).astype(np.int64)
+        places[-1] = count - 1
+        chosen.append(np.sort(order[places]))
+    rows_chosen: Ints = np.concatenate(chosen)
+    return rows_chosen
+
+
+def spread_kernels(rows: Rows, most: int) -> Ints:
+    """Choose so many kernels evenly from short to long within each kind; all where they are few.
+
+    Those without rows are chosen only where all are. Returns indices, ascending.
+    """
+    counts = np.diff(rows.bounds)
+    if len(counts) <= most:
+        return np.arange(len(counts))
+    known = np.flatnonzero(counts)
+    fastest_s = np.minimum.reduceat(rows.log_s, rows.bounds[known])
+    order = known[np.lexsort((fastest_s, rows.kinds[known]))]
+    places = np.linspace(0, len(order) - 1, min(most, len(order))).astype(np.int64)
+    kernels: Ints = np.sort(order[places])
+    return kernels
+
+
+def _only(rows: Rows, chosen: Ints) -> Rows:
+    """Return some rows of the same kernels."""
+    some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
+    apart = None if rows.apart is None else rows.apart[chosen]
+    return dataclasses.replace(rows, **some, apart=apart, company=rows.by_company[chosen])
+
+
+def _of(rows: Rows, kernels: Ints) -> Rows:
+    """Return the rows of some kernels, which become all there are."""
+    mine = _only(rows, np.flatnonzero(np.isin(rows.kernel, kernels)))
+    return dataclasses.replace(
+        mine,
+        names=tuple(rows.names[k] for k in kernels.tolist()),
+        kinds=rows.kinds[kernels],
+        kernel=np.searchsorted(kernels, mine.kernel).astype(np.int64),
+    )

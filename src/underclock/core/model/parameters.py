@@ -7,6 +7,7 @@ kernel: core cycles, DRAM cycles, fixed time, switching energy.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,12 +117,7 @@ class Points:
         )
 
     def repeated(self, times: int, kernels: int) -> "Points":
-        """Return so many copies of these points, each of kernels of its own.
-
-        Args:
-            times: How many.
-            kernels: How many there are.
-        """
+        """Return so many copies of these points, each of so many kernels of its own."""
         company = None if self.by_company is None else np.tile(self.by_company, (times, 1))
         first = np.repeat(kernels * np.arange(times), len(self.kernel))
         return Points(
@@ -150,13 +146,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRows:
-    """Predicted logarithms of time and power, ready to be differentiated by the parameters.
-
-    Attributes:
-        parameters: Of the GPU and of all kernels.
-        at: Where.
-        costs: What physics says.
-    """
+    """Predicted logarithms of time and power, ready to be differentiated by the parameters."""
 
     parameters: Parameters
     at: Points
@@ -199,13 +189,7 @@ def gpu_at(parameters: Parameters, at: Points) -> AtClocks:
 
 
 def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> PredictedRows:
-    """Predict time and power.
-
-    Args:
-        parameters: Of the GPU and of all kernels.
-        at: Where.
-        gpu: What `gpu_at` says of these shared parameters, where it is known.
-    """
+    """Predict time and power; ``gpu`` is what `gpu_at` says, where that is known."""
     core, dram, fixed, work = np.exp(parameters.kernels).T[:, at.kernel]
     dram_j, per_dram = np.exp(parameters.shared[[_DRAM_J, _XBAR]])
     kernels = KernelArrays(
@@ -219,3 +203,39 @@ def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> 
     )
     known = gpu_at(parameters, at) if gpu is None else gpu
     return PredictedRows(parameters, at, known.costs(kernels))
+
+
+def unknown_gpu(
+    mem_points_mhz: Sequence[float], *, fastest_mhz: float, most_w: float
+) -> GpuConstants:
+    """Return constants typical of recent GPUs, scaled to one's clocks and power.
+
+    Args:
+        mem_points_mhz: Memory clocks, ascending.
+        fastest_mhz: Greatest core clock.
+        most_w: Greatest power seen.
+    """
+    shares = np.asarray(mem_points_mhz) / mem_points_mhz[-1]
+    return GpuConstants(
+        exponent=3.4,
+        xbar_floor_mhz=0.65 * fastest_mhz,
+        xbar_lag_mhz=80.0,
+        floor_v=0.75,
+        knee_mhz=0.7 * fastest_mhz,
+        slope_v_per_mhz=0.12 / fastest_mhz,
+        bend_v_per_mhz2=1.6 / fastest_mhz**2,
+        board_w=0.03 * most_w,
+        mem_points_mhz=tuple(float(mhz) for mhz in mem_points_mhz),
+        mem_points_w=tuple((0.2 * most_w * shares).tolist()),
+        mem_points_efficiency=(1.0,) * len(shares),
+        leak_w_per_v3=0.1 * most_w,
+        leak_per_c=0.0075,
+        clock_w_per_ghz_v2=0.04 * most_w,
+        ambient_c=27.0,
+        c_per_w=50.0 / most_w,
+        thermal_tau_s=30.0,
+        boost_mhz=fastest_mhz,
+        boost_knee_c=85.0,
+        boost_loss_mhz=15.0,
+        boost_step_c=12.0,
+    )

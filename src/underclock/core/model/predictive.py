@@ -1,27 +1,84 @@
-"""The posterior of a fitted model: predict every setting, and condition it on the residuals.
+"""What a fitted model says of every kernel at every setting, conditioned on its residuals.
 
-Shape letters: R rows, N kernels of a batch, C settings, S shared parameters, P parameters of a
+Inside a step all kernels share one temperature. Alone, a kernel that is measured for longer than
+the GPU takes to warm up meets its own: at a lock that saves power it is cooler, and leaks less. One
+that is measured for a second meets that of its neighbours. What was read tells which.
+
+Shape letters: R rows, K kernels, N of them, C settings, S shared parameters, P parameters of a
 kernel; a leading 2 is time and power.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.capped import capped
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.own_heat import Warmth
 from underclock.core.model.parameters import CORE, Parameters, Points, predict
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.posterior import Posterior, capped
+from underclock.core.model.rows import PER_KERNEL, STEADY_C, Rows
 from underclock.core.model.whitening import alike
-from underclock.records import Clocks
+from underclock.records import Clocks, SampleSet
 
 _BATCH = 64  # kernels; bounds the memory that many settings take
 _HEAT_ROUNDS = 3  # of power and temperature, each of which follows the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmth:
+    """Temperature of every kernel: a line in the power it draws.
+
+    Attributes:
+        at_rest_c: Where the line begins, of each kernel. Shape (K,).
+        c_per_w: Its slope.
+    """
+
+    at_rest_c: Floats
+    c_per_w: float = 0.0
+
+    @classmethod
+    def steady(cls, kernels: int, temperature_c: float) -> Self:
+        """Return one temperature for all, whatever they draw."""
+        return cls(at_rest_c=np.full(kernels, temperature_c))
+
+    @classmethod
+    def own(cls, sample_set: SampleSet) -> Self:
+        """Return the heat that kernels have by themselves, as it was read.
+
+        The slope is that within kernels, so that kernels measured for a second do not hide it.
+        """
+        index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+        known = [s for s in sample_set.samples if s.temperature_c is not None]
+        if not known:
+            return cls.steady(len(index), STEADY_C)
+        place = np.array([index[s.kernel] for s in known])
+        power_w = np.array([s.energy_j / s.time_s for s in known])
+        warm_c = np.array([s.temperature_c for s in known], dtype=np.float64)
+        mean_w, mean_c = (_means(place, each, len(index)) for each in (power_w, warm_c))
+        off_w = power_w - mean_w[place]
+        drawn2 = float(off_w @ off_w)
+        slope = max(0.0, float(off_w @ (warm_c - mean_c[place])) / drawn2) if drawn2 else 0.0
+        at_rest_c = mean_c - slope * mean_w
+        # A kernel of which no temperature was read is as warm as the others.
+        return cls(
+            at_rest_c=np.where(np.isfinite(at_rest_c), at_rest_c, np.nanmean(at_rest_c)),
+            c_per_w=slope,
+        )
+
+    def at(self, kernels: Ints, power_w: Floats | float) -> Floats:
+        """Return the temperature of kernels, (N,), in °C in the shape of their power, (N, C)."""
+        warm_c: Floats = self.at_rest_c[kernels][:, None] + self.c_per_w * np.asarray(power_w)
+        return warm_c
+
+
+def _means(place: Ints, values: Floats, count: int) -> Floats:
+    """Return the mean of the values of each kernel, ``nan`` of none. Shape (K,)."""
+    with np.errstate(invalid="ignore"):
+        means: Floats = np.bincount(place, values, count) / np.bincount(place, minlength=count)
+    return means
 
 
 def posterior_of(
@@ -44,18 +101,20 @@ def posterior_of(
     warmth = temperature_c
     if not isinstance(warmth, Warmth):
         warmth = Warmth.steady(len(model.rows.names), warmth)
-    where = _Where(core_mhz, mem_mhz, warmth)
-    bounds = model.rows.bounds
     shape = (2, len(model.rows.names), len(settings))
     log, discrepancy = np.empty(shape), np.empty(shape)
     by_shared = np.empty((*shape, len(model.parameters.shared)))
     by_kernel = np.empty((*shape, PER_KERNEL))
     for first in range(0, shape[1], _BATCH):
         some = np.arange(first, min(first + _BATCH, shape[1]))
-        predicted = _predicted(model, some, where)
-        for i, k in enumerate(some.tolist()):
-            entries = _conditioned(model, predicted, i, slice(bounds[k], bounds[k + 1]))
-            log[:, k], by_shared[:, k], by_kernel[:, k], discrepancy[:, k] = entries
+        at = _warmed(model.parameters, some, (core_mhz, mem_mhz), warmth)
+        prediction = predict(model.parameters, at)
+        log[:, some] = prediction.log.reshape(2, len(some), -1)
+        by_shared[:, some] = prediction.by_shared().reshape(2, len(some), shape[2], -1)
+        by_kernel[:, some] = prediction.by_kernel().reshape(2, len(some), shape[2], -1)
+    for k in range(shape[1]):
+        entries = log[:, k], by_shared[:, k], by_kernel[:, k]
+        discrepancy[:, k] = _condition(model, k, (core_mhz, mem_mhz), *entries)
     posterior = Posterior(
         settings=tuple(settings),
         log_s=log[0],
@@ -83,106 +142,60 @@ def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
     return core, mem
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Where to predict: clocks of every setting, (C,), and how warm it is."""
+def _warmed(
+    parameters: Parameters, kernels: Ints, clocks: tuple[Floats, Floats], warmth: Warmth
+) -> Points:
+    """Return all settings of some kernels, as warm as what they draw there makes the GPU."""
+    shape = len(kernels), len(clocks[0])
 
-    core_mhz: Floats
-    mem_mhz: Floats
-    warmth: Warmth
-
-    def points(self, kernels: Ints, power_w: Floats | float) -> Points:
-        """Return all settings of some kernels, as warm as they are at some power.
-
-        Args:
-            kernels: Shape (N,).
-            power_w: Shape (N, C), or one for all.
-        """
-        shape = len(kernels), len(self.core_mhz)
-        warm_c = self.warmth.at(kernels, power_w)
+    def points(power_w: Floats | float) -> Points:
         return Points(
             kernel=np.repeat(kernels, shape[1]),
-            core_mhz=np.tile(self.core_mhz, len(kernels)),
-            mem_mhz=np.tile(self.mem_mhz, len(kernels)),
-            temperature_c=np.broadcast_to(warm_c, shape).ravel(),
+            core_mhz=np.tile(clocks[0], len(kernels)),
+            mem_mhz=np.tile(clocks[1], len(kernels)),
+            temperature_c=np.broadcast_to(warmth.at(kernels, power_w), shape).ravel(),
         )
 
-    def own_heat(self, parameters: Parameters, kernels: Ints) -> Points:
-        """Return all settings of some kernels, as warm as what they draw there makes the GPU."""
-        at = self.points(kernels, 0.0)
-        # What is drawn follows the temperature by some per cent, so this settles at once.
-        for _ in range(_HEAT_ROUNDS if self.warmth.c_per_w else 0):
-            power_w = np.exp(predict(parameters, at).log[1])
-            at = self.points(kernels, power_w.reshape(len(kernels), -1))
-        return at
+    at = points(0.0)
+    # What is drawn follows the temperature by some per cent, so this settles at once.
+    for _ in range(_HEAT_ROUNDS if warmth.c_per_w else 0):
+        at = points(np.exp(predict(parameters, at).log[1]).reshape(shape))
+    return at
 
 
-@dataclass(frozen=True, slots=True)
-class _Predicted:
-    """What the parameters alone say of some kernels at all settings.
-
-    Attributes:
-        kernels: Which they are. Shape (N,).
-        core_mhz: Clocks they run at. Shape (C,).
-        mem_mhz: Shape (C,).
-        log: Shape (2, N, C).
-        by_shared: Shape (2, N, C, S).
-        by_kernel: Shape (2, N, C, P).
-    """
-
-    kernels: Ints
-    core_mhz: Floats
-    mem_mhz: Floats
-    log: Floats
-    by_shared: Floats
-    by_kernel: Floats
-
-
-def _predicted(model: FittedModel, kernels: Ints, where: _Where) -> _Predicted:
-    """Predict some kernels at all settings, the residuals of their rows not yet looked at."""
-    shape = (2, len(kernels), len(where.core_mhz))
-    at = where.own_heat(model.parameters, kernels)
-    prediction = predict(model.parameters, at)
-    return _Predicted(
-        kernels=kernels,
-        mem_mhz=where.mem_mhz,
-        core_mhz=where.core_mhz,
-        log=prediction.log.reshape(shape),
-        by_shared=prediction.by_shared().reshape(*shape, len(model.parameters.shared)),
-        by_kernel=prediction.by_kernel().reshape(*shape, PER_KERNEL),
-    )
-
-
-def _conditioned(
-    model: FittedModel, predicted: _Predicted, i: int, near: slice
-) -> tuple[Floats, Floats, Floats, Floats]:
+def _condition(
+    model: FittedModel,
+    k: int,
+    clocks: tuple[Floats, Floats],
+    log: Floats,
+    by_shared: Floats,
+    by_kernel: Floats,
+) -> Floats:
     """Condition a kernel on the residuals of its rows: a Gaussian process of the discrepancy.
 
     Args:
         model: The fit.
-        predicted: What the parameters alone say.
-        i: Place of the kernel in it.
-        near: Rows of the kernel.
+        k: Index of the kernel.
+        clocks: Of the core and the memory at all settings. Each of shape (C,).
+        log: What the parameters alone say: conditioned in place. Shape (2, C).
+        by_shared: Derivatives of that, likewise. Shape (2, C, S).
+        by_kernel: By the kernel's own, likewise. Shape (2, C, P).
 
     Returns:
-        Logarithms, (2, C), derivatives by shared, (2, C, S), and own parameters, (2, C, P), and the
-        variance of each entry by itself, (2, C).
+        The variance of each entry by itself. Shape (2, C).
     """
-    rows, k = model.rows, int(predicted.kernels[i])
-    core_rows, mem_rows = rows.core_mhz[near], rows.mem_mhz[near]
+    rows, every = model.rows, slice(*model.rows.bounds[k : k + 2].tolist())
+    at_rows = rows.core_mhz[every], rows.mem_mhz[every]
     # One correlation for both quantities: where points lie does not depend on the quantity.
-    common = alike(predicted.core_mhz, predicted.mem_mhz, core_rows, mem_rows)
-    among = alike(core_rows, mem_rows, core_rows, mem_rows)
-    log, by_shared = predicted.log[:, i].copy(), predicted.by_shared[:, i].copy()
-    by_kernel = predicted.by_kernel[:, i].copy()
+    to_rows, of_rows = alike(*clocks, *at_rows), alike(*at_rows, *at_rows)
     discrepancy = np.empty_like(log)
-    everywhere = near, common, among
     scale2 = float(model.scale[k]) ** 2
     for c in range(2):
-        near, common, among = everywhere
-        told = np.flatnonzero(rows.windows[c, near])
-        if len(told) < len(core_rows):
-            near, common, among = told + near.start, common[:, told], among[np.ix_(told, told)]
+        near: slice | Ints = every
+        common, among = to_rows, of_rows
+        told = np.flatnonzero(rows.windows[c, every])
+        if len(told) < len(among):
+            near, common, among = every.start + told, common[:, told], among[np.ix_(told, told)]
         shared2 = scale2 * float(model.errors.discrepancy[c]) ** 2
         noise2 = scale2 * float(model.errors.noise[c]) ** 2 / rows.windows[c, near]
         covariance = shared2 * among + np.diag(noise2)
@@ -204,4 +217,4 @@ def _conditioned(
             moved = model.kernel_cov[k] @ (model.by_kernel[c, near].T @ among_off)
             through = weights @ off + by_kernel[c] @ moved
             discrepancy[c] += through**2
-    return log, by_shared, by_kernel, discrepancy
+    return discrepancy

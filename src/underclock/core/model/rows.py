@@ -17,6 +17,8 @@ PER_KERNEL = 4
 """Parameters of a kernel, which as many rows determine."""
 OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
 """Attributes of `Rows` whose last axis is R."""
+STEADY_C = 55.0
+"""Where no temperature was read."""
 
 
 class Idling(NamedTuple):

@@ -13,7 +13,6 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.company_rows import company_rows, idling, in_company
-from underclock.core.model.own_heat import STEADY_C
 from underclock.core.model.ran_clocks import (
     ceiling_mhz,
     holds,
@@ -23,7 +22,7 @@ from underclock.core.model.ran_clocks import (
     seen_cap,
 )
 from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import PER_KERNEL, FitRow, Rows
+from underclock.core.model.rows import PER_KERNEL, STEADY_C, FitRow, Rows
 from underclock.core.steering.taking_off import COMPANION
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants

@@ -16,11 +16,10 @@ from underclock.core.model.damped_steps import (
     converge_starts,
     kernel_costs,
 )
+from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all, laplace
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.start import unknown_gpu
-from underclock.core.model.subsample import fitted
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s

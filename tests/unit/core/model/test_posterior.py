@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.start import unknown_gpu
 from underclock.records import AUTO, Clocks
 
 _MEMS = (810.0, 5001.0, 9501.0)

@@ -6,13 +6,12 @@ import math
 import numpy as np
 import pytest
 
+from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.start import unknown_gpu
-from underclock.core.model.subsample import fitted
 from underclock.records import Clocks
 
 _FAMILY = Shared(unknown_gpu([3000.0], fastest_mhz=2000.0, most_w=700.0))

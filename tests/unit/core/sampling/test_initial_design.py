@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats
-from underclock.core.model.start import unknown_gpu
+from underclock.core.model.parameters import unknown_gpu
 from underclock.core.sampling.initial_design import greedy_d_optimal, initial_design
 
 
