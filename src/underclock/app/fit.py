@@ -36,7 +36,7 @@ def fit(
         DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
     """
     from underclock.core.model.diagnostics import fit_of
-    from underclock.core.model.pooling import joined
+    from underclock.core.model.sample_sets import joined
     from underclock.core.step.whole import as_one, check_kernels_alone, is_only_whole
     from underclock.store import read_samples
 

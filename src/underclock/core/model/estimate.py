@@ -15,6 +15,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.entries import (
     held_means,
     measurable,
@@ -30,7 +31,6 @@ from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.predictive import Warmth, clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
-from underclock.core.model.shared_constants import prior_doubt
 from underclock.core.steering.reach import told
 from underclock.core.step.following import step_clock
 from underclock.core.step.table import (

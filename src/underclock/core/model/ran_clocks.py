@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from underclock.core.model.checks import clocks_asked
+from underclock.core.model.sample_sets import clocks_asked
 from underclock.core.step.cap import CapMargin, driver_says, is_power_capped
 from underclock.records import SampleSet, Window
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.checks import check_values, clocks_asked
 from underclock.core.model.company_rows import company_rows, idling, in_company
 from underclock.core.model.ran_clocks import (
     ceiling_mhz,
@@ -23,6 +22,7 @@ from underclock.core.model.ran_clocks import (
 )
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import PER_KERNEL, STEADY_C, FitRow, Rows
+from underclock.core.model.sample_sets import check_values, clocks_asked
 from underclock.core.steering.taking_off import COMPANION
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants

@@ -11,8 +11,8 @@ from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
-from underclock.core.model.pooling import joined
 from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.model.sample_sets import joined
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.models import gpu_model

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats
+from underclock.core.model.diagnostics import constants_of, prior_doubt
 from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import widening
 from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.core.model.shared_constants import constants_of, prior_doubt
 
 _MEMS = (5001.0, 9501.0)
 _FAMILY = Shared(unknown_gpu(_MEMS, fastest_mhz=2100.0, most_w=350.0))

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
-from underclock.core.model.checks import check_values
 from underclock.core.model.sample_rows import CannotFitError, rows_of
+from underclock.core.model.sample_sets import check_values
 from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
 from underclock.core.steering.reach import told

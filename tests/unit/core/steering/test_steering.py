@@ -19,8 +19,8 @@ from steered_gpu import (
     takes_s,
 )
 from underclock.core.model.estimate import estimate
-from underclock.core.model.pooling import joined
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_sets import joined
 from underclock.core.steering.agenda import SteeringAgenda, first_measurements
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S

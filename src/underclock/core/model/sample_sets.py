@@ -1,0 +1,140 @@
+"""Sample sets before they reach a fit: those of several steps as one, and no damaged ones."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from underclock.errors import DataError
+from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Window
+
+# What no GPU, of any age, is near to; beyond it a value is damaged or in another unit.
+_PLAUSIBLE_MHZ = (10.0, 20_000.0)
+_PLAUSIBLE_W = (0.1, 100_000.0)
+
+
+def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
+    """Return all samples as one sample_set; a kernel in several of them keeps one name.
+
+    Raises:
+        DataError: There are none, or they are of two GPUs, drivers, power limits or evidences.
+    """
+    if not sample_sets:
+        raise DataError("there are no samples to fit", hint="measure first")
+    first = sample_sets[0]
+    for other in sample_sets[1:]:
+        if other.gpu != first.gpu:
+            raise DataError(
+                "samples from two GPUs or drivers in one fit: "
+                f"{_words(first.gpu)} and {_words(other.gpu)}",
+                hint="fit the files of each by themselves; after a new driver or power limit, "
+                "measure again",
+            )
+        if other.evidence is not first.evidence:
+            raise DataError(
+                f"{first.evidence} and {other.evidence} samples in one fit",
+                hint="fit the files of each kind by themselves",
+            )
+    if len(sample_sets) == 1:
+        return first
+    kernels: dict[str, Kernel] = {}
+    windows: list[Window] = []
+    for number, sample_set in enumerate(sample_sets, 1):
+        names = {}
+        for kernel in sample_set.kernels:
+            known = kernels.get(kernel.name)
+            same = known is None or _work(known) == _work(kernel)
+            names[kernel.name] = kernel.name if same else f"{kernel.name} of file {number}"
+            new = msgspec.structs.replace(kernel, name=names[kernel.name])
+            kernels.setdefault(new.name, new)
+        # Durations inside a whole step are by its own kernels' places, of which there are many now.
+        windows += [
+            msgspec.structs.replace(w, kernel=names.get(w.kernel, ""))
+            if w.kernel or not w.mix.launches
+            else w.untimed()
+            for w in sample_set.windows
+            if not w.is_step or (w.mix == ALONE and w.asked.is_auto)
+        ]
+    return SampleSet(
+        evidence=first.evidence,
+        gpu=first.gpu,
+        workload=" and ".join(dict.fromkeys(sample_set.workload for sample_set in sample_sets)),
+        kernels=tuple(kernels.values()),
+        windows=tuple(windows),
+        settings=tuple(dict.fromkeys(s for sample_set in sample_sets for s in sample_set.settings)),
+        sampled=any(sample_set.sampled for sample_set in sample_sets),
+        warnings=tuple(dict.fromkeys(w for sample_set in sample_sets for w in sample_set.warnings)),
+    )
+
+
+def _work(kernel: Kernel) -> tuple[object, ...]:
+    """Return what two kernels of one name must share to be the same."""
+    identity = kernel.launch.identity if kernel.launch else None
+    return kernel.kind, kernel.shape, kernel.flops, kernel.bytes_moved, identity
+
+
+def _words(gpu: GpuInfo) -> str:
+    limit = "unknown limit" if gpu.power_limit_w is None else f"{gpu.power_limit_w:g} W"
+    return f"{gpu.name} (driver {gpu.driver or 'unknown'}, {limit})"
+
+
+def check_values(sample_set: SampleSet) -> None:
+    """Refuse samples that no GPU can have given.
+
+    Raises:
+        DataError: A sample is of no kernel of the step, or its clocks or power are out of bounds.
+    """
+    names = {kernel.name for kernel in sample_set.kernels}
+    for sample in sample_set.samples:
+        if sample.kernel not in names:
+            raise DataError(
+                f"a sample names {sample.kernel!r}, which is no kernel of the step",
+                hint="the file is damaged, or of another step: measure again",
+            )
+        power_w = sample.energy_j / sample.time_s
+        if not _PLAUSIBLE_W[0] <= power_w <= _PLAUSIBLE_W[1]:
+            raise DataError(
+                f"{sample.kernel!r} at {sample.asked} drew {power_w:.3g} W: "
+                f"{sample.energy_j:.3g} J in {sample.time_s:.3g} s",
+                hint="are times in s and energies in J?",
+            )
+    _check_mixed(sample_set, names)
+    seen = [sample.observed for sample in sample_set.samples if sample.observed]
+    for clocks in (*clocks_asked(sample_set), *seen):
+        for name, mhz in (("core", clocks.core_mhz), ("memory", clocks.mem_mhz)):
+            if mhz is not None and not _PLAUSIBLE_MHZ[0] <= mhz <= _PLAUSIBLE_MHZ[1]:
+                raise DataError(
+                    f"a {name} clock of {mhz} MHz is none that a GPU has",
+                    hint="are clocks in MHz?",
+                )
+
+
+def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
+    """Refuse measurements in company that no GPU can have given.
+
+    Raises:
+        DataError: One is of no kernel of the step, lacks durations, or is out of bounds.
+    """
+    damaged = "the file is damaged: measure again"
+    for sample in sample_set.mixed:
+        whole = not sample.kernel
+        what = "the step" if whole else repr(sample.kernel)
+        if not whole and sample.kernel not in names:
+            raise DataError(f"{what}, measured in company, is no kernel of the step", hint=damaged)
+        wanted = (len(names) if whole else 1) if sample.mix.launches else 0
+        if len(sample.kernel_s) != wanted:
+            raise DataError(
+                f"{what} in company has {len(sample.kernel_s)} durations instead of {wanted}",
+                hint=damaged,
+            )
+        for value, (least, most), unit in (
+            (sample.energy_j / sample.time_s, _PLAUSIBLE_W, "W"),
+            (sample.at_mhz, _PLAUSIBLE_MHZ, "MHz"),
+        ):
+            if not least <= value <= most:
+                raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)
+
+
+def clocks_asked(sample_set: SampleSet) -> list[Clocks]:
+    """Return all clocks that were to be visited, and those that were."""
+    asked = [sample.asked for sample in sample_set.samples]
+    return [*sample_set.settings, *asked, *[sample.asked for sample in sample_set.mixed]]
