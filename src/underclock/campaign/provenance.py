@@ -52,11 +52,6 @@ def provenance_of(
 def check_same(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:
     """Refuse to mix two campaigns in one file; return what its reader must be told.
 
-    Args:
-        path: Of the file.
-        begun: Its header.
-        wanted: The header that this run would give it.
-
     Raises:
         UsageError: Something differs that decides the samples.
     """

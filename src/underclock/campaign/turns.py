@@ -104,14 +104,7 @@ def course_of(plan: Plan) -> Course | None:
 def why_one_by_one(
     plan: Plan, course: Course | None, gpu: str, able: frozenset[Capability]
 ) -> str | None:
-    """Say why a GPU cannot run the whole step under the plan; ``None`` where it can.
-
-    Args:
-        plan: Of a step.
-        course: Of that plan.
-        gpu: What the GPU is called.
-        able: What it can do.
-    """
+    """Say why a GPU cannot run the whole step under the plan; ``None`` where it can."""
     if Capability.RUN not in able:
         return "a table only repeats what was measured before"
     if course is None:

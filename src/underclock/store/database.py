@@ -50,12 +50,7 @@ def checksum(*values: object) -> int:
 
 
 def damaged(path: Path, words: object) -> DataError:
-    """Return the error to raise where a file is not as it was written.
-
-    Args:
-        path: Of the file.
-        words: What is wrong with it.
-    """
+    """Return the error to raise where a file is not as it was written."""
     return DataError(f"{path} is damaged or not a samples file: {words}", hint=_REMAKE)
 
 
@@ -113,10 +108,6 @@ def build(path: Path, header: SampleSet) -> None:
 
 def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSet]:
     """Open a file, and read what it says it is; nothing is written to one that is refused.
-
-    Args:
-        path: Where it is.
-        writable: Whether rows are to be written; the caller holds the writer's lock then.
 
     Returns:
         A connection without transactions of its own, and the header.

@@ -114,11 +114,7 @@ class SampleFile:
             return file.sample_set()
 
     def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
-        """Add one window; from here on it survives this process.
-
-        Args:
-            window: What was measured.
-            gpu_s: The GPU's time that went into it, warming up and waiting included.
+        """Add one window, and the GPU's time it took with warming up; it survives this process.
 
         Raises:
             MeasurementError: The file already holds it.
