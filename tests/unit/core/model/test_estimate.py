@@ -298,7 +298,7 @@ def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     assert len(both.samples) == 2 * len(one.samples)
     assert sum(s.kernel == "k0 of file 2" for s in both.samples) == 11
     assert (both.settings, both.warnings) == (_SETTINGS, ("hot",))
-    assert fit_of(both).rows == 90  # runs of one row are one row
+    assert fit_of(both).rows == 160  # all but those at auto
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
 from underclock.core.model.damped_steps import (
     FitProblem,
@@ -45,35 +46,13 @@ def _truth(
     own = np.log(random.uniform(0.05, 1.0, (kernels, PER_KERNEL))) + _UNITS
     own += random.normal(-7.0, 1.0, (kernels, 1))
     own[:, 2] -= 3.0
-    core, mem = (
-        grid.ravel() for grid in np.meshgrid(np.linspace(450.0, 2100.0, cores).round(), _MEMS)
-    )
-    at = Points(
-        kernel=np.repeat(np.arange(kernels), len(core)),
-        core_mhz=np.tile(core, kernels),
-        mem_mhz=np.tile(mem, kernels),
-        temperature_c=random.uniform(45.0, 65.0, kernels * len(core)),
-    )
+    at = every_clock(kernels, np.linspace(450.0, 2100.0, cores).round(), _MEMS, 0.0)
+    at = dataclasses.replace(at, temperature_c=random.uniform(45.0, 65.0, len(at.kernel)))
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     log = predict(parameters, at).log
-    log_s, log_w = log + random.normal(0.0, 1.0, log.shape) * np.array(noise)[:, None]
+    rows = made_rows(at, log + random.normal(0.0, 1.0, log.shape) * np.array(noise)[:, None], _MEMS)
     return _Truth(
-        parameters,
-        Rows(
-            names=tuple(f"k{k}" for k in range(kernels)),
-            kinds=(np.arange(kernels) % 2).astype(np.int64),
-            kernel=at.kernel,
-            core_mhz=at.core_mhz,
-            mem_mhz=at.mem_mhz,
-            log_s=log_s,
-            log_w=log_w,
-            temperature_c=at.temperature_c,
-            windows=np.ones((2, len(at.kernel))),
-            mem_points_mhz=np.array(_MEMS),
-            limit_w=math.inf,
-            ceiling_mhz=math.inf,
-            auto_mem_mhz=_MEMS[-1],
-        ),
+        parameters, dataclasses.replace(rows, kinds=(np.arange(kernels) % 2).astype(np.int64))
     )
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.rows import OF_ROWS, PER_KERNEL, Rows
 from underclock.records import AUTO, Clocks
 
 _MEMS = (810.0, 5001.0, 9501.0)
@@ -34,13 +35,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
     own = np.log(random.uniform(0.05, 1.0, (_KERNELS, PER_KERNEL))) + units
     own += random.normal(-7.0, 1.0, (_KERNELS, 1))
     own[:, 2] -= 3.0
-    core, mem = np.array([(c.core_mhz, c.mem_mhz) for c in _ALL], dtype=np.float64).T
-    at = Points(
-        kernel=np.repeat(np.arange(_KERNELS), len(_ALL)),
-        core_mhz=np.tile(core, _KERNELS),
-        mem_mhz=np.tile(mem, _KERNELS),
-        temperature_c=np.full(_KERNELS * len(_ALL), _WARM),
-    )
+    at = every_clock(_KERNELS, _CORES, _MEMS, _WARM)
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
     log = predict(parameters, at).log
     noisy = log + random.normal(0.0, 1.0, log.shape) * np.array([[0.003], [0.008]])
@@ -50,21 +45,9 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
             for k in range(_KERNELS)
         ]
     )
-    rows = Rows(
-        names=tuple(f"k{k}" for k in range(_KERNELS)),
-        kinds=np.zeros(_KERNELS, dtype=np.int64),
-        kernel=at.kernel[taken],
-        core_mhz=at.core_mhz[taken],
-        mem_mhz=at.mem_mhz[taken],
-        log_s=noisy[0, taken],
-        log_w=noisy[1, taken],
-        temperature_c=at.temperature_c[taken],
-        windows=np.ones((2, len(taken))),
-        mem_points_mhz=np.array(_MEMS),
-        limit_w=math.inf,
-        ceiling_mhz=math.inf,
-        auto_mem_mhz=_MEMS[-1],
-    )
+    every = made_rows(at, noisy, _MEMS)
+    some = {name: getattr(every, name)[..., taken] for name in OF_ROWS}
+    rows = dataclasses.replace(every, **some)
     return rows, log.reshape(2, _KERNELS, len(_ALL))
 
 

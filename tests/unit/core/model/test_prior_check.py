@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
 from underclock.core.model.diagnostics import constants_of, prior_doubt
 from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import widening
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
 from underclock.core.model.rows import PER_KERNEL, Rows
 
 _MEMS = (5001.0, 9501.0)
@@ -30,30 +31,9 @@ def _rows(off: Floats) -> Rows:
         shared=_FAMILY.start() + off * _FAMILY.spread(),
         kernels=own - 7.0,
     )
-    core, mem = (grid.ravel() for grid in np.meshgrid(_CORES, _MEMS))
-    at = Points(
-        kernel=np.repeat(np.arange(_KERNELS), len(core)),
-        core_mhz=np.tile(core, _KERNELS),
-        mem_mhz=np.tile(mem, _KERNELS),
-        temperature_c=np.full(_KERNELS * len(core), 55.0),
-    )
+    at = every_clock(_KERNELS, _CORES, _MEMS, 55.0)
     log = predict(parameters, at).log
-    log_s, log_w = log + random.normal(0.0, 0.004, log.shape)
-    return Rows(
-        names=tuple(f"k{k}" for k in range(_KERNELS)),
-        kinds=np.zeros(_KERNELS, dtype=np.int64),
-        kernel=at.kernel,
-        core_mhz=at.core_mhz,
-        mem_mhz=at.mem_mhz,
-        log_s=log_s,
-        log_w=log_w,
-        temperature_c=at.temperature_c,
-        windows=np.ones((2, len(at.kernel))),
-        mem_points_mhz=np.array(_MEMS),
-        limit_w=math.inf,
-        ceiling_mhz=math.inf,
-        auto_mem_mhz=_MEMS[-1],
-    )
+    return made_rows(at, log + random.normal(0.0, 0.004, log.shape), _MEMS)
 
 
 def _off(size: float) -> Floats:

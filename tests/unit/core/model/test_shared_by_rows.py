@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from made_rows import every_clock, made_rows
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
@@ -27,32 +28,13 @@ def _rows() -> Rows:
     own[:, :2] += math.log(2000.0)
     own[:, 2] -= 4.0
     own[:, 3] += math.log(400.0)
-    at = Points(
-        kernel=np.repeat(np.arange(_KERNELS), _CLOCKS),
-        core_mhz=np.tile(np.linspace(1000.0, 2000.0, _CLOCKS), _KERNELS),
-        mem_mhz=np.full(_KERNELS * _CLOCKS, 3000.0),
-        temperature_c=np.full(_KERNELS * _CLOCKS, 55.0),
-    )
+    at = every_clock(_KERNELS, np.linspace(1000.0, 2000.0, _CLOCKS), [3000.0], 55.0)
     truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own)
     company = np.zeros((len(at.kernel), 1))
     company[::2] = 0.03
     log = predict(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))
-    return Rows(
-        names=tuple(f"k{k}" for k in range(_KERNELS)),
-        kinds=np.zeros(_KERNELS, dtype=np.int64),
-        kernel=at.kernel,
-        core_mhz=at.core_mhz,
-        mem_mhz=at.mem_mhz,
-        log_s=log[0],
-        log_w=log[1] + _ERROR * company[:, 0],
-        temperature_c=at.temperature_c,
-        windows=np.ones((2, len(at.kernel))),
-        mem_points_mhz=np.array([3000.0]),
-        limit_w=math.inf,
-        ceiling_mhz=math.inf,
-        auto_mem_mhz=3000.0,
-        company=company,
-    )
+    log[1] += _ERROR * company[:, 0]
+    return dataclasses.replace(made_rows(at, log, [3000.0]), company=company)
 
 
 @pytest.fixture(scope="module")

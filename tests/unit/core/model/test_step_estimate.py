@@ -212,7 +212,7 @@ def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["in_situ", "order"])
 def test_kernels_alone_where_the_step_was_not_run_whole(campaign: SampleSet, lacking: str) -> None:
-    without = msgspec.structs.replace(campaign, **{lacking: ()})
+    without = having(campaign, **{lacking: ()})
 
     assert estimate(without).table.accounting is Accounting.ISOLATED
 
