@@ -18,13 +18,13 @@ import numpy as np
 from calibrate_h200 import calibrated
 from gpu_specs import SPECS
 from pages import ROOT, fill, markdown
-from underclock.app.calibrating import calibrate_gpu, check_calibration
-from underclock.core.calibration.throughput import (
+from throughput import (
     PublishedChange,
     PublishedGpu,
     fit_throughput,
     residuals_of,
 )
+from underclock.app.calibrating import calibrate_gpu, check_calibration
 from underclock.gpus.models import GpuModel, encode
 from underclock.records import Clocks
 from underclock.workloads import workload

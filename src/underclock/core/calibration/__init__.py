@@ -2,5 +2,4 @@
 
 * `sweep`: a measured sweep as arrays, and the constants that explain it best
 * `gpu`: the calibration, and how well it predicts
-* `throughput`: rates and energies of operations, from published changes
 """

@@ -39,13 +39,7 @@ _KNOWN = 1e-3  # information on a constant before any row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanErrors:
-    """Mean absolute relative errors, as fractions.
-
-    Attributes:
-        time: Error of time.
-        power: Error of power.
-        rows: Over how many rows.
-    """
+    """Mean absolute relative errors of time and power, as fractions, over so many rows."""
 
     time: float
     power: float
@@ -145,7 +139,7 @@ def check(
         known: Shared constants.
         sweep: The rows.
         points: Rows of each kernel to fit.
-        kernels: Which kernels; by default all.
+        kernels: Which kernels, by index; by default all.
         progress: Told which share is done.
     """
     chosen = np.arange(len(sweep.kernels)) if kernels is None else kernels

@@ -75,12 +75,12 @@ def temperature_of(sample_set: SampleSet) -> float:
 def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
 ) -> FittedModel:
-    """Fit rows: all of them where they are few.
+    """Fit rows: all of them where they are few; `FittedModel.rows` says which.
 
     Args:
         rows: To fit.
         family: What kernels share.
-        most_rows: Rows of a kernel that are used; `FittedModel.rows` says which.
+        most_rows: Rows of a kernel that are used.
         most_kernels: Kernels that what is shared is fitted to.
     """
     light = _only(rows, spread_rows(rows, most_rows))

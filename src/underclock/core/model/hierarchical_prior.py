@@ -49,11 +49,7 @@ class KernelPrior:
         return KernelPrior(unit=unit, mean=mean, spread=spread)
 
     def penalty(self, kernels: Floats) -> Floats:
-        """Return the negative log density of each kernel's parameters, but a constant. Shape (K,).
-
-        Args:
-            kernels: Shape (K, P).
-        """
+        """Return the negative log density of parameters, (K, P), but a constant. Shape (K,)."""
         penalty: Floats = (0.5 * _DEGREES * np.log1p(self._away2(kernels) / _DEGREES)).sum(axis=1)
         return penalty
 
@@ -68,12 +64,7 @@ class KernelPrior:
 
 
 def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
-    """Return the prior before any kernel is known: usual shares of its own time and power.
-
-    Args:
-        rows: Of all kernels; each is stated at its fastest row.
-        gpu: Tells the voltage.
-    """
+    """Return the prior before any kernel is known: usual shares of time and power when fastest."""
     bounds = rows.bounds
     fastest = np.zeros(len(rows.names), dtype=np.int64)
     speed = rows.core_mhz * rows.mem_mhz

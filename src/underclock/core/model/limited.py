@@ -39,12 +39,7 @@ class LimitedEstimate:
 
     @classmethod
     def of(cls, estimated: CostEstimate, limit_w: float, known_limit_w: float) -> Self:
-        """Put an estimate under a limit.
-
-        Args:
-            estimated: Of a step.
-            limit_w: The limit.
-            known_limit_w: The one that the step was measured at.
+        """Put the estimate of a step under another limit than the known one it was measured at.
 
         Raises:
             ValueError: Costs are of kernels alone.
@@ -64,11 +59,7 @@ class LimitedEstimate:
         )
 
     def predicted_change(self, setting: Ints) -> PredictedChange:
-        """Say what a choice is expected to change against the cap alone.
-
-        Args:
-            setting: Index into the table's settings, of each kernel. Shape (K,).
-        """
+        """Say what a choice of the table's settings, (K,), changes against the cap alone."""
         if (setting == self.table.baseline).all():
             return PredictedChange(
                 time_change=0.0, energy_change=0.0, time_spread=0.0, energy_spread=0.0

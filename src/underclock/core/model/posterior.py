@@ -48,11 +48,7 @@ class Posterior:
     noise: Floats
 
     def costs(self, counts: Floats) -> tuple[Floats, Floats]:
-        """Return expected time in s and energy in J of all launches. Shapes (K, C).
-
-        Args:
-            counts: Launches of each kernel. Shape (K,).
-        """
+        """Return expected time in s and energy in J of so many launches, (K,). Shapes (K, C)."""
         time_s: Floats = np.exp(self.log_s) * counts[:, None]
         energy_j: Floats = np.exp(self.log_s + self.log_w) * counts[:, None]
         return time_s, energy_j
@@ -168,7 +164,7 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
         posterior: Without the limit.
         core_mhz: Core clock of each setting. Shape (C,).
         mem_mhz: Memory clock of each setting. Shape (C,).
-        limit_w: The limit.
+        limit_w: Draws of more than this are held.
     """
     limit = math.log(limit_w)
     log_s, log_w = posterior.log_s.copy(), posterior.log_w.copy()

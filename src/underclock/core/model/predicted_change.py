@@ -57,14 +57,7 @@ class PredictedChange:
 def predicted_change(
     posterior: Posterior, counts: Floats, baseline: Baseline, columns: Ints
 ) -> PredictedChange:
-    """Say what a choice is expected to change.
-
-    Args:
-        posterior: Costs of one launch.
-        counts: Launches of each kernel. Shape (K,).
-        baseline: What auto costs.
-        columns: Setting of each kernel; -1 is auto. Shape (K,).
-    """
+    """Say what a choice changes: of kernels launched so often, a setting each, or -1 for auto."""
     locked = np.flatnonzero(columns >= 0)
     pairs = np.stack([locked, columns[locked]])
     return scheduled_change(posterior, baseline, pairs, counts[locked])
@@ -73,7 +66,7 @@ def predicted_change(
 def scheduled_change(
     posterior: Posterior, baseline: Baseline, pairs: Ints, launches: Floats
 ) -> PredictedChange:
-    """Say what locked launches are expected to change; kernels without any are left at auto.
+    """Say what locked launches change; kernels without any are left at auto.
 
     Args:
         posterior: Costs of one launch.

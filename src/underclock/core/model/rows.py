@@ -127,13 +127,6 @@ class Rows:
         return np.zeros((len(self.kernel), 0)) if self.company is None else self.company
 
     @property
-    def counted(self) -> Floats:
-        """How many rows of usual length each kernel's times are worth. Shape (K,)."""
-        worth = np.minimum(self.windows[0], 1.0)
-        counted = np.bincount(self.kernel, worth, len(self.names))
-        return counted.astype(np.float64)
-
-    @property
     def bounds(self) -> Ints:
         """Where each kernel's rows begin, and the end. Shape (K + 1,)."""
         return np.searchsorted(self.kernel, np.arange(len(self.names) + 1)).astype(np.int64)

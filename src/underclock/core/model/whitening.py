@@ -17,8 +17,8 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import Rows
 
-REACH = 0.2  # core clocks this far apart, as a logarithm, still share most of their discrepancy
-ACROSS = 0.5  # correlation of the discrepancy at two memory clocks
+_REACH = 0.2  # core clocks this far apart, as a logarithm, still share most of their discrepancy
+_ACROSS = 0.5  # correlation of the discrepancy at two memory clocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class ErrorModel:
 
 def alike(core_mhz: Floats, mem_mhz: Floats, other_core: Floats, other_mem: Floats) -> Floats:
     """Return the correlation of the discrepancy at points. Shape (len(core), len(other))."""
-    apart = (np.log(core_mhz)[:, None] - np.log(other_core)) / REACH
-    same = np.where(mem_mhz[:, None] == other_mem, 1.0, ACROSS)
+    apart = (np.log(core_mhz)[:, None] - np.log(other_core)) / _REACH
+    same = np.where(mem_mhz[:, None] == other_mem, 1.0, _ACROSS)
     shared: Floats = same * np.exp(-0.5 * apart**2)
     return shared
 
@@ -94,10 +94,7 @@ class Whitening:
         return dataclasses.replace(self, place=place, copies=times)
 
     def whitened(self, values: Floats) -> Floats:
-        """Return what belongs to rows, shape (2, R, ...), along the axes. Shape (2, K, L, ...).
-
-        Of copies there are as many rows and kernels more.
-        """
+        """Return what belongs to rows, (2, R, ...), along the axes of kernels, (2, K, L, ...)."""
         _, kernels, most, _ = self.rotation.shape
         spaced = np.zeros((2, self.copies * kernels * most, math.prod(values.shape[2:])))
         spaced[:, self.place] = values.reshape(2, values.shape[1], -1)
@@ -107,9 +104,7 @@ class Whitening:
     def weights(self, errors: ErrorModel, scale: Floats) -> Floats:
         """Return the precision along each axis, zero where there is none. Shape (2, K, L).
 
-        Args:
-            errors: Of all kernels.
-            scale: By how much each kernel's residuals are larger. Shape (K,).
+        ``scale`` is by how much each kernel's residuals are larger, shape (K,).
         """
         noise2, discrepancy2 = errors.noise**2, errors.discrepancy**2
         variance = noise2[:, None, None] + discrepancy2[:, None, None] * self.correlation

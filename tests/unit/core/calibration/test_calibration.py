@@ -1,7 +1,6 @@
 """Calibration against sweeps made from known constants, and its own parts."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import msgspec
@@ -27,17 +26,10 @@ from underclock.core.calibration.sweep import (
     sweep_of,
     vector_of,
 )
-from underclock.core.calibration.throughput import (
-    PublishedChange,
-    PublishedGpu,
-    fit_throughput,
-    residuals_of,
-    shortfall,
-)
 from underclock.errors import DataError
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Kind, SampleSet, Window
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 from windows import having
 
 _SPEC = SPECS["rtx3080ti"]
@@ -236,35 +228,3 @@ def test_the_prior_of_fixed_time_says_how_odd_a_kernel_is() -> None:
     odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
 
     assert abs(fixed_time.surprise(_KERNELS["k1"])) < abs(fixed_time.surprise(odd))
-
-
-def test_published_changes_are_fitted_by_rates_and_energies() -> None:
-    throughput = _SPEC.throughput
-    assert throughput is not None
-    board = PublishedGpu(
-        constants=_SPEC.constants,
-        core_mhz=np.array(_SPEC.core_mhz, dtype=np.float64),
-        limit_w=345.0,
-    )
-    kernels = (
-        Kernel(name="product", kind=Kind.GEMM, flops=1e12, bytes_moved=7e8),
-        Kernel(name="copy", kind=Kind.MEMORY, flops=1e9, bytes_moved=1e9),
-    )
-    target = dataclasses.replace(throughput, dram_byte_j=1.4 * throughput.dram_byte_j)
-    asked = [Clocks(mem_mhz=5001), Clocks(core_mhz=1050)]
-    bare = [
-        PublishedChange(kernel=k, clocks=c, time_change=0.0, energy_change=0.0)
-        for k, c in zip(kernels, asked, strict=True)
-    ]
-    truth = np.exp(residuals_of(board, target, bare)) - 1.0
-    changes = [
-        dataclasses.replace(change, time_change=float(t), energy_change=float(e))
-        for change, (t, e) in zip(bare, truth, strict=True)
-    ]
-    before = np.abs(residuals_of(board, throughput, changes)).sum()
-    fitted, boost_mhz = fit_throughput(board, throughput, changes)
-
-    assert np.abs(residuals_of(board, fitted, changes)).sum() <= before
-    assert boost_mhz == pytest.approx(_SPEC.constants.boost_mhz, rel=0.11)
-    assert shortfall(board, fitted, changes).shape == (1,)
-    assert math.isfinite(fitted.tensor_flop)
