@@ -1,6 +1,6 @@
 """Samples as rows: which of them tell what a clock costs, and sets that cannot be fitted at all.
 
-Rows of kernels by themselves are made here; `company_rows` and `held_rows` give the others.
+Rows of kernels by themselves are made here; `company_rows` gives the others.
 """
 
 import math
