@@ -324,7 +324,8 @@ def costs_of(
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
         table = dataclasses.replace(table, warnings=(*table.warnings, *odd))
         return PlanCosts(table=table, risk=None, known=table)
-    if replayed:
+    if replayed or not (sample_set.in_situ or sample_set.mixed):
+        # Rows of kernels alone: nothing in them asks for the physics of a step, heat or a cap.
         told = inferred_costs(sample_set, baseline=baseline)
         return PlanCosts(table=told.table, risk=told, known=told.table)
     try:

@@ -145,7 +145,7 @@ def _costly_memory(path: Path) -> Path:
 
 def test_slow_memory_is_found_where_it_pays(tmp_path: Path) -> None:
     table, goal = _costly_memory(tmp_path / "t.csv"), Goal(max_slowdown=0.01)
-    sample_set = _adapt(table, tmp_path / "s.db", 24, slowdowns=(0.01,))  # of 144
+    sample_set = _adapt(table, tmp_path / "s.db", 36, slowdowns=(0.01,))  # of 144
     slow = Counter(s.kernel for s in sample_set.samples if s.asked.mem_mhz == 800)
 
     really = score(plan(sample_set, goal), table).energy_change

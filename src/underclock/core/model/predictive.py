@@ -109,9 +109,9 @@ def posterior_of(
         some = np.arange(first, min(first + _BATCH, shape[1]))
         at = _warmed(model.parameters, some, (core_mhz, mem_mhz), warmth)
         prediction = predict(model.parameters, at)
-        log[:, some] = prediction.log.reshape(2, len(some), -1)
-        by_shared[:, some] = prediction.by_shared().reshape(2, len(some), shape[2], -1)
-        by_kernel[:, some] = prediction.by_kernel().reshape(2, len(some), shape[2], -1)
+        log[:, some] = prediction.log.reshape(*log[:, some].shape)
+        by_shared[:, some] = prediction.by_shared().reshape(*by_shared[:, some].shape)
+        by_kernel[:, some] = prediction.by_kernel().reshape(*by_kernel[:, some].shape)
     for k in range(shape[1]):
         entries = log[:, k], by_shared[:, k], by_kernel[:, k]
         discrepancy[:, k] = _condition(model, k, (core_mhz, mem_mhz), *entries)
