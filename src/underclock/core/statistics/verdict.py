@@ -53,9 +53,9 @@ def spread(changes: Floats) -> Spread:
     )
 
 
-def count_within(changes: Floats, limit: float, *, rounding: float = 1e-9) -> int:
+def count_within(changes: Floats, limit: float) -> int:
     """Count the pairs whose change does not exceed a limit."""
-    return int(np.count_nonzero(changes <= limit + rounding))
+    return int(np.count_nonzero(changes <= limit + _ROUNDING))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
