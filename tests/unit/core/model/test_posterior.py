@@ -79,6 +79,12 @@ def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None
     assert np.mean(inside) >= 0.9
 
 
+def test_of_no_settings_nothing_is_said(model: FittedModel) -> None:
+    nothing = posterior_of(model, (), temperature_c=_WARM, limit_w=math.inf)
+
+    assert nothing.log_s.shape == nothing.variance(1.0, 1.0).shape == (_KERNELS, 0)
+
+
 def test_variances_are_those_of_draws(posterior: Posterior) -> None:
     random = np.random.default_rng(0)
     kernels, columns = np.array([1, 4, 7]), np.array([0, 20, 35])
