@@ -47,7 +47,7 @@ def noisy_samples(noise: float) -> SampleSet:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noise", "doubtful"), [(0.0, False), (0.05, True)])
+@pytest.mark.parametrize(("noise", "doubtful"), [(0.0, False), (0.2, True)])
 def test_a_promise_whose_interval_holds_zero_comes_with_a_warning(
     noise: float, *, doubtful: bool
 ) -> None:
