@@ -110,12 +110,12 @@ INFERENCE: dict[str, Off] = {
     "smooth deviation": {f"{_TABLE}likeliest": _sized(smooth=1e-6)},
     "learned sizes": {f"{_TABLE}likeliest": lambda *_: Sizes()},
     "odd runs": {
-        f"{_TABLE}weighed": _all_alike,
+        f"{_TABLE}reweighed": _all_alike,
         f"{_TABLE}without_odd": _all_alike,
         f"{_TABLE}first_weights": _all_alike,
     },
     "the mean run": {f"{_TABLE}excess": lambda _, __, free: (np.zeros(len(free)),) * 2},
-    "widening by left-out rows": {f"{_TABLE}widening": lambda *_: (1.0, 1.0)},
+    "widening by left-out rows": {f"{_TABLE}beyond_errors": lambda *_: (1.0, 1.0)},
     "optimism": {f"{_TABLE}optimism": lambda *_: Optimism()},
 }
 

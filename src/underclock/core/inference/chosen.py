@@ -58,7 +58,7 @@ def optimism(time: Field, power: Field) -> Optimism:
     return Optimism(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
 
 
-def widening(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> tuple[float, float]:
+def beyond_errors(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> tuple[float, float]:
     """Return by how much errors are greater than told, as rows that are left out show. At least 1.
 
     Args:

@@ -122,7 +122,7 @@ def power_curves(grid: ClockGrid, log_s: Floats) -> Curves:
     return Curves.of(np.array(draws))
 
 
-def alike(grid: ClockGrid, length: float) -> Floats:
+def matern(grid: ClockGrid, length: float) -> Floats:
     """Return how alike deviations at two settings are: Matérn 3/2 in log clocks. Shape (C, C).
 
     Args:

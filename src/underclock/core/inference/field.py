@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.curves import ClockGrid, Curves, alike
+from underclock.core.inference.curves import ClockGrid, Curves, matern
 
 # Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
 SCALES = np.array([0.5, 1.0, 2.0, 4.0])
@@ -192,7 +192,7 @@ class Field:
     ) -> None:
         self.rows, self.sizes = rows, sizes
         self._curves, self._coupled = curves, coupled
-        near = alike(grid, sizes.length)
+        near = matern(grid, sizes.length)
         free = _DRIVERS**2 * np.outer(grid.free, grid.free)
         self._shared_prior = curves.shared + sizes.shared**2 * near + free
         own = sizes.own**2 * curves.own + sizes.smooth**2 * near

@@ -70,7 +70,7 @@ def first_weights(runs: RunLogs) -> Floats:
     return weights
 
 
-def rows_of(runs: RunLogs, weights: Floats, quantity: int) -> FieldRows:
+def mean_rows(runs: RunLogs, weights: Floats, quantity: int) -> FieldRows:
     """Return the means of rows, and for how many usual runs each stands.
 
     Args:
@@ -94,7 +94,7 @@ def _places(runs: RunLogs) -> tuple[Ints, Ints, Ints]:
     return kernel, setting, np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
 
 
-def within(runs: RunLogs, weights: Floats, quantity: int) -> Within:
+def scatter_within(runs: RunLogs, weights: Floats, quantity: int) -> Within:
     """Return how usual runs scatter within their rows."""
     row, log = runs.row, runs.log[quantity]
     count = np.bincount(row, weights)
@@ -104,7 +104,7 @@ def within(runs: RunLogs, weights: Floats, quantity: int) -> Within:
     return Within(squares=float(squares[freedom > 0.0].sum()), freedom=float(freedom.sum()))
 
 
-def weighed(
+def reweighed(
     runs: RunLogs,
     weights: Floats,
     told: tuple[FieldPosterior, FieldPosterior],

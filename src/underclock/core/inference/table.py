@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.inference.chosen import Optimism, optimism, widening
+from underclock.core.inference.chosen import Optimism, beyond_errors, optimism
 from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts, TableFit
@@ -15,9 +15,9 @@ from underclock.core.inference.runs import (
     RunLogs,
     excess,
     first_weights,
-    rows_of,
-    weighed,
-    within,
+    mean_rows,
+    reweighed,
+    scatter_within,
     without_odd,
 )
 from underclock.core.inference.sizes import likeliest
@@ -73,14 +73,14 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
     else:
         for _ in range(_ROUNDS):
             before = weights
-            weights = weighed(runs, before, fields.told, fields.noises)
+            weights = reweighed(runs, before, fields.told, fields.noises)
             if np.abs(weights - before).max() < _SETTLED:
                 break
             fields = _Fields.of(runs, weights, grid, fields.sizes, learn=learn)
     more_s, more_j = excess(runs, fields.told, grid.free)
     off = fields.time.left_out().moments(), fields.power.left_out().moments()
     time, power = (
-        told.widened(factor) for told, factor in zip(fields.told, widening(*off), strict=True)
+        told.widened(factor) for told, factor in zip(fields.told, beyond_errors(*off), strict=True)
     )
     return Inferred(
         time=dataclasses.replace(time, mean=time.mean + more_s),
@@ -110,11 +110,13 @@ class _Fields:
     ) -> "_Fields":
         curve = time_curves(grid)
         curves = curve, power_curves(grid, curve.mean)
-        rows = [rows_of(runs, weights, q) for q in (0, 1)]
+        rows = [mean_rows(runs, weights, q) for q in (0, 1)]
         sizes = start
         if learn or sizes is None:
             of_time, of_power = (
-                likeliest(curves[q], grid, rows[q], within(runs, weights, q), start and start[q])
+                likeliest(
+                    curves[q], grid, rows[q], scatter_within(runs, weights, q), start and start[q]
+                )
                 for q in (0, 1)
             )
             sizes = of_time, of_power

@@ -12,7 +12,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.inference.curves import ClockGrid, Curves
 from underclock.core.inference.field import Field
-from underclock.core.inference.runs import RunLogs, first_weights, rows_of, within
+from underclock.core.inference.runs import RunLogs, first_weights, mean_rows, scatter_within
 from underclock.core.inference.sizes import likeliest
 from underclock.core.prediction.draws import CostDraws
 from underclock.physics.constants import GpuConstants
@@ -73,9 +73,9 @@ def _field(logs: Floats, runs: RunLogs, quantity: int, grid: ClockGrid) -> Field
         kernels=runs.kernels,
     )
     weights = first_weights(about)
-    rows = rows_of(about, weights, quantity)
+    rows = mean_rows(about, weights, quantity)
     return Field(
-        curves, grid, rows, likeliest(curves, grid, rows, within(about, weights, quantity))
+        curves, grid, rows, likeliest(curves, grid, rows, scatter_within(about, weights, quantity))
     )
 
 
