@@ -286,3 +286,16 @@ def test_a_search_learns_how_large_errors_are_anew_when_there_are_more_rows() ->
     assert again.learned_from == first.learned_from == len(few)
     assert more.learned_from == len(every.samples)
     assert not first.exact
+
+
+def test_many_kernels_are_conditioned_some_at_a_time() -> None:
+    """What the last of many is said to be is what it is said to be beside few."""
+    every = [s for k in range(40) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
+    few = [s for s in every if s.asked == AUTO or (s.asked.core_mhz or 0) % 300 == 0]
+    many = [
+        msgspec.structs.replace(s, kernel=f"{s.kernel} {copy}") for copy in range(8) for s in few
+    ]
+    one, all_ = (inferred_costs(run_table(each, sampled=True)) for each in (few, many))
+
+    assert len(all_.table.kernels) == 320
+    assert all_.table.time_s[-40:] == pytest.approx(one.table.time_s, rel=0.01)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
@@ -398,6 +398,39 @@ def check_nested(compared: ComparedStrategies) -> None:
     assert energy(arms[Strategy.PASS]) <= energy(arms[Strategy.BEST_FIXED]) * (1 + 1e-9)
 
 
+# The least of five kernels that a search for a margin misses, and a coarser arm finds.
+_MISSED = CostTable(
+    kernels=tuple(
+        Kernel(name=f"k{k}", pass_=each)
+        for k, each in enumerate(
+            (Pass.OPTIMIZER, Pass.OTHER, Pass.COMMUNICATION, Pass.FORWARD, Pass.OTHER)
+        )
+    ),
+    settings=(*(Clocks(core_mhz=mhz) for mhz in (100, 200, 300)), AUTO),
+    time_s=1e-3
+    * np.array(
+        [
+            [np.inf, 2, np.inf, 4],
+            [np.inf, 3, 3, 2],
+            [2, np.inf, np.inf, 2],
+            [np.inf, 1, 2, 3],
+            [4, 4, 1, 1],
+        ]
+    ),
+    energy_j=0.1
+    * np.array(
+        [
+            [np.inf, 3, np.inf, 2],
+            [np.inf, 3, 3, 4],
+            [1, np.inf, np.inf, 2],
+            [np.inf, 3, 1, 4],
+            [4, 2, 2, 1],
+        ]
+    ),
+    baseline=3,
+)
+
+
 @settings(max_examples=300)
 @given(
     cost_tables(),
@@ -405,6 +438,7 @@ def check_nested(compared: ComparedStrategies) -> None:
     st.integers(0, 9),
     st.sampled_from([0.01, 0.3]),
 )
+@example(_MISSED, 0.1, 4, 0.3)
 def test_arms_are_nested_where_costs_are_unsure(
     table: CostTable, budget: float, seed: int, most: float
 ) -> None:
