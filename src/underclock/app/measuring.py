@@ -16,7 +16,7 @@ import underclock
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.around import Around, inside, points_around, within
-from underclock.campaign.loop import CampaignRun, Listed, Policy, check_time_limit
+from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
 from underclock.campaign.recording import Recorder, record
@@ -124,7 +124,7 @@ def measure(
             if expected is not None and expect is not None:
                 expect(expected)
             left = None if expected is None else TimeLeft(expected, measurer.now_s)
-            policy: Policy = Listed(recorder, points, campaign)
+            policy: WindowPolicy = Listed(recorder, points, campaign)
             if campaign.steers(measurer):
                 policy = Steering(recorder, campaign)
             elif adaptive:

@@ -12,7 +12,7 @@ from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import worth_of_samples
 from underclock.core.inference.joint import TableFit
-from underclock.core.inference.table import searched
+from underclock.core.inference.search import searched
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu

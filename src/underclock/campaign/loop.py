@@ -22,7 +22,7 @@ from underclock.records import SampleSet, Window
 from underclock.units import format_duration
 
 
-class Policy(Protocol):
+class WindowPolicy(Protocol):
     """Decides what a campaign measures.
 
     Attributes:
@@ -103,7 +103,7 @@ class CampaignRun:
     def __init__(
         self,
         recorder: Recorder,
-        policy: Policy,
+        policy: WindowPolicy,
         campaign: Campaign,
         progress: Callable[[Tally], None],
         left: TimeLeft | None = None,

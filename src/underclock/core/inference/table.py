@@ -1,7 +1,6 @@
 """A table of runs as costs of every setting, with their errors."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from underclock.arrays import Bools, Floats
 from underclock.core.inference.chosen import Optimism, beyond_errors, optimism
 from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
-from underclock.core.inference.joint import JointCosts, TableFit
+from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import (
     RunLogs,
     excess,
@@ -21,8 +20,6 @@ from underclock.core.inference.runs import (
     without_odd,
 )
 from underclock.core.inference.sizes import likeliest
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.predicted_change import Baseline
 from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
 from underclock.core.step.table import (
     CostTable,
@@ -35,7 +32,6 @@ from underclock.records import Clocks, SampleSet
 
 _ROUNDS = 4  # of weights of runs and fields, each told by the other
 _SETTLED = 0.05  # of a usual run
-_ANEW = 1.3  # times the rows that sizes were learned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,95 +140,12 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     Raises:
         DataError: The samples cannot be costed.
     """
-    known = _Known.of(sample_set, baseline)
-    return _costed(known.table, known.told, known.seen, known.offered)
-
-
-def searched(
-    sample_set: SampleSet, *, baseline: Clocks | None = None, before: TableFit | None = None
-) -> TableFit:
-    """Return what some rows of a table say, for who chooses the next ones.
-
-    Where a row is all there is to know, those that were looked at are certain, and only they are
-    planned; what others say of the rest is as unsure as one more look at it.
-
-    Args:
-        sample_set: Samples of every kernel.
-        baseline: The setting to call auto; as for `cost_table`.
-        before: What fewer of its rows said: how large parts are is learned anew when there are
-            some more.
-
-    Raises:
-        DataError: The samples cannot be costed.
-    """
-    count = len(sample_set.samples)
-    keep = before is not None and count < _ANEW * before.learned_from
-    known = _Known.of(sample_set, baseline, before.sizes if before and keep else None)
-    costs = _costed(known.table, known.told, known.seen, known.offered)
-    told, at = known.told, costs.table.baseline
-    time, energy = told.time.errors, told.power.errors
-    log = np.stack([told.time.mean, told.power.mean])
-    open_ = np.ones(log[0].shape)
-    if sample_set.is_exact:
-        costs = _as_looked_at(costs.table, cost_table(sample_set, baseline=baseline))
-        log = np.where(known.seen, known.logs, log)
-        open_ = np.where(known.seen, 0.0, 1.0)
-    noise = np.tile([[each.run] for each in told.sizes], (1, len(open_)))
-    # Errors of power are those of energy less those of time.
-    nothing = np.zeros_like(time.own), np.zeros_like(energy.own)
-    by_kernel = np.stack(
-        [
-            np.concatenate([time.own, nothing[1]], axis=-1),
-            np.concatenate([-time.own, energy.own], axis=-1),
-        ]
-    )
-    common = energy.shared.shape[-1] - time.shared.shape[-1]
-    of_time = np.pad(time.shared, ((0, 0), (0, 0), (0, common)))
-    by_shared = np.stack([of_time, energy.shared - of_time])
-    rest = np.stack([time.rest, np.maximum(energy.rest - time.rest, 0.0)])
-    if sample_set.is_exact:
-        rest = rest + noise[:, :, None] ** 2
-    kernels, own = len(open_), by_kernel.shape[-1]
-    auto_s, auto_j = costs.table.time_s[:, at], costs.table.energy_j[:, at]
-    variances = np.stack([e.variance[:, at] for e in (costs.time, costs.energy)])
-    sums = [
-        float((v * (q / q.sum()) ** 2).sum())
-        for v, q in zip(variances, (auto_s, auto_j), strict=True)
-    ]
-    locked = np.delete(np.arange(len(costs.table.settings)), at)
-    return TableFit(
-        table=costs.table,
-        time=costs.time,
-        energy=costs.energy,
-        wider=costs.wider,
-        posterior=Posterior(
-            settings=tuple(costs.table.settings[c] for c in locked),
-            log_s=log[0][:, locked],
-            log_w=log[1][:, locked],
-            by_shared=(by_shared * open_[..., None])[:, :, locked],
-            by_kernel=(by_kernel * open_[..., None])[:, :, locked],
-            discrepancy=(rest * open_)[:, :, locked],
-            shared_cov=np.eye(by_shared.shape[-1]),
-            kernel_cov=np.tile(np.eye(own), (kernels, 1, 1)),
-            noise=noise,
-        ),
-        counts=waited_counts(costs.table.kernels),
-        baseline=Baseline(
-            time_s=auto_s,
-            energy_j=auto_j,
-            spread=(math.sqrt(sums[0]), math.sqrt(sums[1])),
-            of_kernels=np.sqrt(variances),
-            beside_j=costs.table.fixed_j,
-        ),
-        measurable=known.offered[:, locked],
-        exact=sample_set.is_exact,
-        sizes=told.sizes,
-        learned_from=before.learned_from if before and keep else count,
-    )
+    known = Known.of(sample_set, baseline)
+    return costed(known.table, known.told, known.seen, known.offered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class Known:
     """A table and what was inferred from it.
 
     Attributes:
@@ -255,7 +168,8 @@ class _Known:
         sample_set: SampleSet,
         baseline: Clocks | None,
         sizes: tuple[Sizes, Sizes] | None = None,
-    ) -> "_Known":
+    ) -> "Known":
+        """Infer what a table says; ``sizes`` as of `inferred`."""
         measured = cost_table(sample_set, baseline=baseline)
         auto = measured.settings[measured.baseline]
         asked = dict.fromkeys((*measured.settings, *sample_set.settings))
@@ -299,7 +213,7 @@ def _lacking(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> Bools:
     )
 
 
-def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> JointCosts:
+def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> JointCosts:
     """Return costs of a step.
 
     Args:
@@ -341,17 +255,6 @@ def _costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Jo
         energy=errors(told.power.errors),
         wider=told.optimism.wider if (shown & ~seen).any() else (1.0, 1.0),
     )
-
-
-def _as_looked_at(table: CostTable, measured: CostTable) -> JointCosts:
-    """Return costs that are certain where a row was looked at, and unknown elsewhere."""
-    columns = [table.settings.index(clocks) for clocks in measured.settings]
-    time_s, energy_j = np.full((2, *table.time_s.shape), np.inf)
-    time_s[:, columns], energy_j[:, columns] = measured.time_s, measured.energy_j
-    nothing = np.zeros((*time_s.shape, 0))
-    sure = Errors(own=nothing, shared=nothing, rest=np.zeros(time_s.shape))
-    looked_at = dataclasses.replace(table, time_s=time_s, energy_j=energy_j)
-    return JointCosts(table=looked_at, time=sure, energy=sure)
 
 
 def as_measured(
