@@ -77,8 +77,9 @@ def drawn(whole: SampleSet, truth: CostTable, rows: int, seed: int) -> SampleSet
 
 def changes(truth: CostTable, costs: JointCosts, setting: Ints) -> tuple[float, float]:
     """Return what a choice truly changes of time and energy."""
+    names = [kernel.name for kernel in truth.kernels]
+    k = np.array([names.index(kernel.name) for kernel in costs.table.kernels])
     columns = np.array([truth.settings.index(c) for c in costs.table.settings])[setting]
-    k = np.arange(len(columns))
     time_s, energy_j = truth.time_s[k, columns].sum(), truth.energy_j[k, columns].sum()
     return time_s / truth.auto_time_s - 1.0, energy_j / truth.auto_energy_j - 1.0
 
