@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.inference.field import Field
+from underclock.core.inference.field import FieldRows
 
 _INSIDE, _TWO_SIDED = 0.95, 1.96  # how many of errors lie within how many deviations
 _PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
@@ -33,23 +33,29 @@ class Optimism:
     wider: tuple[float, float] = (1.0, 1.0)
 
 
-def optimism(time: Field, power: Field) -> Optimism:
+def optimism(
+    time_rows: FieldRows,
+    power_rows: FieldRows,
+    time: tuple[Floats, Floats],
+    power: tuple[Floats, Floats],
+) -> Optimism:
     """Learn from rows that are left out how much choosing flatters.
 
     Args:
-        time: Of log time.
-        power: Of log power, with the same rows.
+        time_rows: Of log time.
+        power_rows: Of log power, the same rows.
+        time: How far each row is off what others say of its log time, and the variance of that.
+        power: The same of log power.
     """
-    if (time.rows.real.sum(axis=1) == 1).all():
+    if (time_rows.real.sum(axis=1) == 1).all():
         return Optimism()
-    time_off, time_variance = time.left_out().moments()
-    power_off, power_variance = power.left_out().moments()
-    told = time.rows.log - time_off, power.rows.log - power_off
+    (time_off, time_variance), (power_off, power_variance) = time, power
+    told = time_rows.log - time_off, power_rows.log - power_off
     off = time_off, time_off + power_off
     # A time too long goes with a power too low: what power's variance has of it, energy's has too.
     variance = time_variance, power_variance
     deviations, wider = [], []
-    picks = [_best(told[0] + told[1] + price * told[0], time) for price in _PRICES]
+    picks = [_best(told[0] + told[1] + price * told[0], time_rows) for price in _PRICES]
     for each, var in zip(off, variance, strict=True):
         chosen = [(each[pick], var[pick]) for pick in picks]
         ahead = float(np.mean([o.sum() / np.sqrt(v).sum() for o, v in chosen]))
@@ -75,10 +81,10 @@ def beyond_errors(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> 
     return factors[0], factors[1]
 
 
-def _best(merit: Floats, field: Field) -> tuple[Ints, Ints]:
+def _best(merit: Floats, rows: FieldRows) -> tuple[Ints, Ints]:
     """Return the places of each kernel's least."""
-    kernels = np.flatnonzero(field.rows.real.sum(axis=1) > 1)
-    at = np.where(field.rows.real, merit, np.inf)[kernels].argmin(axis=1)
+    kernels = np.flatnonzero(rows.real.sum(axis=1) > 1)
+    at = np.where(rows.real, merit, np.inf)[kernels].argmin(axis=1)
     return kernels, at
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts, TableFit
-from underclock.core.inference.table import Inferred, Known, costed
+from underclock.core.inference.table import Inferred, InferredTable, costed
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import Baseline
 from underclock.core.step.table import CostTable, cost_table, waited_counts
@@ -39,7 +39,7 @@ def searched(
     """
     count = len(sample_set.samples)
     keep = before is not None and count < _ANEW * before.learned_from
-    known = Known.of(sample_set, baseline, before.sizes if before and keep else None)
+    known = InferredTable.of(sample_set, baseline, before.sizes if before and keep else None)
     costs = costed(known.table, known.told, known.seen, known.offered)
     looked_at = None
     if sample_set.is_exact:

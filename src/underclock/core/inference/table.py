@@ -7,7 +7,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.inference.chosen import Optimism, beyond_errors, optimism
-from underclock.core.inference.curves import ClockGrid, power_curves, time_curves
+from underclock.core.inference.curves import ClockGrid, Curves, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import (
@@ -60,19 +60,21 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
         sizes: How large the parts of both fields are; by default that is learned.
     """
     learn = sizes is None
+    curve = time_curves(grid)
+    curves = curve, power_curves(grid, curve.mean)
     weights = first_weights(runs)
-    fields = _Fields.of(runs, weights, grid, sizes, learn=learn)
+    fields = _Fields.of(runs, weights, grid, curves, sizes, learn=learn)
     if runs.single:
         # Sizes stay as rows that may be odd make them: learned without, they find more rows odd.
         weights = without_odd(runs, (fields.time.left_out(), fields.power.left_out()))
-        fields = _Fields.of(runs, weights, grid, fields.sizes, learn=False)
+        fields = _Fields.of(runs, weights, grid, curves, fields.sizes, learn=False)
     else:
         for _ in range(_ROUNDS):
             before = weights
             weights = reweighed(runs, before, fields.told, fields.noises)
             if np.abs(weights - before).max() < _SETTLED:
                 break
-            fields = _Fields.of(runs, weights, grid, fields.sizes, learn=learn)
+            fields = _Fields.of(runs, weights, grid, curves, fields.sizes, learn=learn)
     more_s, more_j = excess(runs, fields.told, grid.free)
     off = fields.time.left_out().moments(), fields.power.left_out().moments()
     time, power = (
@@ -81,7 +83,7 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
     return Inferred(
         time=dataclasses.replace(time, mean=time.mean + more_s),
         power=dataclasses.replace(power, mean=power.mean + more_j - more_s),
-        optimism=optimism(fields.time, fields.power),
+        optimism=optimism(fields.time.rows, fields.power.rows, *off),
         sizes=fields.sizes,
     )
 
@@ -100,12 +102,11 @@ class _Fields:
         runs: RunLogs,
         weights: Floats,
         grid: ClockGrid,
+        curves: tuple[Curves, Curves],
         start: tuple[Sizes, Sizes] | None = None,
         *,
         learn: bool = True,
     ) -> "_Fields":
-        curve = time_curves(grid)
-        curves = curve, power_curves(grid, curve.mean)
         rows = [mean_rows(runs, weights, q) for q in (0, 1)]
         sizes = start
         if learn or sizes is None:
@@ -140,12 +141,12 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     Raises:
         DataError: The samples cannot be costed.
     """
-    known = Known.of(sample_set, baseline)
+    known = InferredTable.of(sample_set, baseline)
     return costed(known.table, known.told, known.seen, known.offered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class InferredTable:
     """A table and what was inferred from it.
 
     Attributes:
@@ -168,7 +169,7 @@ class Known:
         sample_set: SampleSet,
         baseline: Clocks | None,
         sizes: tuple[Sizes, Sizes] | None = None,
-    ) -> "Known":
+    ) -> "InferredTable":
         """Infer what a table says; ``sizes`` as of `inferred`."""
         measured = cost_table(sample_set, baseline=baseline)
         auto = measured.settings[measured.baseline]
