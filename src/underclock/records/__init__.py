@@ -7,6 +7,7 @@
 * `planned`: what was decided (`Plan`)
 * `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
+* `job`: what the ranks of a job do and who waits for whom (`Job`), and what was decided (`JobPlan`)
 * `launches`: what tracing sees before it is a step; `runs`: what is seen of a run under a plan
 
 Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader

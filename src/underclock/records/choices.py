@@ -59,6 +59,10 @@ class Strategy(StrEnum):
     KERNEL_LOCAL = "kernel_local"  # one a kernel, each within the time budget by itself
     KERNEL_GLOBAL = "kernel_global"  # one a kernel, together within the time budget
     ACHIEVABLE = "achievable"  # one a launch, as fast as this GPU switches
+    RANK = "rank"  # of a job, as those that follow: one a rank
+    DIRECTION = "direction"  # one a rank and kind of instruction
+    INSTRUCTION = "instruction"  # one an instruction, or two in turn where that can be switched
+    KERNEL = "kernel"  # instructions with clocks of their own inside
 
 
 class Status(StrEnum):

@@ -18,6 +18,8 @@ SCHEMAS: Final = {
     "latencies": 3,
     "fit": 4,
     "study": 3,
+    "job": 1,
+    "job plan": 1,
     "GPU model": 1,
 }
 

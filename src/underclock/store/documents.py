@@ -20,6 +20,8 @@ _MADE_BY: Final = {
     "latencies": "underclock latency",
     "fit": "underclock fit",
     "study": "underclock paper",
+    "job": "underclock job",
+    "job plan": "underclock plan",
 }
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
 

@@ -1,0 +1,196 @@
+"""Who waits for whom in a job, as numbers: when everything begins and ends.
+
+Instructions of all ranks are numbered through: rank 0's first, in its order. What meets is one
+activity, which takes as long as the longest of its instructions; every other instruction is one by
+itself. An activity begins when all those that it waits for have ended, each after its lag.
+
+Shape letters: n instructions, A activities, D draws of durations (any leading shape).
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.errors import DataError
+from underclock.records.job import Instruction, Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The activities of a job's iteration.
+
+    Attributes:
+        rank: Of each instruction. Shape (n,).
+        stream: Of its rank. Shape (n,).
+        activity: Of each instruction. Shape (n,).
+        waits: For each activity those that it waits for, and the lag after each in s.
+        order: Activities, each after all that it waits for. Shape (A,).
+    """
+
+    rank: Ints
+    stream: Ints
+    activity: Ints
+    waits: tuple[tuple[tuple[int, float], ...], ...]
+    order: Ints
+
+    @cached_property
+    def _members(self) -> tuple[Ints, Ints]:
+        """Instructions sorted by activity, and where each activity's begin among them."""
+        by_activity = np.argsort(self.activity, kind="stable")
+        firsts = np.searchsorted(self.activity[by_activity], np.arange(len(self.waits)))
+        return by_activity, firsts
+
+    def taken_s(self, duration_s: Floats) -> Floats:
+        """Return what activities take: the longest of what meets. Shape (..., A).
+
+        Args:
+            duration_s: Of each instruction. Shape (..., n).
+        """
+        by_activity, firsts = self._members
+        longest: Floats = np.maximum.reduceat(duration_s[..., by_activity], firsts, axis=-1)
+        return longest
+
+    def begins_s(self, duration_s: Floats) -> Floats:
+        """Return when instructions begin, the iteration at 0. Shape (..., n).
+
+        Args:
+            duration_s: Of each instruction. Shape (..., n).
+        """
+        begins, _ = self._run(duration_s)
+        return begins[..., self.activity]
+
+    def ends_s(self, duration_s: Floats) -> Floats:
+        """Return when instructions end: what meets ends together. Shape (..., n)."""
+        _, ends = self._run(duration_s)
+        return ends[..., self.activity]
+
+    def iteration_s(self, duration_s: Floats) -> Floats:
+        """Return how long the iteration takes: the longest path. Shape (...)."""
+        _, ends = self._run(duration_s)
+        last: Floats = ends.max(axis=-1)
+        return last
+
+    def _run(self, duration_s: Floats) -> tuple[Floats, Floats]:
+        taken_s = np.moveaxis(self.taken_s(duration_s), -1, 0)
+        ends = np.zeros_like(taken_s)
+        begins = np.zeros_like(taken_s)
+        for at in self.order:
+            begun = begins[at]
+            for on, lag_s in self.waits[at]:
+                begun = np.maximum(begun, ends[on] + lag_s)
+            begins[at] = begun
+            ends[at] = begun + taken_s[at]
+        return np.moveaxis(begins, 0, -1), np.moveaxis(ends, 0, -1)
+
+    def slack_s(self, duration_s: Floats) -> Floats:
+        """Return how much longer each instruction alone could take for nothing. Shape (n,).
+
+        Args:
+            duration_s: Of each instruction. Shape (n,).
+        """
+        taken_s = self.taken_s(duration_s)
+        begins, ends = self._run(duration_s)
+        latest = np.full(len(ends), ends.max())
+        for at in self.order[::-1]:
+            for on, lag_s in self.waits[at]:
+                latest[on] = min(latest[on], latest[at] - taken_s[at] - lag_s)
+        slack: Floats = (latest - begins)[self.activity] - duration_s
+        return np.maximum(slack, 0.0)
+
+    def blocked_s(self, duration_s: Floats) -> Floats:
+        """Return how long each rank's first stream does nothing. Shape (..., ranks).
+
+        What meets counts as done for as long as its instruction takes by itself.
+
+        Args:
+            duration_s: Of each instruction. Shape (..., n).
+        """
+        ranks = np.arange(int(self.rank.max()) + 1)
+        firsts = np.searchsorted(self.rank, ranks)
+        busy_s = np.add.reduceat(np.where(self.stream == 0, duration_s, 0.0), firsts, axis=-1)
+        blocked: Floats = self.iteration_s(duration_s)[..., None] - busy_s
+        return blocked
+
+
+def network_of(job: Job) -> Network:
+    """Number a job's instructions and say what waits for what.
+
+    Raises:
+        DataError: Instructions wait for one another in a circle.
+    """
+    firsts = np.cumsum([0, *(len(rank.instructions) for rank in job.ranks)])
+    every = [each for rank in job.ranks for each in rank.instructions]
+    activity = _activities(every)
+    waits: list[dict[int, float]] = [{} for _ in range(int(activity.max()) + 1)]
+
+    def wait(of: int, on: int, lag_s: float = 0.0) -> None:
+        lags = waits[activity[of]]
+        lags[activity[on]] = max(lag_s, lags.get(activity[on], 0.0))
+
+    for at, rank in enumerate(job.ranks):
+        last: dict[int, int] = {}
+        for i, each in enumerate(rank.instructions, start=int(firsts[at])):
+            if each.stream in last:
+                wait(i, last[each.stream])
+            last[each.stream] = i
+    for link in job.waits:
+        wait(
+            int(firsts[link.rank]) + link.instruction,
+            int(firsts[link.on_rank]) + link.on_instruction,
+            link.lag_s,
+        )
+    links = tuple(tuple((int(on), lag_s) for on, lag_s in lags.items()) for lags in waits)
+    order = _in_order(links)
+    if len(order) < len(links):
+        stuck = int(np.flatnonzero(~np.isin(activity, order))[0])
+        at = int(np.searchsorted(firsts, stuck, side="right")) - 1
+        raise DataError(
+            f"ranks wait for one another in a circle: the {every[stuck]} of rank {at} is in it",
+            hint="a send must come before what its receive is waited for by; look at the order of "
+            "that rank's instructions",
+        )
+    return Network(
+        rank=np.repeat(np.arange(len(job.ranks)), np.diff(firsts)),
+        stream=np.asarray([each.stream for each in every], dtype=np.int64),
+        activity=activity,
+        waits=links,
+        order=np.asarray(order, dtype=np.int64),
+    )
+
+
+def _activities(every: Sequence[Instruction]) -> Ints:
+    """Number activities in the order in which instructions come: what meets has one number."""
+    met: dict[int, int] = {}
+    numbers: list[int] = []
+    count = 0
+    for each in every:
+        known = None if each.meeting is None else met.get(each.meeting)
+        if known is None:
+            known, count = count, count + 1
+            if each.meeting is not None:
+                met[each.meeting] = known
+        numbers.append(known)
+    return np.asarray(numbers, dtype=np.int64)
+
+
+def _in_order(waits: tuple[tuple[tuple[int, float], ...], ...]) -> list[int]:
+    """Return activities, each after all that it waits for; those in a circle are left out."""
+    followers: list[list[int]] = [[] for _ in waits]
+    left = [len(each) for each in waits]
+    for at, each in enumerate(waits):
+        for on, _ in each:
+            followers[on].append(at)
+    ready = deque(at for at, count in enumerate(left) if not count)
+    order = []
+    while ready:
+        at = ready.popleft()
+        order.append(at)
+        for follower in followers[at]:
+            left[follower] -= 1
+            if not left[follower]:
+                ready.append(follower)
+    return order

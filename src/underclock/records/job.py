@@ -1,0 +1,486 @@
+"""A job of many GPUs: what every rank does in one iteration, and who waits for whom.
+
+A rank runs its instructions in order, those of each of its streams by themselves. An instruction
+begins when the one before it in its stream has ended and everything that it waits for has. Where
+several ranks meet (a transfer that blocks both sides, a collective), all begin when the last of
+them is there, and end together. The iteration ends when every rank has ended.
+"""
+
+import math
+from collections import Counter
+from enum import StrEnum
+from itertools import pairwise
+
+from underclock.records.choices import Arm, Cost, Segment, Strategy
+from underclock.records.common import (
+    Clocks,
+    Evidence,
+    Record,
+    ShownRecord,
+    check_budget,
+    check_mhz,
+    check_not_negative,
+    check_positive,
+)
+from underclock.records.measured import GpuInfo
+from underclock.records.schemas import SCHEMAS
+from underclock.units import format_percent
+
+
+class InstructionKind(StrEnum):
+    """What an instruction does."""
+
+    LOAD = "load"  # brings the data of a microbatch
+    FORWARD = "forward"
+    BACKWARD = "backward"  # of inputs alone where a schedule splits it
+    WEIGHTS = "weights"  # gradients of weights, where a schedule splits them off
+    RECOMPUTE = "recompute"  # activations again, before a backward
+    SEND = "send"
+    RECEIVE = "receive"
+    COLLECTIVE = "collective"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+COMPUTES = frozenset(
+    {
+        InstructionKind.FORWARD,
+        InstructionKind.BACKWARD,
+        InstructionKind.WEIGHTS,
+        InstructionKind.RECOMPUTE,
+    }
+)
+"""Kinds that belong to one microbatch each."""
+
+
+class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One way to run an instruction.
+
+    Attributes:
+        core_mhz: ``None`` is auto, as of memory.
+        energy_j: Of the whole instruction on one GPU; ``None`` where only time is known.
+        time_error_s: Standard error of ``time_s``.
+        energy_error_j: Standard error of ``energy_j``.
+        inside: Where clocks change inside it: stretches of its launches; else it runs at one pair.
+    """
+
+    core_mhz: int | None = None
+    mem_mhz: int | None = None
+    time_s: float
+    energy_j: float | None
+    time_error_s: float = 0.0
+    energy_error_j: float = 0.0
+    inside: tuple[Segment, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_mhz(self, "core_mhz", "mem_mhz")
+        check_positive(self, "time_s", "energy_j")
+        check_not_negative(self, "time_error_s", "energy_error_j")
+
+    @property
+    def clocks(self) -> Clocks:
+        """The pair that it runs at, or begins with."""
+        if self.inside:
+            return self.inside[0].clocks
+        return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+
+class Profile(Record, frozen=True, kw_only=True):
+    """What equal instructions cost at every clock that was measured.
+
+    Attributes:
+        rows: Ways to run it, as measured: some may be slower and dearer than others.
+        auto: Which row is auto: what runs where nothing is set.
+    """
+
+    rows: tuple[ProfileRow, ...]
+    auto: int
+
+    def __post_init__(self) -> None:
+        if not self.rows or not 0 <= self.auto < len(self.rows):
+            raise ValueError(f"row {self.auto} of {len(self.rows)} cannot be auto")
+        plain = Counter(row.clocks for row in self.rows if not row.inside)
+        for clocks, count in plain.items():
+            if count > 1:
+                raise ValueError(f"a profile has {clocks} {count} times")
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether every row says what it takes of energy."""
+        return all(row.energy_j is not None for row in self.rows)
+
+
+class Instruction(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that a rank does in an iteration.
+
+    Attributes:
+        kind: What it does.
+        microbatch: Which it belongs to; ``None`` where it belongs to the iteration.
+        chunk: Which of the rank's pieces of the model.
+        profile: Name of what it costs at each clock; ``None`` where clocks do not matter to it.
+        time_s: What it takes where it has no profile, once all ranks that it meets are there.
+        power_w: What a rank draws in it where it has no profile; ``None`` for what waiting draws.
+        meeting: Instructions of other ranks with the same number begin and end with it.
+        stream: Instructions of different streams of a rank run side by side.
+    """
+
+    kind: InstructionKind
+    microbatch: int | None = None
+    chunk: int = 0
+    profile: str | None = None
+    time_s: float | None = None
+    power_w: float | None = None
+    meeting: int | None = None
+    stream: int = 0
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "time_s", "power_w", "microbatch", "chunk", "stream")
+        if (self.profile is None) == (self.time_s is None):
+            raise ValueError(f"a {self.kind} has a profile or a time of its own, one of them")
+        if self.profile is not None and (self.meeting is not None or self.power_w is not None):
+            raise ValueError(f"a {self.kind} with a profile meets nobody and has no power")
+        if self.kind in COMPUTES and self.microbatch is None:
+            raise ValueError(f"a {self.kind} belongs to a microbatch")
+
+    def __str__(self) -> str:
+        chunk = f" of chunk {self.chunk}" if self.chunk else ""
+        batch = "" if self.microbatch is None else f" of microbatch {self.microbatch}"
+        return f"{self.kind}{chunk}{batch}"
+
+
+class Waiting(Record, frozen=True, kw_only=True):
+    """What a rank draws while it waits, with its core at a clock; ``None`` is auto."""
+
+    core_mhz: int | None = None
+    power_w: float
+
+    def __post_init__(self) -> None:
+        check_mhz(self, "core_mhz")
+        check_not_negative(self, "power_w")
+
+
+class Rank(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU of a job.
+
+    Attributes:
+        stage: Of the pipeline, as the other indices are of other ways to be parallel.
+        gpu: What it runs on; ``None`` for what the job says.
+        waiting: What it draws while it waits, lowest clock first, auto last.
+        instructions: Of one iteration; those of one stream run in this order.
+    """
+
+    stage: int
+    data: int = 0
+    tensor: int = 0
+    sequence: int = 0
+    gpu: GpuInfo | None = None
+    waiting: tuple[Waiting, ...]
+    instructions: tuple[Instruction, ...]
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "stage", "data", "tensor", "sequence")
+        if not self.instructions:
+            raise ValueError("a rank has something to do")
+        clocks = [math.inf if each.core_mhz is None else each.core_mhz for each in self.waiting]
+        if not clocks or clocks[-1] != math.inf or any(a >= b for a, b in pairwise(clocks)):
+            raise ValueError("what waiting draws is listed from the lowest clock to auto")
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Where in the job it is: stage, data, tensor and sequence index."""
+        return self.stage, self.data, self.tensor, self.sequence
+
+    def waiting_w(self, core_mhz: int | None) -> float:
+        """Return what waiting draws with the core at a clock, by the line between those listed."""
+        last = self.waiting[-1]
+        if core_mhz is None or len(self.waiting) == 1:
+            return last.power_w
+        held = [(each.core_mhz or 0, each.power_w) for each in self.waiting[:-1]]
+        if core_mhz <= held[0][0]:
+            return held[0][1]
+        for (low_mhz, low_w), (high_mhz, high_w) in pairwise(held):
+            if core_mhz <= high_mhz:
+                share = (core_mhz - low_mhz) / (high_mhz - low_mhz)
+                return low_w + share * (high_w - low_w)
+        return held[-1][1]
+
+
+class Wait(Record, frozen=True, array_like=True):
+    """An instruction begins no earlier than ``lag_s`` after one of another rank or stream ended.
+
+    Attributes:
+        rank: Of the one that waits, as an index into the job's ranks.
+        instruction: Which of that rank's.
+        on_rank: Of the one that it waits for.
+        on_instruction: Which of that rank's.
+        lag_s: What a transfer between them takes.
+    """
+
+    rank: int
+    instruction: int
+    on_rank: int
+    on_instruction: int
+    lag_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "lag_s")
+
+
+class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
+    """One iteration of a job of many GPUs.
+
+    Attributes:
+        gpu: The model that ranks run on where they do not say another.
+        workload: What is trained.
+        schedule: Name of the pipeline schedule, such as ``1f1b``; ``traced`` where it was seen.
+        microbatches: That each pipeline takes in one iteration.
+        ranks: In the order of the job's ranks.
+        waits: Who waits for whom, meetings apart.
+        profiles: What instructions cost, by name.
+        warnings: What a reader must know of how it came about.
+    """
+
+    schema: int = SCHEMAS["job"]
+    evidence: Evidence
+    gpu: GpuInfo
+    workload: str
+    schedule: str
+    microbatches: int
+    ranks: tuple[Rank, ...]
+    waits: tuple[Wait, ...] = ()
+    profiles: dict[str, Profile]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_positive(self, "microbatches")
+        if not self.ranks:
+            raise ValueError("a job has ranks")
+        for place, count in Counter(rank.place for rank in self.ranks).items():
+            if count > 1:
+                raise ValueError(f"stage, data, tensor and sequence {place} is {count} ranks")
+        for rank in self.ranks:
+            for each in rank.instructions:
+                if each.profile is not None and each.profile not in self.profiles:
+                    raise ValueError(f"no profile is called {each.profile!r}")
+                if each.microbatch is not None and each.microbatch >= self.microbatches:
+                    raise ValueError(f"{each} is beyond the job's {self.microbatches} microbatches")
+        self._check_waits()
+        self._check_microbatches()
+        self._check_meetings()
+
+    def _check_waits(self) -> None:
+        """Reject waits of, or for, what no rank does."""
+        for wait in self.waits:
+            for at, which in (
+                (wait.rank, wait.instruction),
+                (wait.on_rank, wait.on_instruction),
+            ):
+                if not (
+                    0 <= at < len(self.ranks) and 0 <= which < len(self.ranks[at].instructions)
+                ):
+                    raise ValueError(
+                        f"a wait names instruction {which} of rank {at}: there is none"
+                    )
+
+    def _check_microbatches(self) -> None:
+        """Reject ranks that do not all take the same microbatches through the same passes."""
+        for at, rank in enumerate(self.ranks):
+            done = Counter(
+                (each.kind, each.chunk, each.microbatch)
+                for each in rank.instructions
+                if each.kind in COMPUTES
+            )
+            for (kind, chunk, _), count in done.items():
+                if count > 1:
+                    raise ValueError(f"rank {at} runs a {kind} of chunk {chunk} {count} times")
+            per_pass = Counter((kind, chunk) for kind, chunk, _ in done)
+            for (kind, chunk), count in per_pass.items():
+                if kind is not InstructionKind.RECOMPUTE and count != self.microbatches:
+                    raise ValueError(
+                        f"rank {at} takes {count} of {self.microbatches} microbatches through the "
+                        f"{kind} of chunk {chunk}"
+                    )
+
+    def _check_meetings(self) -> None:
+        """Reject transfers with one end, and ranks that meet themselves."""
+        met: dict[int, list[tuple[int, Instruction]]] = {}
+        for at, rank in enumerate(self.ranks):
+            for each in rank.instructions:
+                if each.meeting is not None:
+                    met.setdefault(each.meeting, []).append((at, each))
+        for members in met.values():
+            at, first = members[0]
+            kinds = Counter(each.kind for _, each in members)
+            sends, receives = kinds[InstructionKind.SEND], kinds[InstructionKind.RECEIVE]
+            if sends != receives:
+                missing = "receive" if sends > receives else "send"
+                raise ValueError(f"the {first} of rank {at} meets no {missing}")
+            if len(members) == 1:
+                raise ValueError(f"the {first} of rank {at} meets nobody")
+            if len({rank for rank, _ in members}) < len(members):
+                raise ValueError(f"rank {at} meets itself in its {first}")
+
+    def gpu_of(self, rank: int) -> GpuInfo:
+        """Return what a rank runs on."""
+        return self.ranks[rank].gpu or self.gpu
+
+    @property
+    def instructions(self) -> int:
+        """How many all ranks run in an iteration."""
+        return sum(len(rank.instructions) for rank in self.ranks)
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether what instructions take of energy is known."""
+        return bool(self.profiles) and all(each.has_energy for each in self.profiles.values())
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        return (
+            ("schedule", self.schedule),
+            ("ranks", str(len(self.ranks))),
+            ("microbatches", str(self.microbatches)),
+            ("instructions", str(self.instructions)),
+        )
+
+
+class Held(Record, frozen=True, array_like=True):
+    """How an instruction is run: by one row of its profile, or by one row after another.
+
+    Attributes:
+        row: Of its profile.
+        then: Row of the rest of it; ``None`` where all of it runs by ``row``.
+        share: Of the instruction's work done by ``row``: it takes ``share`` of that row's time and
+            energy, and the rest of ``then``'s.
+    """
+
+    row: int
+    then: int | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if (self.then is None) != (self.share == 1.0) or not 0.0 < self.share <= 1.0:
+            raise ValueError(f"a share of {self.share} with {self.then} to follow")
+
+
+RankClocks = tuple[Held | None, ...]
+"""How a rank runs each of its instructions; ``None`` for those without a profile."""
+
+
+class JobPoint(Record, frozen=True, kw_only=True):
+    """A plan of the stored frontier.
+
+    Attributes:
+        cost: Of one iteration, all ranks together.
+        gap: How far its energy may be from the least at this time, as a fraction.
+        clocks: Of each rank.
+    """
+
+    cost: Cost
+    gap: float | None
+    clocks: tuple[RankClocks, ...]
+
+    def __post_init__(self) -> None:
+        check_not_negative(self, "gap")
+
+
+class JobPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job plan"):
+    """Clocks for every instruction of every rank, and what they promise.
+
+    Attributes:
+        job: What it is for.
+        max_slowdown: Time budget of the iteration, as a fraction above auto.
+        confidence: With which the budget holds, boards and times scattering as assumed.
+        latency_s: What a change of clocks takes, at most.
+        board_spread: Standard deviation of boards' speed that was allowed for, as a fraction.
+        chosen: The arm whose clocks are in ``clocks``.
+        arms: The ways compared, in order of freedom.
+        clocks: Of each rank, of the chosen arm.
+        frontier: Plans of the chosen kind over iteration time, fastest first; the chosen one is
+            among them.
+        version: Of the program that planned; ``None`` when unknown.
+    """
+
+    schema: int = SCHEMAS["job plan"]
+    evidence: Evidence
+    job: Job
+    max_slowdown: float
+    confidence: float = 0.95
+    latency_s: float = 0.0
+    board_spread: float = 0.0
+    chosen: Strategy
+    arms: tuple[Arm, ...]
+    clocks: tuple[RankClocks, ...]
+    frontier: tuple[JobPoint, ...] = ()
+    version: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_budget(self.max_slowdown)
+        check_not_negative(self, "latency_s", "board_spread")
+        costs = {str(arm.name): arm.cost for arm in self.arms}
+        if len(costs) < len(self.arms):
+            raise ValueError("every arm is compared once")
+        for name in (Strategy.AUTO, self.chosen):
+            if costs.get(name) is None:
+                raise ValueError(f"the arm {name!r} has no costs")
+        for clocks in (self.clocks, *(point.clocks for point in self.frontier)):
+            self._check_clocks(clocks)
+        times = [point.cost.time_s for point in self.frontier]
+        if any(a > b for a, b in pairwise(times)):
+            raise ValueError("a frontier goes from fast to slow")
+
+    def _check_clocks(self, clocks: tuple[RankClocks, ...]) -> None:
+        """Reject clocks for other instructions than the job's, and rows that profiles lack."""
+        if len(clocks) != len(self.job.ranks):
+            raise ValueError(f"clocks of {len(clocks)} ranks for {len(self.job.ranks)}")
+        for at, (held, rank) in enumerate(zip(clocks, self.job.ranks, strict=True)):
+            if len(held) != len(rank.instructions):
+                raise ValueError(f"rank {at} has clocks for another number of instructions")
+            for each, instruction in zip(held, rank.instructions, strict=True):
+                if (each is None) != (instruction.profile is None):
+                    raise ValueError(f"the {instruction} of rank {at}: a profile and no clocks")
+                if each is not None and instruction.profile is not None:
+                    rows = len(self.job.profiles[instruction.profile].rows)
+                    if not 0 <= each.row < rows or not 0 <= (each.then or 0) < rows:
+                        raise ValueError(f"the {instruction} of rank {at} has no such row")
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm of a strategy, or of its value, such as ``instruction``.
+
+        Raises:
+            KeyError: The plan has no such arm.
+        """
+        return {str(arm.name): arm for arm in self.arms}[name]
+
+    @property
+    def promise(self) -> Cost:
+        """What the chosen arm says that an iteration costs."""
+        cost = self.arm(self.chosen).cost
+        if cost is None:
+            raise AssertionError("checked when the plan was made")
+        return cost
+
+    @property
+    def gpu(self) -> GpuInfo:
+        """The model that it is for."""
+        return self.job.gpu
+
+    @property
+    def workload(self) -> str:
+        """What is trained."""
+        return self.job.workload
+
+    @property
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        def said(cost: Cost | None) -> str:
+            if cost is None:
+                return "infeasible"
+            energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
+            return f"{energy} energy at {time} time"
+
+        return (
+            *((str(arm.name), said(arm.cost)) for arm in self.arms),
+            ("budget", format_percent(self.max_slowdown)),
+            ("ranks", str(len(self.job.ranks))),
+        )
