@@ -65,7 +65,6 @@ def as_fraction(value: object, what: str) -> float:
 
     Args:
         value: A number, ``"1%"`` or ``"0.01"``.
-        what: What it is, for the message.
 
     Raises:
         UsageError: It is neither.
@@ -140,11 +139,6 @@ def name_hint(name: str, known: Iterable[str]) -> str:
 
 def member(choices: type[_E], value: str, what: str) -> _E:
     """Return the member of a closed set that a text names.
-
-    Args:
-        choices: The set.
-        value: A member, or its value as text.
-        what: What is being chosen, for the message.
 
     Raises:
         UsageError: The set has no such member.

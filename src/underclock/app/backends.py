@@ -68,9 +68,6 @@ def open_gpu(
     """Open a GPU to read it, and to run kernels where wanted.
 
     Args:
-        name: Which.
-        seed: Of a simulated GPU's noise.
-        runs: Whether kernels will run on it.
         step: What they are of; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
         limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
@@ -260,7 +257,6 @@ def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettin
 
     Args:
         spec: What a ``--gpu`` option names.
-        adaptive: Whether a model will join the samples.
     """
     if parse_gpu(spec).kind is GpuKind.REAL:
         return QUICK

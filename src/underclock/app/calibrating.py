@@ -76,11 +76,8 @@ def calibrate_gpu(
     """Fit a simulated GPU to a sweep.
 
     Args:
-        table: The sweep.
         base: Clock tables, limits and rates to keep; by default those the table itself shows.
         date: When, as YYYY-MM-DD.
-        note: What else went into the base.
-        progress: Told which share is done.
 
     Raises:
         DataError: The table cannot be read, or says too little.
@@ -156,10 +153,7 @@ def check_calibration(
     other rows are predicted, those at the power cap too.
 
     Args:
-        table: The sweep.
         gpu: ``sim:NAME``, ``sim:NAME#UNIT`` or ``sim:FILE.json``.
-        points: Rows of each kernel to fit.
-        progress: Told which share is done.
 
     Raises:
         UsageError: A table, no such model, or no points.

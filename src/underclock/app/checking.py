@@ -44,9 +44,6 @@ def check(
 
     Args:
         samples: A CSV table, a samples file, or what was read of one.
-        slowdowns: Time budgets to plan for.
-        splits: How often to split.
-        seed: Of the splits.
         baseline: The clocks to call auto; as for `plan`.
         progress: Told how many splits are done, of how many, and what is done next.
 

@@ -63,9 +63,6 @@ def run_demo(
     Args:
         folder: Made if it is missing.
         max_slowdown: Time budget, as a fraction above auto.
-        seed: Of the simulated GPU's noise.
-        force: Whether files of an earlier demo may be replaced.
-        progress: Told of every sample.
 
     Raises:
         UsageError: The folder holds an earlier demo, or what is none, or cannot be written.

@@ -148,11 +148,7 @@ def command(
 
 
 def _campaign(asked: dict[str, Any]) -> "Campaign":
-    """Return what is to be visited; what was not named is as usual.
-
-    Raises:
-        UsageError: It means nothing.
-    """
+    """Return what is to be visited; what was not named is as usual."""
     from underclock.campaign.survey import Campaign
 
     if asked["slowdowns"] and asked["objective"] != Objective.WASTE:

@@ -143,7 +143,6 @@ def follows(step: Step | None, gpu: str) -> bool:
     """Whether this process is a rank that follows another, as the environment says.
 
     Args:
-        step: What is to be measured.
         gpu: Where; only real GPUs have ranks that wait for one another.
 
     Raises:
@@ -162,10 +161,8 @@ def follow(
     """Run what the first rank runs, and hold the clocks it holds, until it is done.
 
     Args:
-        step: Of this rank.
         gpu: ``nvml:INDEX``, as the first rank was told; counted on by the rank on its machine.
         run: The step's function, or where it may be found.
-        anew: As for `real.step_now`.
 
     Raises:
         UsageError: This is the first rank, or none.
@@ -276,11 +273,7 @@ def _auto_mem_mhz(measurer: Measurer, plan: Plan) -> int | None:
 
 
 def _step_of(plan: Plan) -> Step | None:
-    """Return the step a plan is for; of a table's plan there is none.
-
-    Raises:
-        DataError: The plan does not say what it runs, or it is of a whole step.
-    """
+    """Return the step a plan is for; of a table's plan there is none."""
     if not plan.runs:
         raise DataError(
             "the plan does not say what it runs",

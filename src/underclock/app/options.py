@@ -53,9 +53,7 @@ def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "St
     """Return where a step's function may be taken from; the user is told which one is run.
 
     Args:
-        document: The step or plan file.
         source: What the user named; empty for nothing.
-        quiet: Whether another rank tells the user.
     """
     from underclock.tracing.source import StepFile
 
@@ -70,8 +68,6 @@ def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable
     """Return the ``-o`` option.
 
     Args:
-        noun: What goes there.
-        required: Whether it must be given.
         stdout: Whether ``-o -`` may send it to stdout.
     """
 

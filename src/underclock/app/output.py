@@ -91,7 +91,6 @@ def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | Non
 
     Args:
         output: Where it goes, if anywhere.
-        force: Whether an existing file may be replaced.
         inputs: Files that are read, which are never replaced.
 
     Raises:
@@ -127,12 +126,7 @@ def deliver(
     """Hand a record over: to a file, to stdout, to a person.
 
     Args:
-        record: What was made.
         output: Where it goes; ``-`` is stdout, and then nothing else goes there.
-        show: Prints it for a person.
-        as_json: Whether to print it for machines instead.
-        force: Whether an existing file may be replaced.
-        warnings: Sentences that belong to it.
     """
     from underclock.store import write_document
 

@@ -135,11 +135,7 @@ def command(
 
 
 def _goal(asked: dict[str, Any]) -> "Goal":
-    """Return what to plan for; what was not named is as usual.
-
-    Raises:
-        UsageError: A time budget where time is free, or what no step can have.
-    """
+    """Return what to plan for; what was not named is as usual."""
     from underclock.core.planning.goal import Goal
 
     objective, budget = asked["objective"], asked["max_slowdown"]
@@ -153,11 +149,7 @@ def _goal(asked: dict[str, Any]) -> "Goal":
 def _limited(
     switching: "Switching | None", max_switches: int | None, min_dwell_s: float | None
 ) -> "Switching | None":
-    """Return what changing clocks takes, within the user's limits; ``None`` where it is free.
-
-    Raises:
-        UsageError: Limits without a latency, or ones that mean nothing.
-    """
+    """Return what changing clocks takes, within the user's limits; ``None`` where it is free."""
     if switching is not None:
         return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
     if max_switches is not None or min_dwell_s is not None:

@@ -131,11 +131,7 @@ def plan(
 
 
 def _of_the_step(goal: Goal, switching: Switching | None) -> Goal:
-    """Return the goal for a step that ran whole only: one clock for all of it.
-
-    Raises:
-        UsageError: Passes were to get clocks of their own, or clocks to change within the step.
-    """
+    """Return the goal for a step that ran whole only: one clock for all of it."""
     if goal.granularity is Granularity.PASS or switching is not None:
         raise UsageError(
             "the step ran whole only, and whole steps do not tell which pass draws what: clocks "
@@ -260,11 +256,6 @@ def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:
 
 def check_goal(gpu: GpuInfo, goal: Goal, *, alone: bool) -> None:
     """Refuse a power limit that these samples cannot be planned under, before anything is fitted.
-
-    Args:
-        gpu: What was measured.
-        goal: What to plan for.
-        alone: Whether costs are to be those of kernels alone.
 
     Raises:
         UsageError: Costs are of kernels alone, or the GPU takes no such limit.

@@ -169,11 +169,7 @@ def _table_clocks(basis: _Basis) -> tuple[Clocks, ...]:
 
 
 def _off(basis: _Basis, checks: Sequence[PredictiveCheck]) -> float:
-    """Return by how much the prior is off; refuse one that says nothing of this GPU.
-
-    Raises:
-        DataError: It is off by too much.
-    """
+    """Return by how much the prior is off; refuse one that says nothing of this GPU."""
     off = widening(checks)
     if off <= _FARTHEST:
         return off

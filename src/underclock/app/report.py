@@ -78,11 +78,7 @@ def render_report(
 
 
 def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
-    """Return a plan or a validation, whichever a file holds.
-
-    Raises:
-        DataError: It cannot be read, or holds something else.
-    """
+    """Return a plan or a validation, whichever a file holds."""
     from underclock.store import is_samples, kind_of, read_document
 
     if isinstance(given, Plan | Validation):

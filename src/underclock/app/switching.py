@@ -87,8 +87,6 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
     Args:
         text: ``known``, ``free``, ``measured``, a duration such as ``6ms``, or a file that
             `underclock latency` wrote.
-        sample_set: What is planned on.
-        goal: What for.
         samples: The same as it was given; ``measured`` is looked for beside a file.
 
     Returns:

@@ -49,11 +49,8 @@ def watch(
 
     Args:
         gpu: ``nvml:INDEX``, ``sim:NAME`` or ``sim:NAME#UNIT``.
-        duration_s: How long.
         rate_hz: Readings a second.
         step: Run this over and over meanwhile, and say which kernel ran at each reading.
-        to: CSV file for the readings.
-        force: Replace an existing file.
         run: The step's function, or where it may be found.
         progress: Told of every kernel that is timed, and twice a second of the log.
 

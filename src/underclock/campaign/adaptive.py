@@ -39,13 +39,7 @@ _MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 
 
 def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
-    """Return how many samples come before any is chosen for what it tells.
-
-    Args:
-        samples: What is on file, and between which clocks.
-        campaign: When to stop.
-        whole: Whether the step is run whole too.
-    """
+    """Return how many samples come before any is chosen for what it tells."""
     locked = sum(clocks.core_mhz is not None for clocks in samples.settings)
     each = 1 + min(locked, _points_each(campaign, len(samples.kernels)))
     return each * len(samples.kernels) + _WHOLE_STEPS * whole
@@ -324,16 +318,7 @@ def _is_capped(window: Window) -> bool:
 
 
 def _thinner(capped: Window, idle: Window, tried: Sequence[Window]) -> Mix | None:
-    """Return a kernel's next mix with idling at clocks that it does not hold alone under the cap.
-
-    Args:
-        capped: What it did by itself.
-        idle: What idling draws at these clocks.
-        tried: What it did with idling there.
-
-    Returns:
-        ``None`` where it ran at these clocks so, or more idling is of no use.
-    """
+    """Return a capped kernel's next mix with idling; ``None`` where more is of no use."""
     if not tried:
         core_mhz = float(capped.asked.core_mhz or 0)
         seen = capped.observed.core_mhz if capped.observed else None

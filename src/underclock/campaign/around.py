@@ -32,8 +32,6 @@ def around(
     """Return the neighbours of a clock pair that are offered: core beside it, memory next to it.
 
     Args:
-        clocks: With a core clock of its own.
-        offered: Every pair there is.
         reach: How many steps of 2.5 % of the range of core clocks they are away.
         auto_mem_mhz: Memory clock that runs where none is locked; by default the fastest offered.
     """

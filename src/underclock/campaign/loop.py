@@ -42,11 +42,7 @@ class WindowPolicy(Protocol):
         ...
 
     def next(self, spent_s: float) -> Sequence[Wanted]:
-        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
-
-        Args:
-            spent_s: GPU time so far, of all runs.
-        """
+        """Return what to measure next, what is at the same clocks in a row; nothing at the end."""
         ...
 
     def at_once(self, window: Window) -> Sequence[Wanted]:

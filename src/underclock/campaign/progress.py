@@ -98,9 +98,6 @@ def expected_of(
 
     Args:
         measurer: Where it runs.
-        samples: What is on file.
-        campaign: What to visit.
-        spent_s: GPU time that went into the file before.
     """
     measuring = samples.provenance.measuring if samples.provenance else None
     if Capability.RUN not in measurer.capabilities or measuring is None:
@@ -172,7 +169,6 @@ class TimeLeft:
         """Return where the campaign is.
 
         Args:
-            taken: Measurements in this run so far.
             short_of: How many times as unsure as asked the promise is; ``None`` while none is made.
         """
         now_s = self._now_s()

@@ -30,11 +30,8 @@ def provenance_of(
     """Say how the samples of a measurer come about.
 
     Args:
-        measurer: What answers.
         measuring: How long is waited and measured; of no meaning to a table.
         seed: Of a simulated GPU's noise; ``None`` elsewhere.
-        in_situ: Whether the step is to be run whole too.
-        version: Of the program.
     """
     table = None
     runs = Capability.RUN in measurer.capabilities
@@ -74,10 +71,6 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
 
     Samples of kernels that run as before stay. The others, and those of the whole step, are of what
     no longer runs: they are put into a file of their own, and taken anew.
-
-    Args:
-        file: Open for writing.
-        wanted: The header that this run would give it.
 
     Raises:
         UsageError: Something else differs too.

@@ -138,10 +138,6 @@ def record(
 
     Args:
         measurer: Where they are taken.
-        path: Of the file.
-        header: What it must say.
-        take: Takes the windows.
-        whole: As of `Recorder`.
 
     Returns:
         Everything in the file.
@@ -167,9 +163,6 @@ def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) 
     """Say of a reading what it is of.
 
     Args:
-        wanted: What ran.
-        repeat: 0, 1, 2, … of this.
-        reading: Of it.
         header: Of the campaign, with the launch sequence and the clocks that are listed.
 
     Raises:

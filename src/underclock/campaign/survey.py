@@ -126,10 +126,6 @@ class Campaign:
     def check_goal(self, measurer: Measurer, header: SampleSet) -> None:
         """Refuse a goal that a measurer cannot measure for.
 
-        Args:
-            measurer: What answers.
-            header: Of the samples file.
-
         Raises:
             UsageError: All plans get the same samples there, or nothing tells of this one.
         """

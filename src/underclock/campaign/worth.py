@@ -52,11 +52,8 @@ def worth_of_samples(
     """Say what further samples are worth to plans.
 
     Args:
-        fit: What is known.
-        goals: What the plans are for.
         unused: Returns where there is an answer that was not yet given. Shape (K, C).
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
-        taken: How often each kernel was measured at each clocks.
     """
     posterior = fit.posterior
     # A free core clock tells the fit nothing, however often it is asked.
@@ -113,8 +110,6 @@ def multiplier_of(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -
     """Return what a second is worth to a goal, in J.
 
     Args:
-        fit: What is known.
-        goal: The goal.
         plan: The best plan for it; ``None`` where there is none.
     """
     table = fit.table

@@ -300,11 +300,7 @@ class GpuMeasurer:
         return tick
 
     def _ask(self) -> _Tick:
-        """Ask the counter over and over until it steps.
-
-        Raises:
-            MeasurementError: It stands still, or went backwards.
-        """
+        """Ask the counter over and over until it steps."""
         before_j = self._gpu.energy_j()
         deadline_s = self._clock.now_s() + _LONGEST_TICK_S
         while self._clock.now_s() < deadline_s:
@@ -321,11 +317,7 @@ class GpuMeasurer:
 
 
 def _check_climbed(before_j: float, after_j: float) -> None:
-    """Compare two readings of the energy counter.
-
-    Raises:
-        MeasurementError: It went backwards.
-    """
+    """Compare two readings of the energy counter."""
     if after_j < before_j:
         raise MeasurementError(
             f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",

@@ -228,7 +228,6 @@ def lever(chosen: Clocks, auto: Clocks) -> Lever:
     is not lowered either.
 
     Args:
-        chosen: Clocks asked for.
         auto: Clocks read back while the same kernel ran under auto.
     """
     return _LEVERS[

@@ -41,7 +41,6 @@ def run_paper(
         conditions: Where and how to run it.
         folder: Made if it is missing; ``None`` writes nothing.
         svg: Whether every drawing also becomes a file of its own.
-        force: Whether files of an earlier study may be replaced.
 
     Raises:
         UsageError: Not a simulated GPU, no such model, or a folder that holds an earlier study.

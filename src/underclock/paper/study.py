@@ -161,11 +161,7 @@ def simulated_gpu(gpu: str) -> GpuFinding:
 
 
 def _search(step: Step, conditions: Conditions) -> tuple[SampleSet, float]:
-    """Measure every kernel at every clock pair; isolated kernels only, as in the paper.
-
-    Returns:
-        The samples, and for how many seconds that kept the GPU busy.
-    """
+    """Measure every kernel at every clock pair; isolated kernels only, as in the paper."""
     gpu_s = 0.0
 
     def note(tally: Tally) -> None:

@@ -29,12 +29,7 @@ def capped_core_mhz(
     """Return the mean core clock in MHz at which a kernel draws no more than the limit.
 
     Args:
-        gpu: The GPU.
-        kernel: What runs, over and over.
         bins_mhz: Clocks the loop may use, ascending; the last is what is asked for.
-        mem_mhz: Memory clock.
-        temperature_c: Temperature.
-        limit_w: Power the loop settles at.
 
     Returns:
         The greatest bin if it fits, the least if none does.
@@ -44,13 +39,7 @@ def capped_core_mhz(
 
 
 def settled_mhz(bins_mhz: Floats, power_w: Floats, limit_w: float) -> float:
-    """Return the mean core clock in MHz at which no more than the limit is drawn.
-
-    Args:
-        bins_mhz: As of `capped_core_mhz`.
-        power_w: Drawn at each of them.
-        limit_w: Power the loop settles at.
-    """
+    """Return the mean core clock in MHz at which no more than the limit is drawn."""
     fits = np.flatnonzero(power_w <= limit_w)
     if len(fits) == 0:
         return float(bins_mhz[0])
@@ -69,7 +58,6 @@ def window_means_w(time_s: Floats, energy_j: Floats, window_s: float = WINDOW_S)
     Args:
         time_s: Of each launch. Shape (n, ...).
         energy_j: Likewise. Shape (n, ...).
-        window_s: Time in which the past's weight falls to 1/e.
 
     Raises:
         ValueError: A round takes no time.

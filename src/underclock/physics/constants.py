@@ -166,13 +166,7 @@ class Throughput:
     """Energy of a byte of DRAM traffic."""
 
     def kernel(self, *, flops: float, bytes_moved: float, tensor: bool) -> KernelConstants:
-        """Derive a kernel's constants.
-
-        Args:
-            flops: Of one launch.
-            bytes_moved: DRAM bytes of one launch.
-            tensor: Whether the FLOPs are those of matrix products.
-        """
+        """Derive a kernel's constants."""
         core = flops / (self.tensor_flop if tensor else self.vector_flop)
         core = max(core, bytes_moved / self.sm_byte)
         per_flop_j = self.tensor_j_per_v2 if tensor else self.vector_j_per_v2

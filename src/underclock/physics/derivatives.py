@@ -240,8 +240,6 @@ def log_costs(
     """Return time and power of kernels at clocks, ready to be differentiated.
 
     Args:
-        gpu: The GPU.
-        kernels: The kernel of each row.
         core_mhz: Shape (R,).
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).

@@ -272,11 +272,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             self._check_inside()
 
     def _check_inside(self) -> None:
-        """Reject what was read inside where it cannot be.
-
-        Raises:
-            ValueError: Impossible quantities, or durations that exceed the whole.
-        """
+        """Reject what was read inside where it cannot be."""
         check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
         check_not_negative(self, "core_spread_mhz")
         for name in ("kernel_s", "kernel_mhz"):
@@ -407,11 +403,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
             self._check_counts(window)
 
     def _check_counts(self, window: Window) -> None:
-        """Reject durations that are not one of each kernel that ran, or do not make the step.
-
-        Raises:
-            ValueError: They are not.
-        """
+        """Reject durations that are not one of each kernel that ran, or do not make the step."""
         if window.kernel or not window.kernel_s:
             return
         if len(window.kernel_s) != len(self.kernels):

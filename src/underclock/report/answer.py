@@ -250,10 +250,6 @@ def expected_energy_change(frontier: Sequence[Cost], time_change: float) -> floa
     """Return the least energy change expected at a time change; ``None`` before the fastest point.
 
     Between two points a mixture of both is meant; beyond the last, more time saves nothing more.
-
-    Args:
-        frontier: Fastest first, energy falling.
-        time_change: Fraction of auto.
     """
     if not frontier or time_change < frontier[0].time_change:
         return None

@@ -149,7 +149,6 @@ def draw(chart: Chart, width_px: int, *, alone: bool = False) -> str:
     """Draw a chart.
 
     Args:
-        chart: What to draw.
         width_px: Of the drawing; text is made for it to be shown at about this width.
         alone: Whether it is a file of its own, with its title and on white, not part of a page.
     """

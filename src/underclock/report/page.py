@@ -21,8 +21,6 @@ def rendered(
 
     Args:
         template: File name under ``templates``, of the package or of this room.
-        filters: For this template, by name.
-        package: Whose template it is.
         values: What the template shows; a name it uses and is not given is an error.
     """
     import jinja2  # noqa: PLC0415 - a command that prints tables need not load it

@@ -130,11 +130,7 @@ def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSe
 
 
 def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
-    """Read what a file says it is.
-
-    Raises:
-        DataError: Something else, of another schema, or damaged.
-    """
+    """Read what a file says it is."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
         raise DataError(
             f"{path} is a database, but not a samples file",
@@ -167,8 +163,6 @@ def transaction(
     """Do all of a block or nothing.
 
     Args:
-        path: Of the file, for errors to name.
-        connection: To it.
         kind: ``"IMMEDIATE"`` to write, ``"DEFERRED"`` to read one state of it.
 
     Raises:

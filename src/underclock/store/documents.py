@@ -40,8 +40,6 @@ def write_document(
 
     Args:
         path: Where it goes.
-        record: What is written.
-        force: Whether an existing file may be replaced.
         inputs: Files that it was made from, which are never replaced.
 
     Raises:
@@ -99,12 +97,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
 
 
 def _check_head(path: Path, head: _Head, noun: str, remake: str) -> None:
-    """Make sure that the rest of a file is worth reading.
-
-    Raises:
-        ValidationError: It is not one of ours.
-        DataError: It is of another kind, or of another schema.
-    """
+    """Make sure that the rest of a file is worth reading."""
     if head.kind in SCHEMAS and head.kind != noun:
         raise DataError(f"{path} is a {head.kind} file, where a {noun} file is needed", hint=remake)
     if head.schema < 1 or (head.kind != noun and head.schema >= SCHEMAS[noun]):

@@ -26,9 +26,7 @@ def check_output(
 
     Args:
         path: Where the file will go.
-        force: Whether an existing file may be replaced.
         inputs: Files that are read meanwhile, which are never replaced.
-        over_samples: Whether even measurements may be replaced.
         begins: How files of the kind that will be written begin; a file that begins otherwise is
             somebody's table or script, and never replaced.
 
@@ -63,11 +61,7 @@ def check_output(
 def _check_existing(
     path: Path, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
 ) -> None:
-    """Refuse to replace what must stay.
-
-    Raises:
-        UsageError: An input, measurements, a disk, or any file unless forced.
-    """
+    """Refuse to replace what must stay."""
     for source in inputs:
         if source is not None and source.exists() and path.samefile(source):
             raise UsageError(
@@ -90,11 +84,7 @@ def _check_existing(
 
 
 def _check_kind(path: Path, begins: str) -> None:
-    """Refuse to replace a file that does not begin as what replaces it; an empty one is nothing.
-
-    Raises:
-        UsageError: It begins otherwise.
-    """
+    """Refuse to replace a file that does not begin as what replaces it; an empty one is nothing."""
     with path.open(encoding="utf-8", errors="replace") as file:
         there = file.read(_LOOKED_AT).lstrip()
     if there and not there.startswith(begins):

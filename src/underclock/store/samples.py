@@ -159,7 +159,6 @@ class SampleFile:
 
         Args:
             header: What the windows that stay, and those to come, share.
-            kernels: Names of the kernels whose windows stay.
 
         Returns:
             The copy, and how many windows are in it only.
@@ -216,11 +215,7 @@ class SampleFile:
         )
 
     def _windows(self) -> tuple[Window, ...]:
-        """Read every window, in the order taken.
-
-        Raises:
-            DataError: One is missing, or not as it was written.
-        """
+        """Read every window, in the order taken."""
         count, _ = self._progress()
         kernels = {"", *(kernel.name for kernel in self.header.kernels)}
         rows = self._connection.execute("SELECT * FROM windows ORDER BY number")

@@ -66,11 +66,6 @@ class Columns:
     def of(cls, where: object, header: Sequence[str], separator: str) -> Self:
         """Read a header.
 
-        Args:
-            where: Names the table in errors.
-            header: Names as they stand in the file.
-            separator: What was taken to separate them.
-
         Raises:
             DataError: A column that is needed is missing, or there twice.
         """

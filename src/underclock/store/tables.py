@@ -56,7 +56,6 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
     energy and power are both given they are compared.
 
     Args:
-        path: The file, and the name of the samples.
         text: What it holds, where that is at hand.
 
     Raises:
@@ -264,11 +263,7 @@ def _clock_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
 
 
 def _repeat_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
-    """Say where repeats are so far apart that their mean says little.
-
-    Raises:
-        DataError: They are so far apart that they cannot be repeats.
-    """
+    """Say where repeats are so far apart that their mean says little."""
     repeated = {(sample.kernel, sample.asked) for sample in samples if sample.repeat}
     if not repeated:
         return ()

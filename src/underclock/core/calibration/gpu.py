@@ -67,7 +67,6 @@ def calibrate(sweep: Sweep, start: GpuConstants) -> Calibrated:
     """Fit shared and per-kernel constants to a sweep.
 
     Args:
-        sweep: The rows.
         start: Where to begin, and the constants no sweep can tell: voltage floor, board, heat,
             boost. Its memory points say which memory clocks there are.
     """
@@ -101,12 +100,6 @@ def held_out(
 
     Kernels are left out in five folds; of each left-out kernel, a few rows fit its own constants
     and the others are predicted.
-
-    Args:
-        sweep: The rows.
-        start: As of `calibrate`.
-        points: Rows of each left-out kernel to fit.
-        progress: Told which share is done.
     """
     kernels = np.arange(len(sweep.kernels))
     parts: list[MeanErrors] = []
@@ -136,11 +129,7 @@ def check(
     """Predict each kernel from a few of its rows; return name and errors on its other rows.
 
     Args:
-        known: Shared constants.
-        sweep: The rows.
-        points: Rows of each kernel to fit.
         kernels: Which kernels, by index; by default all.
-        progress: Told which share is done.
     """
     chosen = np.arange(len(sweep.kernels)) if kernels is None else kernels
     fixed_time = FixedTimePrior.of(known.gpu, list(known.kernels.values()))

@@ -101,8 +101,6 @@ def sweep_of(sample_set: SampleSet, *, auto_mem_mhz: float, limit_w: float | Non
     """Turn samples into arrays.
 
     Args:
-        sample_set: A measured sweep.
-        auto_mem_mhz: Memory clock that auto stands for.
         limit_w: Power limit; by default the greatest power in the sweep.
 
     Raises:
@@ -325,9 +323,6 @@ def fit_kernel(
     """Return the parameters of a kernel, shape (P,), and whether its parts add: what explains more.
 
     Args:
-        gpu: Shared constants, known.
-        per_mcycle_j: Energy of DRAM traffic per million DRAM cycles, known.
-        one: Rows of the kernel.
         fixed_time: What kernels known before are like, to lean on where rows are few.
     """
     (overlapping, cost), (adding, other) = (

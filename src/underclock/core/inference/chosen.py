@@ -42,10 +42,7 @@ def optimism(
     """Learn from rows that are left out how much choosing flatters.
 
     Args:
-        time_rows: Of log time.
-        power_rows: Of log power, the same rows.
         time: How far each row is off what others say of its log time, and the variance of that.
-        power: The same of log power.
     """
     if (time_rows.real.sum(axis=1) == 1).all():
         return Optimism()

@@ -106,7 +106,6 @@ def power_curves(grid: ClockGrid, log_s: Floats) -> Curves:
     """Return curves of log power: of the board, of clocks, of work per second, of the memory.
 
     Args:
-        grid: The settings.
         log_s: How time usually follows them, about its mean: work per second is one over it. (C,)
     """
     quarters = [s for s in itertools.product(range(_SHARES), repeat=_SHARES) if sum(s) == _PARTS]
@@ -126,7 +125,6 @@ def matern(grid: ClockGrid, length: float) -> Floats:
     """Return how alike deviations at two settings are: Matérn 3/2 in log clocks. Shape (C, C).
 
     Args:
-        grid: The settings.
         length: In the logarithm of the core clock; half of it in the memory's.
     """
 

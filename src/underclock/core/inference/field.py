@@ -289,12 +289,7 @@ class Field:
         return FieldPosterior(mean=np.array(means), variance=np.array(variances), errors=errors)
 
     def _kernel(self, given: _Conditioned, k: int) -> tuple[Floats, Floats, Floats]:
-        """Say what the entries of the k-th of some kernels are.
-
-        Returns:
-            Means, covariances of the quantity and of what `Errors` are of, and how means follow
-            rows.
-        """
+        """Say what the entries of the k-th of some kernels are."""
         real = np.flatnonzero(given.rows.real[k])
         at = given.rows.setting[k, real]
         likely = np.flatnonzero(given.odds[k] > _RELEVANT)
@@ -369,11 +364,7 @@ class LeftOut:
         return np.where(self.told, mean, 0.0), np.where(self.told, variance, 1.0)
 
     def oddness(self, off: float) -> Floats:
-        """Return by how much a disturbance makes rows likelier, as logarithms. Shape (K, n).
-
-        Args:
-            off: Standard deviation of what a disturbance adds.
-        """
+        """Return by how much a disturbance makes rows likelier, as logarithms. Shape (K, n)."""
         likely = [
             log_sum(self.log_odds - 0.5 * (np.log(var) + self.error**2 / var), 1)
             for var in (self.variance, self.variance + off**2)

@@ -55,11 +55,7 @@ class JointCosts:
         )
 
     def time_variance(self, setting: Ints) -> TimeVariance:
-        """Share the variance of a choice's change of time out among kernels.
-
-        Args:
-            setting: As of `predicted_change`.
-        """
+        """Share the variance of a choice's change of time out among kernels."""
         errors, at = self.time, self.table.baseline
         change = _Change.of(self.table.time_s, errors, at, setting)
         parts = np.where(np.isfinite(self.table.time_s), self.table.time_s, 0.0)

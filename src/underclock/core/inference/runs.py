@@ -74,9 +74,7 @@ def mean_rows(runs: RunLogs, weights: Floats, quantity: int) -> FieldRows:
     """Return the means of rows, and for how many usual runs each stands.
 
     Args:
-        runs: The runs.
         weights: How much each counts, in usual runs. Shape (N,).
-        quantity: 0 of time, 1 of power.
     """
     count = np.bincount(runs.row, weights)
     log = np.bincount(runs.row, weights * runs.log[quantity]) / count
@@ -113,9 +111,6 @@ def reweighed(
     """Return how much each run counts, told by all others.
 
     Args:
-        runs: The runs.
-        weights: How much each counted so far.
-        told: What all runs say of time and of power.
         noises: Standard deviations of a usual run, of time and power.
     """
     log_odds = np.tile(_LOG_ODDS[:, None], len(runs.kernel))
@@ -138,12 +133,7 @@ def reweighed(
 
 
 def _wild(row: Ints, log_odds: Floats) -> Floats:
-    """Return how likely each row is one whose runs all scatter as the worst do.
-
-    Args:
-        row: Of each run. Shape (N,).
-        log_odds: Of each scale, and how likely it makes each run. Shape (4, N).
-    """
+    """Return how likely each row is one whose runs all scatter as the worst do."""
     usual = np.bincount(row, log_sum(log_odds, 0))
     worst = np.array([np.bincount(row, log_odds[s] - _LOG_ODDS[s]) for s in (2, 3)])
     all_wild = _LOG_WILD + log_sum(worst, 0) - np.log(2.0)
@@ -155,7 +145,6 @@ def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Floats:
     """Return how much rows of one run each count: those hardly that were surely disturbed.
 
     Args:
-        runs: The runs.
         left_out: Rows of time and of power, each against all others.
     """
     log_odds = _LOG_ODD_ROW + sum(each.oddness(_ODD) for each in left_out)
@@ -174,8 +163,6 @@ def excess(
     more than luck makes it.
 
     Args:
-        runs: The runs.
-        told: Of time and power.
         free: Settings at which the driver chooses the core clock. Shape (C,).
     """
     at = runs.kernel, runs.setting

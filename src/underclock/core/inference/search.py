@@ -29,7 +29,6 @@ def searched(
     """Return what some rows of a table say.
 
     Args:
-        sample_set: Samples of every kernel.
         baseline: The setting to call auto; as for `cost_table`.
         before: What fewer of its rows said: how large parts are is learned anew when there are
             some more.
@@ -62,14 +61,7 @@ def searched(
 
 
 def _posterior(told: Inferred, table: CostTable, looked_at: Floats | None) -> Posterior:
-    """Return what is told of a launch at every setting but the baseline.
-
-    Args:
-        told: Of every entry.
-        table: With its settings.
-        looked_at: Logarithms of time and power of rows that are certain, ``nan`` elsewhere, where a
-            further row would be; ``None`` where no row is certain. Shape (2, K, C).
-    """
+    """Return what is told of a launch at every setting but the baseline."""
     time, energy = told.time.errors, told.power.errors
     log = np.stack([told.time.mean, told.power.mean])
     noise = np.tile([[each.run] for each in told.sizes], (1, log.shape[1]))

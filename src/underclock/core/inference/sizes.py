@@ -51,10 +51,7 @@ def likeliest(
     """Return the sizes that rows and repeats find likeliest.
 
     Args:
-        curves: What physics says.
-        grid: The settings.
         rows: Of every kernel; sizes are learned from a part of many.
-        within: How runs scatter within them.
         start: Where to begin; by default where sizes usually are.
     """
     some = _some(rows)
@@ -82,14 +79,7 @@ def likeliest(
 def _climbed(
     sizes: Sizes, names: list[str], worth: Callable[[Sizes], float], *, tied: bool
 ) -> Sizes:
-    """Return sizes that no step of one of them makes likelier.
-
-    Args:
-        sizes: Where to begin.
-        names: Which may change.
-        worth: Logarithm of how likely they are.
-        tied: Whether the noise of a run follows the row's own.
-    """
+    """Return sizes that no step of one of them makes likelier."""
     best = worth(sizes)
     moves = [(name, step) for step in _STEPS for _ in range(_TURNS) for name in names]
     for name, step in moves:

@@ -56,7 +56,6 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
 
     Args:
         runs: Of kernels at these settings; every kernel has one.
-        grid: The settings.
         sizes: How large the parts of both fields are; by default that is learned.
     """
     learn = sizes is None
@@ -135,7 +134,6 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
     """Return what a table of runs says of every setting that it set out to visit.
 
     Args:
-        sample_set: Samples of every kernel.
         baseline: The setting to call auto; as for `cost_table`.
 
     Raises:
@@ -219,7 +217,6 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
 
     Args:
         table: With kernels, settings and baseline; its costs are made anew.
-        told: Of one launch of each kernel.
         seen: Where there are rows. Shape (K, C).
         offered: Where there may be. Shape (K, C).
     """
@@ -264,7 +261,6 @@ def as_measured(
     """Return a table as it was measured, nothing inferred, each row as unsure as its runs.
 
     Args:
-        sample_set: Samples, of which some are repeats.
         variances: Of the logarithms of each sample's time and energy; by default as its own
             repeats tell. Shape (2, N).
         baseline: The setting to call auto; as for `cost_table`.

@@ -40,7 +40,6 @@ def in_company(sample_set: SampleSet, memory: list[float], shape: GpuConstants |
     """Return what measurements in company tell, and those of launches inside the step.
 
     Args:
-        sample_set: As measured.
         memory: Memory clocks of the GPU, ascending.
         shape: How idle power follows clock and temperature; ``None`` for as on recent GPUs.
     """
@@ -72,14 +71,7 @@ def in_company(sample_set: SampleSet, memory: list[float], shape: GpuConstants |
 def company_rows(
     told: InCompany, locked: Sequence[FitRow], sample_set: SampleSet, own_mem_mhz: float
 ) -> list[FitRow]:
-    """Return rows of kernels in company and inside the step.
-
-    Args:
-        told: What was left for kernels.
-        locked: Rows of kernels alone at held clocks.
-        sample_set: As measured.
-        own_mem_mhz: Memory clock of a GPU left to itself.
-    """
+    """Return rows of kernels in company and inside the step."""
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
 
     def place(one: Left) -> int:
@@ -115,12 +107,7 @@ def company_rows(
 
 
 def idling(sample_set: SampleSet, auto_mem_mhz: float) -> tuple[Idling, ...]:
-    """Return the measurements in which nothing ran.
-
-    Args:
-        sample_set: As measured.
-        auto_mem_mhz: Memory clock of a GPU left to itself.
-    """
+    """Return the measurements in which nothing ran."""
     return tuple(
         Idling(
             core_mhz=sample.at_mhz,

@@ -316,8 +316,6 @@ def converge_starts(
     """Step each kernel by itself from each start, until no kernel of that start moves.
 
     Args:
-        problem: The problem.
-        state: What is held: all but what the starts say.
         starts: Parameters to begin with. Each of shape (K, P).
 
     Returns:

@@ -45,7 +45,6 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     """Fit samples, and state constants, errors and kernels.
 
     Args:
-        sample_set: Samples of one GPU.
         at: Where to state shares of time and energies; by default at each kernel's fastest row.
 
     Raises:

@@ -40,10 +40,6 @@ def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clo
     """Return settings, with the clock that the GPU boosts to by itself where none comes near it.
 
     Every kernel ran there at auto, so it is known as well as any, and auto is told from it.
-
-    Args:
-        settings: Locked core clocks, slowest first.
-        sample_set: With samples at auto.
     """
     boost_mhz = ceiling_mhz(sample_set.samples)
     for memory in memories_like_auto(settings, sample_set)[:1]:
@@ -71,7 +67,6 @@ def measured_means(
     An odd repeat counts for little, in the means and as a repeat.
 
     Args:
-        sample_set: The samples.
         settings: Length C.
         weights: How much each sample counts in time and energy, where that is known already.
             Shape (2, N).
@@ -98,8 +93,6 @@ def held_means(
     It makes the same of all higher locks, and of auto: what was measured there is all one.
 
     Args:
-        sample_set: The samples.
-        rows: What of them could be fitted.
         settings: Length C.
     """
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
@@ -122,8 +115,6 @@ def measurable(sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]) ->
     """Return where the GPU holds a lock and the table has a row. Shape (K, C).
 
     Args:
-        sample_set: The samples.
-        rows: What of them could be fitted.
         settings: Length C.
     """
     can = np.ones((len(sample_set.kernels), len(settings)), dtype=bool)

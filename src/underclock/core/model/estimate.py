@@ -102,12 +102,7 @@ def estimate(
 
 
 def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, ...]:
-    """Return the settings of a step under its cap: those that lock the core clock, and boost.
-
-    Args:
-        offered: Settings that there are, slowest first.
-        sample_set: With samples at auto.
-    """
+    """Return the settings of a step under its cap: those that lock the core clock, and boost."""
     locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
     return with_boost(locked, sample_set)
 
@@ -121,16 +116,7 @@ def _posterior(
     *,
     whole: bool,
 ) -> tuple[Posterior, Bools]:
-    """Return what the fit and measurements say of every entry, and of which they say anything.
-
-    Args:
-        sample_set: As measured.
-        rows: What of it could be fitted.
-        model: The fit of them.
-        settings: Length C.
-        weights: How much each sample counts in time and energy. Shape (2, N).
-        whole: Whether costs are those inside the step, the cap apart.
-    """
+    """Return what the fit and measurements say of every entry, and of which they say anything."""
     posterior = posterior_of(
         model,
         settings,
@@ -186,14 +172,7 @@ def _expected(
     can: Bools,
     beside_j: Floats,
 ) -> CostTable:
-    """Return expected costs, auto as measured and last.
-
-    Args:
-        measured: Costs as measured.
-        posterior: Of kernels.
-        can: Where each has an answer. Shape (K, C).
-        beside_j: Energy of the step that launches beside others draw. Shape (K,).
-    """
+    """Return expected costs, auto as measured and last."""
     kernels, settings, at = measured.kernels, posterior.settings, measured.baseline
     auto_s, auto_j = measured.time_s[:, at], measured.energy_j[:, at]
     if measured.beside_j is not None:
@@ -218,14 +197,7 @@ def _baseline(
     table: CostTable,
     whole_step: Sequence[Window],
 ) -> Baseline:
-    """Return what auto costs, and how sure that is.
-
-    Args:
-        sample_set: As measured.
-        posterior: Of kernels.
-        table: Costs of each kernel, auto last.
-        whole_step: Runs of the whole step that these rest on; none where they are a sum of kernels.
-    """
+    """Return what auto costs, and how sure that is."""
     auto = table.time_s[:, -1], table.energy_j[:, -1]
     return Baseline(
         time_s=auto[0],

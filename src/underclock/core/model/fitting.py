@@ -30,8 +30,6 @@ def fit_rows(
     Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
 
     Args:
-        sample_set: The samples.
-        settings: Clocks of the GPU, to begin with.
         weights: How much each sample counts in time and energy, where that is known already.
             Shape (2, N).
 
@@ -75,14 +73,7 @@ def temperature_of(sample_set: SampleSet) -> float:
 def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
 ) -> FittedModel:
-    """Fit rows: all of them where they are few; `FittedModel.rows` says which.
-
-    Args:
-        rows: To fit.
-        family: What kernels share.
-        most_rows: Rows of a kernel that are used.
-        most_kernels: Kernels that what is shared is fitted to.
-    """
+    """Fit rows: all of them where they are few; `FittedModel.rows` says which."""
     light = _only(rows, spread_rows(rows, most_rows))
     some = spread_kernels(light, most_kernels)
     if len(some) == len(rows.names):

@@ -87,7 +87,6 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
 
     Args:
         prior: As it was; it stays for kinds of which too few kernels have rows.
-        rows: What the kernels were fitted to.
         kernels: Parameters as fitted. Shape (K, P).
         variance: Of these, the shared being known. Shape (K, P).
     """

@@ -40,10 +40,7 @@ def step_ratio(
     """Compare what the step drew with what its kernels are expected to draw.
 
     Args:
-        rows: With what the step drew.
-        posterior: Of kernels by themselves.
         counts: Launches of each kernel that the step waits for. Shape (K,).
-        beside_j: Energy of the step that launches beside others draw.
     """
     fastest = max((clocks.mem_mhz or math.inf for clocks in posterior.settings), default=math.inf)
     places = [

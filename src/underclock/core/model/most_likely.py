@@ -205,8 +205,6 @@ def laplace(problem: FitProblem, state: FitState, shared_cov: Floats | None = No
     """Approximate the posterior around a state by a normal distribution.
 
     Args:
-        problem: The problem.
-        state: The most likely.
         shared_cov: Covariance of the shared parameters where other rows tell it. Shape (S, S).
     """
     seen = problem.seen(state)

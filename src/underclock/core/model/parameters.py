@@ -212,8 +212,6 @@ def unknown_gpu(
 
     Args:
         mem_points_mhz: Memory clocks, ascending.
-        fastest_mhz: Greatest core clock.
-        most_w: Greatest power seen.
     """
     shares = np.asarray(mem_points_mhz) / mem_points_mhz[-1]
     return GpuConstants(

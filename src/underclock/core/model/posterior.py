@@ -136,7 +136,6 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
     For entries that no row of the fit stands for: of them nothing else is known.
 
     Args:
-        posterior: What the fit says.
         log_s: Mean measured, ``nan`` where not. Shape (K, C).
         log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
         repeats: How many measurements that is the mean of. Shape (K, C).
@@ -161,10 +160,8 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
     settings logarithms are taken to be linear in the logarithm of power.
 
     Args:
-        posterior: Without the limit.
         core_mhz: Core clock of each setting. Shape (C,).
         mem_mhz: Memory clock of each setting. Shape (C,).
-        limit_w: Draws of more than this are held.
     """
     limit = math.log(limit_w)
     log_s, log_w = posterior.log_s.copy(), posterior.log_w.copy()

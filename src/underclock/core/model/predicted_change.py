@@ -69,8 +69,6 @@ def scheduled_change(
     """Say what locked launches change; kernels without any are left at auto.
 
     Args:
-        posterior: Costs of one launch.
-        baseline: What auto costs.
         pairs: Kernel and setting of launches that are alike. Shape (2, N).
         launches: How many of each. Shape (N,).
     """
@@ -129,11 +127,8 @@ def time_variance(
     """Share the variance of a choice's change of time out among kernels.
 
     Args:
-        posterior: Costs of one launch.
         counts: Launches of each kernel. Shape (K,).
-        baseline: What auto costs.
         columns: Setting of each kernel in the choice to share out; -1 is auto. Shape (K,).
-        variance: Of its change of time.
     """
     every, locked = np.arange(len(columns)), columns >= 0
     auto = baseline.time_s / math.fsum(baseline.time_s)

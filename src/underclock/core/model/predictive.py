@@ -91,7 +91,6 @@ def posterior_of(
     """Predict every kernel at every setting.
 
     Args:
-        model: The fit.
         settings: Locked clocks; a part left to auto runs at the fastest seen.
         temperature_c: One for all kernels, or the heat that each has by itself.
         limit_w: Power that holds a kernel which draws more: the cap, where it runs alone; in a
@@ -171,19 +170,7 @@ def _condition(
     by_shared: Floats,
     by_kernel: Floats,
 ) -> Floats:
-    """Condition a kernel on the residuals of its rows: a Gaussian process of the discrepancy.
-
-    Args:
-        model: The fit.
-        k: Index of the kernel.
-        clocks: Of the core and the memory at all settings. Each of shape (C,).
-        log: What the parameters alone say: conditioned in place. Shape (2, C).
-        by_shared: Derivatives of that, likewise. Shape (2, C, S).
-        by_kernel: By the kernel's own, likewise. Shape (2, C, P).
-
-    Returns:
-        The variance of each entry by itself. Shape (2, C).
-    """
+    """Condition a kernel on the residuals of its rows: a Gaussian process of the discrepancy."""
     rows, every = model.rows, slice(*model.rows.bounds[k : k + 2].tolist())
     at_rows = rows.core_mhz[every], rows.mem_mhz[every]
     # One correlation for both quantities: where points lie does not depend on the quantity.

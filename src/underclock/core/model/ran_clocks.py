@@ -30,7 +30,6 @@ def own_memory_mhz(sample_set: SampleSet, memory: list[float]) -> float:
     """Return the memory clock of a GPU left to itself: as read there, else the fastest.
 
     Args:
-        sample_set: The samples.
         memory: Memory clocks of the GPU, ascending.
     """
     return float(sample_set.auto_mem_mhz or memory[-1])

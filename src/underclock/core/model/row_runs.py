@@ -163,10 +163,6 @@ def _off_lines(log_mhz: Floats, values: Floats) -> list[tuple[int, int, float]]:
     """Return which rows of which lines are far off those beside them, and by how much.
 
     One that is makes those beside it look odd, so they are judged without it.
-
-    Args:
-        log_mhz: Of each row, ascending. Shape (C,).
-        values: Logarithm of what was measured, of lines at the same clocks. Shape (L, C).
     """
     if len(log_mhz) < _ON_A_LINE:
         return []

@@ -103,11 +103,7 @@ class Rows:
     company: Floats | None = None
 
     def of_first(self, kernels: int) -> "Rows":
-        """Return the rows of the first kernels only.
-
-        Args:
-            kernels: How many.
-        """
+        """Return the rows of the first kernels only."""
         if len(self.names) <= kernels:
             return self
         some = slice(int(self.bounds[kernels]))

@@ -50,7 +50,6 @@ def rows_of(
     count at all, as a clock that is free moves with temperature.
 
     Args:
-        sample_set: The samples.
         shape: How idle power follows clock and temperature, for taking company off; by default as
             on recent GPUs.
         weights: How much each sample counts in time and energy, where that is known already.
@@ -104,14 +103,7 @@ def rows_of(
 def _alone(
     sample_set: SampleSet, capped: Sequence[bool], weights: Floats, own_mem_mhz: float
 ) -> tuple[list[FitRow], list[FitRow]]:
-    """Return rows of kernels by themselves: at locks that held, and at auto.
-
-    Args:
-        sample_set: The samples.
-        capped: Which of them the power cap held.
-        weights: How much each counts in time and energy. Shape (2, N).
-        own_mem_mhz: Memory clock of a GPU left to itself.
-    """
+    """Return rows of kernels by themselves: at locks that held, and at auto."""
     asked_mhz = [float(clocks.core_mhz) for clocks in clocks_asked(sample_set) if clocks.core_mhz]
     boosted_mhz = min(ceiling_mhz(sample_set.samples), max(asked_mhz, default=math.inf))
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
@@ -126,12 +118,7 @@ def _alone(
 
 
 def _columns(rows: Sequence[FitRow], company_errors: int) -> dict[str, Any]:
-    """Return what is known of each row as arrays, by the names that `Rows` has for them.
-
-    Args:
-        rows: Sorted by kernel.
-        company_errors: How many errors company has in common.
-    """
+    """Return what is known of each row as arrays, by the names that `Rows` has for them."""
     columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     company = np.array([row.by_company or (0.0,) * company_errors for row in rows])
     return {
@@ -143,14 +130,7 @@ def _columns(rows: Sequence[FitRow], company_errors: int) -> dict[str, Any]:
 
 
 def _row(sample: Window, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:
-    """Return a sample as a row.
-
-    Args:
-        sample: Away from the cap, at clocks that held.
-        kernel: Index of its kernel.
-        boosted_mhz: Core clock of a GPU left to itself, where nobody read it.
-        auto_mem_mhz: Memory clock of one left to itself.
-    """
+    """Return a sample as a row."""
     core = sample.asked.core_mhz
     windows = _FREE_WINDOWS if core is None else 1.0
     seen = sample.observed.core_mhz if sample.observed else None

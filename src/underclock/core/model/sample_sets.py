@@ -109,11 +109,7 @@ def check_values(sample_set: SampleSet) -> None:
 
 
 def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
-    """Refuse measurements in company that no GPU can have given.
-
-    Raises:
-        DataError: One is of no kernel of the step, lacks durations, or is out of bounds.
-    """
+    """Refuse measurements in company that no GPU can have given."""
     damaged = "the file is damaged: measure again"
     for sample in sample_set.mixed:
         whole = not sample.kernel

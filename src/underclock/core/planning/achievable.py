@@ -76,11 +76,8 @@ def achieved(
     unsure: it is given an aim below the budget until what it finds keeps the budget.
 
     Args:
-        table: What the problem was made of.
-        problem: What to keep.
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
         risk: How sure the costs of the step are; ``None`` takes them as certain.
-        effort: How far to look.
     """
     starts = [choice[problem.order] for choice in per_kernel]
     for stricter in _stricter(table, problem):
@@ -310,10 +307,6 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
     """Return the least time change that any schedule under the rules can reach.
 
     There is one: every kernel was measured at the clocks called auto, and staying there is allowed.
-
-    Args:
-        table: What the problem was made of.
-        problem: Whose budget no schedule meets.
     """
     timed = dataclasses.replace(
         problem,
@@ -332,15 +325,7 @@ def as_record(
     latencies: LatencyTable,
     wording: str,
 ) -> ClockSchedule:
-    """Return a feasible schedule as its segments, with what it takes to run it.
-
-    Args:
-        table: Whose settings the schedule names.
-        problem: What it solves.
-        schedule: The schedule.
-        latencies: What the problem was stated with.
-        wording: The same in words.
-    """
+    """Return a feasible schedule as its segments, with what it takes to run it."""
     missed = _misses(table, problem, schedule.choice)
     aims_s = dict(zip(missed.at.tolist(), missed.aim_s.tolist(), strict=True))
     segments: list[Segment] = []

@@ -101,8 +101,6 @@ def best_choice(
     Only the waste objective has a time budget, so for the others risk plays no part.
 
     Args:
-        table: What every kernel costs.
-        task: What to solve.
         risk: How sure costs are; ``None`` takes them as certain.
         effort: How far to look where costs are expected ones.
 

@@ -97,9 +97,6 @@ class RiskModel(Protocol):
     def time_variance(self, setting: Ints, /) -> TimeVariance | None:
         """Share the variance of a choice's change of time out among kernels.
 
-        Args:
-            setting: Likewise.
-
         Returns:
             ``None`` where it has no shares.
         """
@@ -124,12 +121,7 @@ class Candidate:
 
 
 def room(time_spread: float, tolerance: float) -> float:
-    """Return by how much less than a budget the expected change of time has to be.
-
-    Args:
-        time_spread: Standard deviation of that change.
-        tolerance: To what the budget is kept.
-    """
+    """Return by how much less than a budget the expected change of time has to be."""
     return max(ONE_SIDED * time_spread - tolerance, -0.5 * tolerance)
 
 
@@ -251,9 +243,6 @@ def within_confidence(
     """Choose so that a time budget holds with 95 % confidence.
 
     Args:
-        budget: Fraction above auto.
-        choose: Returns the best choice within an aim.
-        risk: How sure a choice is.
         tolerance: To what the budget is kept, as a fraction of auto.
         priced: Whether prices of kernels add up, as they do where a budget is kept together.
 

@@ -21,7 +21,6 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
     """Return what a choice costs, against auto: under a power cap, of the step as it settles.
 
     Args:
-        table: What every kernel costs.
         setting: Of each kernel. Shape (K,).
     """
     if table.power_cap is not None:
@@ -34,10 +33,6 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
 
 def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     """Cost given clocks on a table.
-
-    Args:
-        table: What every kernel costs.
-        wanted: Clocks of every kernel of the table.
 
     Raises:
         KeyError: A kernel without clocks, or clocks at which it was not measured. The argument is
@@ -59,7 +54,6 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
     decides. Where the order is not known, all of the step does.
 
     Args:
-        table: What every kernel costs.
         setting: Of each kernel. Shape (K,).
     """
     beside = overlapped(table.kernels)

@@ -58,11 +58,7 @@ def latency_curve(
     Every change of either clock is taken to need the latency, and nothing else.
 
     Args:
-        table: What every kernel costs.
-        order: The launch sequence.
-        rules: All but the latencies.
         per_kernel: Choices to start from. Shapes (K,).
-        progress: Told before every latency, and at the end.
         latencies_s: Where to plan, looking less far; by default everywhere.
         own: What the plan holds, where its latency is one of this kind.
 
@@ -113,9 +109,6 @@ def budget_curve(
     """Plan at other time budgets, under the same latency.
 
     Args:
-        table: What every kernel costs.
-        problem: What the plan's schedule solves.
-        own: What that costs.
         kept: How much more time the solver was given than the plan's own budget, to keep that.
         starts: Solutions to start from. Shapes (n,).
 

@@ -52,7 +52,6 @@ def misses(
     """Aim the changes of a schedule, and say what they cost.
 
     Args:
-        costs: Of one launch of every kernel, at every setting.
         order: Kernel of each launch. Shape (n,).
         choice: Setting of each launch. Shape (n,).
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
@@ -95,7 +94,6 @@ def usual_misses(
     at those behind.
 
     Args:
-        costs: Of one launch of every kernel, at every setting.
         order: Kernel of each launch. Shape (n,).
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
         power_w: Mean power of the step; says what a second is worth.

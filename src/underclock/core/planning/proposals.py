@@ -33,10 +33,6 @@ def proposals(
     """Plan every proposal under the same rules.
 
     Args:
-        table: What every kernel costs.
-        order: The launch sequence, of one micro-batch and the optimizer.
-        rules: What to keep.
-        progress: Told before every proposal, and at the end.
         below: What the step as it is changes in energy: what is not better by a tenth of a point
             does not pay.
 

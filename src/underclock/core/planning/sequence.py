@@ -57,11 +57,6 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     at the boundary is the stall, and what launches take at the other segment's clocks where the
     change comes early or late, as it is on average where such a change pays.
 
-    Args:
-        table: What every kernel costs at every setting.
-        order: The launch sequence, as indices into the table's kernels.
-        rules: What to keep.
-
     Raises:
         DataError: The order is unknown, or the latencies lack a clock that a setting holds.
     """
@@ -104,7 +99,6 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
     runs beside the launches before it has their clocks.
 
     Args:
-        kernels: Of the step.
         order: Kernel of each launch. Shape (n,).
     """
     beside = overlapped(kernels)
@@ -150,13 +144,7 @@ class _Changes:
 
     @classmethod
     def of(cls, latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Self:
-        """Ask the latencies once for every two clocks.
-
-        Args:
-            latencies: How long changes take.
-            domain: Whose clocks.
-            mhz: The clock of each setting. Length S.
-        """
+        """Ask the latencies once for every two clocks."""
         clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
         taken = np.zeros((4, len(clocks), len(clocks)))
         if len(clocks) > 1:

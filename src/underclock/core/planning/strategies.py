@@ -65,13 +65,7 @@ class ComparedStrategies(SolvedStrategies):
 def compare_strategies(
     table: CostTable, goal: Goal, risk: RiskModel | None = None
 ) -> ComparedStrategies:
-    """Choose clocks by each of the strategies, and look at other budgets.
-
-    Args:
-        table: What every kernel costs.
-        goal: What to minimise.
-        risk: As of `solve_strategies`.
-    """
+    """Choose clocks by each of the strategies, and look at other budgets."""
     solved = solve_strategies(table, goal, risk)
     groups = grouped(table, goal.granularity)
     frontier = _frontier(table, groups)
@@ -109,8 +103,6 @@ def solve_strategies(
     """Choose clocks by each of the strategies.
 
     Args:
-        table: What every kernel costs.
-        goal: What to minimise.
         risk: How sure costs are. With it every strategy keeps the time budget with 95 % confidence
             and says its intervals; ``None`` takes costs as certain.
         effort: How far to look where costs are expected ones.

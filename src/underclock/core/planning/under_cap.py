@@ -56,7 +56,6 @@ def is_held(table: CostTable, choice: Ints) -> bool:
     """Whether the cap lowers clocks of a schedule; never where there is none, or auto is measured.
 
     Args:
-        table: What every kernel costs.
         choice: Setting of each launch. Shape (n,).
     """
     cap = table.power_cap
@@ -69,12 +68,6 @@ def is_held(table: CostTable, choice: Ints) -> bool:
 
 def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> BelowLimit:
     """Find the choice whose step settles at least energy within an aim.
-
-    Args:
-        table: Costs of the step.
-        groups: Who shares a setting.
-        effort: How far to look.
-        aim: For its time and prices together.
 
     Raises:
         ValueError: Costs are of kernels alone.
@@ -111,8 +104,6 @@ def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
     would settle until it has come down.
 
     Args:
-        table: Costs of the step.
-        groups: Who shares a setting.
         setting: Of each kernel. Shape (K,).
 
     Raises:
@@ -146,9 +137,6 @@ def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: In
     cap.
 
     Args:
-        table: Costs of the step.
-        groups: Who shares a setting.
-        effort: How far to look.
         setting: Of each kernel. Shape (K,).
 
     Raises:
@@ -191,9 +179,6 @@ def fastest(
     """Return the choice whose step takes least time under the cap; ``None`` if none keeps it.
 
     Args:
-        table: Costs of the step.
-        groups: Who shares a setting.
-        effort: How far to look.
         rounds: How many choices to look at, where windows of the first exceed the limit.
 
     Raises:
@@ -219,12 +204,7 @@ def fastest(
 
 
 def fastest_alone(table: CostTable, groups: Grouped) -> Fastest | None:
-    """Return each group's fastest setting that keeps the limit by itself; ``None`` if one has none.
-
-    Args:
-        table: Costs of the step.
-        groups: Who shares a setting.
-    """
+    """Return each group's fastest setting that keeps the limit alone; ``None`` if one has none."""
     cap = cap_of(table)
     known = np.isfinite(groups.time_s)
     # What runs beside others draws its part of the limit all through the step.
@@ -250,9 +230,6 @@ def power_curve(
 
     Args:
         table: Costs of the step under the limit it was measured at.
-        known_limit_w: That limit.
-        least_w: Least limit that the GPU takes.
-        granularity: Who shares clocks.
     """
     points: list[PowerPoint] = []
     met: list[Ints] = []

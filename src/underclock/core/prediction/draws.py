@@ -90,12 +90,8 @@ def draw_costs(
     """Draw what kernels may cost at other clocks.
 
     Args:
-        prior: What is known of the GPU.
         runs: One of each kernel. Length K.
         settings: The other clocks. Length S.
-        draws: How many.
-        seed: Of the draws.
-        progress: Told which share of the draws is done.
     """
     random = np.random.default_rng(seed)
     every = _Runs.of(runs)

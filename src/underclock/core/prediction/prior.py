@@ -223,11 +223,7 @@ def reference_kernels(
     """Describe fitted kernels as they run at auto clocks.
 
     Args:
-        gpu: Shared constants of the GPU they were fitted on.
-        kernels: Their constants.
         bins_mhz: Core clocks of that GPU, ascending.
-        limit_w: Power at which it settles when capped.
-        source: What to call the sweep.
     """
     mem_mhz = gpu.mem_points_mhz[-1]
     hot_c = steady_c(gpu, limit_w)
@@ -308,9 +304,7 @@ def checks_of(prior: Prior, runs: Sequence[BaselineRun], seed: int) -> tuple[Pre
     """Check a prior by what was measured at the baseline.
 
     Args:
-        prior: As it is, its deviations not yet widened.
         runs: What each kernel did. Length K.
-        seed: Of draws from the prior.
     """
     return (*_rest(prior, runs, np.random.default_rng([seed, 1])), *_clocks(prior, runs))
 

@@ -35,12 +35,10 @@ def given_rows(
     """Return draws as rows at other clocks leave them; as they are where there are none.
 
     Args:
-        drawn: As the prior has them.
         sample_set: Samples of every kernel at the baseline, and of some elsewhere.
         settings: Length S.
         baseline: Index of the baseline.
         gpu: What is known of it: its fastest clocks are those that auto stands for.
-        seed: Of the draws.
     """
     runs = _run_logs(sample_set, settings, baseline)
     away = np.zeros(runs.kernels, dtype=bool)

@@ -136,9 +136,7 @@ def baseline_runs(
 
     Args:
         sample_set: Samples at the baseline only.
-        baseline: Its clocks.
         mem_mhz: Memory clock that auto stands for, where nobody read it.
-        limit_w: Power limit.
 
     Raises:
         DataError: A power that no GPU with such a limit draws.
@@ -177,13 +175,6 @@ def draw_tables(  # noqa: PLR0913 - three of them say only how it is drawn
 
     Args:
         sample_set: Samples of every kernel at the baseline, and of some at other clocks.
-        baseline: Its clocks.
-        prior: What is known of the GPU.
-        runs: What each kernel did at the baseline.
-        settings: Clocks that a plan may hold, beside the baseline.
-        draws: How many tables.
-        seed: Of the draws.
-        progress: Told which share of the draws is done.
 
     Raises:
         DataError: The whole step does not agree with its kernels.
@@ -227,11 +218,8 @@ def savings_after_measuring(
     """Predict what each strategy would bring to one who measures and plans.
 
     Args:
-        tables: The drawn ones.
         max_slowdown: Time budget as a fraction above the baseline; not negative, so that the
             baseline keeps it.
-        confidence: Of the intervals, 0 to 1.
-        progress: Told which share is done.
 
     Raises:
         ValueError: A budget that no choice keeps.
@@ -262,7 +250,6 @@ def savings_without_measuring(
     Args:
         tables: The drawn ones; the plan is made for their mean.
         max_slowdown: Time budget as a fraction above the baseline.
-        confidence: Of the intervals, 0 to 1.
     """
     strategy = Strategy.KERNEL_GLOBAL
     solved = solve_strategies(tables.mean(), Goal(max_slowdown=max_slowdown))

@@ -94,10 +94,8 @@ def value_of_information(
     """Say what one more sample of each entry is worth, with its noise.
 
     Args:
-        candidates: The entries.
         multiplier: What a second costs, in J.
         planned: Setting of each kernel in the plan as it is now; -1 is auto. Shape (K,).
-        promised: What the plan promises.
     """
     posterior, measurable = candidates.posterior, candidates.measurable
     time_s, energy_j = posterior.costs(candidates.counts)
@@ -153,14 +151,7 @@ def _for_choice(
 def _for_promise(
     candidates: Candidates, by_time: Floats, by_power: Floats, planned: Ints
 ) -> Floats:
-    """Return by how much a sample would narrow the promise. Shape (K, C).
-
-    Args:
-        candidates: What is known.
-        by_time: How what is promised moves with log time, in J. Shape (K, C).
-        by_power: Likewise, with log power. Shape (K, C).
-        planned: As of `value_of_information`.
-    """
+    """Return by how much a sample would narrow the promise. Shape (K, C)."""
     posterior = candidates.posterior
     promise = np.zeros_like(by_time)
     locked = np.flatnonzero(planned >= 0)

@@ -44,7 +44,6 @@ def expected_improvement_within(candidates: Candidates, budget: float) -> Floats
 
     Args:
         candidates: The entries; samples of them are exact.
-        budget: Fraction above auto's time that all kernels keep together.
 
     Returns:
         In J per step. Shape (K, C).

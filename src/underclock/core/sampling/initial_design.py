@@ -38,7 +38,6 @@ def greedy_d_optimal(
     Args:
         derivatives: Of what is measured by the parameters, over its noise. Shape (Q, N, C, P).
         information: Of the prior. Shape (P, P).
-        points: How many.
         allowed: Settings that may be chosen; by default all. Shape (C,).
         penalty: What having chosen a setting takes from the gain of all others. Shape (C,).
 
@@ -67,10 +66,8 @@ def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points
     Every memory clock may be among them. What is left out waits for what these tell.
 
     Args:
-        base: What is assumed of the GPU.
         core_mhz: Of every setting. Shape (C,).
         mem_mhz: Of every setting. Shape (C,).
-        points: How many.
     """
     family = Shared(base)
     top_mhz, fastest_mhz = float(core_mhz.max()), float(mem_mhz.max())

@@ -22,19 +22,12 @@ def multiplier_within(time_s: Floats, energy_j: Floats, limit_s: float) -> float
     Args:
         time_s: Of each setting; ``inf`` where it cannot be chosen. Shape (K, S).
         energy_j: Energy in J of the same. Shape (K, S).
-        limit_s: The time.
     """
     return _bisected(time_s, energy_j, lambda taken_s, _: taken_s > limit_s)[1]
 
 
 def multiplier_under(time_s: Floats, energy_j: Floats, limit_w: float) -> float:
-    """Return the greatest multiplier at which the choice draws no more than a mean power.
-
-    Args:
-        time_s: As of `multiplier_within`.
-        energy_j: Likewise.
-        limit_w: The power.
-    """
+    """Return the greatest multiplier at which the choice draws no more than a mean power."""
     return _bisected(time_s, energy_j, lambda taken_s, taken_j: taken_j <= limit_w * taken_s)[0]
 
 

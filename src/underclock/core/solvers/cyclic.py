@@ -93,7 +93,6 @@ class Cyclic:
         """Return the best schedule met that keeps the rules, no worse than any given.
 
         Args:
-            problem: The problem.
             start: Schedules to begin with. Shapes (n,).
             judge: Says which schedule is the best; its costs here unless given.
         """
@@ -215,7 +214,6 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
     """Offer cycles through the longest segment of a shortest path, and their mixtures.
 
     Args:
-        best: Takes what keeps every rule and is better.
         search: The best multipliers, and the settings that matter at them.
     """
     ring = search.ring
@@ -263,7 +261,6 @@ def offer_paths(best: Incumbent, search: DualSearch) -> None:
     """Offer the paths of a search, and mixtures of the best within the limits and beyond them.
 
     Args:
-        best: Takes what keeps every rule and is better.
         search: Holds the paths, and the multipliers that say which are best.
     """
     by_cost = _by_cost(search)

@@ -239,10 +239,7 @@ def search_multipliers(
     """Find the best multipliers.
 
     Args:
-        problem: The problem.
-        ring: It, laid out with all settings.
         start: Where to begin.
-        limits: When to end.
 
     Returns:
         The search, on a ring that may have fewer settings; ``None`` if no path is fast enough.
@@ -284,13 +281,7 @@ def most_time(problem: SequenceProblem, ring: Ring) -> float:
 
 
 def warm_start(problem: SequenceProblem, ring: Ring, *, max_paths: int = 60) -> WarmStart:
-    """Search a sample of the ring, where it is long enough to be sampled.
-
-    Args:
-        problem: The problem.
-        ring: It, laid out with all settings.
-        max_paths: Most shortest paths to search with.
-    """
+    """Search a sample of the ring, where it is long enough to be sampled."""
     n = len(problem.order)
     if n < 2 * _SAMPLE:
         return WarmStart(multiplier=None, settings=ring.settings)

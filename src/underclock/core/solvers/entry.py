@@ -45,7 +45,6 @@ def solve(
 
     Args:
         problem: A knapsack, or a step in which changing clocks takes time.
-        effort: How far to look.
         start: Schedules to begin with. Shapes (n,).
         judge: Says which schedule is the best; its costs in the problem unless given.
     """

@@ -204,7 +204,6 @@ def subsampled(time_s: Floats, energy_j: Floats, most: int) -> tuple[Floats, Flo
     Args:
         time_s: Ascending. Shape (T + 1,).
         energy_j: At each time. Shape (T + 1,).
-        most: At least 2.
     """
     if len(time_s) <= most:
         return time_s, energy_j

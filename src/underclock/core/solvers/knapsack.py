@@ -320,11 +320,9 @@ class PartialChoices:
         Args:
             move_time: Time of every move, relative to the base. Shape (I,).
             move_energy: Energy of every move, relative to the base. Shape (I,).
-            below: Energy to get below.
             latest: Greatest time from which the budget can still be met.
             rates: Multipliers. Shape (M,).
             floor: What a label's Lagrangian cost lacks of its bound, by multiplier. Shape (M,).
-            most: How many labels to keep.
 
         Returns:
             The labels, for each the flat index (I, N) of its move and parent, and the least bound

@@ -102,8 +102,6 @@ def ring_of(
     """Lay out a problem.
 
     Args:
-        problem: The problem.
-        cut: The invocation to cut the ring in.
         settings: The settings to leave in; all, if not given. Shape (S,).
         down: Round dwell down instead of up, where it has too many values.
 
@@ -215,13 +213,7 @@ class Lagrangian:
 
 
 def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
-    """Add multiplied time and switches to the energy of a ring's items and changes.
-
-    Args:
-        ring: The ring.
-        time: Multiplier of time, in joules per second.
-        switch: Multiplier of a change of setting, in joules.
-    """
+    """Add multiplied time and switches to the energy of a ring's items and changes."""
     cost = ring.energy + time * ring.time
     half = 0.5 * cost[0]
     cost[0] = half
@@ -287,8 +279,6 @@ def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
     """Return the least cost of reaching a segment, less the prefix sum at its start.
 
     Args:
-        ring: The ring.
-        lagrangian: Its costs.
         start: Cost of being at a setting at the cut; the half of item 0 not included. Shape (S,).
 
     Returns:
@@ -330,8 +320,6 @@ def shortest_path(
     """Return the least cost of a path once round the ring, and its settings. Shape (m + 1,).
 
     Args:
-        ring: The ring.
-        lagrangian: Its costs.
         through: Setting that item 0 must have at both ends; ``None`` for any at either.
     """
     start = np.zeros(ring.time.shape[1])

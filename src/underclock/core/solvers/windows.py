@@ -137,7 +137,6 @@ class WindowedGroups:
         """Find the choice of least energy within the time budget.
 
         Args:
-            effort: How far to look at given multipliers.
             rounds: Most choices to look for, before some that only seek to keep the limit.
             priced_s: What each setting takes of the budget beside its time. Shape (G, S).
         """
@@ -151,10 +150,6 @@ class WindowedGroups:
 
         The knapsack has its parts changed over: least time, while what is drawn beyond the limit
         comes to no more than nothing.
-
-        Args:
-            effort: As of `cheapest`.
-            rounds: Likewise.
         """
         # The solver takes no negative numbers: each group's least is taken off, and off the budget.
         least_j = self.beyond_j.min(axis=1)
@@ -296,8 +291,6 @@ def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[F
 
     Args:
         cost_j: ``inf`` where a setting is not available. One row for each multiplier.
-        beyond_j: What each draws beyond the limit. Likewise.
-        multipliers: One for each row.
 
     Returns:
         The costs, and what was added to those of any choice so that none is negative.

@@ -126,8 +126,6 @@ def find_change_point(
     Args:
         edges_s: Start of the first tick, then the end of every tick, ascending. Shape (N + 1,).
         asked_s: When the new clock was asked for; nothing changes before.
-        before: The level of the old clock.
-        after: The level of the new clock.
     """
     if not tell_apart(before, after):
         return ChangePoint(status=TraceStatus.ALIKE)

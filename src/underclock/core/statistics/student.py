@@ -11,9 +11,6 @@ def student_quantile(freedom: float) -> float:
 
     With t = √f tan θ its density goes as cos θ to the power f - 1, whose integral is concave:
     Newton's steps from 0 never pass the angle that is looked for.
-
-    Args:
-        freedom: Degrees of freedom f, 1 or more.
     """
     power = freedom - 1.0
     halves = math.lgamma(0.5 * freedom) - math.lgamma(0.5 * freedom + 0.5)

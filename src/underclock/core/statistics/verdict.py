@@ -107,7 +107,6 @@ def mean_change(
         auto: One total per run, positive. Shape (N,).
         plan: One total per run, positive. Shape (N,).
         random: Where the resamples come from.
-        resamples: R.
 
     Raises:
         ValueError: The arms are empty, or have not equally many runs.
@@ -169,8 +168,6 @@ def judge(
     with its repeats settled beforehand: repeating until the verdict pleases errs more often.
 
     Args:
-        energy: Change of energy.
-        time: Change of time.
         promise: Greatest change of energy that the promise allows: the upper end of its interval,
             or what it promised where it has none. A saving is negative.
         budget: Greatest change of time allowed; ``None`` where time was free.
@@ -271,7 +268,6 @@ def halves(row: Ints, random: np.random.Generator) -> Bools:
 
     Args:
         row: Row of each run; every row has two at least. Shape (N,).
-        random: Draws the halves.
     """
     order = np.lexsort((random.random(len(row)), row))
     taken = np.bincount(row)

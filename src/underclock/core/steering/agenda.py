@@ -48,22 +48,13 @@ _LONGEST_GRAPH = 4000  # launches
 
 
 def first_measurements(kernels: int, *, whole: bool) -> int:
-    """Return about how many measurements come before energy alone decides what is next.
-
-    Args:
-        kernels: Of the step.
-        whole: Whether the step is run whole too.
-    """
+    """Return about how many measurements come before energy alone decides what is next."""
     steps = _WHOLE_STEPS - 1 + len(_STEPS) if whole else 0
     return fewest_measurements(whole=whole) + kernels + steps + len(_LADDER)
 
 
 def fewest_measurements(*, whole: bool) -> int:
-    """Return how many measurements come before the first kernel.
-
-    Args:
-        whole: Whether the step is run whole too.
-    """
+    """Return how many measurements come before the first kernel."""
     of_step = 1 + _METERED_STEPS if whole else 0
     return of_step + len((IDLING, COMPANIONS))
 
@@ -94,9 +85,7 @@ class SteeringAgenda:
         """Look at what is on file.
 
         Args:
-            samples: Everything measured.
             shape: How idle power is assumed to follow clock and temperature.
-            companion: Whether the hot companion can run.
         """
         # What was measured at held clocks, in the same file, steers nothing.
         windows = tuple(window for window in samples.windows if window.asked.is_auto)

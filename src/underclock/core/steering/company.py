@@ -79,14 +79,7 @@ class _Curve:
 
     @classmethod
     def of(cls, core_mhz: Floats, power_w: Floats, spread: Floats, of_idle: Floats) -> "_Curve":
-        """Fit measurements.
-
-        Args:
-            core_mhz: Shape (N,).
-            power_w: Shape (N,).
-            spread: Standard deviations, as fractions. Shape (N,).
-            of_idle: Standard deviations by the errors of idling, as fractions. Shape (N, I).
-        """
+        """Fit measurements."""
         log_mhz, log_w = np.log(core_mhz), np.log(power_w)
         apart = len(np.unique(np.round(core_mhz / 15.0)))  # a clock bin: closer ones are the same
         degree = min(_BENDS, apart - 1)
@@ -152,7 +145,6 @@ class Company:
         Args:
             mixed: All measurements in company; others are passed over.
             shape: How idle power is assumed to follow clock and temperature.
-            fastest_mem_mhz: Memory clock of a GPU left to itself.
             below_w: What the companion draws where it runs at the clock that is read.
         """
         alone = [sample for sample in mixed if not sample.mix.launches]
@@ -228,8 +220,6 @@ class Company:
         """Return the mean power of one part of a mix, the others taken off.
 
         Args:
-            sample: The mix.
-            hot_s: How long the companion ran in a round.
             kernel_s: How long the kernel did. Where it is 0 the companion is what is left.
 
         Returns:

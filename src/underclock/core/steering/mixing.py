@@ -33,8 +33,6 @@ def spin_mhz(mix: Mix, idle_s: float | None, highest_mhz: float | None) -> float
     """Return the core clock by how long idling took; ``None`` where there was too little of it.
 
     Args:
-        mix: What was asked for.
-        idle_s: Idling in a round as it was.
         highest_mhz: Core clock at which it lasts as asked; ``None`` where it does not tell.
     """
     if idle_s is None or highest_mhz is None or mix.idle_s < mix.pieces * METER_S / 2:
@@ -49,10 +47,7 @@ def launch_clocks(
     """Return the core clock of each launch of a round, by idling before and after it.
 
     Args:
-        mix: What was asked for.
         pieces_s: Idling as it was, in each piece of company; not empty.
-        highest_mhz: Core clock at which it lasts as asked.
-        launches: In a round.
 
     Returns:
         Clocks in MHz; none where pieces are too short to tell it.
@@ -151,7 +146,6 @@ def mix_at(
         core_mhz: The clock wanted; at the boost clock it boosts for sure.
         seen: What is known of the kernel or the step; of the companion itself nothing.
         bench: Where it runs.
-        most_launches: Of the kernel or the step in a round.
 
     Returns:
         The mix; ``None`` where no company brings it there, or so much that nothing is left to see.
@@ -180,12 +174,6 @@ def mix_at(
 
 def thinned(core_mhz: float, seen: DrawAtClock, idle_w: float, limit_w: float) -> Mix | None:
     """Return the round in which a kernel stays below the cap at a clock it cannot hold alone.
-
-    Args:
-        core_mhz: The clock.
-        seen: What it drew and took at the cap.
-        idle_w: What idling draws at the clock.
-        limit_w: Mean power at which the cap holds a round.
 
     Returns:
         The mix; ``None`` where idling itself draws about as much as the limit, or where launches

@@ -33,10 +33,6 @@ def peak_w(left: Sequence[Left], limit_w: float) -> float:
     On an H200 with a limit of 700 W eleven products thinned out by idling all drew 963 to 986 W,
     reading 1980 MHz, and took as long as at about 1800: something faster than the cap held them,
     and no clock that is read shows it.
-
-    Args:
-        left: What is left of mixes for their kernels.
-        limit_w: Power limit of the GPU.
     """
     most: dict[str, float] = {}
     boost_mhz = max((one.core_mhz for one in left), default=0.0)
@@ -80,7 +76,6 @@ def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> flo
     Args:
         pile_w: What several kernels draw at most; ``inf`` where they differ.
         companion: At boost; ``None`` where it was not seen there.
-        limit_w: Power limit of the GPU.
     """
     if companion is None:
         return pile_w
@@ -92,12 +87,7 @@ def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> flo
 
 
 def companion_at_boost(mixed: Sequence[Window], company: Company) -> AtBoost | None:
-    """Return what the hot companion did at boost; ``None`` where it was at one clock at most.
-
-    Args:
-        mixed: As measured.
-        company: What idling draws.
-    """
+    """Return what the hot companion did at boost; ``None`` where it was at one clock at most."""
     rungs = []
     for sample in mixed:
         if sample.mix.launches or sample.hot_s is None:
@@ -124,7 +114,6 @@ def below_peak(left: Sequence[Left], peak: float) -> tuple[Left, ...]:
     """Return what ran at the clock that was read: not what a peak of power held.
 
     Args:
-        left: What is left of mixes for their kernels.
         peak: The greatest power there is, in W.
     """
     held_w = OFF_PEAK * peak
@@ -181,11 +170,7 @@ def taken_apart(
     """Take off what company drew, where everything ran at the clock that was read.
 
     Args:
-        mixed: As measured.
-        kernels: Of the step, in its order.
         shape: How idle power is assumed to follow clock and temperature.
-        own_mem_mhz: Memory clock of a GPU left to itself.
-        limit_w: Power limit of the GPU.
     """
     company = Company.of(mixed, shape, own_mem_mhz)
     left = taken_off(mixed, kernels, company)

@@ -6,12 +6,7 @@ from underclock.records import SampleSet, Window
 
 
 def at_cap(sample: Window, limit_w: float | None) -> bool:
-    """Whether the power cap held a measurement's clock.
-
-    Args:
-        sample: The measurement.
-        limit_w: Power limit of the GPU.
-    """
+    """Whether the power cap held a measurement's clock."""
     said = driver_says(sample.throttle_reasons)
     if said is not None or limit_w is None:
         return bool(said)

@@ -26,9 +26,7 @@ def spread(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
     each piece, and idling is long enough in each to tell the clock there.
 
     Args:
-        mix: What is to run, its company in one piece.
         launches_s: About how long each launch of the round takes. Length n.
-        hot_s: About how long a launch of the companion takes.
 
     Returns:
         The mix, alike but for where its company runs.
@@ -51,12 +49,7 @@ def spread(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
 
 
 def _places(ends_s: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Return the launches that end nearest to parts of the time; fewer where launches are long.
-
-    Args:
-        ends_s: Of each launch, ascending. Length n.
-        pieces: How many.
-    """
+    """Return the launches that end nearest to parts of the time; fewer where launches are long."""
     found = set()
     for piece in range(1, pieces + 1):
         at_s = ends_s[-1] * piece / pieces

@@ -71,11 +71,6 @@ def taken_off(
     one of the companion by itself tells what that is, of which a model learns how power goes with
     the clock.
     Where the clock moved within the step it tells nothing.
-
-    Args:
-        mixed: As measured.
-        kernels: Of the step, in its order.
-        company: What idling and the companion draw.
     """
     left: list[Left] = []
     # The companion by itself is no launch of ours that was timed.
@@ -182,13 +177,7 @@ def _once_s(sample: Window, kernels: Sequence[Kernel]) -> float:
 
 
 def _power(sample: Window, company: Company, scale: float) -> Draw | None:
-    """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known.
-
-    Args:
-        sample: The mix.
-        company: What idling and the companion draw.
-        scale: By how much launches took longer in its window than when timed.
-    """
+    """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known."""
     hot_s = scale * sample.mix.hot * (sample.hot_s or 0.0)
     own_s = scale * sample.mix.launches * sample.kernel_s[0] if sample.mix.launches else 0.0
     draw = company.left(sample, hot_s, own_s)
@@ -218,13 +207,7 @@ class StepDraw:
 def step_draws(
     mixed: Sequence[Window], kernels: Sequence[Kernel], company: Company
 ) -> tuple[StepDraw, ...]:
-    """Return what the whole step drew, at every clock at which it ran.
-
-    Args:
-        mixed: As measured.
-        kernels: Of the step, in its order.
-        company: What idling and the companion draw.
-    """
+    """Return what the whole step drew, at every clock at which it ran."""
     draws = []
     for sample in mixed:
         if sample.kernel or not sample.kernel_s or is_uneven(sample):

@@ -44,12 +44,7 @@ class Known:
         return known
 
     def after(self, core_mhz: float, variance: float) -> "Known":
-        """Return what will be known after one more measurement.
-
-        Args:
-            core_mhz: Where.
-            variance: Of log power, as measured there.
-        """
+        """Return what will be known after one more measurement."""
         x, precision = math.log(core_mhz / 1000.0), 1.0 / variance
         return Known(
             self.level + precision,
@@ -71,13 +66,7 @@ class Known:
 
 
 def variance_in(mix: Mix, own: DrawAtClock, bench: Bench) -> float:
-    """Return how surely a mix is expected to tell a kernel's power: a variance of its logarithm.
-
-    Args:
-        mix: What would run.
-        own: What the kernel is expected to do in it.
-        bench: Where.
-    """
+    """Return how surely a mix is expected to tell a kernel's power: a variance of its logarithm."""
     own_j = mix.launches * own.time_s * own.power_w
     round_j, spread2 = own_j, 0.0
     company = bench.company

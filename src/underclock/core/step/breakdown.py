@@ -185,8 +185,6 @@ def settle_auto(table: CostTable, in_situ: tuple[Window, ...], capped: Bools) ->
     """Make the auto column add up to the step as it really runs; other columns stay as measured.
 
     Args:
-        table: Costs with an isolated auto column.
-        in_situ: Samples of the whole step at auto.
         capped: Which kernels were at the power cap when measured alone at auto. Shape (K,).
 
     Raises:

@@ -63,7 +63,6 @@ def is_power_capped(samples: Sequence[Window], limit_w: float, margin: CapMargin
 
     Args:
         samples: Of one campaign; where the driver was asked of any, what it said decides for all.
-        limit_w: Power limit.
         margin: Part of it, where the driver was not asked.
     """
     said = [driver_says(sample.throttle_reasons) for sample in samples]
@@ -179,7 +178,6 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
     """Return the greatest mean power in W that the loop sees in a step.
 
     Args:
-        cap: How it averages.
         time_s: Of each launch. Shape (n,).
         energy_j: Of each launch. Shape (n,).
     """
@@ -228,11 +226,6 @@ def clock_moves(sample: Window) -> bool:
 def settled_at(cap: PowerCap, costs: LaunchCosts, mean_w: float) -> tuple[PowerCap, SettledStep]:
     """Say where a step at auto settles whose mean power was measured; loops settle below the limit.
 
-    Args:
-        cap: What holds it, the limit a guess.
-        costs: Of one launch.
-        mean_w: Mean power of the step at auto.
-
     Returns:
         The cap, and the step under it.
     """
@@ -249,8 +242,6 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     """Say how a schedule runs under the cap.
 
     Args:
-        cap: What holds it.
-        costs: Of one launch.
         choice: Setting of each launch. Shape (n,).
     """
     time_s, energy_j = costs.time_s[cap.order, choice], costs.energy_j[cap.order, choice]

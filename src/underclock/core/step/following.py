@@ -234,7 +234,6 @@ def launch_at(at_s: Floats, period: StepPeriod, duration_s: Floats) -> Ints:
 
     Args:
         at_s: Moments, on the log's clock. Shape (N,).
-        period: When steps began.
         duration_s: Duration of each launch in turn, in any unit, for only their shares of a step
             count. Shape (L,).
 

@@ -50,8 +50,6 @@ class Heat:
 
         Args:
             mean_w: Mean power of the step at the temperature it has at auto.
-            auto_w: Mean power of the step at auto.
-            w_per_c: Rise of its power with temperature.
         """
         loop = self.c_per_w * w_per_c
         extra: Values = loop * (mean_w - auto_w) / (1.0 - loop)
@@ -204,9 +202,6 @@ def _means(
     """Return the settings, and mean time and energy of one invocation, ``inf`` without a sample.
 
     Means are those of `math.fsum`; most tables have one row of everything, and need none.
-
-    Returns:
-        Settings, slowest first; s and J. Length S, shapes (K, S).
     """
     index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
     columns: dict[Clocks, int] = {}

@@ -37,7 +37,6 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
 
     Args:
         table: Costs at locked clocks, cap apart; the baseline is its last setting.
-        sample_set: With measurements of the whole step at auto.
         limit_w: Power at which kernels alone are held; ``inf`` where none was.
 
     Returns:
@@ -77,7 +76,6 @@ def settled_step(table: CostTable, choice: Ints) -> SettledStep:
     """Say how a schedule runs.
 
     Args:
-        table: Costs of the step.
         choice: Setting of each launch; the baseline among others asks for boost. Shape (n,).
 
     Raises:
@@ -91,7 +89,6 @@ def step_cost(table: CostTable, choice: Ints) -> Cost:
     """Return what a schedule costs, against auto.
 
     Args:
-        table: Costs of the step.
         choice: Setting of each launch. Shape (n,).
     """
     return step_cost_and_heat(table, choice)[0]
@@ -101,7 +98,6 @@ def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
     """Return what a schedule costs, and what of its change of energy heat adds.
 
     Args:
-        table: Costs of the step.
         choice: Setting of each launch. Shape (n,).
     """
     if (choice == table.baseline).all():
@@ -278,8 +274,6 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
 
     Args:
         table: Costs of the step under the limit it was measured at.
-        limit_w: The other limit.
-        known_limit_w: The one it was measured at.
 
     Raises:
         ValueError: Costs are of kernels alone.

@@ -146,12 +146,7 @@ def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
 
 
 def whole_step_notes(sample_set: SampleSet, by_kernel: Mapping[str, Choice]) -> tuple[str, ...]:
-    """Say what a plan for a step that ran whole only is, and what its clock does to each pass.
-
-    Args:
-        sample_set: Of that step.
-        by_kernel: As `shared_out` returns it.
-    """
+    """Say what a plan for a step that ran whole only is, and what its clock does to each pass."""
     whole = (
         "the step ran whole only, so one clock is chosen for all of it; which pass draws what "
         "cannot be told from whole steps, and energies of kernels are shares by time"

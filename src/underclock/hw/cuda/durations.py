@@ -66,7 +66,6 @@ def mean_durations(seen: Iterable[Sequence[TracedActivity]], runs: Runs) -> dict
 
     Args:
         seen: What the GPU did for each launch of a graph, in order; also of other graphs.
-        runs: What was launched.
 
     Returns:
         By place; ``None`` where some run was not seen whole.

@@ -131,10 +131,7 @@ def splitting(
     same in each replay, and their kernels are those of the real step.
 
     Args:
-        torch: PyTorch.
-        parts: Of the step that the block runs.
         waiting: Further operators that no graph holds, as `waiting_operators` names them.
-        backend: Whose kernels to wrap, by PyTorch's name.
     """
     with ExitStack() as stack:
         if hasattr(torch.library, "get_kernel"):  # torch 2.10 and newer
@@ -163,9 +160,7 @@ def waiting_operators(
     """Return which operators, run between parts, take with them what no graph holds.
 
     Args:
-        torch: PyTorch.
         seen: Operators inside which the host waited, each with its callers, outermost first.
-        backend: As for `splitting`.
 
     Returns:
         Names with their overloads, as the dispatcher lists them: of each the outermost that has a

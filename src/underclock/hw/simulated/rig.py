@@ -68,11 +68,7 @@ def simulated_driver(
 
     Args:
         model: Name, as in ``sim:NAME``, or a model.
-        count: How many GPUs.
-        seed: Of their noise.
-        root: Whether the process may write.
         read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
-        faults: What goes wrong, and when.
         unit: Which unit of the model GPU 0 is; the others follow. Unit 0 is the model itself.
 
     Raises:

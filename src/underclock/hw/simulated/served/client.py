@@ -147,7 +147,6 @@ class Control:
         """Let something go wrong, until `heal`.
 
         Args:
-            name: One of `faults.FAULT_NAMES`.
             value: For how many seconds setters hang, or the power limit in W that is set.
             gpu: Which GPU; by default all.
 

@@ -140,9 +140,6 @@ def served_gpus(
 
     Args:
         model: Name, as in ``sim:NAME``, or a model.
-        path: Of the socket.
-        count: How many GPUs.
-        seed: Of their noise.
         load: A step that each of them runs over and over; by default they rest.
         speed: Virtual seconds in one of the machine's.
         everyone: Whether all users may look at them, as at real ones; only root, and who serves
