@@ -18,6 +18,7 @@ _COMMANDS = {
     "tune": "Find clocks for a training command: the next ones, in one folder.",
     "trace": "List the kernels of a training step.",
     "measure": "Measure kernels at the clock pairs that decide a plan.",
+    "job": "Describe a job of many GPUs, for a plan.",
     "breakdown": "Show where a step's energy goes at auto clocks.",
     "fit": "Fit one model of a GPU to its samples.",
     "watch": "Log what a GPU's clocks do, kernel by kernel.",

@@ -5,11 +5,13 @@
 * `plan_tables`, `measured_tables`: what commands print; `terminal` makes it fit narrow terminals
 * `page`: one self-contained HTML page of a plan, and of its validation where there is one
 * `figures`: the page's figures; `chart` is a drawing as data, and draws it of `svg` elements
+* `job`: a job of many GPUs and its plan
 * `run`: a run under a plan, as a line, a table and a page
 
 jinja2 loads when a page is made, not before.
 """
 
+from underclock.report.job import job_plan_tables, job_tables
 from underclock.report.measured_tables import (
     breakdown_tables,
     check_page,
@@ -41,6 +43,8 @@ __all__ = [
     "clock_log_table",
     "closing_line",
     "fit_tables",
+    "job_plan_tables",
+    "job_tables",
     "latency_table",
     "page",
     "plan_tables",

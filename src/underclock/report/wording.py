@@ -38,6 +38,10 @@ ARM_TITLES: dict[str, str] = {
     Strategy.KERNEL_LOCAL: "kernel, local",
     Strategy.KERNEL_GLOBAL: "kernel, global",
     Strategy.ACHIEVABLE: "achievable here",
+    Strategy.RANK: "each rank",
+    Strategy.DIRECTION: "each rank and direction",
+    Strategy.INSTRUCTION: "each instruction",
+    Strategy.KERNEL: "kernels in instructions",
 }
 
 ARM_SENTENCES: dict[str, str] = {

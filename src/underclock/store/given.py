@@ -9,6 +9,7 @@ import msgspec
 from underclock.errors import DataError, UsageError
 from underclock.records import Plan, Record, SampleSet, Score, Step, Validation
 from underclock.records.fitted import GpuFit
+from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC
@@ -17,7 +18,7 @@ from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit
+Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit | Job | JobPlan
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
@@ -27,6 +28,8 @@ _KINDS: Final[dict[str, type[Saved]]] = {
     "validation": Validation,
     "latencies": LatencyTable,
     "fit": GpuFit,
+    "job": Job,
+    "job plan": JobPlan,
 }
 
 
@@ -106,7 +109,7 @@ def load(path: str | Path) -> Saved:
     """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
 
     Args:
-        path: A step, samples, a plan, a score, a validation, latencies or a fit.
+        path: A step, samples, a plan, a score, a validation, latencies, a fit, a job or its plan.
 
     Raises:
         DataError: It cannot be read.
@@ -120,7 +123,7 @@ def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
     """Write a record as the command that makes it does: `load` reads it.
 
     Args:
-        record: A step, samples, a plan, a score, a validation, latencies or a fit.
+        record: A step, samples, a plan, a score, a validation, latencies, a fit, a job or its plan.
         path: Where to; samples as a database.
         force: Whether an existing file may be replaced; samples never are.
 

@@ -1,0 +1,173 @@
+"""``underclock job``: what the ranks of a job do, from a schedule's name and what stages cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from underclock.app.options import DURATION, force_option, json_option, output_option
+from underclock.app.output import check_place, deliver, print_table
+from underclock.errors import UsageError
+from underclock.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from underclock.records.job import Job, Profile, Waiting
+
+_SCHEDULES = {
+    "1f1b": "A forward and a backward in turn, after as many forwards as stages follow.",
+    "gpipe": "Every forward, then every backward.",
+    "interleaved": "1F1B with several chunks of the model on each rank.",
+    "zero-bubble": "1F1B with gradients of weights where a rank would wait (ZB-H1).",
+}
+_WAITING_SHARE = 0.2
+"""Of the greatest power of a stage's profile: what waiting draws where it is not given. Measured:
+148 W of 690 on an H200, 83 to 143 of 400 on A100s, 52 to 89 of 300 on A40s (FACTS 3a; Perseus)."""
+
+
+@click.group(name="job")
+def command() -> None:
+    """Describe a job of many GPUs: who does what, and who waits for whom.
+
+    The answer is for `underclock plan`.
+
+    Example: underclock job 1f1b --stages 8 --microbatches 128 --profile profile.csv -o job.json
+    """
+
+
+def _add(schedule: str, summary: str) -> None:
+    """Give a schedule its command."""
+
+    @command.command(name=schedule, help=f"{summary}\n\nStages and ranks are counted from 0.")
+    @click.option("--stages", type=int, required=True, help="Ranks of one pipeline.")
+    @click.option(
+        "--microbatches", type=int, required=True, help="That a pipeline takes in an iteration."
+    )
+    @click.option(
+        "--profile",
+        type=click.Path(path_type=Path),
+        required=True,
+        metavar="CSV",
+        help="What instructions cost: stage,instruction,frequency,time,energy (MHz, s, J).",
+    )
+    @click.option(
+        "--blocked-power",
+        type=float,
+        metavar="W",
+        help="What a rank draws while it waits. [default: a fifth of its stage's greatest]",
+    )
+    @click.option("--chunks", type=int, default=1, help="Pieces of the model on each rank.")
+    @click.option("--data", type=int, default=1, help="Pipelines that train together.")
+    @click.option("--tensor", type=int, default=1, help="Ranks that share each stage.")
+    @click.option(
+        "--transfer",
+        default="",
+        metavar="TIMES",
+        help="What a microbatch takes from stage to stage: 5ms, or one time per boundary.",
+    )
+    @click.option("--load", type=DURATION, default="0s", help="Bringing a microbatch's data takes.")
+    @click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
+    @click.option("--gpu-name", help="What the profile was measured on.")
+    @output_option("job", required=False)
+    @json_option
+    @force_option
+    def scheduled(**asked: Any) -> None:  # noqa: ANN401 - what the options above say
+        _scheduled(schedule, **asked)
+
+
+for _name, _summary in _SCHEDULES.items():
+    _add(_name, _summary)
+
+
+def _scheduled(
+    schedule: str,
+    *,
+    profile: Path,
+    output: Path | None,
+    as_json: bool,
+    force: bool,
+    **asked: Any,  # noqa: ANN401 - of a `Shape` mostly, by its names
+) -> None:
+    from underclock.core.job.schedules import Shape
+    from underclock.report import job_tables
+
+    check_place(output, force=force, inputs=(profile,))
+    blocked_w, gpu_name = asked.pop("blocked_power"), asked.pop("gpu_name")
+    times_s = tuple(parse_duration(each) for each in asked.pop("transfer").split(",") if each)
+    load_s, reduce_s = asked.pop("load"), asked.pop("all_reduce")
+    shape = Shape(**asked, transfer_s=times_s, load_s=load_s, reduce_s=reduce_s)
+    job = job_of(schedule, profile, shape, blocked_w=blocked_w, gpu_name=gpu_name)
+    deliver(
+        job,
+        output,
+        lambda: print_table(*job_tables(job)),
+        as_json=as_json,
+        force=force,
+        warnings=job.warnings,
+    )
+
+
+def job_of(
+    schedule: str,
+    profile: Path,
+    shape: Any,  # noqa: ANN401 - a `Shape`, which is heavy to load
+    *,
+    blocked_w: float | None = None,
+    gpu_name: str | None = None,
+) -> "Job":
+    """Lay out a job from a schedule's name and a CSV profile of its stages.
+
+    Args:
+        schedule: One of `SCHEDULES`.
+        profile: The table.
+        shape: A `Shape`.
+        blocked_w: What a rank draws while it waits; ``None`` for a share of its stage's greatest.
+        gpu_name: What the profile was measured on; ``None`` for its file's name.
+
+    Raises:
+        DataError: The table cannot be read, or lacks a stage.
+        UsageError: There is no such job.
+    """
+    from msgspec.structs import replace
+
+    from underclock.core.job.schedules import pipeline
+    from underclock.records import GpuInfo
+    from underclock.store.profiles import read_profiles
+
+    if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
+        raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
+    profiles = read_profiles(profile)
+    job = pipeline(
+        schedule,
+        shape,
+        profiles,
+        waiting={each: _waiting(each, profiles, blocked_w) for each in range(shape.stages)},
+        gpu=GpuInfo(name=gpu_name or f"the GPU of {profile.name}"),
+        workload=profile.stem,
+    )
+    if blocked_w is not None:
+        return job
+    watts = sorted({round(rank.waiting[-1].power_w) for rank in job.ranks})
+    words = f"{watts[0]} W" if len(watts) == 1 else f"{watts[0]} to {watts[-1]} W"
+    assumed = (
+        f"what waiting draws was not given: {words} is assumed, a "
+        "fifth of each stage's greatest power; measured, give it with --blocked-power"
+    )
+    return replace(job, warnings=(*job.warnings, assumed))
+
+
+def _waiting(
+    stage: int, profiles: "Mapping[str, Profile]", blocked_w: float | None
+) -> tuple["Waiting", ...]:
+    from underclock.records.job import Waiting
+
+    if blocked_w is not None:
+        return (Waiting(power_w=blocked_w),)
+    powers = [
+        (row.energy_j or 0.0) / row.time_s
+        for name, profile in profiles.items()
+        if name.startswith(f"stage {stage} ")
+        for row in profile.rows
+    ]
+    return (Waiting(power_w=_WAITING_SHARE * max(powers, default=0.0)),)

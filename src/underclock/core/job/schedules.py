@@ -1,0 +1,425 @@
+"""Pipeline schedules by name: what each stage does in which order, and who waits for whom.
+
+* ``gpipe``: every forward, then every backward (Huang et al., 2019).
+* ``1f1b``: a stage runs ahead by as many forwards as stages follow it, then a forward and a
+  backward in turn (PipeDream-Flush, Narayanan et al., 2021).
+* ``interleaved``: the same with several pieces of the model on each rank (Megatron-LM, Narayanan
+  et al., SC'21).
+* ``zero-bubble``: gradients of weights fill what would be waiting (ZB-H1, Qi et al., 2024): no more
+  microbatches in flight than in ``1f1b``.
+
+A piece of the model is a virtual stage: with S ranks, chunk c of rank s is virtual stage c S + s.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+
+import msgspec
+
+from underclock.errors import DataError, UsageError
+from underclock.records import Evidence, GpuInfo
+from underclock.records.job import (
+    Instruction,
+    InstructionKind,
+    Job,
+    Profile,
+    Rank,
+    Wait,
+    Waiting,
+)
+from underclock.units import name_hint
+
+FORWARD, BACKWARD, WEIGHTS = (
+    InstructionKind.FORWARD,
+    InstructionKind.BACKWARD,
+    InstructionKind.WEIGHTS,
+)
+_Task = tuple[InstructionKind, int, int]
+"""What is done, of which microbatch, of which chunk."""
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+_RENDEZVOUS = {"1f1b", "gpipe"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """How a job is laid out over ranks.
+
+    Attributes:
+        stages: Ranks of one pipeline.
+        microbatches: That a pipeline takes in one iteration.
+        chunks: Pieces of the model on each rank.
+        data: Pipelines that train together.
+        tensor: Ranks that share each stage.
+        transfer_s: What moving a microbatch over each boundary between stages takes; one number is
+            of every boundary, none is no time at all.
+        load_s: What bringing a microbatch's data takes on the first stage.
+        reduce_s: What summing gradients over pipelines takes at the end.
+    """
+
+    stages: int
+    microbatches: int
+    chunks: int = 1
+    data: int = 1
+    tensor: int = 1
+    transfer_s: tuple[float, ...] = ()
+    load_s: float = 0.0
+    reduce_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "microbatches", "chunks", "data", "tensor"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"a job has one or more {name}, not {getattr(self, name)}")
+        times = (*self.transfer_s, self.load_s, self.reduce_s)
+        if not all(0.0 <= each_s < 1e9 for each_s in times):  # noqa: PLR2004 - 30 years
+            raise UsageError(f"times are not negative, got {min(times)} s")
+        if len(self.transfer_s) not in {0, 1, self.stages - 1}:
+            raise UsageError(
+                f"{len(self.transfer_s)} transfer times for {self.stages - 1} boundaries",
+                hint="give one for all, or one per boundary: --transfer 5ms,43ms,5ms",
+            )
+
+    def transfer_between_s(self, stage: int, other: int) -> float:
+        """Return what a transfer between two stages takes; from last to first as the slowest."""
+        if not self.transfer_s:
+            return 0.0
+        if len(self.transfer_s) == 1:
+            return self.transfer_s[0]
+        return (
+            self.transfer_s[min(stage, other)] if abs(stage - other) == 1 else max(self.transfer_s)
+        )
+
+
+def pipeline(
+    schedule: str,
+    shape: Shape,
+    profiles: Mapping[str, Profile],
+    *,
+    waiting: Mapping[int, tuple[Waiting, ...]],
+    gpu: GpuInfo,
+    workload: str,
+    evidence: Evidence = Evidence.REPLAYED,
+) -> Job:
+    """Lay out one iteration of a pipeline.
+
+    Args:
+        schedule: One of `SCHEDULES`.
+        shape: Of the job.
+        profiles: ``stage 0 forward``, ``stage 0 backward`` and so on; per virtual stage or per
+            rank, whose chunks then share it evenly. With ``weights``, ``recompute`` and
+            ``optimizer`` beside them these are instructions of their own.
+        waiting: What ranks of each stage draw while they wait.
+        gpu: What ranks run on.
+        workload: What is trained.
+        evidence: Where the profiles come from.
+
+    Raises:
+        UsageError: There is no such schedule, or not of this shape.
+        DataError: A stage lacks a profile.
+    """
+    if schedule not in SCHEDULES:
+        raise UsageError(f"there is no schedule {schedule!r}", hint=name_hint(schedule, SCHEDULES))
+    if (shape.chunks > 1) != (schedule == "interleaved"):
+        raise UsageError(
+            f"{schedule} with {shape.chunks} chunks a rank",
+            hint="interleaved has two or more (--chunks 2), other schedules have one",
+        )
+    named = _Profiles(dict(profiles), shape, splits=schedule == "zero-bubble")
+    orders = [_ORDERS[schedule](shape, stage) for stage in range(shape.stages)]
+    meets = schedule in _RENDEZVOUS and any(shape.transfer_s)
+    ranks: list[Rank] = []
+    places: list[dict[_Task, int]] = []
+    for replica, tensor in product(range(shape.data), range(shape.tensor)):
+        for stage, order in enumerate(orders):
+            line = _Line(shape, stage, named, replica=replica * shape.tensor + tensor)
+            line.together = schedule == "1f1b"
+            for at, task in enumerate(order):
+                line.add(task, before=order[at - 1] if at else None, meets=meets)
+            line.end(order[-1], tensor=tensor, meets=meets)
+            places.append(line.places)
+            ranks.append(
+                Rank(
+                    stage=stage,
+                    data=replica,
+                    tensor=tensor,
+                    waiting=waiting[stage],
+                    instructions=tuple(line.instructions),
+                )
+            )
+    return Job(
+        evidence=evidence,
+        gpu=gpu,
+        workload=workload,
+        schedule=schedule,
+        microbatches=shape.microbatches,
+        ranks=tuple(ranks),
+        waits=() if meets else tuple(_waits(shape, ranks, places)),
+        profiles=named.used,
+        warnings=tuple(named.warnings),
+    )
+
+
+def _gpipe(shape: Shape, stage: int) -> list[_Task]:
+    del stage
+    every = range(shape.microbatches)
+    return [*((FORWARD, m, 0) for m in every), *((BACKWARD, m, 0) for m in every)]
+
+
+def _ahead(shape: Shape, stage: int) -> int:
+    """Return how many forwards a stage of 1F1B runs before its first backward may follow."""
+    return min(shape.stages - 1 - stage, shape.microbatches)
+
+
+def _one_forward_one_backward(shape: Shape, stage: int) -> list[_Task]:
+    ahead, count = _ahead(shape, stage), shape.microbatches
+    order: list[_Task] = [(FORWARD, m, 0) for m in range(ahead)]
+    for m in range(ahead, count):
+        order += [(FORWARD, m, 0), (BACKWARD, m - ahead, 0)]
+    return [*order, *((BACKWARD, m, 0) for m in range(count - ahead, count))]
+
+
+def _interleaved(shape: Shape, stage: int) -> list[_Task]:
+    if shape.microbatches % shape.stages:
+        raise UsageError(
+            f"{shape.microbatches} microbatches on {shape.stages} stages cannot be interleaved",
+            hint="their number must be a multiple of the stages",
+        )
+    total = shape.microbatches * shape.chunks
+    ahead = min(2 * (shape.stages - stage - 1) + (shape.chunks - 1) * shape.stages, total)
+
+    def task(kind: InstructionKind, turn: int) -> _Task:
+        group, within = divmod(turn, shape.stages * shape.chunks)
+        chunk, m = divmod(within, shape.stages)
+        if kind is BACKWARD:
+            chunk = shape.chunks - 1 - chunk
+        return kind, group * shape.stages + m, chunk
+
+    order = [task(FORWARD, turn) for turn in range(ahead)]
+    for turn in range(ahead, total):
+        order += [task(FORWARD, turn), task(BACKWARD, turn - ahead)]
+    return [*order, *(task(BACKWARD, turn) for turn in range(total - ahead, total))]
+
+
+def _zero_bubble(shape: Shape, stage: int) -> list[_Task]:
+    """Return what list scheduling makes of passes that take one time unit each.
+
+    A backward goes first; then a forward, while fewer microbatches are in flight than in 1F1B; what
+    is left waiting is filled with gradients of weights.
+    """
+    return _list_scheduled(shape)[stage]
+
+
+def _list_scheduled(shape: Shape) -> list[list[_Task]]:
+    stages, count = shape.stages, shape.microbatches
+    ended: dict[tuple[InstructionKind, int, int], int] = {}  # kind, microbatch, stage: time unit
+    orders: list[list[_Task]] = [[] for _ in range(stages)]
+    done = [dict.fromkeys((FORWARD, BACKWARD, WEIGHTS), 0) for _ in range(stages)]
+    unit = 0
+    while any(each[WEIGHTS] < count for each in done):
+        for stage, each in enumerate(done):
+            f, b, w = each[FORWARD], each[BACKWARD], each[WEIGHTS]
+            given = unit if stage == 0 else ended.get((FORWARD, f, stage - 1), unit + 1)
+            after = (FORWARD, b, stage) if stage == stages - 1 else (BACKWARD, b, stage + 1)
+            if b < f and ended.get(after, unit + 1) <= unit:
+                kind = BACKWARD
+            elif f < count and f - w < stages - stage and given <= unit:
+                kind = FORWARD
+            elif w < b:
+                kind = WEIGHTS
+            else:
+                continue
+            m = each[kind]
+            ended[kind, m, stage] = unit + 1
+            each[kind] += 1
+            orders[stage].append((kind, m, 0))
+        unit += 1
+    return orders
+
+
+_ORDERS = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved": _interleaved,
+    "zero-bubble": _zero_bubble,
+}
+
+
+@dataclass
+class _Profiles:
+    """Which profile an instruction has; chunks that share a rank's are an even part of it."""
+
+    given: dict[str, Profile]
+    shape: Shape
+    splits: bool
+    used: dict[str, Profile] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def name(self, kind: InstructionKind, stage: int, chunk: int) -> str | None:
+        """Return a profile's name; ``None`` where nothing like it was given."""
+        shape = self.shape
+        virtual = chunk * shape.stages + stage
+        per_chunk = shape.chunks > 1 and f"stage {shape.stages} forward" in self.given
+        name = f"stage {virtual if per_chunk else stage} {kind}"
+        split = self.splits and f"stage {stage} {WEIGHTS}" not in self.given
+        source = f"stage {stage} {BACKWARD}" if split and kind is WEIGHTS else name
+        if source not in self.given:
+            if kind in {FORWARD, BACKWARD, WEIGHTS}:
+                raise DataError(
+                    f"there is no profile of {source!r}",
+                    hint=f"profiles are of {', '.join(sorted(self.given)[:4])} …: as many stages "
+                    "as --stages says (times --chunks, where chunks have their own)",
+                )
+            return None
+        parts = 1 if per_chunk or shape.chunks == 1 else shape.chunks
+        if split and kind in {BACKWARD, WEIGHTS}:
+            parts = 2
+            self._warn("no profile is of weights: half of each backward is taken for them, assumed")
+        elif parts > 1:
+            self._warn(
+                f"a chunk is taken for one of {parts} even parts of its rank's stage, assumed"
+            )
+        if name not in self.used:
+            self.used[name] = _part(self.given[source], parts)
+        return name
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
+
+
+def _part(profile: Profile, parts: int) -> Profile:
+    """Return what one of several even parts costs."""
+    rows = (
+        msgspec.structs.replace(
+            row,
+            time_s=row.time_s / parts,
+            energy_j=None if row.energy_j is None else row.energy_j / parts,
+            time_error_s=row.time_error_s / parts,
+            energy_error_j=row.energy_error_j / parts,
+        )
+        for row in profile.rows
+        if parts == 1 or not row.inside
+    )
+    return profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
+
+
+class _Line:
+    """The instructions of one rank as they are laid out."""
+
+    def __init__(self, shape: Shape, stage: int, profiles: _Profiles, replica: int) -> None:
+        self._shape, self._stage, self._profiles = shape, stage, profiles
+        self._replica = replica  # meetings of each are numbered apart
+        self.together = False  # whether a forward and a backward may cross a boundary at once
+        self.instructions: list[Instruction] = []
+        self.places: dict[_Task, int] = {}
+
+    def add(self, task: _Task, *, before: _Task | None, meets: bool) -> None:
+        """Add a task, with what comes before it.
+
+        Args:
+            task: What is done.
+            before: What this rank did before.
+            meets: Whether transfers hold both sides up.
+        """
+        kind, m, chunk = task
+        if meets:
+            self._transfers(before, task)
+        if kind is FORWARD and self._stage == 0 and chunk == 0 and self._shape.load_s:
+            self._fixed(InstructionKind.LOAD, self._shape.load_s, microbatch=m)
+        if kind is BACKWARD and (
+            name := self._profiles.name(InstructionKind.RECOMPUTE, self._stage, chunk)
+        ):
+            self.instructions.append(
+                Instruction(kind=InstructionKind.RECOMPUTE, microbatch=m, chunk=chunk, profile=name)
+            )
+        self.places[task] = len(self.instructions)
+        name = self._profiles.name(kind, self._stage, chunk)
+        self.instructions.append(Instruction(kind=kind, microbatch=m, chunk=chunk, profile=name))
+
+    def end(self, last: _Task, *, tensor: int, meets: bool) -> None:
+        """Add what follows the last task: its transfer, the sum of gradients, the optimizer."""
+        if meets:
+            self._transfers(last, None)
+        if self._shape.data > 1 and self._shape.reduce_s:
+            meeting = -1 - (tensor * self._shape.stages + self._stage)
+            self._fixed(InstructionKind.COLLECTIVE, self._shape.reduce_s, meeting=meeting)
+        name = self._profiles.name(InstructionKind.OPTIMIZER, self._stage, 0)
+        if name is not None:
+            self.instructions.append(Instruction(kind=InstructionKind.OPTIMIZER, profile=name))
+
+    def _transfers(self, before: _Task | None, after: _Task | None) -> None:
+        """Add what is sent after one task and received before the next.
+
+        In the steady part of 1F1B a forward that goes out and the backward that comes in over the
+        same boundary are one transfer: else two stages would each wait for the other to receive.
+        """
+        out, into = self._out(before), self._in(after)
+        if out is not None and into is not None and out[0] == into[0] and self.together:
+            forward, backward = sorted((out[1], into[1]), key=lambda task: task[0] is BACKWARD)
+            if forward[1] - backward[1] == self._shape.stages - 1 - out[0]:
+                self._transfer(out[0], forward)
+                return
+        for boundary in (out, into):
+            if boundary is not None:
+                self._transfer(*boundary)
+
+    def _out(self, task: _Task | None) -> tuple[int, _Task] | None:
+        """Return the boundary over which a task's result goes, and the task; ``None`` for none."""
+        if task is None:
+            return None
+        if task[0] is FORWARD:
+            return (self._stage, task) if self._stage < self._shape.stages - 1 else None
+        return (self._stage - 1, task) if self._stage else None
+
+    def _in(self, task: _Task | None) -> tuple[int, _Task] | None:
+        """Return the boundary over which a task is given its input, and who sends it."""
+        if task is None:
+            return None
+        if task[0] is FORWARD:
+            return (self._stage - 1, task) if self._stage else None
+        return (self._stage, task) if self._stage < self._shape.stages - 1 else None
+
+    def _transfer(self, boundary: int, task: _Task) -> None:
+        kind, m, _ = task
+        link = (self._replica * self._shape.stages + boundary) * 2 + (kind is FORWARD)
+        meeting = link * self._shape.microbatches + m
+        sends = (boundary == self._stage) == (kind is FORWARD)
+        self._fixed(
+            InstructionKind.SEND if sends else InstructionKind.RECEIVE,
+            self._shape.transfer_between_s(boundary, boundary + 1),
+            microbatch=m,
+            meeting=meeting,
+        )
+
+    def _fixed(
+        self,
+        kind: InstructionKind,
+        time_s: float,
+        *,
+        microbatch: int | None = None,
+        meeting: int | None = None,
+    ) -> None:
+        self.instructions.append(
+            Instruction(kind=kind, microbatch=microbatch, time_s=time_s, meeting=meeting)
+        )
+
+
+def _waits(shape: Shape, ranks: list[Rank], places: list[dict[_Task, int]]) -> list[Wait]:
+    """Say which forward and backward waits for whose, where transfers hold nobody up."""
+    last = shape.stages * shape.chunks - 1
+    at = {rank.place: i for i, rank in enumerate(ranks)}
+    waits = []
+    for i, rank in enumerate(ranks):
+        for (kind, m, chunk), place in places[i].items():
+            virtual = chunk * shape.stages + rank.stage
+            on = virtual - 1 if kind is FORWARD else virtual + 1
+            if kind is WEIGHTS or not 0 <= on <= last:
+                continue
+            on_chunk, on_stage = divmod(on, shape.stages)
+            for tensor in range(shape.tensor):
+                other = at[on_stage, rank.data, tensor, 0]
+                if other == i:
+                    continue  # one stage alone: its own order says it
+                lag_s = shape.transfer_between_s(rank.stage, on_stage)
+                waits.append(Wait(i, place, other, places[other][kind, m, on_chunk], lag_s))
+    return waits

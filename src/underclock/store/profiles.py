@@ -1,0 +1,164 @@
+"""What each instruction of a pipeline costs at each clock, as CSV in the form that Zeus writes.
+
+Columns: ``stage, instruction, frequency, time, energy``: the virtual stage, what it does (forward,
+backward, weights, recompute, optimizer), the core clock in MHz (empty or ``auto`` for auto),
+seconds and joules on one GPU. Where a stage names no auto, its highest clock is auto. Repeated rows
+are repeats. It is what Zeus' pipeline frontier optimizer takes (Perseus, SOSP'24).
+"""
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from underclock.errors import DataError
+from underclock.records.common import GREATEST_MHZ, LEAST_MHZ
+from underclock.records.job import InstructionKind, Profile, ProfileRow
+from underclock.units import name_hint
+
+_COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
+_SHORT: Final = {
+    "f": InstructionKind.FORWARD,
+    "b": InstructionKind.BACKWARD,
+    "w": InstructionKind.WEIGHTS,
+    "wgrad": InstructionKind.WEIGHTS,
+}
+_GREATEST = 1e9  # of a time in s and an energy in J
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What one line says."""
+
+    where: str
+    stage: int
+    kind: InstructionKind
+    core_mhz: int | None
+    time_s: float
+    energy_j: float
+
+
+def read_profiles(path: Path) -> dict[str, Profile]:
+    """Read what instructions of each stage cost, by names such as ``stage 0 forward``.
+
+    Raises:
+        DataError: The file is not such a table, or an instruction has no row at the clock that is
+            auto for its stage; the message names line or instruction.
+    """
+    lines = _lines(path)
+    by_name: dict[tuple[int, InstructionKind], dict[int | None, list[_Line]]] = {}
+    for line in lines:
+        rows = by_name.setdefault((line.stage, line.kind), {})
+        rows.setdefault(line.core_mhz, []).append(line)
+    stages = sorted({stage for stage, _ in by_name})
+    if stages != list(range(len(stages))):
+        raise DataError(
+            f"{path} has stages {', '.join(map(str, stages))}",
+            hint="stages are counted from 0, without gaps",
+        )
+    return {
+        f"stage {stage} {kind}": _profile(path, stage, kind, rows, _auto_of(stage, by_name))
+        for (stage, kind), rows in sorted(by_name.items())
+    }
+
+
+def _auto_of(
+    stage: int, by_name: dict[tuple[int, InstructionKind], dict[int | None, list[_Line]]]
+) -> int | None:
+    """Return the clock that is auto for a stage: the one called so, or else its highest."""
+    clocks = {mhz for (of, _), rows in by_name.items() if of == stage for mhz in rows}
+    return None if None in clocks else max(mhz for mhz in clocks if mhz is not None)
+
+
+def _profile(
+    path: Path,
+    stage: int,
+    kind: InstructionKind,
+    rows: dict[int | None, list[_Line]],
+    auto: int | None,
+) -> Profile:
+    if auto not in rows:
+        called = "auto" if auto is None else f"{auto} MHz, which is auto for that stage"
+        raise DataError(
+            f"{path}: stage {stage} {kind} has no row at {called}",
+            hint="everything is compared with auto: measure it there, or leave that clock out of "
+            "the stage's other instructions",
+        )
+    clocks = sorted(rows, key=lambda mhz: math.inf if mhz is None else mhz)
+    return Profile(rows=tuple(_row(mhz, rows[mhz]) for mhz in clocks), auto=clocks.index(auto))
+
+
+def _row(core_mhz: int | None, lines: Iterable[_Line]) -> ProfileRow:
+    times_s, energies_j = np.array([(line.time_s, line.energy_j) for line in lines]).T
+    count = len(times_s)
+
+    def error(values: np.ndarray) -> float:
+        return float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else 0.0
+
+    return ProfileRow(
+        core_mhz=core_mhz,
+        time_s=float(times_s.mean()),
+        energy_j=float(energies_j.mean()),
+        time_error_s=error(times_s),
+        energy_error_j=error(energies_j),
+    )
+
+
+def _lines(path: Path) -> list[_Line]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            header = [name.strip().lower() for name in reader.fieldnames or ()]
+            missing = [name for name in _COLUMNS if name not in header]
+            if missing:
+                raise DataError(
+                    f"{path} lacks the column {', '.join(missing)}",
+                    hint=f"a profile of instructions has {', '.join(_COLUMNS)}",
+                )
+            reader.fieldnames = header
+            lines = [_line(f"{path}, line {reader.line_num}", cells) for cells in reader]
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    except (UnicodeDecodeError, csv.Error) as exc:
+        raise DataError(f"{path} is not a CSV table: {exc}") from exc
+    if not lines:
+        raise DataError(f"{path} holds no rows")
+    return lines
+
+
+def _line(where: str, cells: dict[str, str | None]) -> _Line:
+    said = {name: (cells.get(name) or "").strip() for name in _COLUMNS}
+    name = said["instruction"].lower()
+    kind = _SHORT.get(name, name)
+    if kind not in set(InstructionKind):
+        raise DataError(
+            f"{where}: instruction is {said['instruction']!r}",
+            hint=name_hint(name, InstructionKind),
+        )
+    stage = _number(where, "stage", said["stage"], 0, _GREATEST)
+    clock = said["frequency"].lower()
+    mhz = None
+    if clock not in {"", "auto"}:
+        mhz = round(_number(where, "frequency", clock, LEAST_MHZ, GREATEST_MHZ))
+    return _Line(
+        where,
+        round(stage),
+        InstructionKind(kind),
+        mhz,
+        _number(where, "time", said["time"], 1e-9, _GREATEST),
+        _number(where, "energy", said["energy"], 1e-9, _GREATEST),
+    )
+
+
+def _number(where: str, name: str, text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise DataError(f"{where}: {name} is {text!r}, and must be from {least:g} to {most:g}")
+    return value
