@@ -46,8 +46,8 @@ from underclock.records import (
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
-from underclock.runtime.simulated import Executed, Scheduled, ScheduledLauncher
-from underclock.runtime.simulated import execute as conduct
+from underclock.runtime.simulated.step import Executed, Scheduled, ScheduledLauncher
+from underclock.runtime.simulated.step import execute as conduct
 from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload

@@ -5,7 +5,6 @@ GPU's. What really happens is the device's doing: nothing here that the machine 
 delays. Where switching is taken as free nobody asks for anything: launches bring their clocks.
 """
 
-import functools
 import itertools
 import math
 from collections import Counter
@@ -28,6 +27,7 @@ from underclock.records.latencies import Domain, LatencyTable, changed
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask
 from underclock.runtime.machine.timetable import timetable
+from underclock.runtime.simulated.asking import Asker
 from underclock.runtime.trainer.page import STEPS
 
 _LEAST_LENGTH = 0.2  # of a step that varies
@@ -67,18 +67,16 @@ class Driven:
         self.began_s: dict[int, float] = {}  # `ran_s` at the launches at which clocks change
         self.happened: list[tuple[int, float]] = []  # launch a change was for, and `ran_s` then
         self._gpu = gpu
-        self._machine = machine
+        random = np.random.default_rng([lengths.seed, 1])
+        looks_s = None if looks is None else looks.draws(random)
+        self._asker = None if machine is None else Asker(gpu, machine, looks_s, self._flies)
         table = None if machine is None else machine.timetable
         self._words = {} if table is None else {at: i for i, at in enumerate(table.marks, 1)}
         some = [] if table is None else [c for each in table.changes.values() for c in each]
         self._watched = {change.at for change in some}
         self._flying: dict[Domain, int] = {}
         self._drawn = lengths.drawn()
-        random = np.random.default_rng([lengths.seed, 1])
-        self._looks_s = None if looks is None else looks.draws(random)
-        self._launch = self._word = 0
-        self._wakes_s, self._alarm = math.inf, 0
-        self._stopped = False
+        self._launch = 0
         self.length = self._draw()
         self._reaches(0)
 
@@ -94,7 +92,8 @@ class Driven:
         try:
             yield
         finally:
-            self._stopped = True  # a call under way is as if it had not been made
+            if self._asker is not None:
+                self._asker.stop()
             self._gpu.on_follow = None
 
     def begins(self, launches: int) -> None:
@@ -120,53 +119,12 @@ class Driven:
 
     def _reaches(self, at: int) -> None:
         """Show the machine a mark, where there is one."""
-        if at not in self._words:
-            return
-        self._word = self._words[at]
-        if self._looks_s is None:
-            self._look()
-        else:
-            self._gpu.agenda.add(self._gpu.now_s + next(self._looks_s), self._look)
+        if self._asker is not None and at in self._words:
+            self._asker.shows(self._words[at], len(self.rounds) % STEPS)
 
-    def _look(self) -> None:
-        """Show the machine the page, which has the last mark only."""
-        if self._machine is not None and not self._stopped:
-            self._machine.saw(self._word, self._gpu.now_s, len(self.rounds) % STEPS)
-            self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        """Set the alarm to when there is something to ask for, unless it is set earlier."""
-        at_s = math.inf if self._machine is None else self._machine.next_s
-        if at_s < self._wakes_s:
-            self._wakes_s = at_s
-            self._alarm += 1
-            wake = functools.partial(self._wake, self._alarm)
-            self._gpu.agenda.add(max(at_s, self._gpu.now_s), wake)
-
-    def _wake(self, alarm: int) -> None:
-        if self._stopped or alarm != self._alarm or self._machine is None:
-            return  # the alarm was set to another time meanwhile
-        self._wakes_s = math.inf
-        now_s = self._gpu.now_s
-        ask = self._machine.ask(now_s)
-        if ask is not None:
-            returned_s = now_s + next(self._gpu.setter_call_s)
-            self._gpu.agenda.add(returned_s, functools.partial(self._returns, ask, now_s))
-        self._look_ahead()
-
-    def _returns(self, ask: Ask, called_s: float) -> None:
-        """End a call: the driver holds the lock, and the clock follows when it does."""
-        if self._stopped or self._machine is None:
-            return
+    def _flies(self, ask: Ask) -> None:
         if ask.launch is not None:
             self._flying[ask.domain] = ask.launch
-        bounds = None if ask.to_mhz is None else (ask.to_mhz, ask.to_mhz)
-        if ask.domain is Domain.CORE:
-            self._gpu.lock_core(bounds)
-        else:
-            self._gpu.lock_mem(bounds)
-        self._machine.asked(ask, called_s, self._gpu.now_s)
-        self._look_ahead()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What conductors do, on the time of virtual GPUs."""
