@@ -51,8 +51,7 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 
 evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
 	$(BIN)/python studies/replayed.py
-	$(BIN)/underclock check ../shared/data/measured/rtx_laptop_repeats.csv --seed 7 --splits 100 --markdown \
-		> docs/evidence/calibration_of_promises.md
+	$(BIN)/python studies/checked.py
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py

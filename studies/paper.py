@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from pages import fill, markdown
-from underclock.paper.outputs import FIGURE_NUMBERS
+from underclock.paper.outputs import FIGURE_NUMBERS, agreement_text, number_text
 from underclock.paper.records import Study
 from underclock.paper.study import run_study
-from underclock.paper.tables import agreement_text, number_text
 from underclock.units import format_mhz
 
 _DRAWINGS = {

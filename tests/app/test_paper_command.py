@@ -21,7 +21,6 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("paper --gpu replay:sweep.csv", 2, "'replay:sweep.csv' is not simulated"),
         ("paper --gpu nvml:0 -o out", 2, "'nvml:0' is not simulated"),
         ("paper --grid fine", 2, "invalid value"),
-        ("paper --svg", 2, "--svg needs a folder"),
         ("paper -o /proc/out", 2, "cannot make /proc/out"),
     ],
 )

@@ -1,13 +1,11 @@
 """``underclock check``."""
 
-import shlex
 from pathlib import Path
 
 import click
 
 from underclock.app.options import CLOCKS, FRACTION, file_argument, json_option
 from underclock.app.output import counted_bar, print_json, print_table, say, warn
-from underclock.errors import UsageError
 from underclock.records import Clocks
 
 
@@ -23,7 +21,6 @@ from underclock.records import Clocks
 @click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
-@click.option("--markdown", is_flag=True, help="Print a page of Markdown, with intervals.")
 @json_option
 def command(
     *,
@@ -32,7 +29,6 @@ def command(
     splits: int,
     seed: int,
     baseline: Clocks | None,
-    markdown: bool,
     as_json: bool,
 ) -> None:
     """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
@@ -43,10 +39,8 @@ def command(
     Example: underclock check sweep.csv --max-slowdown 1% --splits 100
     """
     from underclock.app.checking import BUDGETS, check
-    from underclock.report import check_page, check_sentence, check_table
+    from underclock.report import check_sentence, check_table
 
-    if markdown and as_json:
-        raise UsageError("--markdown and --json are two ways to print one thing", hint="name one")
     with counted_bar("checking") as show:
         checked = check(
             table,
@@ -58,10 +52,6 @@ def command(
         )
     if as_json:
         print_json(checked)
-    elif markdown:
-        budgets = [word for each in slowdowns for word in ("--max-slowdown", f"{each:g}")]
-        words = ["underclock", "check", str(table), *budgets, "--splits", str(splits)]
-        say(check_page(checked, shlex.join([*words, "--seed", str(seed), "--markdown"])))
     else:
         warn(checked.warnings)
         say(check_sentence(checked))

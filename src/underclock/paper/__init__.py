@@ -4,7 +4,7 @@
 * `study`: search, choose, validate and transfer, through the functions that everyone uses
 * `comparison`: Table 1 with our clocks, and every number quoted from the paper with ours
 * `records`: the study's nouns, with changes in percent as the paper prints them
-* `charts`, `tables`: the drawings as data, and what the terminal shows
+* `charts`: the drawings as data
 * `outputs`: the page and the files that a study is written to
-* `command`: ``underclock paper``
+* `command`: ``underclock paper``, and what the terminal shows
 """

@@ -1,4 +1,4 @@
-"""What the study leaves in a folder: numbers, a page, and drawings where they were asked for.
+"""What the study leaves in a folder: its numbers and a page, and how those are worded.
 
 Which drawing answers to which figure of the paper is inferred from what its results report, for
 the figures themselves could not be looked at.
@@ -12,10 +12,9 @@ from underclock.errors import UsageError
 from underclock.paper.charts import charts
 from underclock.paper.records import Study
 from underclock.paper.study import Conditions, run_study, simulated_gpu
-from underclock.paper.tables import agreement_text, number_text
-from underclock.report.chart import Chart, draw, figure
+from underclock.report.chart import figure
 from underclock.report.page import rendered
-from underclock.report.wording import EVIDENCE_SENTENCES, minus
+from underclock.report.wording import DASH, EVIDENCE_SENTENCES, minus
 from underclock.store import check_output, write_document, write_text
 from underclock.units import format_mhz
 
@@ -29,18 +28,14 @@ FIGURE_NUMBERS = {
 }
 """Figures of the paper, by the key of the chart: inferred."""
 PAGE = "paper.html"
-_WIDTH_PX = 760  # of a drawing that is a file
 
 
-def run_paper(
-    conditions: Conditions, folder: Path | None, *, svg: bool = False, force: bool = False
-) -> Study:
+def run_paper(conditions: Conditions, folder: Path | None, *, force: bool = False) -> Study:
     """Run the paper's study, and write down its numbers and a page.
 
     Args:
         conditions: Where and how to run it.
         folder: Made if it is missing; ``None`` writes nothing.
-        svg: Whether every drawing also becomes a file of its own.
 
     Raises:
         UsageError: Not a simulated GPU, no such model, or a folder that holds an earlier study.
@@ -54,15 +49,11 @@ def run_paper(
     except OSError as exc:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
     data, page = folder / "paper.json", folder / PAGE
-    drawings = {key: folder / f"{key}.svg" for key in CHART_KEYS} if svg else {}
-    for path in (data, page, *drawings.values()):
+    for path in (data, page):
         check_output(path, force=force)  # before any work is spent on it
     study = run_study(conditions)
     write_document(data, study, force=force)
     write_text(page, paper_page(study), force=force)
-    drawn = paper_drawings(study)
-    for key, path in drawings.items():
-        write_text(path, drawn[key], force=force)
     return study
 
 
@@ -79,17 +70,26 @@ def paper_page(study: Study) -> str:
             (group, list(rows))
             for group, rows in groupby(study.quoted, key=lambda number: number.group)
         ],
-        drawings=[(chart, figure(_titled(chart, study))) for chart in charts(study)],
+        drawings=[
+            (chart, figure(replace(chart, title=f"{chart.title} (ours {study.evidence})")))
+            for chart in charts(study)
+        ],
         numbers=FIGURE_NUMBERS,
     )
 
 
-def paper_drawings(study: Study) -> dict[str, str]:
-    """Return every drawing as SVG, by the chart's key."""
-    return {
-        chart.key: draw(_titled(chart, study), _WIDTH_PX, alone=True) for chart in charts(study)
-    }
+def agreement_text(study: Study) -> str:
+    """Say in a sentence how often the same clocks are lowered."""
+    agreement = study.agreement
+    return (
+        f"{agreement.same} of {agreement.kernels} kernels ({agreement.share:.0%}) lower exactly "
+        f"the clocks that the paper lowers; {agreement.overlapping} where one clock in common is "
+        "enough"
+    )
 
 
-def _titled(chart: Chart, study: Study) -> Chart:
-    return replace(chart, title=f"{chart.title} (ours {study.evidence})")
+def number_text(value: float | None, unit: str) -> str:
+    """Write a number in its unit's digits; a missing one is a dash."""
+    if value is None:
+        return DASH
+    return f"{round(value, 2) + 0.0:{'+.2f' if unit == '%' else 'g'}}"  # + 0.0: no "-0.00"

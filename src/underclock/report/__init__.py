@@ -14,7 +14,6 @@ jinja2 loads when a page is made, not before.
 from underclock.report.job import job_plan_tables, job_tables
 from underclock.report.measured_tables import (
     breakdown_tables,
-    check_page,
     check_sentence,
     check_table,
     clock_log_table,
@@ -37,7 +36,6 @@ from underclock.report.wording import verdict_text
 __all__ = [
     "arms_table",
     "breakdown_tables",
-    "check_page",
     "check_sentence",
     "check_table",
     "clock_log_table",

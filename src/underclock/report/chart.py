@@ -145,14 +145,13 @@ def _number(value: float, decimals: int, *, signed: bool) -> str:
     return f"{value:{'+' if signed else ''}.{decimals}f}".replace("-", MINUS)
 
 
-def draw(chart: Chart, width_px: int, *, alone: bool = False) -> str:
+def draw(chart: Chart, width_px: int) -> str:
     """Draw a chart.
 
     Args:
         width_px: Of the drawing; text is made for it to be shown at about this width.
-        alone: Whether it is a file of its own, with its title and on white, not part of a page.
     """
-    swatches, plot_top = _legend(chart.series, width_px, _LINE_PX + 4 if alone else 0)
+    swatches, plot_top = _legend(chart.series, width_px)
     plot_px = _ROW_PX * len(chart.y_labels) if chart.y_labels else chart.plot_px
     height_px = plot_top + plot_px + _BOTTOM_PX
     y = _y_axis(chart, plot_top, plot_px)
@@ -161,9 +160,6 @@ def draw(chart: Chart, width_px: int, *, alone: bool = False) -> str:
     parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
     parts += _labels(chart, x, y)
-    if alone:
-        ground = rectangle(Box(0, 0, width_px, height_px), 'fill="#fff"')
-        parts = [ground, text(0, 14, chart.title, bold=True), *parts]
     return document(parts, width_px, height_px, chart.title)
 
 
@@ -264,9 +260,9 @@ def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:
     return f'<polygon points="{corners}" {paint}>{inside}</polygon>'
 
 
-def _legend(series: Iterable[Series], width_px: float, top_px: float) -> tuple[list[str], float]:
+def _legend(series: Iterable[Series], width_px: float) -> tuple[list[str], float]:
     """Draw what is not labelled in the drawing itself, and say where the plot may start."""
-    parts, x_px, y_px = [], 0.0, top_px + 14.0
+    parts, x_px, y_px = [], 0.0, 14.0
     for one in series:
         if one.labelled:
             continue
@@ -280,7 +276,7 @@ def _legend(series: Iterable[Series], width_px: float, top_px: float) -> tuple[l
             parts.append(f'<path {line} stroke="{one.colour}" stroke-width="2.5"/>')
         parts.append(text(x_px + _SWATCH_PX, y_px, one.name))
         x_px += entry_px
-    return parts, y_px + 12 if parts else top_px + 8.0
+    return parts, y_px + 12 if parts else 8.0
 
 
 def _labels(chart: Chart, x: Axis, y: Axis) -> list[str]:

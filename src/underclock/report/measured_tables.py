@@ -1,7 +1,5 @@
 """What was measured, fitted, predicted and checked, as tables for an 80-column terminal."""
 
-from collections.abc import Callable
-
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -16,7 +14,7 @@ from underclock.records.observed import (
     PredictedArm,
     Prediction,
 )
-from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
+from underclock.records.outcomes import CheckedPromise, PromiseCheck
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
     ARM_TITLES,
@@ -300,24 +298,6 @@ _CHECKED = (
     "beyond\nnoise",
 )
 
-_CHECKED_HEAD = """# Calibration of promises
-
-A promise is worth what it says if it comes true on runs that it was not made on. `underclock check`
-splits the repeats of every row of a table at random, plans on one half and looks up on the other
-what the planned clocks cost there.
-
-- Plans keep their budget with 95 % confidence, as far as a half tells.
-- *bias*: promised less executed change of energy, in points; below zero too much was promised.
-  Choosing the least of noisy numbers does that (the winner's curse).
-- *covered*: share of splits in which what came lies within the promise's 95 % interval. The other
-  half is noisy too, so its standard error is added to the promise's, in squares.
-- *over budget*: share of splits that took longer than the budget at all; half of them would, where
-  a plan just kept it. *Beyond noise*: by more than 1.645 standard errors of the other half.
-- A run is as noisy as runs at like clocks of its kernel usually are; an odd one is as far off as
-  all repeats of its row show it to be, so in the other half it is noise, not a broken promise.
-- Both halves come from one GPU on one day: what another board or a warmer room does is not in it.
-"""
-
 
 def check_sentence(checked: PromiseCheck) -> str:
     """Say what was split, and how often."""
@@ -339,25 +319,8 @@ def check_table(checked: PromiseCheck) -> Table:
     )
 
 
-def check_page(checked: PromiseCheck, command: str) -> str:
-    """Return the same as Markdown, with intervals over splits, and the command that makes it."""
-    header = " | ".join(header.replace("\n", " ").strip() for header in _CHECKED)
-    lines = [f"| {header} | time bias |", "|---" * (len(_CHECKED) + 1) + "|"]
-    for promise in checked.promises:
-        cells = (*_checked_cells(promise, wide=True), _spread(promise.time_bias, _points))
-        lines.append(f"| {' | '.join(cells)} |")
-    notes = "".join(f"- {warning}\n" for warning in checked.warnings)
-    return (
-        f"{_CHECKED_HEAD}\n## {checked.workload}\n\n{check_sentence(checked)}. Changes are against "
-        f"{checked.baseline}; intervals of 95 % are of more splits of this table, not of other "
-        "tables.\n\n" + "\n".join(lines) + "\n"
-        f"{chr(10) + notes if notes else ''}\nMade by\n\n    {command}\n"
-    )
-
-
-def _checked_cells(promise: CheckedPromise, *, wide: bool = False) -> tuple[str, ...]:
-    """Write a budget's numbers, with their intervals where there is room."""
-    write = _spread if wide else _value
+def _checked_cells(promise: CheckedPromise) -> tuple[str, ...]:
+    """Write a budget's numbers."""
     shares = (
         promise.energy_coverage,
         promise.time_coverage,
@@ -368,24 +331,6 @@ def _checked_cells(promise: CheckedPromise, *, wide: bool = False) -> tuple[str,
         plain_percent(promise.max_slowdown) + " %",
         format_percent(promise.promised_energy.value),
         format_percent(promise.executed_energy.value),
-        write(promise.energy_bias, _points),
-        *(write(share, _split_share) for share in shares),
+        f"{100.0 * promise.energy_bias.value:+.2f}",
+        *(f"{100.0 * share.value:.0f} %" for share in shares),
     )
-
-
-def _spread(number: CheckedNumber, write: Callable[[float], str]) -> str:
-    if number.low is None or number.high is None:
-        return write(number.value)
-    return f"{write(number.value)} ({write(number.low)} to {write(number.high)})"
-
-
-def _value(number: CheckedNumber, write: Callable[[float], str]) -> str:
-    return write(number.value)
-
-
-def _points(fraction: float) -> str:
-    return f"{100.0 * fraction:+.2f}"
-
-
-def _split_share(fraction: float) -> str:
-    return f"{100.0 * fraction:.0f} %"

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import io
 import json
-import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -28,7 +27,6 @@ from underclock.paper.comparison import agreement, beside_table1, clock_changes,
 from underclock.paper.outputs import (
     CHART_KEYS,
     FIGURE_NUMBERS,
-    paper_drawings,
     paper_page,
     run_paper,
 )
@@ -106,8 +104,8 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> SampleSet:
     )
 
 
-def test_the_command_prints_every_table_and_writes_numbers_and_a_page(command: _Command) -> None:
-    for words in ("Table 2", "Table 1", "Relaxed waste", "elsewhere", "-15.64", "simulated"):
+def test_the_command_prints_table_2_and_writes_numbers_and_a_page(command: _Command) -> None:
+    for words in ("Table 2", "kernels (", "-15.64", "simulated"):
         assert words in command.said
     assert {path.name for path in command.folder.iterdir()} == {"paper.json", "paper.html"}
     before = {path: path.read_bytes() for path in command.folder.iterdir()}
@@ -485,16 +483,6 @@ def test_every_drawing_says_what_is_the_papers(study: Study) -> None:
             assert series.hollow == series.name.endswith(", paper"), (chart.key, series.name)
             assert len(series.notes) in {0, len(series.points)}
         assert any(series.hollow for series in chart.series)
-
-
-def test_drawings_are_svg_and_the_same_each_time(study: Study) -> None:
-    drawn = paper_drawings(study)
-
-    assert tuple(drawn) == CHART_KEYS
-    for text in drawn.values():
-        assert ET.fromstring(text).tag.endswith("svg")  # noqa: S314 - our own
-        assert "simulated" in text
-    assert paper_drawings(study) == drawn
 
 
 def test_a_gpu_without_a_drawn_figure_still_has_a_page(study: Study) -> None:

@@ -166,17 +166,6 @@ def test_a_long_title_of_an_axis_is_not_cut_off() -> None:
     assert float(element.get("x", 0)) + 3.3 * len(title) <= 350
 
 
-def test_a_file_of_its_own_has_a_title_on_white_and_a_page_has_neither() -> None:
-    series = Series(name="s", points=((0.0, 0.0), (1.0, 1.0)), colour=BLUE)
-
-    alone, on_page = (draw(chart(series), 400, alone=each) for each in (True, False))
-
-    assert next(e.text for e in elements(alone, "text")) == "title"
-    assert elements(alone, "rect")[0].get("fill") == "#fff"
-    assert all(e.text != "title" for e in elements(on_page, "text"))
-    assert not elements(on_page, "rect")
-
-
 def test_no_number_is_written_that_a_browser_cannot_read() -> None:
     series = Series(name="s", points=((0.1, -1e-9), (1 / 3, 2.0)), colour=BLUE, symbol="star")
 
