@@ -4,6 +4,7 @@
 * `entry`: which solver answers which problem, and how far it looks
 * `hull`, `knapsack`: the frontier of time and energy; the proven optimum of a knapsack
 * `ring`, `dual`, `cyclic`: shortest cycles, the best multipliers, schedules near their bound
+* `tradeoff`: time against cost of a network of activities that wait for one another
 * `windows`: the best choice whose mean power stays below a limit, window by window
 """
 
@@ -19,6 +20,12 @@ from underclock.core.solvers.problems import (
     infeasible,
     solution_of,
     violations,
+)
+from underclock.core.solvers.tradeoff import (
+    TradeCurve,
+    TradeoffProblem,
+    TradeoffSolution,
+    solve_tradeoff,
 )
 from underclock.core.solvers.windows import (
     BelowLimit,
@@ -36,12 +43,16 @@ __all__ = [
     "SequenceProblem",
     "Solution",
     "Solver",
+    "TradeCurve",
+    "TradeoffProblem",
+    "TradeoffSolution",
     "WindowedGroups",
     "cost_of",
     "infeasible",
     "least_product",
     "solution_of",
     "solve",
+    "solve_tradeoff",
     "subsampled",
     "supported",
     "violations",

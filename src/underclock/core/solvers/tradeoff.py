@@ -1,0 +1,405 @@
+"""The time-cost trade-off of a network of activities: least cost at every completion time.
+
+Each activity begins after those that it waits for, and may take longer for less (Kelley 1961,
+Fulkerson 1961: crashing a project). Where costs are convex and piecewise linear this is a linear
+program, and its dual is a flow through the network: what a second is worth on each path. HiGHS
+solves it (scipy's); nothing that it says is believed. Its durations are cut to what the network
+allows, and its multipliers are made a flow that conserves to the last bit, whose cost is a lower
+bound by itself (the dual of Fulkerson; Phillips and Dessouky 1977 walk along it cut by cut, as
+Perseus, SOSP'24, does).
+
+Shape letters: A activities, E waits, P points of a curve.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array, eye_array, hstack
+
+from underclock.arrays import Floats, Ints
+from underclock.core.solvers.problems import SLACK
+from underclock.records import Status
+
+PROVEN = 1e-9
+"""Fraction of the costs at stake up to which a plan counts as the least."""
+_ROUNDING = 1e-14  # of the magnitudes summed: what rounding may add to a bound
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeCurve:
+    """What an activity costs by how long it takes: convex, and never dearer when slower.
+
+    Attributes:
+        time_s: Ascending. Shape (P,).
+        cost_j: Descending; may be negative. Shape (P,).
+    """
+
+    time_s: Floats
+    cost_j: Floats
+
+    def __post_init__(self) -> None:
+        """Reject what is no hull."""
+        if self.time_s.shape != self.cost_j.shape or self.time_s.ndim != 1 or not self.time_s.size:
+            raise ValueError(
+                f"a curve needs as many times as costs, got {self.time_s.shape} and "
+                f"{self.cost_j.shape}"
+            )
+        if not (np.isfinite(self.time_s).all() and np.isfinite(self.cost_j).all()):
+            raise ValueError("times and costs of a curve must be finite")
+        slope_w = self.slope_w
+        if (self.time_s < 0).any() or (np.diff(self.time_s) <= 0).any():
+            raise ValueError("times of a curve must ascend from 0 or more")
+        if (slope_w >= 0).any() or (np.diff(slope_w) < 0).any():
+            raise ValueError("costs of a curve must fall, and ever less: give its hull")
+
+    @property
+    def slope_w(self) -> Floats:
+        """Cost per time from each point to the next: negative, ascending. Shape (P - 1,)."""
+        slope_w: Floats = np.diff(self.cost_j) / np.diff(self.time_s)
+        return slope_w
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradeoffProblem:
+    """Activities that wait for one another, and what each costs by how long it takes.
+
+    Attributes:
+        waits_of: Activity that waits. Shape (E,).
+        waits_on: Activity that it waits for. Shape (E,).
+        lag_s: From the end of that to the beginning of this. Shape (E,).
+        fixed_s: What an activity takes that has no curve; 0 for others. Shape (A,).
+        curve: Which curve an activity has; -1 for none. Shape (A,).
+        curves: That activities share.
+        weight: An activity costs this many times its curve. Shape (A,).
+    """
+
+    waits_of: Ints
+    waits_on: Ints
+    lag_s: Floats
+    fixed_s: Floats
+    curve: Ints
+    curves: tuple[TradeCurve, ...]
+    weight: Floats
+
+    def __post_init__(self) -> None:
+        """Reject what does not fit together, and circles."""
+        count = len(self.fixed_s)
+        if not count or not len(self.curve) == len(self.weight) == count:
+            raise ValueError("every activity needs a time of its own, a curve and a weight")
+        if not len(self.waits_of) == len(self.waits_on) == len(self.lag_s):
+            raise ValueError("every wait needs who waits, for whom, and a lag")
+        for name in ("lag_s", "fixed_s", "weight"):
+            values = getattr(self, name)
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise ValueError(f"{name} must be finite and not negative")
+        if self.curve.min() < -1 or self.curve.max() >= len(self.curves):
+            raise ValueError(f"an activity names a curve that is none of {len(self.curves)}")
+        for ends in (self.waits_of, self.waits_on):
+            if len(ends) and not 0 <= ends.min() <= ends.max() < count:
+                raise ValueError(f"a wait names an activity that is none of {count}")
+        if sum(len(at) for at, _, _ in self.forwards.steps) < count:
+            raise ValueError("activities wait for one another in a circle")
+
+    @cached_property
+    def forwards(self) -> "Sweep":
+        """Activities from the first to the last."""
+        return Sweep.of(len(self.curve), self.waits_of, self.waits_on)
+
+    @cached_property
+    def backwards(self) -> "Sweep":
+        """Activities from the last to the first."""
+        return Sweep.of(len(self.curve), self.waits_on, self.waits_of)
+
+    @cached_property
+    def members(self) -> tuple[Ints, ...]:
+        """Activities of each curve."""
+        return tuple(np.flatnonzero(self.curve == at) for at in range(len(self.curves)))
+
+    @cached_property
+    def shortest_s(self) -> Floats:
+        """What activities take at least. Shape (A,)."""
+        return self._ends(0)
+
+    @cached_property
+    def longest_s(self) -> Floats:
+        """What activities take where they cost least. Shape (A,)."""
+        return self._ends(-1)
+
+    def _ends(self, which: int) -> Floats:
+        time_s = self.fixed_s.copy()
+        for curve, members in zip(self.curves, self.members, strict=True):
+            time_s[members] = curve.time_s[which]
+        return time_s
+
+    @cached_property
+    def range_s(self) -> tuple[float, float]:
+        """Shortest time in which all can end, and the one beyond which more time saves nothing."""
+        return self.makespan_s(self.shortest_s), self.makespan_s(self.longest_s)
+
+    def makespan_s(self, duration_s: Floats) -> float:
+        """Return when the last activity ends. The longest path, O(A + E)."""
+        return float(self.ends_s(duration_s).max())
+
+    def ends_s(self, duration_s: Floats) -> Floats:
+        """Return when activities end, each begun as early as it can. Shape (A,)."""
+        ends_s = np.zeros_like(duration_s)
+        for at, waits, firsts in self.forwards.steps:
+            ends_s[at] = duration_s[at]
+            if len(waits):
+                ready_s = ends_s[self.waits_on[waits]] + self.lag_s[waits]
+                ends_s[at] += np.maximum.reduceat(ready_s, firsts)
+        return ends_s
+
+    def cost_j(self, duration_s: Floats) -> float:
+        """Return what all activities together cost."""
+        return math.fsum(self.weight * self._costs(duration_s))
+
+    def _costs(self, duration_s: Floats) -> Floats:
+        cost_j = np.zeros_like(duration_s)
+        for curve, members in zip(self.curves, self.members, strict=True):
+            cost_j[members] = np.interp(duration_s[members], curve.time_s, curve.cost_j)
+        return cost_j
+
+    @cached_property
+    def at_stake_j(self) -> float:
+        """Magnitude of all costs: what a gap is a fraction of."""
+        ends = np.abs([self._costs(self.shortest_s), self._costs(self.longest_s)])
+        return math.fsum(self.weight * ends.max(axis=0))
+
+    def within(self, duration_s: Floats, time_s: float) -> Floats:
+        """Cut durations so that all ends in time: the last possible where it would not.
+
+        Args:
+            duration_s: At least the shortest. Shape (A,).
+            time_s: At least the shortest possible.
+        """
+        latest_s = np.full_like(duration_s, time_s)
+        for at, waits, firsts in self.backwards.steps:
+            if len(waits):
+                after = self.waits_of[waits]
+                due_s = latest_s[after] - self.shortest_s[after] - self.lag_s[waits]
+                latest_s[at] = np.minimum.reduceat(due_s, firsts)
+        ends_s = np.zeros_like(duration_s)
+        cut_s = np.empty_like(duration_s)
+        for at, waits, firsts in self.forwards.steps:
+            begins_s = np.zeros(len(at))
+            if len(waits):
+                ready_s = ends_s[self.waits_on[waits]] + self.lag_s[waits]
+                begins_s = np.maximum.reduceat(ready_s, firsts)
+            cut_s[at] = np.maximum(
+                self.shortest_s[at], np.minimum(duration_s[at], latest_s[at] - begins_s)
+            )
+            ends_s[at] = begins_s + cut_s[at]
+        return cut_s
+
+    def bound_j(self, flow_w: Floats, source_w: Floats, sink_w: Floats, time_s: float) -> float:
+        """Return what no plan that ends in time costs less than, whatever the multipliers are.
+
+        They are made a flow first: what enters an activity leaves it, split as given. What rounding
+        leaves is charged at the whole time.
+
+        Args:
+            flow_w: Along each wait; not negative. Shape (E,).
+            source_w: Into each activity from the beginning; not negative. Shape (A,).
+            sink_w: Out of each to the end; not negative. Shape (A,).
+            time_s: In which all ends.
+        """
+        out_w = sink_w + np.bincount(self.waits_on, flow_w, minlength=len(sink_w))
+        leaves = out_w > 0.0
+        share = np.divide(flow_w, out_w[self.waits_on], where=leaves[self.waits_on],
+                          out=np.zeros_like(flow_w))  # fmt: skip
+        through_w, flow_w = source_w.copy(), np.zeros_like(flow_w)
+        for at, waits, firsts in self.forwards.steps:
+            if len(waits):
+                flow_w[waits] = share[waits] * through_w[self.waits_on[waits]]
+                through_w[at] += np.add.reduceat(flow_w[waits], firsts)
+        in_w: Floats = source_w + np.bincount(self.waits_of, flow_w, minlength=len(sink_w))
+        on_w = np.bincount(self.waits_on, flow_w, minlength=len(sink_w))
+        sink_w = np.maximum(through_w - on_w, 0.0)
+        lost_w = np.abs(through_w - in_w).sum() + np.abs(through_w - on_w - sink_w).sum()
+        least_j = self.fixed_s * through_w
+        for curve, members in zip(self.curves, self.members, strict=True):
+            worth_w, weight = through_w[members], self.weight[members]
+            # The least of weight * cost + worth * time is where the slope passes their ratio.
+            ratio_w = np.divide(
+                worth_w, weight, where=weight > 0.0, out=np.full_like(weight, np.inf)
+            )
+            best = np.searchsorted(curve.slope_w, -ratio_w)
+            least_j[members] = weight * curve.cost_j[best] + worth_w * curve.time_s[best]
+        terms_j = np.concatenate([least_j, self.lag_s * flow_w, -sink_w * time_s])
+        unsure_j = 2.0 * lost_w * time_s + _ROUNDING * np.abs(terms_j).sum()
+        return math.fsum(terms_j) - float(unsure_j)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Activities in an order in which each comes after all those that it looks at.
+
+    Attributes:
+        steps: Activities that can be done at once; the links by which they look at earlier ones,
+            sorted by activity; and where each activity's links begin. The first step has no links,
+            in all others every activity has.
+    """
+
+    steps: tuple[tuple[Ints, Ints, Ints], ...]
+
+    @classmethod
+    def of(cls, count: int, of: Ints, on: Ints) -> "Sweep":
+        """Put activities in order by how many are before them; those in a circle have no place."""
+        by_on = np.argsort(on, kind="stable")
+        starts = np.searchsorted(on[by_on], np.arange(count + 1))
+        left = np.bincount(of, minlength=count)
+        level = np.full(count, count)
+        ready, depth = np.flatnonzero(left == 0), 0
+        while len(ready):
+            level[ready] = depth
+            depth += 1
+            links = np.concatenate([by_on[starts[at] : starts[at + 1]] for at in ready])
+            after, seen = np.unique(of[links], return_counts=True)
+            left[after] -= seen
+            ready = after[left[after] == 0]
+        order = np.argsort(level, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(count)
+        by_of = np.argsort(rank[of], kind="stable")
+        first = np.searchsorted(rank[of][by_of], np.arange(count + 1))
+        ends = np.searchsorted(level[order], np.arange(depth + 1))
+        return cls(
+            tuple(
+                (order[a:b], by_of[first[a] : first[b]], first[a:b] - first[a])
+                for a, b in pairwise(ends.tolist())
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeoffSolution:
+    """The least cost within a time, and why it cannot be less.
+
+    Attributes:
+        status: Optimal to `PROVEN`, feasible within the gap to ``bound_j``, or infeasible.
+        duration_s: Of each activity; empty when infeasible. Shape (A,).
+        time_s: When the last ends; ``inf`` when infeasible.
+        cost_j: Likewise.
+        bound_j: No plan that ends within the time asked for costs less.
+        multiplier_w: What a second more would save.
+        least_s: The shortest time in which all can end.
+    """
+
+    status: Status
+    duration_s: Floats
+    time_s: float
+    cost_j: float
+    bound_j: float
+    multiplier_w: float
+    least_s: float
+
+
+def solve_tradeoff(
+    problem: TradeoffProblem, times_s: Sequence[float]
+) -> tuple[TradeoffSolution, ...]:
+    """Return the least cost within each of the times, in their order, with a proof.
+
+    Args:
+        problem: The network and its curves.
+        times_s: Within which all activities are to end.
+    """
+    return tuple(_solved(problem, time_s) for time_s in times_s)
+
+
+def _solved(problem: TradeoffProblem, time_s: float) -> TradeoffSolution:
+    least_s, most_s = problem.range_s
+    waits, activities = len(problem.waits_of), len(problem.curve)
+    if not time_s >= least_s * (1.0 - SLACK):
+        return TradeoffSolution(
+            status=Status.INFEASIBLE,
+            duration_s=np.zeros(0),
+            time_s=math.inf,
+            cost_j=math.inf,
+            bound_j=math.inf,
+            multiplier_w=math.inf,
+            least_s=least_s,
+        )
+    time_s = max(time_s, least_s)
+    if time_s >= most_s:
+        duration_s = problem.longest_s
+        flows = np.zeros(waits), np.zeros(activities), np.zeros(activities)
+    else:
+        duration_s, flows = _by_highs(problem, time_s)
+        duration_s = problem.within(duration_s, time_s)
+    cost_j = problem.cost_j(duration_s)
+    bound_j = min(cost_j, problem.bound_j(*flows, time_s))
+    proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
+    return TradeoffSolution(
+        status=Status.OPTIMAL if proven else Status.BOUNDED,
+        duration_s=duration_s,
+        time_s=problem.makespan_s(duration_s),
+        cost_j=cost_j,
+        bound_j=bound_j,
+        multiplier_w=float(flows[1].sum()),
+        least_s=least_s,
+    )
+
+
+def _by_highs(
+    problem: TradeoffProblem, time_s: float
+) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+    """Return durations and the multipliers: of waits, of beginnings and of ends.
+
+    Variables are when each activity begins and ends, and how far it goes along each piece.
+    """
+    count, waits = len(problem.curve), len(problem.waits_of)
+    pieces = [
+        (np.repeat(members, len(curve.slope_w)), *np.tile((np.diff(curve.time_s), curve.slope_w),
+                                                          len(members)))
+        for curve, members in zip(problem.curves, problem.members, strict=True)
+    ]  # fmt: skip
+    of = np.concatenate([each[0] for each in pieces])
+    length_s = np.concatenate([each[1] for each in pieces])
+    slope_w = np.concatenate([each[2] for each in pieces]) * problem.weight[of]
+    unit_s, unit_w = length_s.mean(), max(-slope_w.min(), np.finfo(float).tiny)
+    spans = hstack(
+        [
+            -eye_array(count),
+            eye_array(count),
+            coo_array((np.full(len(of), -1.0), (of, np.arange(len(of)))), shape=(count, len(of))),
+        ]
+    )
+    at = np.arange(waits)
+    after = csr_array(
+        (
+            np.repeat([1.0, -1.0], waits),
+            (np.tile(at, 2), np.concatenate([count + problem.waits_on, problem.waits_of])),
+        ),
+        shape=(waits, 2 * count + len(of)),
+    )
+    most = np.concatenate([np.full(2 * count, time_s), length_s]) / unit_s
+    answer = linprog(
+        np.concatenate([np.zeros(2 * count), slope_w]) / unit_w,
+        A_ub=after,
+        b_ub=-problem.lag_s / unit_s,
+        A_eq=spans,
+        b_eq=problem.shortest_s / unit_s,
+        bounds=np.column_stack([np.zeros_like(most), most]),
+        method="highs-ds",
+        options={
+            "primal_feasibility_tolerance": _TOLERANCE,
+            "dual_feasibility_tolerance": _TOLERANCE,
+        },
+    )
+    duration_s = problem.shortest_s + unit_s * np.bincount(
+        of, np.maximum(answer.x[2 * count :], 0.0), minlength=count
+    )
+    flows = (
+        -answer.ineqlin.marginals,
+        answer.lower.marginals[:count],
+        -answer.upper.marginals[count : 2 * count],
+    )
+    through_w, source_w, sink_w = (np.maximum(each, 0.0) * unit_w for each in flows)
+    return np.minimum(duration_s, problem.longest_s), (through_w, source_w, sink_w)

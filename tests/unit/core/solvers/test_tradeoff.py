@@ -1,0 +1,199 @@
+"""Time against cost of networks of activities, judged by a dense program of another form."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from underclock.arrays import Floats
+from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
+from underclock.records import Status
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def drawn_curve(random: np.random.Generator, points: int) -> TradeCurve:
+    slopes = -np.sort(-random.uniform(0.1, 50.0, points - 1))
+    steps = random.uniform(0.01, 0.5, points - 1)
+    return TradeCurve(
+        time_s=np.cumsum([random.uniform(0.1, 1.0), *steps]),
+        cost_j=np.cumsum([random.uniform(-20.0, 50.0), *(-slopes * steps)]),
+    )
+
+
+def drawn(seed: int, most: int = 8) -> TradeoffProblem:
+    """Return a network whose activities are numbered in no order."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, most))
+    curves = tuple(drawn_curve(random, points) for points in random.integers(1, 5, 3))
+    curve = random.integers(-1, len(curves), count)
+    names = random.permutation(count)
+    links = [(a, b) for b in range(count) for a in range(b) if random.random() < 0.4]
+    waits = np.array([(names[b], names[a]) for a, b in links], dtype=np.int64).reshape(-1, 2)
+    return TradeoffProblem(
+        waits_of=waits[:, 0],
+        waits_on=waits[:, 1],
+        lag_s=random.choice([0.0, 0.2], len(waits)),
+        fixed_s=np.where(curve < 0, random.uniform(0.0, 2.0, count), 0.0),
+        curve=curve,
+        curves=curves,
+        weight=random.choice([0.0, 1.0, 3.5], count),
+    )
+
+
+def least_cost(problem: TradeoffProblem, time_s: float) -> float:
+    """Return the least cost of the program with costs above the line of every piece."""
+    count = len(problem.curve)  # columns: begins, durations, costs
+    rows, most = [], []
+
+    def row(values: dict[int, float], limit: float) -> None:
+        rows.append([values.get(at, 0.0) for at in range(3 * count)])
+        most.append(limit)
+
+    for of, on, lag_s in zip(problem.waits_of, problem.waits_on, problem.lag_s, strict=True):
+        row({on: 1.0, count + on: 1.0, of: -1.0}, -lag_s)
+    for at, curve in enumerate(problem.curve):
+        row({at: 1.0, count + at: 1.0}, time_s)
+        points = problem.curves[curve]
+        if curve >= 0:
+            for slope_w, point_s, point_j in zip(
+                [*points.slope_w, 0.0], points.time_s, points.cost_j, strict=True
+            ):
+                row({count + at: slope_w, 2 * count + at: -1.0}, slope_w * point_s - point_j)
+    answer = linprog(
+        [0.0] * (2 * count) + [float(w) if c >= 0 else 0.0 for w, c in zip(
+            problem.weight, problem.curve, strict=True)],
+        A_ub=rows,
+        b_ub=most,
+        bounds=[(0.0, None)] * count
+        + list(zip(problem.shortest_s, problem.longest_s, strict=True))
+        + [(-1e6, None)] * count,
+    )  # fmt: skip
+    assert answer.status == 0
+    return float(answer.fun)
+
+
+def check_kept(problem: TradeoffProblem, duration_s: Floats, time_s: float) -> None:
+    """Every duration is one that the activity has, and the longest path fits."""
+    assert (duration_s >= problem.shortest_s * (1.0 - 1e-12)).all()
+    assert (duration_s <= problem.longest_s * (1.0 + 1e-12)).all()
+    assert problem.makespan_s(duration_s) <= time_s * (1.0 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:
+    problem = drawn(seed)
+    least_s, most_s = problem.range_s
+    times_s = [least_s + share * (most_s - least_s) for share in (0.0, 0.1, 0.6, 1.0, 1.5)]
+    last_j = math.inf
+    for time_s, solution in zip(times_s, solve_tradeoff(problem, times_s), strict=True):
+        check_kept(problem, solution.duration_s, time_s)
+        expected_j = least_cost(problem, time_s)
+        scale_j = 1e-7 * (1.0 + problem.at_stake_j)
+        assert solution.cost_j == pytest.approx(expected_j, abs=scale_j)
+        assert solution.bound_j <= expected_j + scale_j
+        assert solution.bound_j == pytest.approx(expected_j, abs=scale_j)
+        assert solution.status is Status.OPTIMAL
+        assert solution.cost_j <= last_j + scale_j
+        last_j = solution.cost_j
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds)
+def test_a_bound_holds_whatever_the_multipliers(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    problem = drawn(seed, 6)
+    least_s, most_s = problem.range_s
+    time_s = random.uniform(least_s, most_s)
+    size = 10.0 ** random.uniform(-2.0, 3.0)
+    count, waits = len(problem.curve), len(problem.waits_of)
+    bound_j = problem.bound_j(
+        size * random.random(waits) * random.choice([0.0, 1.0], waits),
+        size * random.random(count) * random.choice([0.0, 1.0], count),
+        size * random.random(count) * random.choice([0.0, 1.0], count),
+        time_s,
+    )
+    points = [
+        problem.curves[curve].time_s if curve >= 0 else problem.fixed_s[[at]]
+        for at, curve in enumerate(problem.curve)
+    ]
+    for each in product(*points):
+        duration_s = np.array(each)
+        if problem.makespan_s(duration_s) <= time_s:
+            assert problem.cost_j(duration_s) >= bound_j
+    kept_s = problem.within(random.uniform(problem.shortest_s, problem.longest_s), time_s)
+    check_kept(problem, kept_s, time_s)
+    assert problem.cost_j(kept_s) >= bound_j
+
+
+def test_less_time_than_there_can_be_is_infeasible_and_says_the_least() -> None:
+    problem = drawn(3)
+    least_s, _ = problem.range_s
+    short, nan, fits = solve_tradeoff(problem, [0.999 * least_s, math.nan, least_s])
+    assert short.status is nan.status is Status.INFEASIBLE
+    assert short.least_s == fits.least_s == least_s
+    assert not len(short.duration_s)
+    assert fits.status is Status.OPTIMAL
+    assert fits.time_s == pytest.approx(least_s)
+
+
+def test_one_activity_goes_along_its_curve() -> None:
+    curve = TradeCurve(time_s=np.array([1.0, 2.0, 4.0]), cost_j=np.array([10.0, 4.0, 2.0]))
+    empty = np.zeros(0, dtype=np.int64)
+    problem = TradeoffProblem(
+        waits_of=empty,
+        waits_on=empty,
+        lag_s=np.zeros(0),
+        fixed_s=np.zeros(1),
+        curve=np.zeros(1, dtype=np.int64),
+        curves=(curve,),
+        weight=np.array([2.0]),
+    )
+    answers = solve_tradeoff(problem, [1.5, 3.0, 9.0])
+    assert [each.cost_j for each in answers] == pytest.approx([14.0, 6.0, 4.0])
+    assert [each.multiplier_w for each in answers] == pytest.approx([12.0, 2.0, 0.0])
+    assert [each.time_s for each in answers] == pytest.approx([1.5, 3.0, 4.0])
+    assert answers[0].least_s == 1.0
+
+
+def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:
+    problem = replace(
+        drawn(5), curve=np.full(len(drawn(5).curve), -1), fixed_s=np.ones(len(drawn(5).curve))
+    )
+    least_s, most_s = problem.range_s
+    assert least_s == most_s
+    (answer,) = solve_tradeoff(problem, [least_s])
+    assert answer.cost_j == 0.0 == answer.bound_j
+    assert answer.time_s == least_s
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    problem = drawn(7)
+    count = len(problem.curve)
+    one = np.zeros(1, dtype=np.int64)
+    for match, change in (
+        ("every activity", {"weight": np.ones(count + 1)}),
+        ("every wait", {"lag_s": np.zeros(len(problem.lag_s) + 1)}),
+        ("lag_s must", {"lag_s": np.full(len(problem.lag_s), np.nan)}),
+        ("weight must", {"weight": np.full(count, -1.0)}),
+        ("names a curve", {"curve": np.full(count, 3)}),
+        ("none of", {"waits_of": one + count, "waits_on": one, "lag_s": np.zeros(1)}),
+        ("circle", {"waits_of": one, "waits_on": one, "lag_s": np.zeros(1)}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            replace(problem, **change)
+    for match, time_s, cost_j in (
+        ("as many", [1.0, 2.0], [1.0]),
+        ("finite", [1.0, math.inf], [2.0, 1.0]),
+        ("ascend", [2.0, 1.0], [2.0, 1.0]),
+        ("ever less", [1.0, 2.0], [1.0, 1.0]),
+        ("ever less", [1.0, 2.0, 3.0], [3.0, 2.0, 0.0]),
+    ):
+        with pytest.raises(ValueError, match=match):
+            TradeCurve(time_s=np.array(time_s), cost_j=np.array(cost_j))
