@@ -146,7 +146,7 @@ def network_of(job: Job) -> Network:
     links = tuple(tuple((int(on), lag_s) for on, lag_s in lags.items()) for lags in waits)
     order = _in_order(links)
     if len(order) < len(links):
-        stuck = int(np.flatnonzero(~np.isin(activity, order))[0])
+        stuck = int(np.flatnonzero(activity == _in_circle(links, order))[0])
         at = int(np.searchsorted(firsts, stuck, side="right")) - 1
         raise DataError(
             f"ranks wait for one another in a circle: the {every[stuck]} of rank {at} is in it",
@@ -194,3 +194,13 @@ def _in_order(waits: tuple[tuple[tuple[int, float], ...], ...]) -> list[int]:
             if not left[follower]:
                 ready.append(follower)
     return order
+
+
+def _in_circle(waits: tuple[tuple[tuple[int, float], ...], ...], order: list[int]) -> int:
+    """Return an activity of a circle, by walking back from one that has no place in the order."""
+    stuck = set(range(len(waits))) - set(order)
+    at, seen = min(stuck), set[int]()
+    while at not in seen:
+        seen.add(at)
+        at = next(on for on, _ in waits[at] if on in stuck)
+    return at

@@ -5,8 +5,8 @@
   backward in turn (PipeDream-Flush, Narayanan et al., 2021).
 * ``interleaved``: the same with several pieces of the model on each rank (Megatron-LM, Narayanan
   et al., SC'21).
-* ``zero-bubble``: gradients of weights fill what would be waiting (ZB-H1, Qi et al., 2024): no more
-  microbatches in flight than in ``1f1b``.
+* ``zero-bubble``: gradients of weights fill what would be waiting (ZB-H1, Qi et al., 2024): no rank
+  has more microbatches in flight than the first has in ``1f1b``.
 
 A piece of the model is a virtual stage: with S ranks, chunk c of rank s is virtual stage c S + s.
 """
@@ -201,39 +201,21 @@ def _interleaved(shape: Shape, stage: int) -> list[_Task]:
 
 
 def _zero_bubble(shape: Shape, stage: int) -> list[_Task]:
-    """Return what list scheduling makes of passes that take one time unit each.
+    """Return the order of ZB-H1: a later stage leaves its weights as many microbatches behind.
 
-    A backward goes first; then a forward, while fewer microbatches are in flight than in 1F1B; what
-    is left waiting is filled with gradients of weights.
+    So each runs ahead by as many forwards as in 1F1B, and backwards go on to the stage before at
+    once; the weights left behind fill the end.
     """
-    return _list_scheduled(shape)[stage]
-
-
-def _list_scheduled(shape: Shape) -> list[list[_Task]]:
-    stages, count = shape.stages, shape.microbatches
-    ended: dict[tuple[InstructionKind, int, int], int] = {}  # kind, microbatch, stage: time unit
-    orders: list[list[_Task]] = [[] for _ in range(stages)]
-    done = [dict.fromkeys((FORWARD, BACKWARD, WEIGHTS), 0) for _ in range(stages)]
-    unit = 0
-    while any(each[WEIGHTS] < count for each in done):
-        for stage, each in enumerate(done):
-            f, b, w = each[FORWARD], each[BACKWARD], each[WEIGHTS]
-            given = unit if stage == 0 else ended.get((FORWARD, f, stage - 1), unit + 1)
-            after = (FORWARD, b, stage) if stage == stages - 1 else (BACKWARD, b, stage + 1)
-            if b < f and ended.get(after, unit + 1) <= unit:
-                kind = BACKWARD
-            elif f < count and f - w < stages - stage and given <= unit:
-                kind = FORWARD
-            elif w < b:
-                kind = WEIGHTS
-            else:
-                continue
-            m = each[kind]
-            ended[kind, m, stage] = unit + 1
-            each[kind] += 1
-            orders[stage].append((kind, m, 0))
-        unit += 1
-    return orders
+    count = shape.microbatches
+    ahead = min(shape.stages - stage, count)
+    order: list[_Task] = [(FORWARD, m, 0) for m in range(ahead)]
+    for m in range(count):
+        order.append((BACKWARD, m, 0))
+        if m >= stage:
+            order.append((WEIGHTS, m - stage, 0))
+        if m + ahead < count:
+            order.append((FORWARD, m + ahead, 0))
+    return [*order, *((WEIGHTS, m, 0) for m in range(max(0, count - stage), count))]
 
 
 _ORDERS = {

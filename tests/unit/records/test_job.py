@@ -1,0 +1,158 @@
+"""Records of a job refuse what does not fit together, each with what is wrong."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from small_jobs import GPU, WAITING, fixed, job_of_ranks, profile, small_job
+from underclock.records import Arm, Cost, Status, Strategy
+from underclock.records.job import (
+    Held,
+    Instruction,
+    InstructionKind,
+    Job,
+    JobPlan,
+    JobPoint,
+    Profile,
+    ProfileRow,
+    Rank,
+    Wait,
+    Waiting,
+)
+
+replace = msgspec.structs.replace
+SEND, RECEIVE, FORWARD = InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.FORWARD
+ROW = ProfileRow(core_mhz=1000, time_s=1.0, energy_j=1.0)
+
+
+def plan_of(job: Job) -> JobPlan:
+    """Return a plan that leaves all at auto."""
+    cost = Cost(time_s=1.0, energy_j=1.0, time_change=0.0, energy_change=0.0)
+    clocks = tuple(
+        tuple(
+            None if each.profile is None else Held(job.profiles[each.profile].auto)
+            for each in rank.instructions
+        )
+        for rank in job.ranks
+    )
+    return JobPlan(
+        evidence=job.evidence,
+        job=job,
+        max_slowdown=0.0,
+        chosen=Strategy.AUTO,
+        arms=(Arm.of(Strategy.AUTO, cost, Status.BASELINE),),
+        clocks=clocks,
+        frontier=(JobPoint(cost=cost, gap=None, clocks=clocks),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Profile(rows=(ROW,), auto=1), "row 1 of 1 cannot be auto"),
+        (lambda: Profile(rows=(ROW, ROW), auto=0), "core 1000 MHz, memory auto 2 times"),
+        (lambda: replace(ROW, time_s=0.0), "time_s must be positive"),
+        (lambda: Instruction(kind=SEND), "a profile or a time of its own"),
+        (lambda: fixed(1.0, FORWARD), "belongs to a microbatch"),
+        (
+            lambda: Instruction(kind=InstructionKind.OTHER, profile="x", meeting=1),
+            "meets nobody",
+        ),
+        (lambda: Rank(stage=0, waiting=WAITING, instructions=()), "has something to do"),
+        (
+            lambda: Rank(
+                stage=0, waiting=(Waiting(core_mhz=900, power_w=1.0),), instructions=(fixed(1.0),)
+            ),
+            "from the lowest clock to auto",
+        ),
+        (lambda: replace(small_job(), ranks=()), "a job has ranks"),
+        (
+            lambda: replace(small_job(), ranks=(small_job().ranks[0],) * 2),
+            r"\(0, 0, 0, 0\) is 2 ranks",
+        ),
+        (lambda: replace(small_job(), profiles={}), "no profile is called 'stage 0 forward'"),
+        (lambda: replace(small_job(), microbatches=2), "beyond the job's 2 microbatches"),
+        (lambda: replace(small_job(), microbatches=4), "takes 3 of 4 microbatches through"),
+        (lambda: small_job(microbatches=0), "microbatches"),
+        (lambda: job_of_ranks((fixed(1.0),), waits=(Wait(0, 0, 0, 7),)), "there is none"),
+        (lambda: job_of_ranks((fixed(1.0, SEND, meeting=1),)), "send of rank 0 meets no receive"),
+        (
+            lambda: job_of_ranks((fixed(1.0, RECEIVE, meeting=1),), (fixed(1.0, meeting=1),)),
+            "receive of rank 0 meets no send",
+        ),
+        (lambda: job_of_ranks((fixed(1.0, meeting=1),)), "meets nobody"),
+        (
+            lambda: job_of_ranks((fixed(1.0, meeting=1), fixed(1.0, meeting=1))),
+            "rank 0 meets itself",
+        ),
+        (lambda: Held(0, None, 0.5), "a share of 0.5 with None"),
+        (lambda: Held(0, 1, 1.0), "a share of 1.0 with 1"),
+        (lambda: replace(plan_of(small_job()), arms=()), "the arm <Strategy.AUTO"),
+        (
+            lambda: replace(plan_of(small_job()), arms=plan_of(small_job()).arms * 2),
+            "every arm is compared once",
+        ),
+        (lambda: replace(plan_of(small_job()), clocks=()), "clocks of 0 ranks for 2"),
+        (lambda: replace(plan_of(small_job()), clocks=((), ())), "another number of instructions"),
+        (
+            lambda: replace(plan_of(small_job()), clocks=((None,) * 6,) * 2),
+            "a profile and no clocks",
+        ),
+        (lambda: replace(plan_of(small_job()), clocks=((Held(9),) * 6,) * 2), "has no such row"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        make()
+
+
+def test_an_instruction_that_a_rank_runs_twice_is_refused() -> None:
+    job = small_job()
+    rank = job.ranks[0]
+    again = replace(rank, instructions=(*rank.instructions, rank.instructions[0]))
+    with pytest.raises(ValueError, match="runs a forward of chunk 0 2 times"):
+        replace(job, ranks=(again, job.ranks[1]))
+
+
+def test_a_frontier_goes_from_fast_to_slow() -> None:
+    plan = plan_of(small_job())
+    slow = replace(plan.frontier[0], cost=replace(plan.frontier[0].cost, time_s=2.0))
+    with pytest.raises(ValueError, match="from fast to slow"):
+        replace(plan, frontier=(slow, *plan.frontier))
+
+
+def test_waiting_draws_what_lies_between_the_clocks_listed() -> None:
+    listed = (
+        Waiting(core_mhz=500, power_w=50.0),
+        Waiting(core_mhz=1000, power_w=70.0),
+        Waiting(power_w=90.0),
+    )
+    rank = Rank(stage=0, waiting=listed, instructions=(fixed(1.0),))
+    clocks = (None, 300, 500, 750, 1000, 1980)
+    assert [rank.waiting_w(mhz) for mhz in clocks] == [90.0, 50.0, 50.0, 60.0, 70.0, 70.0]
+    assert Rank(stage=0, waiting=WAITING, instructions=(fixed(1.0),)).waiting_w(700) == 50.0
+
+
+def test_a_job_and_its_plan_come_back_from_json_as_they_were() -> None:
+    plan = plan_of(small_job(transfer_s=(0.1,), data=2, reduce_s=0.1))
+    assert msgspec.json.decode(msgspec.json.encode(plan), type=JobPlan) == plan
+    assert "auto +0.00 % energy at +0.00 % time" in repr(plan)
+    assert "ranks 4" in repr(plan.job)
+
+
+def test_a_job_says_what_is_known_of_it() -> None:
+    job = small_job()
+    assert job.has_energy
+    timed = {
+        name: replace(each, rows=tuple(replace(row, energy_j=None) for row in each.rows))
+        for name, each in job.profiles.items()
+    }
+    assert not replace(job, profiles=timed).has_energy
+    assert not replace(job_of_ranks((fixed(1.0),))).has_energy
+    assert job.gpu_of(1) == GPU
+    assert str(job.ranks[0].instructions[0]) == "forward of microbatch 0"
+    assert profile(1.0).rows[0].clocks.core_mhz == 1000
+    with pytest.raises(KeyError):
+        plan_of(job).arm("rank")
+    assert plan_of(job).promise.energy_change == 0.0
