@@ -151,7 +151,11 @@ class Guard:
         if stage is not self.stage:
             self._enter(stage)
         self.finding = finding
-        return Move(stage=stage, finding=finding, words=f"{words}; from now on: {stage}")
+        return Move(stage=stage, finding=finding, words=words)
+
+    def begin_anew(self) -> None:
+        """Forget the steps of a window that is not full: what is held is another."""
+        self._enter(self.stage)
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage

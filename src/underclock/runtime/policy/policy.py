@@ -110,7 +110,7 @@ class Guarded(Policy):
         if move is None:
             return ""
         self._do(move.stage)
-        return move.words
+        return f"{move.words}; from now on: {move.stage}"
 
     def ends(self) -> str:
         """Say where the plan was never held."""

@@ -1,0 +1,311 @@
+"""What the ranks of a job are to do, iteration by iteration, together.
+
+Nothing is held until every rank has armed. Then a guard judges the job's iterations, each as long
+as its slowest rank saw it: where they are slower than promised, all ranks go to auto with the next
+iteration. Where one replica is slower than its plan and sets the job's pace, the others take the
+plan of the stored frontier that is as slow as that one is (Perseus, arXiv 2312.06902), and come
+back when it recovers. Every change is an `Order` of a greater generation, the same for all.
+
+A rank is slow by what it computes, for what it waits for is another's: it is compared with the
+fastest rank of its place in all replicas. A pipeline alone has nobody who could take it slower for
+one of its stages: where that slows iterations, the guard finds out whose fault it is.
+
+It knows no GPU and no process, and stands on the standard library: it judges while clocks are held.
+"""
+
+import math
+import statistics
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from underclock.records.choices import Strategy
+from underclock.records.job import COMPUTES, JobPlan, RankClocks
+from underclock.runtime.policy.guard import Guard, Stage
+from underclock.units import format_percent
+
+WINDOW = 8
+"""Iterations that tell a straggler together: two windows and what settles are less than 20."""
+_SETTLING = 2  # iterations after an order that do not count: ranks take it up one by one
+_SLOW = 0.01  # slower than its like: less does not pay another plan
+_SURE = 4.0  # standard errors: every rank is looked at, in every window
+_MEDIAN_ERROR = 1.86  # of a median, from the median distance: 1.4826 * 1.2533
+_ROUNDING = 1e-9
+
+_STAGES = {
+    Stage.LEARNING: "auto on all ranks, until it is known what iterations take there",
+    Stage.PLAN: "the plan",
+    Stage.CHECKING: "auto on all ranks, to see whether it is the plan",
+    Stage.REDUCED: "the fastest plan of the frontier",
+    Stage.OFF: "auto on all ranks",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPoint:
+    """One plan of the frontier, as far as iterations show it.
+
+    Attributes:
+        time_s: Of an iteration.
+        busy_s: What each rank computes in it.
+        clocks: Of each rank; none at auto.
+    """
+
+    time_s: float
+    busy_s: tuple[float, ...]
+    clocks: tuple[RankClocks, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What all ranks do from their next iteration on.
+
+    Attributes:
+        generation: Greater than that of any order before.
+        points: Which plan of the frontier each rank follows; ``None`` leaves it to the driver.
+        words: Why, for the reader of the log.
+    """
+
+    generation: int
+    points: tuple[int | None, ...]
+    words: str = ""
+
+
+def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
+    """Return the plans that may be held, fastest first, and which of them is the chosen one."""
+    made = [(point.cost.time_s, point.clocks) for point in plan.frontier]
+    if plan.clocks not in [clocks for _, clocks in made]:
+        made.append((plan.promise.time_s, plan.clocks))
+    made.sort(key=lambda each: each[0])
+    points = tuple(
+        PlannedPoint(time_s=time_s, busy_s=_busy_s(plan, clocks), clocks=clocks)
+        for time_s, clocks in made
+    )
+    return points, [point.clocks for point in points].index(plan.clocks)
+
+
+def auto_s(plan: JobPlan) -> float:
+    """Return what an iteration is planned to take at auto."""
+    cost = plan.arm(Strategy.AUTO).cost
+    if cost is None:
+        raise AssertionError("a plan has it")
+    return cost.time_s
+
+
+def _busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float, ...]:
+    """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
+    busy_s = []
+    for at, rank in enumerate(plan.job.ranks):
+        each_s = []
+        for which, instruction in enumerate(rank.instructions):
+            if instruction.kind not in COMPUTES:
+                continue
+            held = None if clocks is None else clocks[at][which]
+            if instruction.profile is None:
+                each_s.append(instruction.time_s or 0.0)
+                continue
+            profile = plan.job.profiles[instruction.profile]
+            each_s.append(profile.rows[profile.auto if held is None else held.row].time_s)
+            if held is not None and held.then is not None:
+                rest_s = profile.rows[held.then].time_s
+                each_s[-1] += (1.0 - held.share) * (rest_s - each_s[-1])
+        busy_s.append(math.fsum(each_s))
+    return tuple(busy_s)
+
+
+class JobPolicy:
+    """Decides what all ranks of a job do.
+
+    Args:
+        plan: What is to be held.
+        window: Iterations that the guard judges together; 0 for no guard.
+
+    Attributes:
+        points: The plans that orders name, fastest first.
+        chosen: Which of them is the plan's.
+        auto: What is planned where nothing is held.
+        order: In force; before every rank has armed, all are at auto.
+        over: Why all stay at auto from now on; empty before.
+    """
+
+    def __init__(self, plan: JobPlan, *, window: int = 20) -> None:
+        self.points, self.chosen = planned_points(plan)
+        ranks = plan.job.ranks
+        self.order = Order(generation=0, points=(None,) * len(ranks))
+        self.over = ""
+        self.auto = PlannedPoint(time_s=auto_s(plan), busy_s=_busy_s(plan, None), clocks=())
+        self._replicas = [rank.data for rank in ranks]
+        self._places = [(rank.stage, rank.tensor, rank.sequence) for rank in ranks]
+        budget = max(plan.max_slowdown, plan.promise.time_change)
+        self._guard = Guard(max_slowdown=budget, has_fixed=False, window=window) if window else None
+        self._armed: set[int] = set()
+        self._seen: dict[int, tuple[float, float | None]] = {}
+        self._window: list[tuple[float, list[float | None]]] = []
+        self._skip = 0
+        self._scale: float | None = None  # iterations against those planned, no straggler in them
+        self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
+        self._share = 1.0  # of that, what the job's iterations show
+        self._target = 1.0  # how slow the others may be for it, of the chosen plan's time
+        self._pace = 1.0  # how slow iterations are for it
+
+    @property
+    def stage(self) -> Stage:
+        """What the guard lets be held."""
+        if self.over:
+            return Stage.OFF
+        return Stage.PLAN if self._guard is None else self._guard.stage
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether every rank is; nothing is set before."""
+        return len(self._armed) == len(self._replicas)
+
+    def armed(self, rank: int) -> None:
+        """Note that a rank marks its iterations, so that its clocks may be set."""
+        self._armed.add(rank)
+
+    def lost(self, rank: int, why: str) -> Order | None:
+        """Have all ranks go to auto for good, for one ended, or marks no more."""
+        if self.over:
+            return None
+        self.over = f"rank {rank}: {why}"
+        return self._hold(self.over)
+
+    def passed(
+        self, rank: int, time_s: float, busy_s: float | None = None, *, stalled: bool = False
+    ) -> Order | None:
+        """Take note of an iteration of one rank; return what all do from now on, if it is new.
+
+        Args:
+            rank: Which.
+            time_s: From its optimizer's end to the next.
+            busy_s: Of which it computed; ``None`` where that was not seen.
+            stalled: Whether it stood still: the iteration counts on no rank then.
+        """
+        if self.over or not self.is_armed:
+            return None
+        self._seen[rank] = (math.nan if stalled else time_s), busy_s
+        if len(self._seen) < len(self._replicas):
+            return None
+        seen = [self._seen[at] for at in range(len(self._replicas))]
+        self._seen.clear()
+        if self._guard is None and not self.order.generation:
+            return self._hold("every rank has armed")
+        if self._skip:
+            self._skip -= 1
+            return None
+        return self._iterated(seen)
+
+    def _iterated(self, seen: list[tuple[float, float | None]]) -> Order | None:
+        """Take note of an iteration that all ranks have ended."""
+        times_s = [each_s for each_s, _ in seen]
+        if not any(map(math.isnan, times_s)):
+            self._window.append((max(times_s), [each_s for _, each_s in seen]))
+        if len(self._window) < WINDOW:
+            return None
+        times_s, busy = [s for s, _ in self._window], [each for _, each in self._window]
+        self._window.clear()
+        words = self._follow_replicas(times_s, busy)
+        if words:  # what was seen before had another pace
+            if self._guard is not None:
+                self._guard.begin_anew()
+            return self._hold(words)
+        return self._judge(times_s)
+
+    def _judge(self, times_s: list[float]) -> Order | None:
+        """Have the guard judge iterations, less what a straggler adds."""
+        if self._guard is None:
+            return None
+        for each_s in times_s:
+            move = self._guard.stepped(each_s / self._pace)
+            if move is not None:
+                if move.stage is Stage.OFF:
+                    self.over = move.words
+                return self._hold(move.words)
+        return None
+
+    def _follow_replicas(self, times_s: list[float], busy: list[list[float | None]]) -> str:
+        """Find the pace that the slowest replica leaves; return words where it is another."""
+        known = [[s for s in each if s is not None] for each in zip(*busy, strict=True)]
+        if len(set(self._replicas)) == 1 or 2 * min(map(len, known)) < WINDOW:
+            return ""
+        at_auto = self.stage.at_auto
+        slow, busy_scale = self._slowness(known)
+        most = max(slow.values(), default=0.0)
+        base_s = (self.auto if at_auto else self.points[self.chosen]).time_s
+        median_s, error_s = _median(times_s)
+        if at_auto and not most:
+            self._scale = median_s / base_s
+        elif self._scale is None:
+            self._scale = busy_scale
+        expected_s = self._scale * base_s
+        self._pace = min(max(median_s / expected_s, 1.0), 1.0 + most)
+        sure = min(max((median_s - error_s) / expected_s, 1.0), 1.0 + most)
+        if most and (at_auto or self._target == 1.0 or most > max(self._slow.values()) + _SLOW):
+            self._share = (sure - 1.0) / most
+        target = min(sure, 1.0 + self._share * most)
+        changed = abs(target - self._target) > _SLOW / 2 or (most == 0.0) != (not self._slow)
+        self._slow = slow
+        if not changed:
+            return ""
+        self._target = target
+        if not most:
+            return "no replica is slower than the others any more"
+        replica = max(slow, key=lambda each: slow[each])
+        return (
+            f"replica {replica} computes {format_percent(most)} slower than the others and makes "
+            f"iterations {format_percent(self._pace - 1.0)} longer: the others may be as slow"
+        )
+
+    def _slowness(self, busy: list[list[float]]) -> tuple[dict[int, float], float]:
+        """Return the replicas that are surely slower than the fastest rank of each place.
+
+        And what the fastest take of what is planned.
+        """
+        of_plan: list[tuple[float, float]] = []  # what ranks take of what is planned, its error
+        fastest: dict[tuple[int, ...], int] = {}
+        for at, each_s in enumerate(busy):
+            point = self.order.points[at]
+            planned = (self.auto if point is None else self.points[point]).busy_s
+            median_s, error_s = _median(each_s)
+            of_plan.append((median_s / planned[at], error_s / planned[at]))
+            first = fastest.setdefault(self._places[at], at)
+            if of_plan[at] < of_plan[first]:
+                fastest[self._places[at]] = at
+        slow: dict[int, float] = {}
+        usual_error = statistics.median(error for _, error in of_plan)  # few tell less of one
+        for at, (ratio, _) in enumerate(of_plan):
+            least, _ = of_plan[fastest[self._places[at]]]
+            slower, unsure = ratio / least - 1.0, math.sqrt(2.0) * usual_error / least
+            if slower > max(_SLOW, _SURE * unsure):
+                slow[self._replicas[at]] = max(slower, slow.get(self._replicas[at], 0.0))
+        return slow, statistics.fmean(of_plan[at][0] for at in fastest.values())
+
+    def _hold(self, words: str) -> Order:
+        """Order what the stage and the replicas' paces ask for."""
+        points: list[int | None] = [None] * len(self._replicas)
+        if self.stage is Stage.PLAN:
+            points = [self._point(each) for each in self._replicas]
+        elif self.stage is Stage.REDUCED and self.chosen:
+            points = [0] * len(self._replicas)
+        self._skip = _SETTLING
+        self._window.clear()
+        self.order = Order(
+            generation=self.order.generation + 1,
+            points=tuple(points),
+            words=f"{words}; from now on: {_STAGES[self.stage]}",
+        )
+        return self.order
+
+    def _point(self, replica: int) -> int:
+        """Return the slowest plan that lets a replica keep up with the slowest one."""
+        pace = self._target / (1.0 + self._share * self._slow.get(replica, 0.0))
+        limit_s = self.points[self.chosen].time_s * pace * (1.0 + _ROUNDING)
+        slower = bisect_right([point.time_s for point in self.points], limit_s) - 1
+        return max(self.chosen, slower)
+
+
+def _median(values_s: list[float]) -> tuple[float, float]:
+    """Return the median of some values, and its standard error."""
+    middle_s = statistics.median(values_s)
+    apart_s = statistics.median([abs(each_s - middle_s) for each_s in values_s])
+    return middle_s, _MEDIAN_ERROR * apart_s / math.sqrt(len(values_s))
