@@ -1,4 +1,9 @@
 """Ranks that wait for each other: when things happen, what that costs, and what may be slower.
 
 * `network`: who waits for whom; when everything begins and ends
+* `schedules`: pipelines laid out by name
+* `tables`, `costs`: a job as numbers, and what given clocks come to
+* `sharing`: equal ranks, planned once
+* `hulls`, `relaxation`: the least energy within any time, rows mixed
+* `planning`: ways of choosing side by side, and the frontier over time
 """

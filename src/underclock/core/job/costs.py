@@ -1,0 +1,61 @@
+"""What a job takes with given clocks: time and energy of instructions, and of all ranks."""
+
+from underclock.arrays import Floats
+from underclock.core.job.network import network_of
+from underclock.core.job.tables import Choice, table_of, taken, total
+from underclock.records.choices import Cost
+from underclock.records.job import Held, Job, RankClocks
+
+
+def auto_clocks(job: Job) -> tuple[RankClocks, ...]:
+    """Return what runs where nothing is set."""
+    return tuple(
+        tuple(
+            None if each.profile is None else Held(job.profiles[each.profile].auto)
+            for each in rank.instructions
+        )
+        for rank in job.ranks
+    )
+
+
+def instruction_costs(
+    job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Return time in s and energy in J of every instruction. Shapes (n,).
+
+    What runs beside a rank's first stream takes what it adds to waiting.
+
+    Args:
+        job: What is run.
+        clocks: Of each rank.
+        latency_s: How late a change of clocks comes.
+
+    Raises:
+        DataError: Ranks wait in a circle.
+    """
+    each = taken(table_of(job, network_of(job)), Choice.held(clocks), latency_s)
+    return each.time_s, each.energy_j
+
+
+def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> Cost:
+    """Return what an iteration takes of time and energy, all ranks together, against auto.
+
+    Ranks draw what waiting draws, at the clock held there, until the iteration ends.
+
+    Args:
+        job: What is run.
+        clocks: Of each rank.
+        latency_s: How late a change of clocks comes.
+
+    Raises:
+        DataError: Ranks wait in a circle.
+    """
+    table = table_of(job, network_of(job))
+    auto_s, auto_j = total(table, Choice.held(auto_clocks(job)))
+    time_s, energy_j = total(table, Choice.held(clocks), latency_s)
+    return Cost(
+        time_s=time_s,
+        energy_j=energy_j,
+        time_change=time_s / auto_s - 1.0,
+        energy_change=energy_j / auto_j - 1.0,
+    )

@@ -1,0 +1,134 @@
+"""Equal ranks of a job are planned once, with a weight.
+
+Activities are told apart by what they are, by whom they wait for and by who waits for them, round
+after round, until a round tells no more apart (colour refinement). Costs are convex, so durations
+averaged over activities that cannot be told apart cost no more and are feasible too: each waits for
+as many of another kind as every other of its kind does. A plan that has equal durations for equal
+activities is therefore as good as any, and nothing is lost in planning one of each (Grohe,
+Kersting, Mladenov and Selman 2014, arXiv 1307.5697). What is equal begins at the same time, too.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from underclock.arrays import Ints
+from underclock.core.job.network import Network
+from underclock.core.job.tables import JobTable
+from underclock.records.job import Job, Rank
+
+
+def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
+    """Return the table of one rank of each kind, and what each instruction is there.
+
+    Returns:
+        The table, and for each instruction of the job the one that stands for it. Shape (n,).
+    """
+    network = table.network
+    firsts = np.cumsum([0, *(len(rank.instructions) for rank in job.ranks)])
+    colour, kind = _told_apart(job, network, firsts)
+    _, ranks, of, weight = np.unique(
+        kind, return_index=True, return_inverse=True, return_counts=True
+    )
+    if len(ranks) == len(job.ranks):
+        return table, np.arange(len(table.pair))
+    ranks_at = np.argsort(np.argsort(ranks))  # kinds in the order of their first ranks
+    ranks, weight, of = np.sort(ranks), weight[np.argsort(ranks)], ranks_at[of]
+    kept = np.concatenate([np.arange(firsts[rank], firsts[rank + 1]) for rank in ranks])
+    begins = np.cumsum([0, *(firsts[rank + 1] - firsts[rank] for rank in ranks)])
+    stands = np.concatenate(
+        [np.arange(begins[of[r]], begins[of[r] + 1]) for r in range(len(job.ranks))]
+    )
+    pair_at = {pair: at for at, pair in enumerate(table.pairs)}
+    pairs = [each for each in table.pairs if each[0] in set(ranks.tolist())]
+    picked = np.array([pair_at[each] for each in pairs], dtype=np.int64)
+    number = np.full(len(table.pairs) + 1, -1)
+    number[picked] = np.arange(len(picked))
+    new_rank = {int(rank): at for at, rank in enumerate(ranks)}
+    return replace(
+        table,
+        network=_quotient(network, colour, kept, ranks),
+        rank_weight=weight,
+        pair=number[table.pair[kept]],
+        fixed_s=table.fixed_s[kept],
+        power_w=table.power_w[kept],
+        auto_wait_w=table.auto_wait_w[ranks],
+        pairs=tuple((new_rank[rank], name) for rank, name in pairs),
+        **{name: getattr(table, name)[picked] for name in _OF_PAIRS},
+    ), stands
+
+
+_OF_PAIRS = (
+    *("auto", "time_s", "energy_j", "time_error_s", "energy_error_j"),
+    *("wait_w", "first", "last", "inside", "at_clocks"),
+)
+
+
+def _quotient(network: Network, colour: Ints, kept: Ints, ranks: Ints) -> Network:
+    """Return the network of one activity of each colour."""
+    _, places, activity = np.unique(
+        colour[network.activity[kept]], return_index=True, return_inverse=True
+    )
+    member = network.activity[kept[places]]
+    at = {int(colour[each]): number for number, each in enumerate(member)}
+    waits: list[tuple[tuple[int, float], ...]] = []
+    for each in member:
+        lags: dict[int, float] = {}
+        for on, lag_s in network.waits[each]:
+            number = at[int(colour[on])]
+            lags[number] = max(lag_s, lags.get(number, 0.0))
+        waits.append(tuple(lags.items()))
+    seen: dict[int, None] = {}
+    for each in network.order:
+        seen.setdefault(at[int(colour[each])])
+    return Network(
+        rank=np.searchsorted(ranks, network.rank[kept]),
+        stream=network.stream[kept],
+        activity=activity,
+        waits=tuple(waits),
+        order=np.array(list(seen), dtype=np.int64),
+    )
+
+
+def _told_apart(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
+    """Return the colour of each activity and the kind of each rank."""
+    followers: list[list[tuple[int, float]]] = [[] for _ in network.waits]
+    for at, waits in enumerate(network.waits):
+        for on, lag_s in waits:
+            followers[on].append((at, lag_s))
+    members: list[list[int]] = [[] for _ in network.waits]
+    for instruction, activity in enumerate(network.activity.tolist()):
+        members[activity].append(instruction)
+    kind = _numbered([_content(rank) for rank in job.ranks])
+    colour, found = [0] * len(members), (0, 0)
+    while True:
+        keys: list[Hashable] = []
+        for at, own in enumerate(members):
+            does = sorted((kind[r], i - int(firsts[r])) for i in own for r in [network.rank[i]])
+            waits_on = sorted((colour[on], lag_s) for on, lag_s in network.waits[at])
+            waited = sorted((colour[by], lag_s) for by, lag_s in followers[at])
+            keys.append((colour[at], tuple(does), tuple(waits_on), tuple(waited)))
+        colour = _numbered(keys)
+        of = np.array(colour)[network.activity].tolist()
+        kind = _numbered([tuple(of[a:b]) for a, b in pairwise(firsts)])
+        if (max(colour), max(kind)) == found:
+            return np.array(colour), np.array(kind)
+        found = max(colour), max(kind)
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _content(rank: Rank) -> Hashable:
+    """Return what tells ranks apart by themselves: places and numbers of meetings do not."""
+    return rank.waiting, tuple(
+        (
+            *(each.kind, each.microbatch, each.chunk, each.stream),
+            *(each.profile, each.time_s, each.power_w, each.meeting is None),
+        )
+        for each in rank.instructions
+    )

@@ -1,0 +1,304 @@
+"""A job as numbers: what its profiles cost, who holds which clock, and what a choice comes to.
+
+A choice runs each instruction by a row of its profile, or by two in turn. A change of clocks is
+asked for where the instruction before ends and comes at most a latency later: until then work is
+done by the row of the clock before. That is counted where it takes time, never where it saves some.
+
+While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
+long a gap lasts is known only when it is over, so no clock is set for it. The first gap of an
+iteration has the clock of the last instruction. An instruction without a power of its own draws
+the same. One that runs beside the first stream adds what it draws above waiting, and has the clock
+of the first stream's instruction that is listed before it.
+
+Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C clocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.job.network import Network
+from underclock.records.common import AUTO, Clocks
+from underclock.records.job import Held, Job, Profile, RankClocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTable:
+    """What instructions of a job cost, by row of their profiles.
+
+    Attributes:
+        network: Who waits for whom.
+        rank_weight: How many equal ranks each rank stands for. Shape (ranks,).
+        pair: Of rank and profile, of each instruction; -1 where it has no profile. Shape (n,).
+        fixed_s: What it takes where it has no profile, else 0. Shape (n,).
+        power_w: What it draws there; nan for what waiting draws. Shape (n,).
+        auto_wait_w: What ranks draw waiting where nothing is set. Shape (ranks,).
+        pairs: Rank and name of the profile. Length P.
+        auto: Row of each pair. Shape (P,).
+        time_s: Of an instruction; inf where a profile has no such row. Shape (P, R).
+        energy_j: Shape (P, R).
+        time_error_s: Shape (P, R).
+        energy_error_j: Shape (P, R).
+        wait_w: What the rank draws waiting after it. Shape (P, R).
+        first: Clocks that a row begins with, as an index; 0 is auto. Shape (P, R).
+        last: Clocks that it ends with. Shape (P, R).
+        inside: Which rows change clocks inside. Shape (P, R).
+        at_clocks: Row of each pair that runs at some clocks, or at the nearest. Shape (P, C).
+    """
+
+    network: Network
+    rank_weight: Ints
+    pair: Ints
+    fixed_s: Floats
+    power_w: Floats
+    auto_wait_w: Floats
+    pairs: tuple[tuple[int, str], ...]
+    auto: Ints
+    time_s: Floats
+    energy_j: Floats
+    time_error_s: Floats
+    energy_error_j: Floats
+    wait_w: Floats
+    first: Ints
+    last: Ints
+    inside: Bools
+    at_clocks: Ints
+
+    @cached_property
+    def planned(self) -> Ints:
+        """Instructions that have a profile."""
+        return np.flatnonzero(self.pair >= 0)
+
+    @cached_property
+    def weight(self) -> Ints:
+        """How many equal instructions each stands for. Shape (n,)."""
+        return self.rank_weight[self.network.rank]
+
+    @cached_property
+    def holder(self) -> Ints:
+        """Instruction whose clock is held at, and after, each; -1 for none. Shape (n,)."""
+        return self._holders(own=True)
+
+    @cached_property
+    def before(self) -> Ints:
+        """Instruction whose clock is held until each begins; -1 for none. Shape (n,)."""
+        return self._holders(own=False)
+
+    def _holders(self, *, own: bool) -> Ints:
+        holder = np.full(len(self.pair), -1)
+        holds = (self.pair >= 0) & (self.network.stream == 0)
+        for rank in range(len(self.rank_weight)):
+            at = np.flatnonzero(self.network.rank == rank)
+            held = at[holds[at]]
+            if len(held):
+                holder[at] = held[np.searchsorted(held, at, "right" if own else "left") - 1]
+        return holder
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How planned instructions are run; what others have is of no meaning.
+
+    Attributes:
+        row: Of the pair. Shape (n,).
+        then: Row of the rest; the same where there is none. Shape (n,).
+        share: Of the work that is done by ``row``. Shape (n,).
+    """
+
+    row: Ints
+    then: Ints
+    share: Floats
+
+    @classmethod
+    def rows(cls, row: Ints) -> Self:
+        """Run each instruction by one row."""
+        return cls(row, row, np.ones(len(row)))
+
+    @classmethod
+    def held(cls, clocks: Sequence[RankClocks]) -> Self:
+        """Return what a plan's clocks say."""
+        every = [held or Held(0) for rank in clocks for held in rank]
+        return cls(
+            np.array([each.row for each in every]),
+            np.array([each.row if each.then is None else each.then for each in every]),
+            np.array([each.share for each in every]),
+        )
+
+    def clocks(self, table: JobTable) -> tuple[RankClocks, ...]:
+        """Return it as a plan's clocks."""
+        every = [
+            None if pair < 0 else Held(row) if row == then else Held(row, then, share)
+            for pair, row, then, share in zip(
+                table.pair.tolist(),
+                self.row.tolist(),
+                self.then.tolist(),
+                self.share.tolist(),
+                strict=True,
+            )
+        ]
+        ends = np.cumsum(np.bincount(table.network.rank)).tolist()
+        return tuple(tuple(every[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+
+    def spread(self, of: Ints) -> "Choice":
+        """Return the choice for all instructions that those of this one stand for."""
+        return Choice(self.row[of], self.then[of], self.share[of])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What a choice makes of each instruction.
+
+    Attributes:
+        time_s: Shape (n,).
+        energy_j: Of what runs beside the first stream what it adds. Shape (n,).
+        wait_w: What its rank draws waiting after it. Shape (n,).
+    """
+
+    time_s: Floats
+    energy_j: Floats
+    wait_w: Floats
+
+
+def taken(table: JobTable, choice: Choice, latency_s: float = 0.0) -> Taken:
+    """Return what each instruction takes, and what waiting after it draws."""
+    at = table.planned
+    pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
+    time_s, energy_j = table.fixed_s.copy(), np.zeros(len(table.pair))
+    time_s[at] = share * table.time_s[pair, row] + (1.0 - share) * table.time_s[pair, then]
+    energy_j[at] = share * table.energy_j[pair, row] + (1.0 - share) * table.energy_j[pair, then]
+    if latency_s:
+        for late_s, late_j in _changes(table, choice, latency_s):
+            time_s[at] += late_s
+            energy_j[at] += late_j
+    held = np.maximum(table.holder, 0)
+    held_w = np.where(
+        table.holder >= 0,
+        table.wait_w[table.pair[held], choice.then[held]],
+        table.auto_wait_w[table.network.rank],
+    )
+    power_w = np.where(np.isnan(table.power_w), held_w, table.power_w)
+    energy_j = np.where(table.pair < 0, power_w * time_s, energy_j)
+    beside = table.network.stream > 0
+    energy_j = np.where(beside, np.maximum(energy_j - held_w * time_s, 0.0), energy_j)
+    return Taken(time_s=time_s, energy_j=energy_j, wait_w=held_w)
+
+
+def _changes(
+    table: JobTable, choice: Choice, latency_s: float
+) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
+    """Return what changes of clocks add to planned instructions: before them, and inside."""
+    at = table.planned
+    pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
+    before = np.where(table.before[at] >= 0, table.before[at], at)
+    earlier = table.last[table.pair[before], choice.then[before]]
+    ours = (table.network.stream[at] == 0) & (earlier != table.first[pair, row])
+    lates = table.at_clocks[pair, earlier]
+    begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), latency_s)
+    return begun, late(table, (pair, row, then), 1.0 - share, latency_s)
+
+
+def late(
+    table: JobTable, which: tuple[Ints, Ints, Ints], share: Floats, latency_s: float
+) -> tuple[Floats, Floats]:
+    """Return what a change of clocks adds in s and J where it comes a latency late.
+
+    Args:
+        table: Of the job.
+        which: The pair, the row whose clock is still held, and the one asked for; broadcastable.
+        share: Of the work to be done by the row asked for.
+        latency_s: How late.
+    """
+    pair, held, asked = which
+    done = np.minimum(share, latency_s / table.time_s[pair, held])
+    more_s = done * (table.time_s[pair, held] - table.time_s[pair, asked])
+    more_j: Floats = done * (table.energy_j[pair, held] - table.energy_j[pair, asked])
+    return np.maximum(more_s, 0.0), more_j
+
+
+def waiting_j(table: JobTable, each: Taken) -> Floats:
+    """Return what every rank takes of energy while it waits. Shape (ranks,)."""
+    network = table.network
+    begins_s, ends_s = network.begins_s(each.time_s), network.iteration_s(each.time_s)
+    waited_j = np.zeros(len(table.rank_weight))
+    for rank in range(len(waited_j)):
+        own = np.flatnonzero((network.rank == rank) & (network.stream == 0))
+        if not len(own):
+            waited_j[rank] = ends_s * table.auto_wait_w[rank]
+            continue
+        done_s = begins_s[own] + each.time_s[own]
+        gaps_s = np.append(begins_s[own][1:], ends_s) - done_s
+        waited_j[rank] = gaps_s @ each.wait_w[own] + begins_s[own[0]] * each.wait_w[own[-1]]
+    return waited_j
+
+
+def total(table: JobTable, choice: Choice, latency_s: float = 0.0) -> tuple[float, float]:
+    """Return time in s and energy in J of an iteration, all ranks together."""
+    each = taken(table, choice, latency_s)
+    energy_j = each.energy_j @ table.weight + waiting_j(table, each) @ table.rank_weight
+    return float(table.network.iteration_s(each.time_s)), float(energy_j)
+
+
+def table_of(job: Job, network: Network) -> JobTable:
+    """Return a job as numbers. Energies that are not known are nan."""
+    every = [each for rank in job.ranks for each in rank.instructions]
+    pairs: dict[tuple[int, str], int] = {}
+    pair = [
+        -1 if each.profile is None else pairs.setdefault((rank, each.profile), len(pairs))
+        for rank, each in zip(network.rank.tolist(), every, strict=True)
+    ]
+    known: dict[Clocks, int] = {AUTO: 0}
+    for profile in job.profiles.values():
+        for row in profile.rows:
+            for each in (row.clocks, *(segment.clocks for segment in row.inside[-1:])):
+                known.setdefault(each, len(known))
+    profiles = [(job.ranks[rank], job.profiles[name]) for rank, name in pairs]
+    shape = len(profiles), max((len(each.rows) for _, each in profiles), default=0)
+    of_row = {name: np.full(shape, np.inf) for name in _QUANTITIES}
+    first, last = np.zeros((2, *shape), dtype=np.int64)
+    inside, wait_w = np.zeros(shape, dtype=bool), np.zeros(shape)
+    for p, (rank, profile) in enumerate(profiles):
+        for r, row in enumerate(profile.rows):
+            ends = row.inside[-1].clocks if row.inside else row.clocks
+            first[p, r], last[p, r] = known[row.clocks], known[ends]
+            inside[p, r] = bool(row.inside)
+            wait_w[p, r] = rank.waiting_w(ends.core_mhz)
+            for name, values in of_row.items():
+                value = getattr(row, name)
+                values[p, r] = np.nan if value is None else value
+        first[p, profile.auto] = last[p, profile.auto] = 0
+    at_clocks = [[_nearest(profile, clocks) for clocks in known] for _, profile in profiles]
+    return JobTable(
+        network=network,
+        rank_weight=np.ones(len(job.ranks), dtype=np.int64),
+        pair=np.array(pair),
+        fixed_s=np.array([each.time_s or 0.0 for each in every]),
+        power_w=np.array([np.nan if each.power_w is None else each.power_w for each in every]),
+        auto_wait_w=np.array([rank.waiting_w(None) for rank in job.ranks]),
+        pairs=tuple(pairs),
+        auto=np.array([profile.auto for _, profile in profiles], dtype=np.int64),
+        wait_w=wait_w,
+        first=first,
+        last=last,
+        inside=inside,
+        at_clocks=np.array(at_clocks, dtype=np.int64).reshape(len(pairs), len(known)),
+        **of_row,
+    )
+
+
+_QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
+
+
+def _nearest(profile: Profile, clocks: Clocks) -> int:
+    """Return the row that runs at some clocks all through, or at the nearest core clock."""
+    if clocks.is_auto:
+        return profile.auto
+    plain = [
+        (abs((row.core_mhz or 20_000) - (clocks.core_mhz or 20_000)), at)
+        for at, row in enumerate(profile.rows)
+        if not row.inside
+    ]
+    return min(plain, default=(0, profile.auto))[1]
