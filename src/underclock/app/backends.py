@@ -36,7 +36,6 @@ class OpenGpu:
     Attributes:
         gpu: Reads it, and locks its clocks.
         clock: Its time.
-        evidence: What numbers of it are.
         launcher: Runs kernels on it; ``None`` where none were to run.
         notes: What a reader of numbers taken on it must know.
         model: What it is made of; ``None`` of a real one.
@@ -136,11 +135,7 @@ def in_virtual_time(spec: str) -> str:
 
 
 def model_of(name: GpuName) -> GpuModel:
-    """Return what a simulated GPU is made of; of a unit, with that unit's own constants.
-
-    Raises:
-        UsageError: No such model.
-    """
+    """Return what a simulated GPU is made of; of a unit, with that unit's own constants."""
     model = gpu_model(name.name)
     return replace(
         model, constants=UnitVariation.of(model.name, name.unit).constants(model.constants)

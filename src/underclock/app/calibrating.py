@@ -49,7 +49,6 @@ class Check(Record, frozen=True, kw_only=True):
 
     Attributes:
         evidence: Of the rows predicted.
-        gpu: The model.
         points: Rows of each kernel that its constants were fitted to.
         time_mape: Mean absolute relative error of time over all other rows.
         power_mape: Mean absolute relative error of power over the same rows.
@@ -78,9 +77,6 @@ def calibrate_gpu(
     Args:
         base: Clock tables, limits and rates to keep; by default those the table itself shows.
         date: When, as YYYY-MM-DD.
-
-    Raises:
-        DataError: The table cannot be read, or says too little.
     """
     sample_set = read_samples(table)
     base = base or base_of(sample_set)
@@ -187,11 +183,7 @@ def check_calibration(
 
 
 def base_of(sample_set: SampleSet) -> GpuModel:
-    """Make a bare model of the clocks that a table shows.
-
-    Raises:
-        DataError: The table has no core clocks.
-    """
+    """Make a bare model of the clocks that a table shows."""
     asked = [sample.asked for sample in sample_set.samples]
     cores = tuple(sorted({c.core_mhz for c in asked if c.core_mhz is not None}))
     mems = tuple(sorted({c.mem_mhz for c in asked if c.mem_mhz is not None}))

@@ -63,10 +63,6 @@ def run_demo(
     Args:
         folder: Made if it is missing.
         max_slowdown: Time budget, as a fraction above auto.
-
-    Raises:
-        UsageError: The folder holds an earlier demo, or what is none, or cannot be written.
-        InfeasibleError: No choice meets the time budget.
     """
     from underclock import Goal, measure, plan, trace, validate, write_report
     from underclock.store import check_output, write_document

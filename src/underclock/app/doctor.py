@@ -45,14 +45,10 @@ class GpuFinding(Record, frozen=True, kw_only=True):
 
     Attributes:
         spec: What to write after ``--gpu``.
-        gpu: Name, driver, limit.
-        evidence: What numbers of it would be.
         core_mhz: Core clocks the driver lists, ascending.
         mem_mhz: Memory clocks the driver lists, ascending.
-        calibration: How far to trust it.
         locked_core_mhz: Highest clock that a lock of the core allows; ``None`` where nothing is
             locked, or the driver does not tell (see the notes).
-        locked_mem_mhz: So for the memory.
         power_limit_w: The limit that was set, or the default; ``None`` where it cannot be read.
     """
 
@@ -86,10 +82,8 @@ class Findings(Record, frozen=True, kw_only=True):
 
     Attributes:
         version: Of Underclock.
-        python: Version.
         permission: Whether clocks may be locked, as far as reading can tell.
         ways: Every way to lock them, those first that are taken first; none without a driver.
-        gpus: Real ones first.
         notes: Sentences about what was not found.
     """
 
@@ -139,12 +133,7 @@ def _span(clocks: tuple[int, ...]) -> str:
 
 
 def examine(spec: str | None = None) -> Findings:
-    """Look at one GPU, or at all there are.
-
-    Raises:
-        UsageError: No such GPU.
-        DeviceError: The one asked for does not answer.
-    """
+    """Look at one GPU, or at all there are."""
     from underclock.gpus.models import model_names
 
     notes: tuple[str, ...] = ()

@@ -144,10 +144,6 @@ def follows(step: Step | None, gpu: str) -> bool:
 
     Args:
         gpu: Where; only real GPUs have ranks that wait for one another.
-
-    Raises:
-        UsageError: No such kind of GPU, or the environment makes no sense.
-        NotSupportedError: The step's other ranks do not run.
     """
     if step is None or parse_gpu(gpu).kind is not GpuKind.REAL:
         return False

@@ -92,9 +92,6 @@ def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | Non
     Args:
         output: Where it goes, if anywhere.
         inputs: Files that are read, which are never replaced.
-
-    Raises:
-        UsageError: It exists already, or its folder is missing or not writable.
     """
     from underclock.store import check_output
 

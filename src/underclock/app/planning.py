@@ -57,7 +57,6 @@ class PlanCosts:
     """What everything costs.
 
     Attributes:
-        table: Expected.
         risk: How sure that is; ``None`` where it is taken as certain.
         known: PlanCosts under the limit that was measured at, where the table is under another.
     """

@@ -118,7 +118,6 @@ class _Basis:
     """What a prediction rests on.
 
     Attributes:
-        sample_set: All that was measured.
         pooled: The same, of not too many kernels.
         counted: Of how many kernels there are readings of utilisation.
         baseline: The clocks called auto.

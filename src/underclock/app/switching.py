@@ -193,11 +193,7 @@ def achievable(
     progress: Progress | None,
     risk: ScheduleRisk | None = None,
 ) -> Achievable:
-    """Plan again under the GPU's own latency.
-
-    Raises:
-        DataError: The latencies are another GPU's, or the order of launches is unknown.
-    """
+    """Plan again under the GPU's own latency."""
     latencies = switching.latencies
     warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)

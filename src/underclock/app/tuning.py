@@ -138,11 +138,7 @@ def run_apart(command: Sequence[str]) -> int:
 
 
 def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:
-    """Return the plan on file where it is of these samples, this GPU and this budget.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return the plan on file where it is of these samples, this GPU and this budget."""
     if not file.exists() or not samples.exists():
         return None
     if file.stat().st_mtime_ns < samples.stat().st_mtime_ns:
@@ -155,11 +151,7 @@ def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan 
 
 @contextmanager
 def to_hold(gpu: GpuName) -> Iterator[str]:
-    """Yield the GPU on which a plan can be held: a simulated one is served as long as the block.
-
-    Raises:
-        UsageError: There is no such model.
-    """
+    """Yield the GPU on which a plan can be held: a simulated one is served as long as the block."""
     if not gpu.is_simulated:
         yield gpu.text
         return

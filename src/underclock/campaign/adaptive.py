@@ -59,7 +59,6 @@ class Adaptive:
     Attributes:
         total: None: it takes as many as it needs.
         limit_s: GPU time at which it ends.
-        why: Why nothing more is wanted.
         short_of: How many times as unsure as asked the promise was at the last fit; ``None`` before
             there was one.
     """

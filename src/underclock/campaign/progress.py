@@ -134,8 +134,6 @@ class Phase:
     """Where a campaign is.
 
     Attributes:
-        name: For a person.
-        spent_s: GPU time since this phase began.
         left_s: About how much more it takes; ``None`` where nobody can know.
     """
 

@@ -27,7 +27,6 @@ class Recorder:
     """Takes the windows that are wanted into a file, with the measurer's time that each took.
 
     Attributes:
-        measurer: What measures.
         file: Where windows go.
         whole: Whether kernels of the step cannot be launched alone: then `samples` shows it as a
             step of one kernel, `WHOLE`, and what is wanted of that kernel is run of the step.

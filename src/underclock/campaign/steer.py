@@ -20,7 +20,6 @@ class Steering:
     Attributes:
         total: None: it takes as many as it needs.
         limit_s: GPU time at which it ends.
-        why: Why nothing more is wanted.
         short_of: None: it makes no promise.
     """
 
@@ -43,12 +42,7 @@ class Steering:
         self._companion = True
 
     def begin(self) -> None:
-        """Try what a campaign rests on before it spends time, and whether the companion can run.
-
-        Raises:
-            MeasurementError: The core clock or durations cannot be read.
-            DeviceError: Launches cannot be timed.
-        """
+        """Try what a campaign rests on before it spends time, and whether the companion can run."""
         try:
             self._try(COMPANIONS)
         except NoRoomError as exc:

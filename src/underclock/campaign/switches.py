@@ -63,9 +63,7 @@ class Stand:
     Attributes:
         gpu: Whose clocks change.
         leases: Of its clocks.
-        ticker: Runs on it.
         clock: The host's, on which the ticker's times are too.
-        random: When to ask.
     """
 
     gpu: NvmlGpu
@@ -80,10 +78,8 @@ class Switched:
     """One change of a clock.
 
     Attributes:
-        call_s: How long the setter blocked.
         delay_s: From its return until the clock was the new one, or until the stall before that
             began; 0 where that was earlier.
-        stall_s: How long nothing was done then.
         early: Whether it changed before the call returned, by more than a tick.
     """
 

@@ -150,7 +150,6 @@ class WholeSteps:
     Attributes:
         measurer: Holds clocks.
         led: Runs the step under the plan; ``None`` where its clocks do not change.
-        kernels: The step's, in launch order.
         planned: The clocks of each launch under the plan.
     """
 
@@ -201,7 +200,6 @@ class OneByOne:
 
     Attributes:
         measurer: Holds clocks.
-        kernels: The step's.
         planned: The plan's clocks of each.
     """
 
@@ -224,12 +222,10 @@ class Turns:
 
     Attributes:
         evidence: Of every number.
-        gpu: That ran it.
         repeats: Runs of every arm.
         clocks: Of everything that ran, by arm: ``auto``, ``plan`` and what ran besides.
         totals: Time in s and energy in J of every run, by arm. Shapes (N, 2).
         rows: How many runs of an arm can differ, by arm.
-        warnings: Sentences the reader must see.
     """
 
     evidence: Evidence
@@ -259,11 +255,7 @@ def run_in_turns(
     progress: Callable[[Tally], None],
     notes: tuple[str, ...] = (),
 ) -> Turns:
-    """Run every arm of a plan as often as asked; ``notes`` go before the measurer's own.
-
-    Raises:
-        DeviceError, MeasurementError: From the GPU.
-    """
+    """Run every arm of a plan as often as asked; ``notes`` go before the measurer's own."""
     measurer = runner.measurer
     arms = _arms(plan, runner, only_plan=only_plan)
     launches = [plan.runs[index] for index in plan.order]

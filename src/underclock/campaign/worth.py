@@ -186,11 +186,7 @@ def _expected_to_gain(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | Non
 
 @dataclass(frozen=True, slots=True)
 class _CertainOfTime:
-    """A risk model that takes expected times for certain.
-
-    Attributes:
-        model: Whose expectations they are.
-    """
+    """A risk model that takes expected times for certain."""
 
     model: RiskModel
 

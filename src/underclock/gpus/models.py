@@ -62,7 +62,6 @@ class Sensors:
     """The sensors of one architecture.
 
     Attributes:
-        counter_tick_s: The energy counter climbs this often.
         usage: What ``nvmlDeviceGetPowerUsage`` shows.
         instant: What field 186, ``NVML_FI_DEV_POWER_INSTANT``, shows.
         energy_call: How long reading the energy counter blocks.

@@ -50,8 +50,6 @@ class GpuName:
     """What follows ``--gpu``, taken apart.
 
     Attributes:
-        text: As it was written.
-        kind: What answers.
         name: Of a simulated GPU's model, or of a file.
         unit: Which simulated GPU of that model; unit 0 is the model itself.
         index: Of a real GPU, as the driver counts.

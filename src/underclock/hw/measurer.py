@@ -57,12 +57,7 @@ class _Tick:
 
 @dataclass(frozen=True, slots=True)
 class _Staircase:
-    """Where the counter's steps lie.
-
-    Attributes:
-        last_s: Time of a step.
-        step_s: Time between steps.
-    """
+    """Where the counter's steps lie."""
 
     last_s: float
     step_s: float
@@ -78,7 +73,6 @@ class GpuMeasurer:
 
     Attributes:
         leases: Of the GPU's clocks; enter it around everything that holds some.
-        step: As in `hw.base.Measurer`.
     """
 
     def __init__(  # noqa: PLR0913 - three seams, and what is known of them

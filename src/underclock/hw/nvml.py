@@ -189,20 +189,11 @@ class NvmlGpu:
                     self.give_back(Domain.MEMORY)
 
     def give_back(self, domain: Domain) -> None:
-        """Give one domain's clock back to the driver; harmless when it is not locked.
-
-        Raises:
-            NotSupportedError: This domain cannot be locked.
-            NotPermittedError: This process may not lock clocks.
-        """
+        """Give one domain's clock back to the driver; harmless when it is not locked."""
         write_setting(self._handle, Setting(domain.value), None)
 
     def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
-        """Return between which clocks one is locked; ``None`` where it is not.
-
-        Raises:
-            NotSupportedError: A real driver does not tell.
-        """
+        """Return between which clocks one is locked; ``None`` where it is not."""
         return locked_mhz(self._handle, CLOCK_NUMBERS[Setting(domain.value)])
 
     def power_limit_w(self) -> float:

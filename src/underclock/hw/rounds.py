@@ -21,7 +21,6 @@ class Turn:
 
     Attributes:
         place: Which.
-        times: How many.
     """
 
     place: int
@@ -34,7 +33,6 @@ class Round:
 
     Attributes:
         kernels: Length of the sequence; 0 where nothing runs but company.
-        mix: What it runs with.
     """
 
     kernels: int

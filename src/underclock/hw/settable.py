@@ -145,11 +145,7 @@ def enforced_profiles(uuid: str) -> tuple[int, ...]:
 
 
 def computing(uuid: str) -> set[int]:
-    """Return which users compute on a GPU, and `UNSEEN`; inside an `nvml_session`.
-
-    Raises:
-        UnderclockError: The driver does not tell.
-    """
+    """Return which users compute on a GPU, and `UNSEEN`; inside an `nvml_session`."""
     handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
     running = list(call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
     with contextlib.suppress(NotSupportedError):  # a driver that lists no clients of MPS apart

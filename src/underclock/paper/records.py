@@ -51,7 +51,6 @@ class Table1Row(Record, frozen=True, kw_only=True):
 
     Attributes:
         kernel_id: Its number in the paper, which names its section and the kernel too.
-        name: What we call it.
         invocations: Per step.
         auto_core_mhz: Read back under auto, as ``auto_mem_mhz``; ``None`` when not read.
         core_mhz: Chosen, as ``mem_mhz``; ``None`` is auto, of ours and of the paper's.
@@ -89,7 +88,6 @@ class Agreement(Record, frozen=True, kw_only=True):
     """How often our choice lowers what the paper's lowers.
 
     Attributes:
-        kernels: Rows compared.
         same: Rows with the same lever; ``share`` is of all, 0 to 1.
         overlapping: Rows where both lower at least one clock in common, or both lower none.
         counts: Every pair of levers that occurs.
@@ -108,7 +106,6 @@ class Revalidation(Record, frozen=True, kw_only=True):
     Attributes:
         repeats: Runs of auto, and of the discovered clocks.
         time_pct: Mean over all pairs, as ``energy_pct``.
-        discovered_time_pct: What the choice promised.
         pairs_reaching_discovered: Pairs that save at least the discovered energy.
         pairs: Every pair: all runs of the plan against the first of auto, then the next.
     """
@@ -180,10 +177,8 @@ class QuotedNumber(Record, frozen=True, kw_only=True):
     """One number that is quoted from the paper, and ours.
 
     Attributes:
-        group: Heading it stands under.
         unit: Of all three numbers; empty for a count.
         ours: ``None`` where we have none.
-        difference: Ours less the paper's.
     """
 
     group: str
@@ -199,7 +194,6 @@ class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):
 
     Attributes:
         evidence: Of every number that is not the paper's.
-        calibration: How far to trust the GPU.
         source: Where the paper's numbers come from.
         clock_changes_per_layer: Boundaries between kernels of a layer where clocks change.
         pass_frontier: Choices that no mixture of others beats, fastest first.

@@ -183,11 +183,7 @@ def _search(step: Step, conditions: Conditions) -> tuple[SampleSet, float]:
 
 
 def before_optimizer(step: Step) -> Step:
-    """Return the step without its optimizer, which the paper leaves as it is.
-
-    Raises:
-        ValueError: The step is nothing but an optimizer.
-    """
+    """Return the step without its optimizer, which the paper leaves as it is."""
     kept = [i for i, kernel in enumerate(step.kernels) if kernel.pass_ is not Pass.OPTIMIZER]
     place = {old: new for new, old in enumerate(kept)}
     return Step(

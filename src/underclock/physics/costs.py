@@ -124,7 +124,6 @@ class WarmPower:
     What does not depend on the temperature is known once.
 
     Attributes:
-        gpu: The GPU.
         calm_w: What neither core clock nor temperature change. Shape (R,).
         leak_w: Leakage at the reference temperature. Shape (R,).
         tree_w: Clock tree. Shape (R,).

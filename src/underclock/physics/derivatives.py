@@ -44,7 +44,6 @@ class AtClocks:
     """One GPU at many clocks: what is the same there whatever runs.
 
     Attributes:
-        gpu: The GPU.
         core_mhz: Shape (R,).
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).
@@ -123,7 +122,6 @@ class LogCosts:
     """Time and power of kernels at clocks, with what their derivatives are made of.
 
     Attributes:
-        gpu: The GPU.
         kernels: The kernel of each row.
         core_mhz: Shape (R,).
         mem_mhz: Shape (R,).

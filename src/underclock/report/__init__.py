@@ -1,13 +1,5 @@
 """Records as people read them: terminal tables and offline pages. Nothing is decided here.
 
-* `answer`: what a reader should take away from a plan; `wording`: how all of them name arms,
-  statuses, quantities and missing values
-* `plan_tables`, `measured_tables`: what commands print; `terminal` makes it fit narrow terminals
-* `page`: one self-contained HTML page of a plan, and of its validation where there is one
-* `figures`: the page's figures; `chart` is a drawing as data, and draws it of `svg` elements
-* `job`: a job of many GPUs and its plan
-* `run`: a run under a plan, as a line, a table and a page
-
 jinja2 loads when a page is made, not before.
 """
 

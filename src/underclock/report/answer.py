@@ -343,7 +343,6 @@ class Ranking:
         rows: Kernels and their choices, greatest saving first; each saves something.
         others: How many kernels are not among them.
         others_j: What those save together; negative where they cost energy.
-        total_j: What all kernels save together.
     """
 
     rows: tuple[tuple[str, Choice], ...]

@@ -45,7 +45,6 @@ class Series:
         points: Positions, x and y; a line breaks where y is not a number.
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
-        hollow: Whether symbols are drawn as outlines.
         labelled: Whether the name stands beside the points instead of in the legend.
         notes: What to say of each point on hovering; empty for its name and position.
     """
@@ -74,7 +73,6 @@ class Chart:
 
     Attributes:
         key: Name of its file, and of its place on the page.
-        series: In order of drawing.
         x_labels: Words in place of numbers, at 0, 1, 2, …; empty for numbers.
         y_labels: Words in place of numbers, from the top; empty for numbers.
         signed: Whether the numbers on the axes have signs, as changes have.

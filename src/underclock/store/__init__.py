@@ -1,11 +1,4 @@
-"""Records to files and back. Nothing here computes; everything here distrusts its input.
-
-* `files`: where output may go, and writing it whole or not at all
-* `given`: a record, or the file that holds it
-* `documents`: one record as one JSON file (step, plan, validation)
-* `tables`: a sweep somebody measured, as CSV
-* `samples`: our own measurements, in SQLite (`database`), appended one by one
-"""
+"""Records to files and back. Nothing here computes; everything here distrusts its input."""
 
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import check_output, write_text

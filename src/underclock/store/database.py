@@ -147,11 +147,7 @@ def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
 
 
 def set_header(connection: sqlite3.Connection, header: SampleSet) -> None:
-    """Change what a file says it is.
-
-    Raises:
-        sqlite3.Error: It cannot be written.
-    """
+    """Change what a file says it is."""
     body = msgspec.json.encode(header).decode()
     connection.execute("UPDATE header SET body = ?, checksum = ?", (body, checksum(body)))
 

@@ -41,9 +41,6 @@ def write_document(
     Args:
         path: Where it goes.
         inputs: Files that it was made from, which are never replaced.
-
-    Raises:
-        UsageError: The file exists or cannot be written.
     """
     body = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
     write_text(path, body + "\n", force=force, inputs=inputs, begins="{")

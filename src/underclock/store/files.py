@@ -96,11 +96,7 @@ def _check_kind(path: Path, begins: str) -> None:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a regular file begins like a samples file does.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Whether a regular file begins like a samples file does."""
     with path.open("rb") as file:
         return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 

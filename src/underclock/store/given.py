@@ -46,11 +46,7 @@ SampleSource = SampleSet | str | Path | _Frame
 
 
 def as_record(source: _R | str | Path, kind: type[_R]) -> _R:
-    """Return a record, reading it if a file is named.
-
-    Raises:
-        DataError: The file cannot be read, or is of another kind.
-    """
+    """Return a record, reading it if a file is named."""
     return read_document(Path(source), kind) if isinstance(source, str | Path) else source
 
 

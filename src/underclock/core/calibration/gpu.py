@@ -51,7 +51,6 @@ class Calibrated:
     """What a sweep says of a GPU.
 
     Attributes:
-        gpu: Shared constants.
         dram_j_per_mcycle: Energy of DRAM traffic per million DRAM cycles.
         kernels: Constants by kernel name.
         limit_w: Power at which rows settle when capped.

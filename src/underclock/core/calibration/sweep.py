@@ -144,7 +144,6 @@ class FixedTimePrior:
     """What share of a kernel's time is fixed, at the fastest clocks: normal in logarithms.
 
     Attributes:
-        gpu: Shared constants.
         mean: Logarithm of the share.
         deviation: Of that logarithm.
     """
@@ -188,7 +187,6 @@ class SweepFit:
 
     Attributes:
         base: Constants that a sweep cannot tell, and where the others begin.
-        sweep: The rows.
         serial: Which kernels overlap nothing. Shape (K,).
         per_mcycle_j: Energy of DRAM traffic per million DRAM cycles, to begin with.
     """

@@ -40,9 +40,6 @@ class Sizes:
         own: Scale of what physics lets kernels differ by.
         smooth: What physics does not say of a kernel, smooth in the clocks.
         length: Over which that is alike, in the logarithm of the core clock.
-        shared: The same, of all kernels.
-        row: A row's own.
-        run: Noise of one run.
         free: What a kernel has of its own where the driver chooses the clock.
     """
 
@@ -136,7 +133,6 @@ class _Conditioned:
     """Rows of some kernels under every scale: what conditioning on them takes.
 
     Attributes:
-        rows: Of these kernels.
         of_time: What power has of errors of time. Shape (K, C, C); ``None`` of times.
         inverse: Of the covariance of rows. Shape (K, L, n, n).
         ones: That times ones. Shape (K, L, n).

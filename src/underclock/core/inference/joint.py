@@ -23,9 +23,7 @@ class JointCosts:
     """Costs with the errors of all entries together.
 
     Attributes:
-        table: Expected costs.
         time: Errors of log time, by the table's settings. Of (K, S).
-        energy: Errors of log energy.
         wider: By how much sums of chosen entries are off more than their errors say: time, energy.
     """
 
@@ -85,7 +83,6 @@ class TableFit(JointCosts):
         measurable: Which settings a kernel has a row at. Shape (K, C - 1).
         exact: Whether a row is all there is to know.
         sizes: How large the parts of the fields are.
-        learned_from: How many samples told that.
     """
 
     posterior: Posterior
@@ -112,7 +109,6 @@ class _Change:
 
     Attributes:
         ratio: Of the sums.
-        variance: Of that.
         shared: How it moves with what kernels share. Shape (S,).
     """
 

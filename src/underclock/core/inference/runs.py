@@ -35,7 +35,6 @@ class RunLogs:
         kernel: Shape (N,).
         setting: Shape (N,).
         log: Logarithms of time in s and power in W. Shape (2, N).
-        kernels: How many there are.
     """
 
     kernel: Ints

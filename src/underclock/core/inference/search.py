@@ -32,9 +32,6 @@ def searched(
         baseline: The setting to call auto; as for `cost_table`.
         before: What fewer of its rows said: how large parts are is learned anew when there are
             some more.
-
-    Raises:
-        DataError: The samples cannot be costed.
     """
     count = len(sample_set.samples)
     keep = before is not None and count < _ANEW * before.learned_from

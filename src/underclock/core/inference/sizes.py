@@ -34,7 +34,6 @@ class Within:
 
     Attributes:
         squares: Sum of squares about the rows' means.
-        freedom: Degrees of freedom of that.
     """
 
     squares: float

@@ -135,9 +135,6 @@ def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> 
 
     Args:
         baseline: The setting to call auto; as for `cost_table`.
-
-    Raises:
-        DataError: The samples cannot be costed.
     """
     known = InferredTable.of(sample_set, baseline)
     return costed(known.table, known.told, known.seen, known.offered)
@@ -264,9 +261,6 @@ def as_measured(
         variances: Of the logarithms of each sample's time and energy; by default as its own
             repeats tell. Shape (2, N).
         baseline: The setting to call auto; as for `cost_table`.
-
-    Raises:
-        DataError: The samples cannot be costed.
     """
     table = cost_table(sample_set, baseline=baseline)
     runs = runs_of(sample_set, table.settings)

@@ -35,8 +35,6 @@ class CostEstimate:
     """What samples say of every setting, measured or not.
 
     Attributes:
-        rows: What could be fitted.
-        model: The fit.
         posterior: Of the settings but the baseline. Length C.
         counts: Launches of each kernel that the step waits for. Shape (K,).
         baseline: What auto costs.
@@ -118,9 +116,6 @@ class CostEstimate:
 
         Args:
             choice: Index into the table's settings, of each launch. Shape (n,).
-
-        Raises:
-            ValueError: Costs are not those of the step.
         """
         order = cap_of(self.table).order
         pairs, launches = np.unique(np.stack([order, choice]), axis=1, return_counts=True)

@@ -46,8 +46,6 @@ class FitState:
     """Where a fit stands.
 
     Attributes:
-        parameters: As they are now.
-        errors: How large residuals are.
         scale: By how much each kernel's are larger. Shape (K,).
         prior: What the kernels' parameters are expected to be.
         shared_scale: By how much the prior of the shared parameters is wider than usual.
@@ -75,11 +73,8 @@ class FitProblem:
     """Rows, and the model to fit to them.
 
     Attributes:
-        rows: To fit.
         at: Where they were measured.
         measured: Logarithms of time and power. Shape (2, R).
-        whitening: Of their residuals.
-        family: What the shared vector stands for.
         shared_mean: Of the prior of the shared parameters. Shape (S,).
         shared_precision: Of that prior. Shape (S,).
     """

@@ -46,9 +46,6 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
 
     Args:
         at: Where to state shares of time and energies; by default at each kernel's fastest row.
-
-    Raises:
-        DataError: The samples cannot be fitted.
     """
     rows, model = fit_rows(sample_set, [sample.asked for sample in sample_set.samples])
     predicted = predict(model.parameters, Points.of(rows)).log

@@ -60,9 +60,6 @@ def estimate(
         baseline: The setting to call auto; as for `cost_table`.
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
-
-    Raises:
-        DataError: The samples cannot be costed or fitted.
     """
     weights = sample_weights(sample_set)
     measured = cost_table(sample_set, baseline=baseline, weights=weights)

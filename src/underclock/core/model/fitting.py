@@ -35,9 +35,6 @@ def fit_rows(
 
     Returns:
         The rows, all of them, and the fit.
-
-    Raises:
-        DataError: The samples cannot be fitted.
     """
     rows = rows_of(sample_set, weights=weights)
     model = fitted(rows, Shared(start_of(rows, settings)))

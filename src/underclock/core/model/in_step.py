@@ -26,7 +26,6 @@ class StepRatio:
     """Power in the step over power alone.
 
     Attributes:
-        ratio: Of all kernels.
         spread: Standard deviation of its logarithm.
     """
 

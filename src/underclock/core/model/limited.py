@@ -39,11 +39,7 @@ class LimitedEstimate:
 
     @classmethod
     def of(cls, estimated: CostEstimate, limit_w: float, known_limit_w: float) -> Self:
-        """Put the estimate of a step under another limit than the known one it was measured at.
-
-        Raises:
-            ValueError: Costs are of kernels alone.
-        """
+        """Put the estimate of a step under another limit than the known one it was measured at."""
         known = under_limit(estimated.table, limit_w, known_limit_w)
         cap = cap_of(known.table)
         asked = np.full(len(cap.order), cap.boost)

@@ -49,9 +49,6 @@ class FittedModel:
     """The most likely parameters, and how sure they are.
 
     Attributes:
-        rows: What was fitted to.
-        parameters: The most likely.
-        errors: How large residuals are.
         scale: By how much each kernel's are larger. Shape (K,).
         shared_cov: Covariance of the shared parameters. Shape (S, S).
         kernel_cov: Of each kernel's, the shared being known. Shape (K, P, P).

@@ -134,7 +134,6 @@ class Parameters:
     """All parameters of the model.
 
     Attributes:
-        family: What the shared vector stands for.
         shared: Shape (S,).
         kernels: Shape (K, P).
     """

@@ -112,7 +112,6 @@ class TimeVariance:
     variance a square of a sum; a tangent stands for it.
 
     Attributes:
-        rest: What is there whatever is chosen.
         of_entries: What each kernel at each setting adds, auto last; may be negative, where an
             error makes up for another's. Shape (K, C + 1).
     """

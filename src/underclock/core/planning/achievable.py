@@ -154,11 +154,8 @@ class _Step:
     """A step under its cap, for which a schedule is sought.
 
     Attributes:
-        table: What the problem was made of.
-        problem: What to keep.
         starts: Schedules to start from. Shapes (n,).
         risk: How sure the costs of the step are.
-        effort: How far to look.
         bound_j: No schedule that keeps the budget and the limit takes less.
     """
 

@@ -56,8 +56,6 @@ class Task:
 
     Attributes:
         groups: Who shares clocks.
-        aggregate: Who keeps the budget.
-        goal: What is minimised.
         max_slowdown: Its budget, or an aim below it, as a fraction above auto.
         priced_s: What each setting of a group takes of that beside its time; ``None`` for nothing.
             Shape (G, S).
@@ -103,9 +101,6 @@ def best_choice(
     Args:
         risk: How sure costs are; ``None`` takes them as certain.
         effort: How far to look where costs are expected ones.
-
-    Raises:
-        ValueError: The step of least time is asked for, and costs are of kernels alone.
     """
     goal = task.goal
     if goal.objective is Objective.TIME:

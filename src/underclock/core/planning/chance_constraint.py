@@ -68,7 +68,6 @@ class Proof:
     """What is known of how good a choice is.
 
     Attributes:
-        status: How it came about.
         gap: How far what is minimised may be from the least that any choice within the limit
             gives, as a fraction; ``None`` where nothing is known.
     """
@@ -113,7 +112,6 @@ class Candidate:
 
     Attributes:
         setting: Index into the cost table's settings, of each kernel. Shape (K,).
-        proof: How good it is.
     """
 
     setting: Ints
@@ -131,9 +129,6 @@ class _Search:
 
     Attributes:
         budget: Fraction above auto.
-        choose: Chooses within an aim.
-        risk: How sure a choice is.
-        tolerance: To what the budget is kept.
         free: What would be chosen if all were certain, and what it changes; ``None`` where nothing
             is fast enough.
         best: Of the choices that keep the budget, that of least energy; ``None`` while there is

@@ -61,9 +61,6 @@ def latency_curve(
         per_kernel: Choices to start from. Shapes (K,).
         latencies_s: Where to plan, looking less far; by default everywhere.
         own: What the plan holds, where its latency is one of this kind.
-
-    Raises:
-        DataError: As `achievable.sequence_problem`.
     """
     hardware = dict(KNOWN_HARDWARE)
     tell = progress or (lambda _done, _total, _doing: None)

@@ -38,9 +38,6 @@ def proposals(
 
     Returns:
         The greatest saving first; those that no schedule can follow are left out.
-
-    Raises:
-        DataError: As `achievable.sequence_problem`.
     """
     tell = progress or (lambda _done, _total, _doing: None)
     planned = []

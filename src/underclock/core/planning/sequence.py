@@ -28,7 +28,6 @@ class Rules:
     """What a schedule must keep, besides the time budget.
 
     Attributes:
-        latencies: How long changes take.
         max_slowdown: Time budget as a fraction above auto.
         max_switches: Most changes in a step; ``None`` for no limit.
         min_dwell_s: Least time between changes, whatever the latency.

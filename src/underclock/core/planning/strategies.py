@@ -41,7 +41,6 @@ class SolvedStrategies:
     """Every strategy, costed.
 
     Attributes:
-        arms: In order of freedom.
         settings: Setting per kernel of each feasible strategy. Shapes (K,).
     """
 

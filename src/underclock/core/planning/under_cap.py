@@ -67,11 +67,7 @@ def is_held(table: CostTable, choice: Ints) -> bool:
 
 
 def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim) -> BelowLimit:
-    """Find the choice whose step settles at least energy within an aim.
-
-    Raises:
-        ValueError: Costs are of kernels alone.
-    """
+    """Find the choice whose step settles at least energy within an aim."""
     cap = cap_of(table)
 
     def settled_j(choice: Ints) -> float:
@@ -105,9 +101,6 @@ def as_it_runs(table: CostTable, groups: Grouped, setting: Ints) -> Ints:
 
     Args:
         setting: Of each kernel. Shape (K,).
-
-    Raises:
-        ValueError: Costs are of kernels alone.
     """
     order = cap_of(table).order
     reached_mhz = np.zeros(len(groups.time_s))
@@ -138,9 +131,6 @@ def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: In
 
     Args:
         setting: Of each kernel. Shape (K,).
-
-    Raises:
-        ValueError: Costs are of kernels alone.
     """
     cap = cap_of(table)
     settled = settled_step(table, setting[cap.order])
@@ -180,9 +170,6 @@ def fastest(
 
     Args:
         rounds: How many choices to look at, where windows of the first exceed the limit.
-
-    Raises:
-        ValueError: Costs are of kernels alone.
     """
     cap = cap_of(table)
 

@@ -143,10 +143,7 @@ class Prior:
     """What is known of a GPU before anything is measured.
 
     Attributes:
-        gpu: Shared constants.
-        deviations: How well they are known.
         references: Kernels that are known, of this GPU or of others. Length N.
-        dram_j_per_mcycle: Energy of DRAM traffic.
         limit_w: Power at which a capped GPU settles.
         off: By how much samples lie further from it than it allows for; 1 for what it says.
     """
@@ -169,8 +166,6 @@ class BaselineRun:
     """What one kernel did at the baseline clocks.
 
     Attributes:
-        time_s: Duration of a launch.
-        power_w: Mean board power.
         core_mhz: Mean core clock; ``None`` where nobody read it.
         mem_mhz: Mean memory clock.
         temperature_c: ``None`` where nobody read it.

@@ -74,7 +74,6 @@ class ValueOfInformation:
     """What one more sample of each entry is worth, in J per step. Shape (K, C).
 
     Attributes:
-        choice: For the choice of settings.
         promise: For the error of the promise.
     """
 

@@ -1,12 +1,4 @@
-"""Solvers of what plans come down to, behind one entry: `solve`.
-
-* `problems`: one setting per group, or per launch where changing clocks takes time; the answer
-* `entry`: which solver answers which problem, and how far it looks
-* `hull`, `knapsack`: the frontier of time and energy; the proven optimum of a knapsack
-* `ring`, `dual`, `cyclic`: shortest cycles, the best multipliers, schedules near their bound
-* `tradeoff`: time against cost of a network of activities that wait for one another
-* `windows`: the best choice whose mean power stays below a limit, window by window
-"""
+"""Solvers of what plans come down to, behind one entry: `solve`."""
 
 from underclock.core.solvers.cyclic import Judge, Judged
 from underclock.core.solvers.entry import Effort, solve

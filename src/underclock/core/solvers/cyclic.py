@@ -57,12 +57,7 @@ _MATES = 12  # paths that the best schedule is mixed with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a schedule comes to.
-
-    Attributes:
-        late_s: Time beyond the budget.
-        energy_j: Energy of a round.
-    """
+    """What a schedule comes to."""
 
     late_s: float
     energy_j: float
@@ -136,7 +131,6 @@ class Incumbent:
     """The best schedule known that keeps every rule.
 
     Attributes:
-        problem: Whose rules.
         judge: Says which is the best.
         choice: The schedule. Shape (n,).
         energy: What it was judged to take, in J.

@@ -34,7 +34,6 @@ class Path:
 
     Attributes:
         energy: Of the path.
-        excess_s: Time beyond the most allowed.
         excess_switches: Switches beyond the most allowed; zero where there is no limit.
         choice: Setting per item, and of item 0 once more. Shape (m + 1,).
     """
@@ -55,13 +54,11 @@ class DualSearch:
     """A search for the best multipliers of one ring.
 
     Attributes:
-        ring: The ring.
         latest: Most time; finite.
         most: Most switches; ``None`` for no limit.
         tolerance: Fraction of the bound by which it may still rise when the search ends.
         max_paths: Most shortest paths that one multiplier, or a pair of them, is sought with.
         through: Setting that item 0 must have at both ends; ``None`` for any at either.
-        paths: The paths met, in order.
         time: Best multiplier of time so far, in joules per second.
         switch: Best multiplier of a switch so far, in joules.
         bound: No cycle within the limits costs less.

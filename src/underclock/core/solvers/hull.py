@@ -38,7 +38,6 @@ class Quanta:
         energy: 0 in the same places. Shape (G, S).
         available: Shape (G, S).
         budget: In time quanta; -1 for any that is negative.
-        per_joule: Energy quanta in a joule.
         rounding_j: What rounding can at most change the energy of a choice by.
     """
 

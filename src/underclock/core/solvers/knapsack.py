@@ -82,9 +82,7 @@ class Core:
     Times and energies of labels and moves are relative to the base choice.
 
     Attributes:
-        quanta: The problem.
         base: Base choice: every trade before the first that does not fit. Shape (G,).
-        slack: Time the base leaves unused.
         rate: The relaxed optimum's multiplier, in energy per time.
         rates: It and some nearby. Shape (M,).
         reduced: Cost of a setting beyond the base's at ``rate``; ``inf`` where not available.

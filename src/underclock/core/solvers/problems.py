@@ -160,10 +160,8 @@ class Solution:
     """A choice of settings, and why the solver stopped.
 
     Attributes:
-        status: Why the solver stopped.
         choice: Setting of each group, or of each launch; empty when infeasible. Shape (G,) or (n,).
         time_s: Of the choice, changes of setting included; ``inf`` when infeasible.
-        energy_j: Likewise.
         bound_j: No choice that keeps the rules costs less; ``inf`` when it is proven that there is
             none, finite when merely none was found.
         switches: Changes of setting in a round, the wrap included.

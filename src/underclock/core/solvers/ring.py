@@ -72,7 +72,6 @@ class Ring:
         first: First invocation of each item, in the ring. Shape (m,).
         settings: The problem's number of each setting. Shape (S,).
         invocations: Of the problem.
-        rounded: Whether dwell was rounded up.
     """
 
     time: Floats

@@ -41,7 +41,6 @@ class PowerWindows:
     """What the mean power over a window must not exceed.
 
     Attributes:
-        limit_w: Most mean power.
         window_s: Time in which the past's weight falls to 1/e.
     """
 
@@ -115,7 +114,6 @@ class WindowedGroups:
 
     Attributes:
         problem: Costs of all launches of a group together, and the time budget.
-        windows: What to keep.
         order: Which group each launch is of; every group is launched. Shape (n,).
         judge: Says which choice is the best.
     """
@@ -194,11 +192,9 @@ class _Search:
     """A search for the best choice under the limit.
 
     Attributes:
-        groups: What is chosen for.
         knapsack: What is solved, at multipliers of what launches draw beyond the limit.
         effort: How far to look at given multipliers.
         best: The best of all that were met; ``None`` if none was allowed.
-        least_j: What it comes to.
         bound_j: No choice within the limit costs less.
     """
 

@@ -34,7 +34,6 @@ class Level:
     """How long ticks last while the clock stands.
 
     Attributes:
-        mean_s: Without interrupted ticks.
         sigma_s: Standard deviation, without interrupted ticks.
         interrupted: Part of the time, 0 to 1, that lies in ticks that were interrupted.
     """
@@ -58,7 +57,6 @@ class ChangePoint:
     """When a clock changed.
 
     Attributes:
-        status: Whether the trace shows the change.
         at_s: When the clock was the new one, or when the stall before that began; ``None`` where no
             change was seen.
         stall_s: How long from then no work was done, 0 for not at all; ``None`` where no change was

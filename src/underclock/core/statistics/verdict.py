@@ -82,9 +82,6 @@ class Judgement:
     """A verdict, and what it rests on.
 
     Attributes:
-        energy: Mean change of energy.
-        time: Mean change of time.
-        verdict: Whether the promise held.
         further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
             where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
     """
@@ -224,9 +221,7 @@ class Outcomes:
     """A quantity of plans on halves of a table's repeats, as changes against auto, shapes (S,).
 
     Attributes:
-        promised: On one half.
         spread: Standard deviation that the promise claims.
-        executed: On the other half.
         noise: Standard deviation of that, as repeats tell.
     """
 

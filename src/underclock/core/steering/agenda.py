@@ -66,7 +66,6 @@ class SteeringAgenda:
     Attributes:
         samples: Everything on file.
         bench: Where mixes run; ``None`` while company is not measured.
-        left: What company's measurements leave for kernels.
         companion: Whether the hot companion can run; without it nothing runs below its own clock.
         error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
             where a kernel was never seen.

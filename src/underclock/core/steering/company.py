@@ -28,7 +28,6 @@ class Draw:
     """A power and its errors, in W.
 
     Attributes:
-        mean_w: The power.
         spread_w: Standard deviation of what no other power shares.
         shared_w: Standard deviations by each error that company has in common: how idling is
             assumed to follow the clock, its level, and what makes up the companion's curves.
@@ -123,7 +122,6 @@ class Company:
     Attributes:
         shape: How idle power is assumed to follow clock and temperature.
         fastest_mem_mhz: Memory clock of a GPU left to itself.
-        idle: Idling as measured.
         hot: Power of the companion by core clock, for each memory clock.
     """
 

@@ -75,8 +75,6 @@ class Bench:
     """Where mixes run.
 
     Attributes:
-        company: What idling and the companion draw.
-        hot: The companion as seen.
         limit_w: Mean power at which the cap holds a round.
         boost_mhz: Core clock of a GPU below its cap.
         temperature_c: Of the GPU.

@@ -52,7 +52,6 @@ class AtBoost(NamedTuple):
     """What the hot companion did at boost.
 
     Attributes:
-        power_w: It drew.
         exponent: Of its time against the clock, between its fastest rung and the next.
         usual: The same below; ``None`` where it was not seen at a third clock.
     """

@@ -31,7 +31,6 @@ class StepEnergy:
     Attributes:
         samples: Everything on file.
         bench: Where mixes run.
-        left: What company's measurements leave for kernels.
     """
 
     samples: SampleSet
@@ -42,9 +41,6 @@ class StepEnergy:
         """Return the error of the step's energy as a sum of kernels, as a fraction.
 
         Noise of measurements averages out over kernels; how power goes with clock does not.
-
-        Raises:
-            ValueError: Nobody saw what one of the kernels draws.
         """
         total_j, shared_j, noise2 = 0.0, 0.0, 0.0
         for kernel in self.samples.kernels:

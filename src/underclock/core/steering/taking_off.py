@@ -29,7 +29,6 @@ class Left:
         kernel: Its name; `COMPANION` for the hot companion by itself.
         core_mhz: Mean core clock it ran at.
         mem_mhz: Memory clock asked for; ``None`` is what the driver chose.
-        time_s: Of a launch.
         power_w: While it ran; ``None`` where that cannot be told from the others'.
         time_windows: How many windows of the usual length that time is worth.
         power_windows: How many that power is worth, were company known; 0 where there is none.
@@ -195,7 +194,6 @@ class StepDraw:
 
     Attributes:
         core_mhz: Mean core clock.
-        power_w: Mean power.
         spread_w: Standard deviation of that.
     """
 

@@ -20,7 +20,6 @@ class Wanted:
 
     Attributes:
         kernel: Of which launches run; empty for the whole step, or for company by itself.
-        mix: What a round is made of.
         asked: Clocks to hold.
         timed: Whether launches are timed inside, and the core clock is read all through; the step
             by itself is where it can be.
@@ -40,11 +39,7 @@ class Wanted:
 
 
 def are_alike(mix: Mix, other: Mix) -> bool:
-    """Whether two mixes, of the same kernel or both of none, run at the same clock.
-
-    Raises:
-        ZeroDivisionError: One of them is idling alone.
-    """
+    """Whether two mixes, of the same kernel or both of none, run at the same clock."""
     here, there = (
         [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
     )

@@ -23,8 +23,6 @@ class Known:
     """What is known of one kernel's power, as the precision of a line in log clock over 1 GHz.
 
     Attributes:
-        level: Precision of log power.
-        cross: Between both.
         slope: Precision of the slope.
         alone: Precision of log power, were the slope known.
     """

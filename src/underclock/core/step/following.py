@@ -39,7 +39,6 @@ class _Point:
     Attributes:
         source: How it ran; times from unlike sources differ by more than their clocks.
         core_mhz: At which it ran.
-        time_s: Of a launch.
     """
 
     source: str
@@ -56,9 +55,6 @@ def exponents(sample_set: SampleSet) -> dict[str, Exponent]:
 
     Returns:
         By kernel; none for a kernel that was seen at fewer than two clocks.
-
-    Raises:
-        DataError: A mix was timed that has another number of kernels.
     """
     points = _points(sample_set)
     clock = step_clock(sample_set)
@@ -103,9 +99,6 @@ def in_step_s(sample_set: SampleSet) -> Floats | None:
 
     Returns:
         ``None`` where the launches of the whole step were not timed.
-
-    Raises:
-        DataError: As `exponents`.
     """
     timed = [sample for sample in _whole_at_auto(sample_set) if sample.kernel_s]
     return np.mean([sample.kernel_s for sample in timed], axis=0) if timed else None

@@ -38,7 +38,6 @@ class Heat:
     A step that draws less runs cooler, and so draws less again: leakage follows temperature.
 
     Attributes:
-        c_per_w: Rise of temperature with mean power.
         w_per_c: Rise of power with temperature, at each setting. Shape (S,).
     """
 

@@ -98,11 +98,7 @@ class Capture:
                 raise CannotCaptureError(reason_of(exc)) from exc
 
     def captured(self) -> Captured:
-        """Take what was captured apart.
-
-        Raises:
-            NotSupportedError: It has nodes of another kind.
-        """
+        """Take what was captured apart."""
         memory = Memory.of(self._torch, self._device, self._made)
         graphs = [int(graph.raw_cuda_graph()) for graph in self.parts.graphs]
         each = [walk(graph, memory.holds) for graph in graphs]

@@ -35,9 +35,6 @@ def operators_seen() -> Iterator[tuple[Mapping[str, Any], list[Operator]]]:
     """Yield what holds, after the block, PyTorch's trace of it and its operators.
 
     An optimizer that leaves it open runs as it would on a GPU, with all parameters at once.
-
-    Raises:
-        NotSupportedError: There is no PyTorch.
     """
     torch = installed()
     operators: list[Operator] = []

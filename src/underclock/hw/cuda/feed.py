@@ -221,11 +221,7 @@ class CudaLoop:
 
 
 def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]]:
-    """Return what the GPU did for each launch of a graph while one looks on, in order.
-
-    Raises:
-        RuntimeError: PyTorch cannot profile.
-    """
+    """Return what the GPU did for each launch of a graph while one looks on, in order."""
     profiler = torch.profiler
     with (
         profiler_detaches(detaches=False),

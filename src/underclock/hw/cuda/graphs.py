@@ -223,11 +223,7 @@ class Chain:
         return None
 
     def launch(self, stream: int) -> None:
-        """Launch all nodes once.
-
-        Raises:
-            DeviceError: The driver said no.
-        """
+        """Launch all nodes once."""
         driver = self._driver
         check("launch a graph", driver.cuGraphLaunch(self._executable, driver.CUstream(stream)))
 

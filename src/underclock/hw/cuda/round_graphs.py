@@ -105,11 +105,7 @@ class CudaCompany:
         self._idling: dict[int, list[GraphNode]] = {}
 
     def beside(self, round_: Round) -> Places:
-        """Return what runs beside the kernels of a round: the nodes of a launch of each place.
-
-        Raises:
-            NoRoomError: The hot companion does not fit into the GPU's memory.
-        """
+        """Return what runs beside the kernels of a round: the nodes of a launch of each place."""
         mix = round_.mix
         places: Places = {}
         if mix.hot:

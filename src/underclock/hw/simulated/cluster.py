@@ -45,10 +45,6 @@ def piece_of(model: GpuModel, kernels: Sequence[Kernel], launches: Mapping[str, 
         model: That runs them.
         kernels: Of the step.
         launches: Of each kernel of a section of the step; other sections are left out.
-
-    Raises:
-        UsageError: A kernel does not say what it does.
-        ValueError: The step has none of these sections.
     """
     some = [kernel for kernel in kernels if launches.get(kernel.section or "")]
     return Piece(tuple((model.kernel(each), launches[each.section or ""]) for each in some))

@@ -37,12 +37,7 @@ class SimulatedMachine:
 
     @contextmanager
     def shared(self, kernel: Kernel, *, pid: int, share: float, gpu: int = 0) -> Iterator[None]:
-        """Let another process take a share of a GPU's time from entry to exit.
-
-        Raises:
-            UsageError: The kernel does not say what it does.
-            ValueError: The share is none, or leaves no time to others.
-        """
+        """Let another process take a share of a GPU's time from entry to exit."""
         device = self.gpus[gpu]
         device.join(Neighbour(pid=pid, kernel=device.model.kernel(kernel), share=share))
         try:
