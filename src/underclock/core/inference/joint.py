@@ -52,6 +52,31 @@ class JointCosts:
             energy_spread=self.wider[1] * math.sqrt(energy.variance),
         )
 
+    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats) -> tuple[float, float]:
+        """Return how sure the cost of some launches is: deviations, as fractions of their sums.
+
+        Args:
+            kernels: Which each is of. Shape (N,).
+            settings: Index into the table's settings. Shape (N,).
+            launches: How many of each. Shape (N,).
+
+        Returns:
+            Of time and of energy.
+        """
+        each, spreads = self.table.launches, []
+        for costs, errors, wider in (
+            (each.time_s, self.time, self.wider[0]),
+            (each.energy_j, self.energy, self.wider[1]),
+        ):
+            parts = launches * costs[kernels, settings]
+            parts = (parts / math.fsum(parts))[:, None]
+            own = np.zeros_like(errors.own[:, 0])
+            np.add.at(own, kernels, parts * errors.own[kernels, settings])
+            shared = (parts * errors.shared[kernels, settings]).sum(axis=0)
+            rest = parts[:, 0] ** 2 @ errors.rest[kernels, settings]
+            spreads.append(wider * math.sqrt(float((own**2).sum() + shared @ shared + rest)))
+        return spreads[0], spreads[1]
+
     def time_variance(self, setting: Ints) -> TimeVariance:
         """Share the variance of a choice's change of time out among kernels."""
         errors, at = self.time, self.table.baseline

@@ -124,6 +124,39 @@ class CostEstimate:
         change = scheduled_change(self.posterior, self.baseline, pairs[:, locked], waited[locked])
         return self._under_cap(change, choice)
 
+    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats) -> tuple[float, float]:
+        """Return how sure the cost of some launches is: deviations, as fractions of their sums.
+
+        Args:
+            kernels: Which each is of. Shape (N,).
+            settings: Index into the table's settings, the baseline for all or for none. Shape (N,).
+            launches: How many of each. Shape (N,).
+
+        Returns:
+            Of time and of energy.
+        """
+        waited = launches * waited_shares(self.table.kernels)[kernels]
+        if (settings == self.table.baseline).all():
+            # Parts add up to the whole step, so an error in one is an opposite one in the others.
+            auto = np.stack([self.baseline.time_s, self.baseline.energy_j])
+            parts = auto * np.bincount(kernels, waited, len(self.counts)) / self.counts
+            shares = parts.sum(axis=1, keepdims=True) / auto.sum(axis=1, keepdims=True)
+            moves = (parts - shares * auto) * self.baseline.of_kernels
+            parted = np.sqrt((moves**2).sum(axis=1)) / parts.sum(axis=1)
+            time, energy = np.hypot(self.baseline.spread, parted).tolist()
+            return time, energy
+        log_s = self.posterior.log_s[kernels, settings]
+        log_w = self.posterior.log_w[kernels, settings]
+        spreads = []
+        for costs, powers, step_error in (
+            (np.exp(log_s) * waited, [[1.0], [0.0]], self.step_error[0]),
+            (np.exp(log_s + log_w) * waited, [[1.0], [1.0]], self.step_error[1]),
+        ):
+            weights = np.array(powers) * costs / math.fsum(costs)
+            moved = self.posterior.sum_variance(kernels, settings, weights)
+            spreads.append(math.hypot(math.sqrt(moved.variance), step_error))
+        return spreads[0], spreads[1]
+
     def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
         """Add what the cap makes of a schedule, and how well the model knows the step."""
         cost, added = step_cost_and_heat(self.table, choice)

@@ -3,6 +3,7 @@
 from underclock.core.solvers.cyclic import Judge, Judged
 from underclock.core.solvers.entry import Effort, solve
 from underclock.core.solvers.hull import least_product, subsampled, supported
+from underclock.core.solvers.once import once_through
 from underclock.core.solvers.problems import (
     Problem,
     SequenceProblem,
@@ -42,6 +43,7 @@ __all__ = [
     "cost_of",
     "infeasible",
     "least_product",
+    "once_through",
     "solution_of",
     "solve",
     "solve_tradeoff",

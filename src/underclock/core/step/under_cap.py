@@ -103,11 +103,24 @@ def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
     if (choice == table.baseline).all():
         return against_auto(table, table.auto_time_s, table.auto_energy_j), 0.0
     settled = settled_step(table, choice)
-    time_s, energy_j, added_j = math.fsum(settled.time_s), math.fsum(settled.energy_j), 0.0
-    if table.heat is not None:
-        w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
-        added_j = float(table.heat.extra_w(energy_j / time_s, table.auto_w, w_per_c)) * time_s
+    time_s, energy_j = math.fsum(settled.time_s), math.fsum(settled.energy_j)
+    added_j = heat_w(table, choice, settled) * time_s
     return against_auto(table, time_s, energy_j + added_j), added_j / table.auto_energy_j
+
+
+def heat_w(table: CostTable, choice: Ints, settled: SettledStep) -> float:
+    """Return what a schedule draws more in W, for being at another temperature than at auto.
+
+    Args:
+        table: Costs of the step.
+        choice: Setting of each launch. Shape (n,).
+        settled: What the cap makes of it.
+    """
+    if table.heat is None:
+        return 0.0
+    w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
+    mean_w = math.fsum(settled.energy_j) / math.fsum(settled.time_s)
+    return float(table.heat.extra_w(mean_w, table.auto_w, w_per_c))
 
 
 def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
@@ -116,11 +129,30 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
     Returns:
         Time in s and energy in J. Shapes (S,).
     """
+    (time_s,), (energy_j,) = fixed_part_costs(table, np.zeros_like(cap_of(table).order))
+    time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
+    return time_s, energy_j
+
+
+def fixed_part_costs(table: CostTable, part: Ints) -> tuple[Floats, Floats]:
+    """Return what parts of the step take with one setting for all launches; ``inf`` where unknown.
+
+    Args:
+        table: Costs of the step.
+        part: Of each launch, counted from 0. Shape (n,).
+
+    Returns:
+        Time in s and energy in J, P parts. Shapes (P, S).
+    """
     cap, launches = cap_of(table), table.launches
     known = [bool(each.all()) for each in np.isfinite(table.time_s).T]
     known[table.baseline] = False
     core = np.array([clocks.core_mhz or 0 for clocks in table.settings], dtype=np.float64)
-    time_s, energy_j = np.full((2, len(core)), np.inf)
+    costs = np.full((2, int(part.max()) + 1, len(core)), np.inf)
+
+    def of_parts(of_launches: Floats) -> Floats:
+        return np.bincount(part, weights=of_launches).astype(np.float64)
+
     for memory in dict.fromkeys(clocks.mem_mhz for clocks in table.settings):
         same = [s for s, c in enumerate(table.settings) if c.mem_mhz == memory and known[s]]
         if not same:
@@ -130,14 +162,18 @@ def fixed_costs(table: CostTable) -> tuple[Floats, Floats]:
         held = settle(cap, launches, np.full(len(cap.order), fastest))
         for s in same:
             free = core[s] <= held.core_mhz
-            time_s[s] = np.where(free, launches.time_s[cap.order, s], held.time_s).sum()
-            energy_j[s] = np.where(free, launches.energy_j[cap.order, s], held.energy_j).sum()
+            costs[0, :, s] = of_parts(np.where(free, launches.time_s[cap.order, s], held.time_s))
+            costs[1, :, s] = of_parts(
+                np.where(free, launches.energy_j[cap.order, s], held.energy_j)
+            )
+    time_s, energy_j = costs
     if table.heat is not None:
         with np.errstate(invalid="ignore"):
-            mean_w = energy_j / time_s
-        energy_j += table.heat.extra_w(mean_w, table.auto_w, table.heat.w_per_c) * time_s
-        energy_j[np.logical_not(known)] = np.inf
-    time_s[table.baseline], energy_j[table.baseline] = table.auto_time_s, table.auto_energy_j
+            mean_w = energy_j.sum(axis=0) / time_s.sum(axis=0)
+            energy_j += table.heat.extra_w(mean_w, table.auto_w, table.heat.w_per_c) * time_s
+        energy_j[:, np.logical_not(known)] = np.inf
+    for each, at_auto in ((time_s, launches.time_s), (energy_j, launches.energy_j)):
+        each[:, table.baseline] = of_parts(at_auto[cap.order, table.baseline])
     return time_s, energy_j
 
 

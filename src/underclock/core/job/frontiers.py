@@ -1,0 +1,316 @@
+"""What the instructions of a stage cost at every clock, from what its kernels cost.
+
+A stage's step, the forward and the backward of one microbatch and the optimizer, is traced and
+measured as any step. An instruction costs what its launches do. Under a power cap it is taken as it
+runs in that step with the same clock before and after it; what the loop averages over makes a long
+instruction capped by itself. Where kernels were measured alone no cap is known but their own.
+
+Inside an instruction stretches of launches may have clocks of their own, each long enough for the
+next change to be asked for, the last as well. What there is of these schedules is cut to what saves
+more than running one part of the instruction at one clock and the rest at another.
+
+Shape letters: I instructions, K kernels, S settings, n launches of the step, m of an instruction.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.solvers import Problem, cost_of, once_through, supported
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import fixed_part_costs, heat_w, settled_step
+from underclock.errors import DataError
+from underclock.records import Clocks, Pass, Segment
+from underclock.records.job import InstructionKind, Profile, ProfileRow
+
+_KINDS = {
+    Pass.FORWARD: InstructionKind.FORWARD,
+    Pass.BACKWARD: InstructionKind.BACKWARD,
+    Pass.OPTIMIZER: InstructionKind.OPTIMIZER,
+}
+_POINTS = 16  # prices of time at which clocks inside are sought
+_WORTH = 1e-3  # of an instruction's energy: what switching inside it must save
+_ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are of several
+
+
+class SumErrors(Protocol):
+    """What tells how sure the cost of some launches is."""
+
+    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats, /) -> tuple[float, float]:
+        """Return deviations of time and energy, as fractions of the sums.
+
+        Args:
+            kernels: Which each is of. Shape (N,).
+            settings: Of each; the baseline for all or for none. Shape (N,).
+            launches: How many of each. Shape (N,).
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageProfiles:
+    """What the instructions of one stage cost.
+
+    Attributes:
+        profiles: By what they do.
+        warnings: What a reader must know of them.
+    """
+
+    profiles: dict[InstructionKind, Profile]
+    warnings: tuple[str, ...] = ()
+
+
+def stage_profiles(
+    table: CostTable,
+    order: Sequence[int],
+    risk: SumErrors | None = None,
+    rules: Rules | None = None,
+) -> StageProfiles:
+    """Make profiles of a stage's instructions from what its kernels cost.
+
+    Args:
+        table: What every kernel costs at every setting.
+        order: The launch sequence, as indices into the table's kernels; empty where unknown.
+        risk: How sure that is; ``None`` takes it as certain.
+        rules: What changes of clocks inside an instruction take; ``None`` leaves them away. Budget
+            and number of switches are not looked at.
+
+    Raises:
+        DataError: The step has no forward or no backward, or those of several microbatches; or
+            clocks are to change inside and the order of launches is unknown.
+    """
+    if rules is not None and not order:
+        raise DataError(
+            "clocks are to change inside instructions, and nobody knows in which order these "
+            "launch their kernels",
+            hint="give samples of a traced step, or leave --latency away: one clock for each",
+        )
+    stage = _Stage.of(table, order, risk)
+    time_s, energy_j = stage.at_one_setting()
+    warnings = list(stage.warnings)
+    profiles = {}
+    for i, kind in enumerate(stage.kinds):
+        known = np.flatnonzero(np.isfinite(time_s[i])).tolist()
+        rows = [stage.row(i, s, float(time_s[i, s]), float(energy_j[i, s])) for s in known]
+        if rules is not None:
+            rows += stage.inside(i, rules, time_s[i], energy_j[i])
+        auto = known.index(table.baseline)
+        profiles[kind] = Profile(rows=tuple(rows), auto=auto)
+    if rules is not None and not any(switch.total_s for switch in rules.latencies.switches):
+        warnings.append("clocks change inside instructions as if that took no time: a bound")
+    return StageProfiles(profiles=profiles, warnings=tuple(warnings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """A stage's step, cut into instructions.
+
+    Attributes:
+        table: What every kernel costs.
+        risk: How sure that is.
+        kinds: Of instructions. Length I.
+        order: Kernel of each launch. Shape (n,).
+        member: Instruction of each launch. Shape (n,).
+        counts: Launches of each kernel. Shape (I, K).
+        warnings: What was taken for granted.
+    """
+
+    table: CostTable
+    risk: SumErrors | None
+    kinds: tuple[InstructionKind, ...]
+    order: Ints
+    member: Ints
+    counts: Floats
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, table: CostTable, order: Sequence[int], risk: SumErrors | None) -> "_Stage":
+        """Cut a step; what belongs to no pass of its own, to the one that it runs in."""
+        kernels = table.kernels
+        launched = [kernels[k] for k in order] or [k for k in kernels for _ in range(k.count)]
+        passes = {kernel.pass_ for kernel in kernels}
+        for wanted in (Pass.FORWARD, Pass.BACKWARD):
+            if wanted not in passes:
+                raise DataError(
+                    f"the step has no {wanted} pass, so it is no stage of a pipeline that trains",
+                    hint="trace a step that runs one microbatch forward and backward; a table's "
+                    "kernels need their pass",
+                )
+        found = [_KINDS.get(kernel.pass_) for kernel in launched]
+        first = next(kind for kind in found if kind is not None)
+        within = list(
+            itertools.accumulate(found, lambda before, here: here or before, initial=first)
+        )
+        kinds = tuple(kind for kind in _KINDS.values() if kind in within)
+        member = np.array([kinds.index(kind) for kind in within[1:] if kind], dtype=np.int64)
+        if order:
+            _check_one_microbatch(member)
+        else:
+            order = np.repeat(
+                np.arange(len(kernels)), [kernel.count for kernel in kernels]
+            ).tolist()
+        counts = np.zeros((len(kinds), len(kernels)))
+        np.add.at(counts, (member, np.asarray(order)), 1.0)
+        warnings = list(table.warnings)
+        if Pass.COMMUNICATION in passes:
+            warnings.append(
+                "collectives of the step count with the pass that they run in, so those after the "
+                "last backward with every microbatch's"
+            )
+        if table.power_cap is None:
+            warnings.append(
+                "instructions are sums of kernels measured alone: no cap, no heat of the step"
+            )
+        return cls(
+            table=table,
+            risk=risk,
+            kinds=kinds,
+            order=np.asarray(order, dtype=np.int64),
+            member=member,
+            counts=counts,
+            warnings=tuple(warnings),
+        )
+
+    def at_one_setting(self) -> tuple[Floats, Floats]:
+        """Return time and energy with one setting for all launches. Shapes (I, S)."""
+        if self.table.power_cap is not None:
+            time_s, energy_j = fixed_part_costs(self.table, self.member)
+            locked = np.arange(len(self.table.settings)) != self.table.baseline
+            time_s[:, locked] /= self._misses[0]
+            energy_j[:, locked] /= self._misses[1]
+            return time_s, energy_j
+        launches = self.table.launches
+        used = self.counts > 0.0
+        time_s, energy_j = (
+            np.stack([row[on] @ each[on] for row, on in zip(self.counts, used, strict=True)])
+            for each in (launches.time_s, launches.energy_j)
+        )
+        return time_s, energy_j
+
+    @property
+    def _misses(self) -> tuple[float, float]:
+        """What kernels say of the step at auto, against the step as it ran: time, energy.
+
+        So much is taken off them at every setting, lest a lock at the highest clock seem to save.
+        """
+        closure = self.table.closure
+        return (1.0, 1.0) if closure is None else (closure.time, closure.energy)
+
+    def row(
+        self, i: int, setting: int, time_s: float, energy_j: float, inside: Ints | None = None
+    ) -> ProfileRow:
+        """Return a way to run an instruction, with its errors.
+
+        Args:
+            i: Which.
+            setting: For all of it.
+            time_s: What it takes.
+            energy_j: What it takes.
+            inside: Setting of each of its launches, where these differ. Shape (m,).
+        """
+        kernels = np.flatnonzero(self.counts[i])
+        at, launches = np.full_like(kernels, setting), self.counts[i, kernels]
+        if inside is not None:
+            pairs = np.stack([self.order[self.member == i], inside])
+            (kernels, at), counted = np.unique(pairs, axis=1, return_counts=True)
+            launches = counted.astype(np.float64)
+        time, energy = (0.0, 0.0)
+        if self.risk is not None:
+            time, energy = self.risk.sum_spread(kernels, at, launches)
+        clocks = self.table.settings[setting] if inside is None else Clocks()
+        return ProfileRow(
+            core_mhz=clocks.core_mhz,
+            mem_mhz=clocks.mem_mhz,
+            time_s=time_s,
+            energy_j=energy_j,
+            time_error_s=time * time_s,
+            energy_error_j=energy * energy_j,
+            inside=() if inside is None else self._stretches(inside),
+        )
+
+    def _stretches(self, inside: Ints) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(
+                launches=len(list(run)),
+                core_mhz=self.table.settings[s].core_mhz,
+                mem_mhz=self.table.settings[s].mem_mhz,
+            )
+            for s, run in itertools.groupby(inside.tolist())
+        )
+
+    def inside(self, i: int, rules: Rules, plain_s: Floats, plain_j: Floats) -> list[ProfileRow]:
+        """Return rows whose clocks change inside, where that saves more than mixing plain rows.
+
+        Args:
+            i: Which instruction.
+            rules: What changes take.
+            plain_s: Time with one setting for all launches. Shape (S,).
+            plain_j: Energy. Shape (S,).
+        """
+        problem = sequence_problem(self.table, self.order[self.member == i].tolist(), rules)
+        hull_s, hull_j = supported(Problem(time_s=plain_s[None], energy_j=plain_j[None]))
+        slopes_w = -np.diff(hull_j) / np.diff(hull_s)
+        prices_w = [0.0]
+        if len(slopes_w):
+            prices_w += np.quantile(slopes_w, np.linspace(0.0, 1.0, _POINTS - 1)).tolist()
+        rows, seen = [], set()
+        for choice in once_through(problem, prices_w):
+            key = choice.tobytes()
+            if key in seen or (choice == choice[0]).all():
+                continue
+            seen.add(key)
+            cost = cost_of(problem, choice)
+            # The wrap is no change here: what follows is another instruction.
+            wrap = choice[-1], choice[0]
+            time_s = cost.time_s - float(problem.switch_time_s[wrap])
+            energy_j = cost.energy_j - float(problem.switch_energy_j[wrap])
+            time_s, energy_j = self._under_cap(i, choice, time_s, energy_j, plain_s)
+            mixed_j = math.inf if time_s < hull_s[0] else float(np.interp(time_s, hull_s, hull_j))
+            if energy_j < (1.0 - _WORTH) * mixed_j:
+                rows.append(self.row(i, 0, time_s, energy_j, choice))
+        return rows
+
+    def _under_cap(
+        self, i: int, inside: Ints, time_s: float, energy_j: float, plain_s: Floats
+    ) -> tuple[float, float]:
+        """Return what the cap and heat leave of a schedule inside an instruction.
+
+        The rest of the step is taken to run at the one setting that takes about as long.
+        """
+        table = self.table
+        if table.power_cap is None:
+            return time_s, energy_j
+        own = self.member == i
+        locked_s = plain_s.copy()
+        locked_s[table.baseline] = math.inf
+        choice = np.full(len(own), int(np.abs(locked_s - time_s).argmin()))
+        choice[own] = inside
+        settled = settled_step(table, choice)
+        each = table.launches
+        at = self.order[own], inside
+        settled_s = math.fsum(settled.time_s[own])
+        time_s += settled_s - math.fsum(each.time_s[at])
+        energy_j += math.fsum(settled.energy_j[own]) - math.fsum(each.energy_j[at])
+        energy_j += heat_w(table, choice, settled) * settled_s
+        return time_s / self._misses[0], energy_j / self._misses[1]
+
+
+def _check_one_microbatch(member: Ints) -> None:
+    """Refuse a step whose forward comes again after its backward.
+
+    Raises:
+        DataError: It does.
+    """
+    forward = member == 0
+    runs = [len(list(run)) for is_one, run in itertools.groupby(forward.tolist()) if is_one]
+    if max(runs) < _ONE_STRETCH * forward.sum():
+        raise DataError(
+            f"forward and backward take turns: {len(runs)} stretches of forward in one step",
+            hint="trace a step of one microbatch: gradient accumulation is the schedule's",
+        )
