@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from contracts import ReadOnlyGpuContract
 from underclock.errors import DeviceError, NotPermittedError
 from underclock.hw.base import Clock, Gpu
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, gpu_count, nvml_session
 from underclock.records import Clocks
-from underclock.testing import ReadOnlyGpuContract
 
 pytestmark = pytest.mark.gpu
 

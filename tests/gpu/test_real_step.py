@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from contracts import LauncherContract, MixingMeasurerContract
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
 from underclock.hw.base import Clock, Measurer, Progress
 from underclock.hw.clock import SystemClock
@@ -19,7 +20,6 @@ from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Evidence, Kernel, Kind, MeasurementSettings, Mix, Pass
-from underclock.testing import LauncherContract, MixingMeasurerContract
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings.driver")

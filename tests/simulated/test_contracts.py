@@ -2,6 +2,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from contracts import (
+    GpuContract,
+    LauncherContract,
+    MeasurerContract,
+    MixingMeasurerContract,
+    ReadOnlyGpuContract,
+)
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
@@ -17,14 +24,7 @@ from underclock.records import (
     SampleSet,
     Window,
 )
-from underclock.testing import (
-    GpuContract,
-    LauncherContract,
-    MeasurerContract,
-    MixingMeasurerContract,
-    ReadOnlyGpuContract,
-    simulated_driver,
-)
+from underclock.testing import simulated_driver
 
 
 class TestSimulatedGpu(GpuContract):

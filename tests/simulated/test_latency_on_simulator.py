@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from contracts import TickerContract
 from underclock.app.latency import measure_latency
 from underclock.arrays import Floats
 from underclock.campaign.switches import Stand, Watch, choose_pairs, groups_of, sample_switches
@@ -32,7 +33,7 @@ from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Evidence, Kernel
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.testing import Fault, FaultKind, FaultScript, TickerContract
+from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow
 

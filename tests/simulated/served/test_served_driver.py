@@ -13,6 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from contracts import GpuContract
 from underclock.app.watching import watch
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Clock, Gpu
@@ -31,13 +32,7 @@ from underclock.hw.simulated.served.client import connected
 from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain
-from underclock.testing import (
-    Control,
-    GpuContract,
-    Served,
-    served_gpus,
-    simulated_driver,
-)
+from underclock.testing import Control, Served, served_gpus, simulated_driver
 
 
 class TestServedGpu(GpuContract):
