@@ -16,8 +16,6 @@ from underclock.core.inference.field import Sizes
 from underclock.core.inference.runs import RunLogs
 from underclock.core.inference.sizes import likeliest
 from underclock.core.model.in_step import StepRatio
-from underclock.core.model.predictive import Warmth
-from underclock.core.model.rows import STEADY_C
 from underclock.records import SampleSet
 
 Off: TypeAlias = Mapping[str, Any]
@@ -52,9 +50,6 @@ MODEL: dict[str, Off] = {
     },
     "power in the step": {f"{_MODEL}estimate.step_ratio": lambda *_: StepRatio()},
     "peak of power": {"underclock.core.steering.power_peak.peak_seen_w": lambda *_: math.inf},
-    "own heat": {
-        f"{_MODEL}predictive.Warmth.own": lambda one: Warmth.steady(len(one.kernels), STEADY_C)
-    },
     "heat of the step": {f"{_MODEL}estimate._heat": lambda *_: None},
     "error of the step": {
         f"{_MODEL}cost_estimate.CostEstimate.with_step_error": lambda one, *_: one

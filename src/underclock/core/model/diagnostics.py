@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.fitting import fit_rows
+from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.predictive import Warmth, clocks_of, posterior_of
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import STEADY_C, Rows
@@ -53,7 +53,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
     posterior = posterior_of(
-        model, settings, temperature_c=Warmth.own(sample_set), limit_w=rows.limit_w
+        model, settings, temperature_c=temperature_of(sample_set), limit_w=rows.limit_w
     )
     noise, discrepancy = model.errors.noise, model.errors.discrepancy
     pooled = np.sqrt(np.average(residuals**2, weights=rows.windows, axis=1))

@@ -28,7 +28,7 @@ from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predicted_change import Baseline
-from underclock.core.model.predictive import Warmth, clocks_of, posterior_of
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.steering.reach import told
@@ -117,7 +117,7 @@ def _posterior(
     posterior = posterior_of(
         model,
         settings,
-        temperature_c=temperature_of(sample_set) if whole else Warmth.own(sample_set),
+        temperature_c=temperature_of(sample_set),
         limit_w=rows.peak_w if whole else rows.limit_w,
     )
     posterior = _with_guesses(posterior, sample_set, rows)

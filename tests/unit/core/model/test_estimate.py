@@ -11,8 +11,6 @@ from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
-from underclock.core.model.predictive import Warmth
-from underclock.core.model.rows import STEADY_C
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import joined
 from underclock.core.step.table import cost_table
@@ -210,53 +208,6 @@ def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
 def test_without_a_temperature_read_a_usual_one_is_taken() -> None:
     cold = [msgspec.structs.replace(s, temperature_c=None) for s in _profile().samples]
     assert temperature_of(_profile(windows=tuple(cold))) == 55.0
-
-
-def _at_own_heat() -> SampleSet:
-    """Return a campaign in which each kernel meets the heat that it makes by itself."""
-    samples = []
-    for sample in _profile().samples:
-        at = _TOP if sample.asked.is_auto else sample.asked
-        clocks, warm_c = (float(at.core_mhz or 0), float(at.mem_mhz or 0)), 55.0
-        for _ in range(10):
-            power_w = busy_w(_GPU, _KERNELS[sample.kernel], *clocks, warm_c)
-            warm_c = 30.0 + 0.2 * float(power_w)
-        energy_j = sample.time_s * float(power_w)
-        samples.append(msgspec.structs.replace(sample, energy_j=energy_j, temperature_c=warm_c))
-    return having(_profile(), samples=samples)
-
-
-def test_a_kernel_alone_is_as_warm_as_what_it_draws_makes_it() -> None:
-    known = _at_own_heat()
-    warmth, posterior = Warmth.own(known), estimate(known).posterior
-    samples = {(s.kernel, s.asked): s for s in known.samples}
-    drawn = np.array(
-        [
-            [math.log(samples[name, at].energy_j / samples[name, at].time_s) for at in _SETTINGS]
-            for name in _KERNELS
-        ]
-    )
-
-    assert warmth.c_per_w == pytest.approx(0.2)
-    assert warmth.at(np.array([0]), 150.0) == pytest.approx(60.0)
-    columns = [posterior.settings.index(at) for at in _SETTINGS]
-    assert posterior.log_w[:, columns] == pytest.approx(drawn, abs=0.005)
-
-
-def test_a_kernel_of_which_no_temperature_was_read_is_as_warm_as_others() -> None:
-    known = _at_own_heat()
-
-    def without(*names: str) -> Warmth:
-        samples = [
-            msgspec.structs.replace(s, temperature_c=None) if s.kernel in names else s
-            for s in known.samples
-        ]
-        return Warmth.own(having(known, samples=samples))
-
-    assert without("k0").at_rest_c[0] == pytest.approx(30.0)
-    assert (without(*_KERNELS).at_rest_c == STEADY_C).all()
-    # One power tells no slope.
-    assert Warmth.own(having(known, samples=known.samples[:1])).c_per_w == 0.0
 
 
 def test_a_description_names_every_constant_and_kernel() -> None:
