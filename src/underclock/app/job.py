@@ -13,7 +13,7 @@ from underclock.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from underclock.records.job import Job, Profile, Waiting
+    from underclock.records.job import Job, JobPlan, Profile, Waiting
 
 _SCHEDULES = {
     "1f1b": "A forward and a backward in turn, after as many forwards as stages follow.",
@@ -171,3 +171,57 @@ def _waiting(
         for row in profile.rows
     ]
     return (Waiting(power_w=_WAITING_SHARE * max(powers, default=0.0)),)
+
+
+def plan_of_job(source: Path, *, asked: "Mapping[str, Any]", latency: str) -> "JobPlan":
+    """Plan a job.
+
+    Args:
+        source: The file that holds it.
+        asked: What a `JobGoal` has, by its names.
+        latency: What changing clocks takes, as `underclock plan --latency` takes it.
+
+    Raises:
+        DataError: The file is no job, its ranks wait in a circle, or energies are not known.
+        UsageError: It means nothing.
+    """
+    from msgspec.structs import replace
+
+    import underclock
+    from underclock.core.job.planning import JobGoal, plan_job
+    from underclock.records.job import Job
+    from underclock.store import read_document
+
+    job = read_document(source, Job)
+    latency_s, told = _latency(latency, job, source)
+    made = plan_job(job, JobGoal(**asked, latency_s=latency_s))
+    return replace(made, version=underclock.__version__, warnings=(*made.warnings, *told))
+
+
+def _latency(text: str, job: "Job", source: Path) -> tuple[float, tuple[str, ...]]:
+    """Return what a change of the core clock takes at most, and what a reader must know of that."""
+    from underclock.app.switching import FREE, KNOWN
+    from underclock.gpus.models import reported_latency
+    from underclock.records.latencies import Domain, LatencyTable
+    from underclock.store import read_document
+
+    beside = source.with_suffix(".latency.json")
+    if text in FREE:
+        return 0.0, ("changing clocks was taken as free: a bound",)
+    if text == "measured" or (text == KNOWN and beside.is_file()):
+        text = str(beside)
+    if text == KNOWN:
+        names = {job.gpu_of(at).name for at in range(len(job.ranks))}
+        known = [reported_latency(name) for name in names]
+        if None in known:
+            told = (
+                "what changing clocks takes is not known of these GPUs and was taken as free, a "
+                "bound: say it with --latency 6ms, or name the GPU (--gpu-name)"
+            )
+            return 0.0, (told,)
+        return max(each.most_s for each in known if each), ()
+    if text != str(beside) and not Path(text).is_file():
+        return parse_duration(text), ()
+    table = read_document(Path(text), LatencyTable)
+    core = [each.total_s for each in table.slowest() if each.domain is Domain.CORE]
+    return max(core), table.check_gpu(job.gpu)

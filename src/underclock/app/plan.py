@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from underclock.app.options import (
     CLOCKS,
@@ -77,6 +78,11 @@ if TYPE_CHECKING:
     help="step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
     "kernels measured alone.",
 )
+@click.option(
+    "--board-spread",
+    type=FRACTION,
+    help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
+)
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @json_option
 @force_option
@@ -89,6 +95,7 @@ def command(
     latency: str,
     max_switches: int | None,
     min_dwell: float | None,
+    board_spread: float | None,
     raw: bool,
     as_json: bool,
     force: bool,
@@ -96,19 +103,46 @@ def command(
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
 
+    SAMPLES may be a job of many GPUs too, from `underclock job`: every rank is then as slow as no
+    other notices.
+
     The answer is what this GPU can achieve at the latency of its clocks, as far as that is known;
     free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget. Where only
     free switching does, the plan is written.
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
+    from underclock.app.job import plan_of_job
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
-    from underclock.report import plan_tables
+    from underclock.report import job_plan_tables, plan_tables
     from underclock.store import read_samples
+    from underclock.store.given import is_job
 
-    goal = _goal(asked)
     check_place(output, force=force, inputs=(samples, Path(latency)))
+    if is_job(samples):
+        _refuse_for_jobs()
+        of_job = plan_of_job(
+            samples,
+            asked={
+                "max_slowdown": asked["max_slowdown"] or 0.0,
+                "min_dwell_s": min_dwell or 0.0,
+                "board_spread": board_spread or 0.0,
+            },
+            latency=latency,
+        )
+        deliver(
+            of_job,
+            output,
+            lambda: print_table(*job_plan_tables(of_job)),
+            as_json=as_json,
+            force=force,
+            warnings=of_job.warnings,
+        )
+        return
+    if board_spread is not None:
+        raise UsageError("--board-spread is of a job's boards", hint="plan a job.json with it")
+    goal = _goal(asked)
     sample_set = read_samples(samples)
     found = switching_of(latency, sample_set, goal, samples)
     switching = _limited(found, max_switches, min_dwell)
@@ -132,6 +166,28 @@ def command(
     )
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
+
+
+_OF_JOBS = {"samples", "output", "max_slowdown", "latency", "min_dwell", "board_spread"} | {
+    "as_json",
+    "force",
+}
+
+
+def _refuse_for_jobs() -> None:
+    """Refuse options that say nothing of a job.
+
+    Raises:
+        UsageError: One was given.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in _OF_JOBS and given is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{parameter.opts[0]} says nothing of a job",
+                hint="a job has --max-slowdown, --latency, --min-dwell and --board-spread",
+            )
 
 
 def _goal(asked: dict[str, Any]) -> "Goal":

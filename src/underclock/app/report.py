@@ -1,7 +1,7 @@
 """``underclock report``: a plan, and how it validated, or the log of a run, as one page."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -10,9 +10,13 @@ from underclock.app.output import STDOUT, print_json, say
 from underclock.errors import DataError
 from underclock.records import Plan, Validation
 
+if TYPE_CHECKING:
+    from underclock.records.job import JobPlan, Span
+
 _OTHERS: Final = {
     "step": "`underclock measure` and `underclock plan` make a plan of it",
     "latencies": "give the plan that was made with it",
+    "job": "`underclock plan job.json -o plan.json` makes a plan of it",
     "score": "give the plan that was scored",
     "fit": "`underclock plan` makes a plan of the same samples",
     "study": "its page was written beside it",
@@ -55,12 +59,14 @@ def render_report(
     plan: Plan | Validation | str | Path, validation: Plan | Validation | str | Path | None = None
 ) -> str:
     """Return the page as text; arguments and errors are those of `write_report`."""
-    from underclock.report import page, run_page
+    from underclock.report import job_page, page, run_page
     from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
 
     if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
         lines = last_run(read_log(Path(plan)))
         return run_page(lines, summary_of(lines))
+    if validation is None and (of_job := _job_plan(plan)) is not None:
+        return job_page(of_job, *_timelines(of_job))
     given = [_read(each) for each in (plan, validation) if each is not None]
     plans = [record for record in given if isinstance(record, Plan)]
     validations = [record for record in given if isinstance(record, Validation)]
@@ -75,6 +81,47 @@ def render_report(
     # A plan that sets nothing is validated without running anything: there is nothing to show.
     shown = [record for record in validations if record.repeats > 0]
     return page(plans[0], shown[0] if shown else None)
+
+
+def render_trace(plan: "JobPlan | str | Path") -> str:
+    """Return a Chrome trace of a job's plan, at auto and under it: Perfetto opens it.
+
+    Raises:
+        DataError: The file cannot be read, or holds no job's plan.
+    """
+    from underclock.report import job_trace
+
+    found = _job_plan(plan)
+    if found is None:
+        raise DataError(
+            f"{plan} is no plan of a job, and only of those is there a trace",
+            hint="`underclock plan job.json -o plan.json` makes one",
+        )
+    return job_trace(found, *_timelines(found))
+
+
+def _job_plan(given: object) -> "JobPlan | None":
+    """Return a job's plan, or the one that a file holds; ``None`` where it is something else."""
+    from underclock.records.job import JobPlan
+    from underclock.store import is_samples, kind_of, read_document
+
+    if isinstance(given, JobPlan):
+        return given
+    if not isinstance(given, str | Path):
+        return None
+    path = Path(given)
+    if is_samples(path) or kind_of(path) != "job plan":
+        return None
+    return read_document(path, JobPlan)
+
+
+def _timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
+    """Return what ranks do at auto, and under a plan."""
+    from underclock.core.job.costs import auto_clocks
+    from underclock.core.job.timeline import timeline
+
+    job = plan.job
+    return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)
 
 
 def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
@@ -126,21 +173,30 @@ def _check_same(plan: Plan, validation: Validation) -> None:
 @file_argument("plan")
 @file_argument("validation", required=False)
 @output_option("page", required=True)
+@click.option("--trace", is_flag=True, help="Of a job's plan: a Chrome trace, for Perfetto.")
 @json_option
 @force_option
 def command(
-    *, plan: Path, validation: Path | None, output: Path, as_json: bool, force: bool
+    *, plan: Path, validation: Path | None, output: Path, trace: bool, as_json: bool, force: bool
 ) -> None:
     """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
+
+    PLAN may be of a job of many GPUs too.
 
     In place of a plan, the log that `underclock run --log` wrote gives a page of that run.
 
     Example: underclock report plan.json validation.json -o report.html
     """
+    from underclock.store import check_output, write_text
+
+    begins = "{" if trace else "<"
+    if output != STDOUT:
+        check_output(output, force=force, inputs=[plan, validation], begins=begins)
+    body = render_trace(plan) if trace else render_report(plan, validation)
     if output == STDOUT:
-        click.echo(render_report(plan, validation))
+        click.echo(body)
         return
-    write_report(plan, to=output, validation=validation, force=force)
+    write_text(output, body, force=force)
     if as_json:
         print_json({"report": str(output)})
     else:

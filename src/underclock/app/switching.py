@@ -37,7 +37,8 @@ from underclock.units import format_duration, format_percent, parse_duration
 
 KNOWN = "known"
 """What is written for whatever is known of the GPU."""
-_FREE = {"free", "ideal"}
+FREE = {"free", "ideal"}
+"""What is written for nothing at all."""
 _ASSUMED_S = (1e-3, 6e-3, 20e-3, 0.15)  # of a GPU of which nothing is reported
 
 
@@ -98,7 +99,7 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
     """
     given = Path(samples) if isinstance(samples, str | Path) else None
     beside = None if given is None else given.with_suffix(".latency.json")
-    if text in _FREE:
+    if text in FREE:
         return None
     if text == KNOWN:
         return _known(sample_set, goal, beside)

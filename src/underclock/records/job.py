@@ -367,6 +367,27 @@ RankClocks = tuple[Held | None, ...]
 """How a rank runs each of its instructions; ``None`` for those without a profile."""
 
 
+class Span(Record, frozen=True, kw_only=True):
+    """When a rank runs an instruction, or a part of it at one clock.
+
+    Attributes:
+        rank: As an index into the job's ranks.
+        stream: Of that rank.
+        what: The instruction in words.
+        has_profile: Whether clocks matter to it.
+        core_mhz: What it runs at; ``None`` is auto, or unknown.
+        begins_s: From where the iteration begins.
+    """
+
+    rank: int
+    stream: int
+    what: str
+    has_profile: bool
+    core_mhz: int | None
+    begins_s: float
+    ends_s: float
+
+
 class JobPoint(Record, frozen=True, kw_only=True):
     """A plan of the stored frontier.
 

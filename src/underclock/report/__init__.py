@@ -4,6 +4,7 @@ jinja2 loads when a page is made, not before.
 """
 
 from underclock.report.job import job_plan_tables, job_tables
+from underclock.report.job_page import job_page, job_trace
 from underclock.report.measured_tables import (
     breakdown_tables,
     check_sentence,
@@ -33,8 +34,10 @@ __all__ = [
     "clock_log_table",
     "closing_line",
     "fit_tables",
+    "job_page",
     "job_plan_tables",
     "job_tables",
+    "job_trace",
     "latency_table",
     "page",
     "plan_tables",

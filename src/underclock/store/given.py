@@ -91,6 +91,15 @@ def is_samples(path: Path) -> bool:
     return _head(path) == SQLITE_MAGIC
 
 
+def is_job(path: Path) -> bool:
+    """Whether a file is a job of many GPUs.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _head(path)[:1] == b"{" and kind_of(path) == "job"
+
+
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:

@@ -1,0 +1,215 @@
+"""A job's plan as a page: what every rank does when, coloured by its clock, before and after."""
+
+import json
+import math
+from collections.abc import Sequence
+
+from underclock.records.job import JobPlan, Span
+from underclock.report.chart import BLUE, GREEN, VERMILION, Chart, Series, both, figure, round_ticks
+from underclock.report.page import rendered
+from underclock.report.svg import Box, document, px, text, text_px
+from underclock.report.wording import (
+    EVIDENCE_SENTENCES,
+    arm_title,
+    change_text,
+    duration_text,
+    energy_text,
+    interval_text,
+    minus,
+    status_text,
+)
+
+_RAMP = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
+"""Six steps of viridis, from slow to fast: they stay in order for colour-blind readers, and grey."""
+_FIXED = "#9a9a9a"  # instructions to which clocks do not matter
+_ROW_PX, _GAP_PX, _AXIS_PX, _KEY_PX = 18, 4, 22, 26
+_MOST_RANKS = 32  # drawn: of alike pipelines the first
+
+
+def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
+    """Return the HTML page of a job's plan.
+
+    Args:
+        plan: The plan.
+        auto: When every instruction runs where nothing is set.
+        planned: The same under the plan.
+    """
+    cost = plan.promise
+    end_s = max(span.ends_s for span in (*auto, *planned))
+    return rendered(
+        "job.html.jinja",
+        {
+            "change": lambda fraction: minus(change_text(fraction)),
+            "duration": duration_text,
+            "energy": energy_text,
+            "interval": lambda ends: minus(interval_text(ends)),
+            "minus": minus,
+            "arm": arm_title,
+            "status": status_text,
+        },
+        plan=plan,
+        cost=cost,
+        evidence_sentence=EVIDENCE_SENTENCES[plan.evidence],
+        timelines=[
+            (title, timeline(plan, spans, end_s, title))
+            for title, spans in (("At auto", auto), ("Under the plan", planned))
+        ],
+        frontier=_frontier(plan),
+    )
+
+
+def timeline(plan: JobPlan, spans: Sequence[Span], end_s: float, title: str) -> str:
+    """Draw what ranks do over time, a row each; where nothing is drawn, a rank waits.
+
+    Args:
+        plan: Says the ranks, and which clocks there are.
+        spans: What is drawn.
+        end_s: Where the time axis ends.
+        title: Of the drawing.
+    """
+    clocks = [
+        row.clocks.core_mhz
+        for profile in plan.job.profiles.values()
+        for row in profile.rows
+        if row.clocks.core_mhz is not None
+    ]
+    low, high = (min(clocks), max(clocks)) if clocks else (0, 0)
+    return both(lambda width_px: _drawn(plan, spans, end_s, (low, high), (title, width_px)))
+
+
+def _drawn(
+    plan: JobPlan,
+    spans: Sequence[Span],
+    end_s: float,
+    range_mhz: tuple[int, int],
+    look: tuple[str, int],
+) -> str:
+    title, width_px = look
+    shown = [
+        at
+        for at, rank in enumerate(plan.job.ranks)
+        if rank.place[1:] == plan.job.ranks[0].place[1:]
+    ][:_MOST_RANKS]
+    rows = {at: row for row, at in enumerate(shown)}
+    left_px = 12 + text_px(f"stage {plan.job.ranks[shown[-1]].stage}")
+    per_s = (width_px - left_px - 8) / end_s
+    height_px = _KEY_PX + len(shown) * (_ROW_PX + _GAP_PX)
+    paths: dict[str, list[str]] = {}
+    for span in spans:
+        if span.rank not in rows or span.stream:
+            continue
+        top = _KEY_PX + rows[span.rank] * (_ROW_PX + _GAP_PX)
+        left, right = left_px + span.begins_s * per_s, left_px + span.ends_s * per_s
+        width = max(right - left - 0.4, 0.2)  # neighbours stay apart
+        paths.setdefault(_colour(span, range_mhz), []).append(
+            f"M{px(left)} {top}h{px(width)}v{_ROW_PX}h{px(-width)}z"
+        )
+    parts = [f'<path d="{"".join(each)}" fill="{colour}"/>' for colour, each in paths.items()]
+    for at, row in rows.items():
+        top = _KEY_PX + row * (_ROW_PX + _GAP_PX)
+        parts.append(text(left_px - 6, top + 13, f"stage {plan.job.ranks[at].stage}", anchor="end"))
+    most = 8 if width_px > 400 else 4  # noqa: PLR2004 - a telephone's width
+    for value, words in round_ticks(0.0, end_s, most, signed=False):
+        x_px = left_px + value * per_s
+        parts.append(text(x_px, height_px + 14, f"{words} s", anchor="middle"))
+    return document([*_key(range_mhz, left_px), *parts], width_px, height_px + _AXIS_PX, title)
+
+
+def _colour(span: Span, range_mhz: tuple[int, int]) -> str:
+    if not span.has_profile:
+        return _FIXED
+    low, high = range_mhz
+    if span.core_mhz is None or high == low:
+        return _RAMP[-1]
+    part = (span.core_mhz - low) / (high - low)
+    return _RAMP[min(len(_RAMP) - 1, math.floor(part * len(_RAMP)))]
+
+
+def _key(range_mhz: tuple[int, int], left_px: float) -> list[str]:
+    """Draw which colour is which clock."""
+    low, high = range_mhz
+    parts, x_px = [], left_px
+    words = [f"{low} MHz", *[""] * (len(_RAMP) - 2), f"{high} MHz or auto"]
+    for colour, said in zip(_RAMP, words, strict=True):
+        parts.append(_swatch(x_px, colour))
+        x_px += 16
+        if said:
+            parts.append(text(x_px, 12, said))
+            x_px += text_px(said) + 10
+    parts.append(_swatch(x_px + 6, _FIXED))
+    return [*parts, text(x_px + 22, 12, "transfers; blank: waits")]
+
+
+def _swatch(left_px: float, colour: str) -> str:
+    box = Box(left_px, 2, left_px + 13, 14)
+    return f'<path d="M{px(box.left)} {px(box.top)}h13v12h-13z" fill="{colour}"/>'
+
+
+def _frontier(plan: JobPlan) -> str:
+    """Draw what slower iterations save, and the arms; empty where nothing is stored."""
+    if len(plan.frontier) < 2:  # noqa: PLR2004 - one point is no line
+        return ""
+
+    def at(time_change: float | None, energy_change: float | None) -> tuple[float, float]:
+        return 100.0 * (time_change or 0.0), 100.0 * (energy_change or 0.0)
+
+    line = tuple(at(p.cost.time_change, p.cost.energy_change) for p in plan.frontier)
+    arms = tuple(
+        Series(
+            name=arm_title(arm.name),
+            points=(at(arm.time_change, arm.energy_change),),
+            colour=VERMILION if arm.name is plan.chosen else BLUE,
+            symbol="star" if arm.name is plan.chosen else "circle",
+            large=arm.name is plan.chosen,
+            labelled=True,
+        )
+        for arm in plan.arms
+        if arm.cost is not None
+    )
+    return figure(
+        Chart(
+            key="frontier",
+            title=f"Time of an iteration and energy of all ranks ({plan.evidence})",
+            x_title="time, change against auto (%)",
+            y_title="energy, change (%)",
+            series=(Series(name="stored plans", points=line, colour=GREEN), *arms),
+        )
+    )
+
+
+def job_trace(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
+    """Return a Chrome trace of an iteration, which Perfetto opens: at auto, and under the plan.
+
+    Ranks are processes, their streams threads; a counter beside each has its core clock.
+    """
+    events: list[dict[str, object]] = []
+    ranks = len(plan.job.ranks)
+    for place, (title, spans) in enumerate((("auto", auto), ("plan", planned))):
+        for at, rank in enumerate(plan.job.ranks):
+            name = f"{title}: rank {at}, stage {rank.stage} ({plan.evidence})"
+            number = place * ranks + at
+            events.append(
+                {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
+            )
+        for span in spans:
+            number = place * ranks + span.rank
+            clock = "auto" if span.core_mhz is None else span.core_mhz
+            at_us = 1e6 * span.begins_s
+            lasts_us = 1e6 * (span.ends_s - span.begins_s)
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.what,
+                    "pid": number,
+                    "tid": span.stream,
+                    "ts": at_us,
+                    "dur": lasts_us,
+                    "args": {"core_mhz": clock} if span.has_profile else {},
+                }
+            )
+            if span.core_mhz is not None:
+                args = {"core_mhz": span.core_mhz}
+                events.append(
+                    {"ph": "C", "name": "core clock", "pid": number, "ts": at_us, "args": args}
+                )
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
