@@ -8,7 +8,8 @@ import pytest
 
 from underclock.app import main
 from underclock.records.job import Job
-from underclock.store import read_document
+from underclock.records.latencies import LatencyTable
+from underclock.store import read_document, write_document
 
 STAGE = "{s},forward,1400,0.1,30\n{s},forward,1000,0.13,24\n{s},backward,1400,0.2,60\n"
 USUAL = "job 1f1b --stages 2 --microbatches 3 --profile profile.csv"
@@ -65,3 +66,67 @@ def test_an_unknown_schedule_names_those_there_are(fails: Callable[[str], tuple[
     code, said = fails(USUAL.replace("1f1b", "1f2b"))
     assert code == 2
     assert "1f2b" in said
+
+
+def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    main(f"{USUAL} --blocked-power 60 -o job.json".split())
+    capsys.readouterr()
+    usual = ["plan", "job.json", "--max-slowdown", "20%"]
+    main([*usual, "--latency", "1ms", "--board-spread", "1%", "-o", "plan.json"])
+    assert "each instruction" in capsys.readouterr().out
+    main([*usual, "--json"])
+    said = capsys.readouterr()
+    made = json.loads(said.out)
+    arm = next(arm for arm in made["arms"] if arm["name"] == "instruction")
+    assert arm["energy_change"] < 0.0
+    assert 0.0 <= arm["gap"] < 0.05
+    assert arm["time_change"] <= 0.2
+    assert "taken as free, a bound" in said.err
+    main(["report", "plan.json", "-o", "page.html"])
+    main(["report", "plan.json", "--trace", "-o", "trace.json"])
+    capsys.readouterr()
+    assert "Under the plan" in Path("page.html").read_text()
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+
+
+def test_what_changing_clocks_takes_is_said_known_or_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(f"{USUAL} --blocked-power 60 --gpu-name V100 -o job.json".split())
+
+    def planned_s(*latency: str) -> float:
+        capsys.readouterr()
+        main(["plan", "job.json", "--json", *latency])
+        return float(json.loads(capsys.readouterr().out)["latency_s"])
+
+    assert planned_s() == 0.0245  # reported of a V100
+    assert planned_s("--latency", "free") == 0.0
+    assert planned_s("--latency", "6ms") == 0.006
+    write_document(Path("job.latency.json"), LatencyTable.constant(0.004))
+    assert planned_s() == planned_s("--latency", "measured") == 0.004
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("plan job.json --raw", 2, "--raw says nothing of a job"),
+        ("plan job.json --power-limit 300", 2, "--power-limit says nothing of a job"),
+        ("plan profile.csv --board-spread 1%", 2, "--board-spread is of a job's boards"),
+        ("plan job.json --latency measured", 4, "job.latency.json"),
+        ("plan job.json --latency soon", 2, "soon"),
+        ("report job.json -o page.html", 4, "a job file, and a page is of a plan"),
+        ("report job.json --trace -o t.json", 4, "no plan of a job"),
+        ("measure job.json --gpu sim:rtx3080ti -o x.db", 4, "job"),
+    ],
+)
+def test_a_job_is_taken_for_nothing_else(
+    command: str,
+    code: int,
+    message: str,
+    fails: Callable[[str], tuple[int, str]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(f"{USUAL} --blocked-power 60 -o job.json".split())
+    capsys.readouterr()
+    ended, said = fails(command)
+    assert (ended, message in said) == (code, True), said

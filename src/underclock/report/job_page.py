@@ -20,7 +20,7 @@ from underclock.report.wording import (
 )
 
 _RAMP = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
-"""Six steps of viridis, from slow to fast: they stay in order for colour-blind readers, and grey."""
+"""Six steps of viridis, slow to fast: in order for colour-blind readers, and in grey."""
 _FIXED = "#9a9a9a"  # instructions to which clocks do not matter
 _ROW_PX, _GAP_PX, _AXIS_PX, _KEY_PX = 18, 4, 22, 26
 _MOST_RANKS = 32  # drawn: of alike pipelines the first

@@ -1,0 +1,78 @@
+"""A job and its plan as people see them: tables, a page, a trace."""
+
+import json
+import re
+
+import msgspec
+from rich.console import Console
+
+from small_jobs import small_job
+from underclock.app.report import render_report, render_trace
+from underclock.core.job.planning import JobGoal, plan_job
+from underclock.records.job import JobPlan
+from underclock.report import job_plan_tables, job_tables
+
+
+def planned(**shape: object) -> JobPlan:
+    job = small_job(stages=3, microbatches=4, **shape)
+    return plan_job(job, JobGoal(max_slowdown=0.02, points=5))
+
+
+def printed(parts: object) -> str:
+    console = Console(width=100, no_color=True)
+    with console.capture() as said:
+        console.print(*parts)  # type: ignore[misc]
+    return said.get()
+
+
+def test_the_answer_comes_first_and_fits_a_screen() -> None:
+    plan = planned()
+    text = printed(job_plan_tables(plan))
+    assert text.startswith("-")
+    assert "energy at +" in text.splitlines()[0]
+    assert "* each instruction" in text
+    assert "simulated" in printed(job_tables(plan.job)) or "replayed" in text
+    assert "MHz that stages hold" in text
+    assert len(text.splitlines()) <= 24
+
+
+def test_a_plan_that_sets_nothing_holds_auto() -> None:
+    plan = planned()
+    rows = {
+        name: msgspec.structs.replace(each, rows=each.rows[-1:], auto=0)
+        for name, each in plan.job.profiles.items()
+    }
+    rows = {
+        name: msgspec.structs.replace(
+            each, rows=(msgspec.structs.replace(each.rows[0], core_mhz=None),)
+        )
+        for name, each in rows.items()
+    }
+    alone = plan_job(msgspec.structs.replace(plan.job, profiles=rows), JobGoal())
+    assert "weighed by time: auto, auto, auto" in printed(job_plan_tables(alone))
+    assert "At auto" in render_report(alone)
+
+
+def test_the_page_shows_both_timelines_and_no_script() -> None:
+    plan = planned(data=2, transfer_s=(0.02,))
+    page = render_report(plan)
+    assert page == render_report(plan)
+    assert "<script" not in page
+    assert page.count("<svg") == 6  # two timelines and the frontier, wide and narrow
+    assert "stage 2" in page
+    assert "At auto" in page
+    assert len(page.encode()) < 500_000
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)
+
+
+def test_the_trace_has_every_instruction_twice_and_says_what_numbers_are() -> None:
+    plan = planned()
+    events = json.loads(render_trace(plan))["traceEvents"]
+    runs = [each for each in events if each["ph"] == "X"]
+    held = sum(each is not None and each.then is not None for rank in plan.clocks for each in rank)
+    assert len(runs) == 2 * plan.job.instructions + held
+    assert {each["pid"] for each in runs} == set(range(6))
+    names = [each["args"]["name"] for each in events if each["ph"] == "M"]
+    assert all("replayed" in name for name in names)
+    last_us = max(each["ts"] + each["dur"] for each in runs if each["pid"] < 3)
+    assert last_us == 1e6 * plan.arm("auto").time_s
