@@ -24,16 +24,16 @@ _OTHERS: Final = {
 
 
 def write_report(
-    plan: Plan | Validation | str | Path,
+    plan: "Plan | Validation | JobPlan | str | Path",
     *,
     to: str | Path,
-    validation: Plan | Validation | str | Path | None = None,
+    validation: "Plan | Validation | JobPlan | str | Path | None" = None,
     force: bool = False,
 ) -> Path:
     """Write the page.
 
     Args:
-        plan: A plan, or its file; or the log of a run.
+        plan: A plan, of a job too, or its file; or the log of a run.
         to: Where the page goes.
         validation: Of this plan, or its file; the two may stand in either order.
         force: Whether an existing file may be replaced.
@@ -56,7 +56,8 @@ def write_report(
 
 
 def render_report(
-    plan: Plan | Validation | str | Path, validation: Plan | Validation | str | Path | None = None
+    plan: "Plan | Validation | JobPlan | str | Path",
+    validation: "Plan | Validation | JobPlan | str | Path | None" = None,
 ) -> str:
     """Return the page as text; arguments and errors are those of `write_report`."""
     from underclock.report import job_page, page, run_page
@@ -124,12 +125,14 @@ def _timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)
 
 
-def _read(given: Plan | Validation | str | Path) -> Plan | Validation:
+def _read(given: "Plan | Validation | JobPlan | str | Path") -> Plan | Validation:
     """Return a plan or a validation, whichever a file holds."""
     from underclock.store import is_samples, kind_of, read_document
 
     if isinstance(given, Plan | Validation):
         return given
+    if not isinstance(given, str | Path):
+        raise DataError("a job's plan has no validation", hint="report the plan alone")
     path = Path(given)
     if is_samples(path):
         raise DataError(

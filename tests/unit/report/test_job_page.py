@@ -2,18 +2,21 @@
 
 import json
 import re
+from typing import Any
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from small_jobs import small_job
 from underclock.app.report import render_report, render_trace
 from underclock.core.job.planning import JobGoal, plan_job
+from underclock.errors import DataError
 from underclock.records.job import JobPlan
 from underclock.report import job_plan_tables, job_tables
 
 
-def planned(**shape: object) -> JobPlan:
+def planned(**shape: Any) -> JobPlan:
     job = small_job(stages=3, microbatches=4, **shape)
     return plan_job(job, JobGoal(max_slowdown=0.02, points=5))
 
@@ -75,4 +78,9 @@ def test_the_trace_has_every_instruction_twice_and_says_what_numbers_are() -> No
     names = [each["args"]["name"] for each in events if each["ph"] == "M"]
     assert all("replayed" in name for name in names)
     last_us = max(each["ts"] + each["dur"] for each in runs if each["pid"] < 3)
-    assert last_us == 1e6 * plan.arm("auto").time_s
+    assert last_us == 1e6 * (plan.arm("auto").time_s or 0.0)
+
+
+def test_a_job_s_plan_has_no_validation() -> None:
+    with pytest.raises(DataError, match="no validation"):
+        render_report(planned(), planned())
