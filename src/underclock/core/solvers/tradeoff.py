@@ -18,17 +18,15 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, csr_array, eye_array, hstack
 
 from underclock.arrays import Floats, Ints
+from underclock.core.solvers.crashing import Engine, Program, Suggestion, engine_of
 from underclock.core.solvers.problems import SLACK
 from underclock.records import Status
 
 PROVEN = 1e-9
 """Fraction of the costs at stake up to which a plan counts as the least."""
 _ROUNDING = 1e-14  # of the magnitudes summed: what rounding may add to a bound
-_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,29 +196,44 @@ class TradeoffProblem:
             ends_s[at] = begins_s + cut_s[at]
         return cut_s
 
-    def bound_j(self, flow_w: Floats, source_w: Floats, sink_w: Floats, time_s: float) -> float:
-        """Return what no plan that ends in time costs less than, whatever the multipliers are.
+    @cached_property
+    def program(self) -> Program:
+        """The problem as a linear program."""
+        pieces = [
+            (np.repeat(members, len(slope_w)), *np.tile((length_s, slope_w), len(members)))
+            for members, length_s, slope_w in (
+                (members, np.diff(curve.time_s), curve.slope_w)
+                for curve, members in zip(self.curves, self.members, strict=True)
+            )
+        ]
+        of, length_s, slope_w = (np.concatenate(each) for each in zip(*pieces, strict=True))
+        return Program(
+            shortest_s=self.shortest_s,
+            of=of,
+            length_s=length_s,
+            slope_w=slope_w * self.weight[of],
+            waits_of=self.waits_of,
+            waits_on=self.waits_on,
+            lag_s=self.lag_s,
+        )
 
-        They are made a flow first: what enters an activity leaves it, split as given. What rounding
-        leaves is charged at the whole time.
+    def bound_j(self, said: Suggestion, time_s: float) -> float:
+        """Return what no plan that ends in time costs less than, whatever multipliers are said.
 
-        Args:
-            flow_w: Along each wait; not negative. Shape (E,).
-            source_w: Into each activity from the beginning; not negative. Shape (A,).
-            sink_w: Out of each to the end; not negative. Shape (A,).
-            time_s: In which all ends.
+        They are made a flow first: what enters an activity leaves it, split as said. What rounding
+        leaves of it is charged at the whole time.
         """
-        out_w = sink_w + np.bincount(self.waits_on, flow_w, minlength=len(sink_w))
-        leaves = out_w > 0.0
-        share = np.divide(flow_w, out_w[self.waits_on], where=leaves[self.waits_on],
-                          out=np.zeros_like(flow_w))  # fmt: skip
-        through_w, flow_w = source_w.copy(), np.zeros_like(flow_w)
+        out_w = said.sink_w + np.bincount(self.waits_on, said.flow_w, minlength=len(said.sink_w))
+        split_w = out_w[self.waits_on]
+        none_w = np.zeros_like(split_w)
+        share = np.divide(said.flow_w, split_w, where=split_w > 0.0, out=none_w.copy())
+        through_w, flow_w = said.source_w.copy(), none_w
         for at, waits, firsts in self.forwards.steps:
             if len(waits):
                 flow_w[waits] = share[waits] * through_w[self.waits_on[waits]]
                 through_w[at] += np.add.reduceat(flow_w[waits], firsts)
-        in_w: Floats = source_w + np.bincount(self.waits_of, flow_w, minlength=len(sink_w))
-        on_w = np.bincount(self.waits_on, flow_w, minlength=len(sink_w))
+        in_w: Floats = said.source_w + np.bincount(self.waits_of, flow_w, minlength=len(out_w))
+        on_w = np.bincount(self.waits_on, flow_w, minlength=len(out_w))
         sink_w = np.maximum(through_w - on_w, 0.0)
         lost_w = np.abs(through_w - in_w).sum() + np.abs(through_w - on_w - sink_w).sum()
         least_j = self.fixed_s * through_w
@@ -302,20 +315,25 @@ class TradeoffSolution:
 
 
 def solve_tradeoff(
-    problem: TradeoffProblem, times_s: Sequence[float]
+    problem: TradeoffProblem, times_s: Sequence[float], engine: Engine | None = None
 ) -> tuple[TradeoffSolution, ...]:
     """Return the least cost within each of the times, in their order, with a proof.
 
     Args:
         problem: The network and its curves.
         times_s: Within which all activities are to end.
+        engine: What is asked for plans and multipliers; HiGHS unless given.
     """
-    return tuple(_solved(problem, time_s) for time_s in times_s)
-
-
-def _solved(problem: TradeoffProblem, time_s: float) -> TradeoffSolution:
     least_s, most_s = problem.range_s
-    waits, activities = len(problem.waits_of), len(problem.curve)
+    if engine is None and least_s < most_s:
+        engine = engine_of(problem.program, times=len(times_s))
+    longest_first = sorted(range(len(times_s)), key=lambda at: -times_s[at])
+    solved = {at: _solved(problem, times_s[at], engine) for at in longest_first}
+    return tuple(solved[at] for at in range(len(times_s)))
+
+
+def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> TradeoffSolution:
+    least_s, most_s = problem.range_s
     if not time_s >= least_s * (1.0 - SLACK):
         return TradeoffSolution(
             status=Status.INFEASIBLE,
@@ -327,14 +345,18 @@ def _solved(problem: TradeoffProblem, time_s: float) -> TradeoffSolution:
             least_s=least_s,
         )
     time_s = max(time_s, least_s)
-    if time_s >= most_s:
-        duration_s = problem.longest_s
-        flows = np.zeros(waits), np.zeros(activities), np.zeros(activities)
-    else:
-        duration_s, flows = _by_highs(problem, time_s)
-        duration_s = problem.within(duration_s, time_s)
+    none_w = np.zeros_like(problem.weight)
+    said = Suggestion(
+        duration_s=problem.longest_s,
+        flow_w=np.zeros_like(problem.lag_s),
+        source_w=none_w,
+        sink_w=none_w,
+    )
+    if time_s < most_s and engine is not None:
+        said = engine.at(time_s)
+    duration_s = problem.within(said.duration_s, time_s)
     cost_j = problem.cost_j(duration_s)
-    bound_j = min(cost_j, problem.bound_j(*flows, time_s))
+    bound_j = min(cost_j, problem.bound_j(said, time_s))
     proven = cost_j - bound_j <= PROVEN * problem.at_stake_j
     return TradeoffSolution(
         status=Status.OPTIMAL if proven else Status.BOUNDED,
@@ -342,64 +364,6 @@ def _solved(problem: TradeoffProblem, time_s: float) -> TradeoffSolution:
         time_s=problem.makespan_s(duration_s),
         cost_j=cost_j,
         bound_j=bound_j,
-        multiplier_w=float(flows[1].sum()),
+        multiplier_w=float(said.source_w.sum()),
         least_s=least_s,
     )
-
-
-def _by_highs(
-    problem: TradeoffProblem, time_s: float
-) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
-    """Return durations and the multipliers: of waits, of beginnings and of ends.
-
-    Variables are when each activity begins and ends, and how far it goes along each piece.
-    """
-    count, waits = len(problem.curve), len(problem.waits_of)
-    pieces = [
-        (np.repeat(members, len(curve.slope_w)), *np.tile((np.diff(curve.time_s), curve.slope_w),
-                                                          len(members)))
-        for curve, members in zip(problem.curves, problem.members, strict=True)
-    ]  # fmt: skip
-    of = np.concatenate([each[0] for each in pieces])
-    length_s = np.concatenate([each[1] for each in pieces])
-    slope_w = np.concatenate([each[2] for each in pieces]) * problem.weight[of]
-    unit_s, unit_w = length_s.mean(), max(-slope_w.min(), np.finfo(float).tiny)
-    spans = hstack(
-        [
-            -eye_array(count),
-            eye_array(count),
-            coo_array((np.full(len(of), -1.0), (of, np.arange(len(of)))), shape=(count, len(of))),
-        ]
-    )
-    at = np.arange(waits)
-    after = csr_array(
-        (
-            np.repeat([1.0, -1.0], waits),
-            (np.tile(at, 2), np.concatenate([count + problem.waits_on, problem.waits_of])),
-        ),
-        shape=(waits, 2 * count + len(of)),
-    )
-    most = np.concatenate([np.full(2 * count, time_s), length_s]) / unit_s
-    answer = linprog(
-        np.concatenate([np.zeros(2 * count), slope_w]) / unit_w,
-        A_ub=after,
-        b_ub=-problem.lag_s / unit_s,
-        A_eq=spans,
-        b_eq=problem.shortest_s / unit_s,
-        bounds=np.column_stack([np.zeros_like(most), most]),
-        method="highs-ds",
-        options={
-            "primal_feasibility_tolerance": _TOLERANCE,
-            "dual_feasibility_tolerance": _TOLERANCE,
-        },
-    )
-    duration_s = problem.shortest_s + unit_s * np.bincount(
-        of, np.maximum(answer.x[2 * count :], 0.0), minlength=count
-    )
-    flows = (
-        -answer.ineqlin.marginals,
-        answer.lower.marginals[:count],
-        -answer.upper.marginals[count : 2 * count],
-    )
-    through_w, source_w, sink_w = (np.maximum(each, 0.0) * unit_w for each in flows)
-    return np.minimum(duration_s, problem.longest_s), (through_w, source_w, sink_w)

@@ -1,9 +1,11 @@
 """Time against cost of networks of activities, judged by a dense program of another form."""
 
 import math
+import sys
 from dataclasses import replace
 from itertools import product
 
+import highspy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from scipy.optimize import linprog
 
 from underclock.arrays import Floats
 from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
+from underclock.core.solvers.crashing import Anew, Engine, Onwards, Program, Suggestion, engine_of
 from underclock.records import Status
 
 seeds = st.integers(0, 2**32 - 1)
@@ -44,6 +47,11 @@ def drawn(seed: int, most: int = 8) -> TradeoffProblem:
         curves=curves,
         weight=random.choice([0.0, 1.0, 3.5], count),
     )
+
+
+def either(program: Program, seed: int) -> Engine:
+    """Return the one or the other."""
+    return Onwards(program, highspy) if seed % 2 else Anew(program)
 
 
 def least_cost(problem: TradeoffProblem, time_s: float) -> float:
@@ -85,14 +93,15 @@ def check_kept(problem: TradeoffProblem, duration_s: Floats, time_s: float) -> N
     assert problem.makespan_s(duration_s) <= time_s * (1.0 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:
     problem = drawn(seed)
     least_s, most_s = problem.range_s
     times_s = [least_s + share * (most_s - least_s) for share in (0.0, 0.1, 0.6, 1.0, 1.5)]
     last_j = math.inf
-    for time_s, solution in zip(times_s, solve_tradeoff(problem, times_s), strict=True):
+    engine = either(problem.program, seed) if least_s < most_s else None
+    for time_s, solution in zip(times_s, solve_tradeoff(problem, times_s, engine), strict=True):
         check_kept(problem, solution.duration_s, time_s)
         expected_j = least_cost(problem, time_s)
         scale_j = 1e-7 * (1.0 + problem.at_stake_j)
@@ -104,21 +113,36 @@ def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:
         last_j = solution.cost_j
 
 
+class Liar:
+    """Suggests anything."""
+
+    def __init__(self, problem: TradeoffProblem, random: np.random.Generator) -> None:
+        self.problem, self.random = problem, random
+
+    def at(self, time_s: float) -> Suggestion:
+        del time_s
+        size = 10.0 ** self.random.uniform(-2.0, 3.0)
+        flow_w, source_w, sink_w = (
+            size * self.random.random(count) * self.random.choice([0.0, 1.0], count)
+            for count in map(len, (self.problem.lag_s, self.problem.curve, self.problem.curve))
+        )
+        return Suggestion(
+            duration_s=self.random.uniform(self.problem.shortest_s, self.problem.longest_s),
+            flow_w=flow_w,
+            source_w=source_w,
+            sink_w=sink_w,
+        )
+
+
 @settings(max_examples=60, deadline=None)
 @given(seeds)
-def test_a_bound_holds_whatever_the_multipliers(seed: int) -> None:
+def test_whatever_a_solver_says_plans_are_kept_and_bounds_hold(seed: int) -> None:
     random = np.random.default_rng(seed)
     problem = drawn(seed, 6)
-    least_s, most_s = problem.range_s
-    time_s = random.uniform(least_s, most_s)
-    size = 10.0 ** random.uniform(-2.0, 3.0)
-    count, waits = len(problem.curve), len(problem.waits_of)
-    bound_j = problem.bound_j(
-        size * random.random(waits) * random.choice([0.0, 1.0], waits),
-        size * random.random(count) * random.choice([0.0, 1.0], count),
-        size * random.random(count) * random.choice([0.0, 1.0], count),
-        time_s,
-    )
+    time_s = random.uniform(*problem.range_s)
+    (answer,) = solve_tradeoff(problem, [time_s], Liar(problem, random))
+    check_kept(problem, answer.duration_s, time_s)
+    assert answer.cost_j == problem.cost_j(answer.duration_s) >= answer.bound_j
     points = [
         problem.curves[curve].time_s if curve >= 0 else problem.fixed_s[[at]]
         for at, curve in enumerate(problem.curve)
@@ -126,14 +150,33 @@ def test_a_bound_holds_whatever_the_multipliers(seed: int) -> None:
     for each in product(*points):
         duration_s = np.array(each)
         if problem.makespan_s(duration_s) <= time_s:
-            assert problem.cost_j(duration_s) >= bound_j
-    kept_s = problem.within(random.uniform(problem.shortest_s, problem.longest_s), time_s)
-    check_kept(problem, kept_s, time_s)
-    assert problem.cost_j(kept_s) >= bound_j
+            assert problem.cost_j(duration_s) >= answer.bound_j
+
+
+def test_a_liar_is_found_out() -> None:
+    problem = drawn(4)
+    least_s, most_s = problem.range_s
+    time_s = 0.5 * (least_s + most_s)
+    (true,) = solve_tradeoff(problem, [time_s])
+    (told,) = solve_tradeoff(problem, [time_s], Liar(problem, np.random.default_rng(0)))
+    assert true.status is Status.OPTIMAL
+    assert told.status is Status.BOUNDED
+    assert told.bound_j < true.cost_j < told.cost_j
+
+
+def test_without_the_extra_scipy_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = drawn(4)
+    times_s = np.linspace(*problem.range_s, 4).tolist()
+    assert isinstance(engine_of(problem.program, times=2), Onwards)
+    onwards = solve_tradeoff(problem, times_s)
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert isinstance(engine_of(problem.program, times=2), Anew)
+    anew = solve_tradeoff(problem, times_s)
+    assert [each.cost_j for each in anew] == pytest.approx([each.cost_j for each in onwards])
 
 
 def test_less_time_than_there_can_be_is_infeasible_and_says_the_least() -> None:
-    problem = drawn(3)
+    problem = drawn(4)
     least_s, _ = problem.range_s
     short, nan, fits = solve_tradeoff(problem, [0.999 * least_s, math.nan, least_s])
     assert short.status is nan.status is Status.INFEASIBLE
