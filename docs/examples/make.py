@@ -1,6 +1,8 @@
 """Makes the tables of this folder anew: ``python docs/examples/make.py``.
 
-They hold what a simulated RTX 3080 Ti says of four kernels of GPT-3 XL's step, each measured alone.
+``sweep.csv`` and ``repeats.csv`` hold what a simulated RTX 3080 Ti says of four kernels of GPT-3
+XL's step, each measured alone; ``stages.csv`` what a simulated A100 says of forward and backward of
+four stages of that model, six layers each, as sums of their kernels.
 """
 
 import csv
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import underclock
 from underclock.campaign.survey import Campaign
-from underclock.records import MeasurementSettings, SampleSet
+from underclock.records import MeasurementSettings, Pass, SampleSet
 
 _HERE = Path(__file__).parent
 _KERNELS = ("qkv", "softmax_forward_kernel5", "gelu_forward_kernel2", "fc wgrad")
@@ -39,6 +41,47 @@ def table(repeats: int) -> str:
                 measuring=MeasurementSettings(kernel_warm_s=0.5, window_s=2.0),
             )
         )
+
+
+_FIRST = {"encoder_forward_kernel3", "wpe_backward_kernel", "wte_backward_kernel"}
+_LAST = ("lm_head", "fused_classifier_kernel5", "layernorm_backward_kernel10 (lnf)")
+_STAGES = 4
+_STAGE_CORES = tuple(range(690, 1411, 90))
+
+
+def stages() -> str:
+    """Return what instructions of a pipeline cost, as `underclock job` takes it."""
+    step = underclock.trace("gpt3-xl", batch=8, layers=24 // _STAGES)
+    campaign = Campaign(core_mhz=_STAGE_CORES, mem_mhz=(None,), in_situ=False)
+    with tempfile.TemporaryDirectory() as folder:
+        samples = underclock.measure(
+            step,
+            gpu="sim:a100",
+            to=Path(folder) / "samples.db",
+            campaign=campaign,
+            measuring=MeasurementSettings(kernel_warm_s=0.5, window_s=1.0),
+        )
+    known = {each.name: each for each in samples.kernels}
+    sums: dict[tuple[int, str, int], tuple[float, float]] = {}
+    for window in samples.samples:
+        kernel, mhz = known[window.kernel], window.asked.core_mhz
+        if mhz is None or kernel.pass_ not in {Pass.FORWARD, Pass.BACKWARD}:
+            continue
+        for stage in range(_STAGES):
+            if (kernel.name in _FIRST and stage) or (
+                kernel.name.startswith(_LAST) and stage < _STAGES - 1
+            ):
+                continue
+            time_s, energy_j = sums.get((stage, kernel.pass_, mhz), (0.0, 0.0))
+            sums[stage, kernel.pass_, mhz] = (
+                time_s + kernel.count * window.time_s,
+                energy_j + kernel.count * window.energy_j,
+            )
+    rows = [
+        f"{stage},{pass_},{mhz},{time_s:.6g},{energy_j:.6g}"
+        for (stage, pass_, mhz), (time_s, energy_j) in sorted(sums.items())
+    ]
+    return "\n".join(["stage,instruction,frequency,time,energy", *rows]) + "\n"
 
 
 def _text(samples: SampleSet) -> str:
@@ -76,3 +119,4 @@ def _text(samples: SampleSet) -> str:
 if __name__ == "__main__":
     for name, repeats in _TABLES.items():
         (_HERE / name).write_text(table(repeats))
+    (_HERE / "stages.csv").write_text(stages())

@@ -16,6 +16,9 @@ The commands are functions here; what they take and return are the records::
 * what they tell meanwhile: `Tally`
 * what they raise: `UnderclockError` and its kinds
 
+A job of many GPUs is ``plan_job(pipeline_job("1f1b", "profile.csv", stages=8,
+microbatches=32))``, a `JobPlan` of a `Job`.
+
 A plan with a schedule is held while a command trains, ``underclock.run(plan, command)`` with
 `HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``.
 
@@ -33,6 +36,8 @@ import importlib
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
     from underclock.app.fit import fit as fit
+    from underclock.app.job import pipeline_job as pipeline_job
+    from underclock.app.job import plan_job as plan_job
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.measuring import measure as measure
     from underclock.app.measuring import refine as refine
@@ -97,6 +102,17 @@ if TYPE_CHECKING:
     from underclock.records.fitted import Constant as Constant
     from underclock.records.fitted import GpuFit as GpuFit
     from underclock.records.fitted import KernelFit as KernelFit
+    from underclock.records.job import Held as Held
+    from underclock.records.job import Instruction as Instruction
+    from underclock.records.job import InstructionKind as InstructionKind
+    from underclock.records.job import Job as Job
+    from underclock.records.job import JobPlan as JobPlan
+    from underclock.records.job import JobPoint as JobPoint
+    from underclock.records.job import Profile as Profile
+    from underclock.records.job import ProfileRow as ProfileRow
+    from underclock.records.job import Rank as Rank
+    from underclock.records.job import Wait as Wait
+    from underclock.records.job import Waiting as Waiting
     from underclock.records.latencies import Domain as Domain
     from underclock.records.latencies import LatencyTable as LatencyTable
     from underclock.records.latencies import Switch as Switch
@@ -126,6 +142,7 @@ _HOMES = {
     name: home
     for home, names in {
         "app.fit": "fit",
+        "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",
         "app.measuring": "measure refine",
         "app.planning": "plan",
@@ -149,6 +166,10 @@ _HOMES = {
             "Utilisation Validation Verdict Window"
         ),
         "records.fitted": "Constant GpuFit KernelFit",
+        "records.job": (
+            "Held Instruction InstructionKind Job JobPlan JobPoint Profile ProfileRow Rank Wait "
+            "Waiting"
+        ),
         "records.latencies": "Domain LatencyTable Switch",
         "records.observed": "Interval PredictedArm Prediction",
         "records.runs": "ArmLine RunLine RunSummary",

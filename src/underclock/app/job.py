@@ -89,15 +89,19 @@ def _scheduled(
     force: bool,
     **asked: Any,  # noqa: ANN401 - of a `Shape` mostly, by its names
 ) -> None:
-    from underclock.core.job.schedules import Shape
     from underclock.report import job_tables
 
     check_place(output, force=force, inputs=(profile,))
-    blocked_w, gpu_name = asked.pop("blocked_power"), asked.pop("gpu_name")
     times_s = tuple(parse_duration(each) for each in asked.pop("transfer").split(",") if each)
-    load_s, reduce_s = asked.pop("load"), asked.pop("all_reduce")
-    shape = Shape(**asked, transfer_s=times_s, load_s=load_s, reduce_s=reduce_s)
-    job = job_of(schedule, profile, shape, blocked_w=blocked_w, gpu_name=gpu_name)
+    job = pipeline_job(
+        schedule,
+        profile,
+        blocked_w=asked.pop("blocked_power"),
+        load_s=asked.pop("load"),
+        reduce_s=asked.pop("all_reduce"),
+        transfer_s=times_s,
+        **asked,
+    )
     deliver(
         job,
         output,
@@ -108,22 +112,23 @@ def _scheduled(
     )
 
 
-def job_of(
+def pipeline_job(
     schedule: str,
-    profile: Path,
-    shape: Any,  # noqa: ANN401 - a `Shape`, which is heavy to load
+    profile: str | Path,
     *,
     blocked_w: float | None = None,
     gpu_name: str | None = None,
+    **shape: Any,  # noqa: ANN401 - of a `Shape`, by its names
 ) -> "Job":
     """Lay out a job from a schedule's name and a CSV profile of its stages.
 
     Args:
-        schedule: One of `SCHEDULES`.
-        profile: The table.
-        shape: A `Shape`.
+        schedule: ``1f1b``, ``gpipe``, ``interleaved`` or ``zero-bubble``.
+        profile: The table: ``stage,instruction,frequency,time,energy`` (MHz, s, J).
         blocked_w: What a rank draws while it waits; ``None`` for a share of its stage's greatest.
         gpu_name: What the profile was measured on; ``None`` for its file's name.
+        shape: ``stages`` and ``microbatches``; ``chunks``, ``data``, ``tensor``, ``transfer_s``,
+            ``load_s``, ``reduce_s``: see `underclock.core.job.schedules.Shape`.
 
     Raises:
         DataError: The table cannot be read, or lacks a stage.
@@ -131,28 +136,29 @@ def job_of(
     """
     from msgspec.structs import replace
 
-    from underclock.core.job.schedules import pipeline
+    from underclock.core.job.schedules import Shape, pipeline
     from underclock.records import GpuInfo
     from underclock.store.profiles import read_profiles
 
     if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
         raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
-    profiles = read_profiles(profile)
+    path, laid_out = Path(profile), Shape(**shape)
+    profiles = read_profiles(path)
     job = pipeline(
         schedule,
-        shape,
+        laid_out,
         profiles,
-        waiting={each: _waiting(each, profiles, blocked_w) for each in range(shape.stages)},
-        gpu=GpuInfo(name=gpu_name or f"the GPU of {profile.name}"),
-        workload=profile.stem,
+        waiting={each: _waiting(each, profiles, blocked_w) for each in range(laid_out.stages)},
+        gpu=GpuInfo(name=gpu_name or f"the GPU of {path.name}"),
+        workload=path.stem,
     )
     if blocked_w is not None:
         return job
     watts = sorted({round(rank.waiting[-1].power_w) for rank in job.ranks})
     words = f"{watts[0]} W" if len(watts) == 1 else f"{watts[0]} to {watts[-1]} W"
     assumed = (
-        f"what waiting draws was not given: {words} is assumed, a "
-        "fifth of each stage's greatest power; measured, give it with --blocked-power"
+        f"what waiting draws was not given: {words} is assumed, a fifth of each stage's greatest "
+        "power; measured, give it with --blocked-power"
     )
     return replace(job, warnings=(*job.warnings, assumed))
 
@@ -173,39 +179,47 @@ def _waiting(
     return (Waiting(power_w=_WAITING_SHARE * max(powers, default=0.0)),)
 
 
-def plan_of_job(source: Path, *, asked: "Mapping[str, Any]", latency: str) -> "JobPlan":
-    """Plan a job.
+def plan_job(
+    job: "Job | str | Path",
+    *,
+    latency: str = "known",
+    **asked: Any,  # noqa: ANN401
+) -> "JobPlan":
+    """Choose clocks for every instruction of every rank, and compare with simpler ways.
 
     Args:
-        source: The file that holds it.
-        asked: What a `JobGoal` has, by its names.
-        latency: What changing clocks takes, as `underclock plan --latency` takes it.
+        job: A job, or the file that holds it.
+        latency: What changing clocks takes: ``known``, ``free``, ``measured``, ``6ms``, or a file
+            of latencies.
+        asked: ``max_slowdown``, ``min_dwell_s``, ``board_spread``: see
+            `underclock.core.job.planning.JobGoal`.
 
     Raises:
         DataError: The file is no job, its ranks wait in a circle, or energies are not known.
-        UsageError: It means nothing.
+        UsageError: A number means nothing.
     """
     from msgspec.structs import replace
 
     import underclock
-    from underclock.core.job.planning import JobGoal, plan_job
+    from underclock.core.job import planning
     from underclock.records.job import Job
-    from underclock.store import read_document
+    from underclock.store.given import as_record
 
-    job = read_document(source, Job)
-    latency_s, told = _latency(latency, job, source)
-    made = plan_job(job, JobGoal(**asked, latency_s=latency_s))
+    source = None if isinstance(job, Job) else Path(job)
+    of = as_record(job, Job)
+    latency_s, told = _latency(latency, of, source)
+    made = planning.plan_job(of, planning.JobGoal(**asked, latency_s=latency_s))
     return replace(made, version=underclock.__version__, warnings=(*made.warnings, *told))
 
 
-def _latency(text: str, job: "Job", source: Path) -> tuple[float, tuple[str, ...]]:
+def _latency(text: str, job: "Job", source: Path | None) -> tuple[float, tuple[str, ...]]:
     """Return what a change of the core clock takes at most, and what a reader must know of that."""
     from underclock.app.switching import FREE, KNOWN
     from underclock.gpus.models import reported_latency
     from underclock.records.latencies import Domain, LatencyTable
     from underclock.store import read_document
 
-    beside = source.with_suffix(".latency.json")
+    beside = (source or Path("job.json")).with_suffix(".latency.json")
     if text in FREE:
         return 0.0, ("changing clocks was taken as free: a bound",)
     if text == "measured" or (text == KNOWN and beside.is_file()):

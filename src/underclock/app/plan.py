@@ -112,7 +112,7 @@ def command(
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.app.job import plan_of_job
+    from underclock.app.job import plan_job
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
     from underclock.report import job_plan_tables, plan_tables
@@ -122,14 +122,12 @@ def command(
     check_place(output, force=force, inputs=(samples, Path(latency)))
     if is_job(samples):
         _refuse_for_jobs()
-        of_job = plan_of_job(
+        of_job = plan_job(
             samples,
-            asked={
-                "max_slowdown": asked["max_slowdown"] or 0.0,
-                "min_dwell_s": min_dwell or 0.0,
-                "board_spread": board_spread or 0.0,
-            },
             latency=latency,
+            max_slowdown=asked["max_slowdown"] or 0.0,
+            min_dwell_s=min_dwell or 0.0,
+            board_spread=board_spread or 0.0,
         )
         deliver(
             of_job,
