@@ -80,6 +80,55 @@ for _name, _summary in _SCHEDULES.items():
     _add(_name, _summary)
 
 
+@command.command(name="traced")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
+@click.option("--blocked-power", type=float, metavar="W", help="What a rank draws while it waits.")
+@output_option("job", required=False)
+@json_option
+@force_option
+def _traced(
+    traces: tuple[Path, ...],
+    *,
+    workload: str | None,
+    blocked_power: float | None,
+    output: Path | None,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Make a job of TRACES of all its ranks, as they were seen; of its energy nothing is known.
+
+    TRACES are files, or a folder of them: what `torchrun -m underclock trace` left, or other Chrome
+    traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank.
+
+    Example: underclock job traced step.rank*.trace.json.gz -o job.json
+    """
+    from underclock.report import job_tables
+    from underclock.tracing.job_files import job_of_traces
+
+    check_place(output, force=force, inputs=[each for each in traces if each.is_file()])
+    _check_watts(blocked_power)
+    job = job_of_traces(traces, workload=workload, waiting_w=blocked_power)
+    deliver(
+        job,
+        output,
+        lambda: print_table(*job_tables(job)),
+        as_json=as_json,
+        force=force,
+        warnings=job.warnings,
+    )
+
+
+def _check_watts(blocked_w: float | None) -> None:
+    """Refuse what nothing draws.
+
+    Raises:
+        UsageError: It is negative, or more than a rack has.
+    """
+    if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
+        raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
+
+
 def _scheduled(
     schedule: str,
     *,
@@ -140,8 +189,7 @@ def pipeline_job(
     from underclock.records import GpuInfo
     from underclock.store.profiles import read_profiles
 
-    if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
-        raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
+    _check_watts(blocked_w)
     path, laid_out = Path(profile), Shape(**shape)
     profiles = read_profiles(path)
     job = pipeline(

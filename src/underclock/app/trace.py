@@ -3,7 +3,7 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,8 @@ from underclock.errors import UsageError
 from underclock.records import Step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from underclock.tracing.source import Script
 
 
@@ -52,8 +54,9 @@ def command(
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
 
-    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on; the first
-    one tells what it found.
+    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on, beside what
+    its profiler saw (step.rank0.trace.json.gz), for `underclock job traced`; the first one tells
+    what it found.
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
 
@@ -73,9 +76,10 @@ def command(
     folder = output.parent if output and output != STDOUT else None
     what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(_size(text) for text in sizes)
+    keep = _keep(output, workload) if rank is not None and output and folder else None
     shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
-        step = trace(what, folder=folder, assume=assume, progress=show, **numbers)
+        step = trace(what, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
     differs = told_of_ranks(step, given, rank) if given and rank else ()
     deliver(
         step,
@@ -85,6 +89,15 @@ def command(
         force=force,
         warnings=(*(step.warnings if tells else ()), *differs),
     )
+
+
+def _keep(output: Path, workload: str) -> "Callable[[Mapping[str, Any]], None]":
+    """Return what keeps a rank's trace beside its step."""
+    from underclock.tracing.job_files import SUFFIX, leave_trace
+
+    file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
+    path, source = output.with_suffix(SUFFIX), file if file.is_file() else None
+    return lambda trace: leave_trace(path, trace, source=source)
 
 
 def _what(

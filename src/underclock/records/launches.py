@@ -10,6 +10,9 @@ from underclock.records import Pass, Record, Step
 MODULE_MARK = "underclock.module:"
 """Prefix of the annotations in a profile that say which module runs."""
 
+PIECE_MARK = "underclock.piece: "
+"""Prefix of the annotations in a profile that say which pass of which microbatch runs."""
+
 LAUNCH_MARK = "underclock.launch:"
 """Prefix of the annotations in a profile that say which operator is handed to the device."""
 

@@ -5,4 +5,5 @@
 * `captured`: a function or a script whose step is captured on a GPU
 * `held`: a traced step, made ready to run on a GPU again
 * `ranks`: steps of several processes
+* `job_files`: traces of all ranks of a job
 """

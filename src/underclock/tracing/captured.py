@@ -48,6 +48,8 @@ from underclock.records import Step
 from underclock.records.launches import Traced, TracedActivity
 from underclock.tracing.source import Script, StepFunction, TracePhase
 
+Keep = Callable[[Mapping[str, Any]], None]
+"""Is given PyTorch's trace of a plain run."""
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
@@ -56,8 +58,16 @@ def _nothing(_phase: TracePhase) -> None:
     """Tell nobody."""
 
 
+def _forget(_trace: Mapping[str, Any]) -> None:
+    """Keep nothing."""
+
+
 def trace_step(
-    step: StepFunction, *, name: str = "", tell: Callable[[TracePhase], None] = _nothing
+    step: StepFunction,
+    *,
+    name: str = "",
+    tell: Callable[[TracePhase], None] = _nothing,
+    keep: Keep = _forget,
 ) -> Traced:
     """Trace a step; leave everything it changes as it was.
 
@@ -65,6 +75,7 @@ def trace_step(
         step: Runs one whole training step; takes nothing.
         name: What to call it.
         tell: Told of every phase as it begins.
+        keep: Given the trace of a plain run.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -73,7 +84,10 @@ def trace_step(
         DataError: It launches none.
     """
     name = name or getattr(step, "__name__", "step")
-    with profiler_detaches(detaches=True), running_step(step, name=name, tell=tell) as launcher:
+    with (
+        profiler_detaches(detaches=True),
+        running_step(step, name=name, tell=tell, keep=keep) as launcher,
+    ):
         return launcher.traced
 
 
@@ -103,7 +117,11 @@ def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | E
 
 @contextmanager
 def running_step(
-    step: StepFunction, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+    step: StepFunction,
+    *,
+    name: str,
+    tell: Callable[[TracePhase], None] = _nothing,
+    keep: Keep = _forget,
 ) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 
@@ -124,6 +142,7 @@ def running_step(
         warm.restore()
         tell(TracePhase.PROFILING)
         trace = looked_again(partial(profile, step), warm.restore, looks())
+        keep(trace)
         plain = PlainRun.of(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
@@ -143,10 +162,12 @@ def running_step(
         yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
 
 
-def trace_script(script: Script, *, tell: Callable[[TracePhase], None] = _nothing) -> Traced:
+def trace_script(
+    script: Script, *, tell: Callable[[TracePhase], None] = _nothing, keep: Keep = _forget
+) -> Traced:
     """Trace a step of a script; errors as of `held_script`."""
     try:
-        with held_script(script, name=script.path.stem, tell=tell) as launcher:
+        with held_script(script, name=script.path.stem, tell=tell, keep=keep) as launcher:
             return launcher.traced
     except _UncapturableError as exc:
         return exc.traced
@@ -154,7 +175,11 @@ def trace_script(script: Script, *, tell: Callable[[TracePhase], None] = _nothin
 
 @contextmanager
 def held_script(
-    script: Script, *, name: str, tell: Callable[[TracePhase], None] = _nothing
+    script: Script,
+    *,
+    name: str,
+    tell: Callable[[TracePhase], None] = _nothing,
+    keep: Keep = _forget,
 ) -> Iterator[CudaLauncher]:
     """Run a script to a step, hold it there with that step captured, and end it after the block.
 
@@ -190,6 +215,7 @@ def held_script(
                 yield
                 library.cuda.synchronize()
             left = 0 if saw_all(trace) else left - 1
+        keep(trace)
         plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
         check_one_device(plain.seen, library.cuda.current_device())
         inputs, before = candidates(library), Snapshot()
@@ -225,10 +251,13 @@ class _UncapturableError(NotSupportedError):
         self.traced = traced
 
 
-def assume_step(what: StepFunction | Script, *, tell: Callable[[TracePhase], None]) -> Step:
+def assume_step(
+    what: StepFunction | Script, *, tell: Callable[[TracePhase], None], keep: Keep | None = None
+) -> Step:
     """Trace a step on the CPU; leave everything that a function changes as it was.
 
-    A script is run up to the last step to look at, and that one is seen.
+    A script is run up to the last step to look at, and that one is seen; where a plain run's trace
+    is to be kept, the one before it, or of a function one more, is profiled for that.
 
     Raises:
         NotSupportedError: There is no PyTorch.
@@ -240,7 +269,7 @@ def assume_step(what: StepFunction | Script, *, tell: Callable[[TracePhase], Non
     if isinstance(what, Script):
         with recorded(library):  # in this thread first, or PyTorch's profiler complains
             pass
-        look = partial(_look_on, what, tell)
+        look = partial(_look_on, what, tell, keep)
         with quiet(), held_in_script(what.path, what.arguments, look) as step:
             seen: Step = step
         return seen
@@ -249,18 +278,31 @@ def assume_step(what: StepFunction | Script, *, tell: Callable[[TracePhase], Non
         for _ in range(_ASSUMED_WARM_UPS):
             what()
         tell(TracePhase.PROFILING)
+        if keep is not None:
+            with recorded(library) as plain:
+                meet(library, SystemClock())
+                what()
+            keep(plain)
         with operators_seen() as (trace, operators):
             what()
     return assumed_step(getattr(what, "__name__", "step"), trace, operators)
 
 
 def _look_on(
-    script: Script, tell: Callable[[TracePhase], None], hand_over: Callable[[Step], None]
+    script: Script,
+    tell: Callable[[TracePhase], None],
+    keep: Keep | None,
+    hand_over: Callable[[Step], None],
 ) -> Steps:
     tell(TracePhase.WARMING)
-    for _ in range(script.last):
+    for _ in range(script.last - (keep is not None)):
         yield
     tell(TracePhase.PROFILING)
+    if keep is not None:
+        with recorded(installed()) as plain:
+            meet(installed(), SystemClock())
+            yield
+        keep(plain)
     with operators_seen() as (trace, operators):
         yield
     hand_over(assumed_step(script.path.stem, trace, operators))

@@ -1,8 +1,9 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ def trace(
     folder: Path | None = None,
     assume: bool = False,
     progress: Callable[[TracePhase], None] = lambda _phase: None,
+    keep: Callable[[Mapping[str, Any]], None] | None = None,
     **sizes: int,
 ) -> Step:
     """List the kernels of one training step.
@@ -31,6 +33,7 @@ def trace(
         assume: Whether to run a function or a script on the CPU, and assume the kernels that a GPU
             would run.
         progress: Told of every phase of tracing a function or a script, as it begins.
+        keep: Given PyTorch's trace of a plain run of a function or a script.
         sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`.
 
@@ -53,13 +56,14 @@ def trace(
     from underclock.tracing import captured  # noqa: PLC0415
 
     run = load_step(what) if isinstance(what, str) else what
+    kept: dict[str, Any] = {} if keep is None else {"keep": keep}
     if assume:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells when it looks on
-        step = captured.assume_step(run, tell=progress)
+        step = captured.assume_step(run, tell=progress, **kept)
     elif isinstance(run, Script):
-        step = captured.trace_script(run, tell=progress).step
+        step = captured.trace_script(run, tell=progress, **kept).step
     else:
-        step = captured.trace_step(run, tell=progress).step
+        step = captured.trace_step(run, tell=progress, **kept).step
     if not isinstance(what, str | Script):
         return step
     return msgspec.structs.replace(step, source=source_of(what, folder or Path()))

@@ -7,5 +7,7 @@
 * `names`: what they are called, what bounds them by design, and which the data sizes
 * `streams`: what waits for what, within a rank and between ranks
 * `recapture`: whether a step captured anew is the one that was traced
+* `rank_trace`: which pass of which microbatch a rank ran when, and what it sent and received
+* `job_traces`: the traces of all ranks, as one job
 * `assumed`: a step of operators that were seen on a CPU
 """

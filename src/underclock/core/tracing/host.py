@@ -139,7 +139,10 @@ def walk_threads(
     """
     threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
-        if event.get("cat") in _RANGES or event.get("cat") in CALLS:
+        asynchronous = str(event["name"]).startswith(
+            "gloo:"
+        )  # from its start until it is waited for
+        if (event.get("cat") in _RANGES and not asynchronous) or event.get("cat") in CALLS:
             threads[event.get("tid")].append(event)
     for mine in threads.values():
         # Of ranges that begin together the longer is the outer.

@@ -25,7 +25,7 @@ from underclock.core.tracing.host import (
 )
 from underclock.errors import MeasurementError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
+from underclock.records.launches import MODULE_MARK, PIECE_MARK, NodeKind, TracedActivity
 
 GPU = {
     "kernel": NodeKind.KERNEL,
@@ -43,7 +43,7 @@ _CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture
 _SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart below
 _STREAM_WAITS = "Stream Wait Event"
 _US = 1e-6
-_FRAMES = (MODULE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
+_FRAMES = (MODULE_MARK, PIECE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
 _OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges have a blank or colon
 _LIST = "TensorList"
 _DTYPES = {
@@ -74,7 +74,7 @@ def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     events = complete_events(trace)
     host = host_timeline(events)
     done = []
-    for event in _gpu_events(events, host):
+    for event in gpu_events(events, host):
         kind = GPU[event["cat"]]
         arguments = event.get("args", {})
         one = _activity(event, kind, host)
@@ -145,7 +145,7 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
         DataError: It is no such trace.
     """
     events = complete_events(trace)
-    gpu = _gpu_events(events, host_timeline(events))
+    gpu = gpu_events(events, host_timeline(events))
     asked: dict[int, list[tuple[int, int]]] = {}
     for place, event in enumerate(gpu):
         stream = int(event.get("args", {}).get("stream", 0))
@@ -194,7 +194,7 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     return tuple(operators for operators in found if operators)
 
 
-def _gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:
+def gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[Mapping[str, Any]]:
     """Return what the GPU did, in the order it was asked to."""
     gpu = [event for event in events if event.get("cat") in GPU]
     gpu.sort(key=lambda event: host.called_us.get(correlation_of(event), float(event["ts"])))

@@ -22,7 +22,7 @@ from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.module_paths import paths_below
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.lockstep import is_distributed, meet
-from underclock.records.launches import MODULE_MARK
+from underclock.records.launches import MODULE_MARK, PIECE_MARK
 
 StepFunction = Callable[[], object]
 
@@ -223,7 +223,7 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
         ),
     )
     trace: dict[str, Any] = {}
-    with named_modules(torch), seen:
+    with named_modules(torch), named_microbatches(torch), seen:
         yield trace
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -312,3 +312,40 @@ def named_modules(torch: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def named_microbatches(torch: Any) -> Iterator[None]:
+    """Annotate what stages of PyTorch's pipelines do, as `core.tracing.rank_trace` reads it.
+
+    Some of its schedules say nothing themselves (1F1B), others no stage (GPipe).
+    """
+    pipelining = sys.modules.get("torch.distributed.pipelining")
+    if pipelining is None:
+        yield
+        return
+    every = pipelining.PipelineStage.__mro__
+    stage = next(each for each in every if "forward_one_chunk" in vars(each))
+    plain = {
+        "forward_one_chunk": "forward",
+        "backward_one_chunk": "backward",
+        "backward_weight_one_chunk": "weights",
+    }
+    originals = {name: getattr(stage, name) for name in plain}
+
+    def annotated(name: str) -> Callable[..., Any]:
+        @functools.wraps(originals[name])
+        def run(self: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+            words = f"{PIECE_MARK}{plain[name]} mb={microbatch} stage={self.stage_index}"
+            with torch.profiler.record_function(words):
+                return originals[name](self, microbatch, *args, **kwargs)
+
+        return run
+
+    for name in plain:
+        setattr(stage, name, annotated(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(stage, name, original)

@@ -1,0 +1,522 @@
+"""Traces of all ranks of a job, as one job: who does what, and who waits for whom.
+
+Ranks run their pieces in the order that was seen. A forward of a stage waits for that of the stage
+before it, a backward for that of the stage after it, each of the same microbatch. What a rank waits
+for inside of a send, a receive or a collective is not its duration: a transfer takes the least that
+either end of any of its microbatches saw, a collective the least of its ranks. A send that ended
+while its rank did nothing else held the rank up: what the rank did next waited for the receiver.
+
+A collective inside of a piece belongs to it, less what the rank waited there, and its ranks meet
+once more at the piece's end.
+"""
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from underclock.core.tracing.rank_trace import (
+    HOW_TO_MARK,
+    Gathering,
+    Message,
+    Piece,
+    RankStep,
+    RankTrace,
+)
+from underclock.errors import DataError
+from underclock.records import Evidence, GpuInfo
+from underclock.records.job import (
+    Instruction,
+    InstructionKind,
+    Job,
+    Profile,
+    ProfileRow,
+    Rank,
+    Wait,
+    Waiting,
+)
+
+_Task = tuple[InstructionKind, int, int]
+"""Kind, stage of the whole pipeline, microbatch."""
+_NEXT = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: -1}
+_SHARED = ("data", "tensor", "sequence")
+_SHORTEST_S = 1e-9  # a profile has no row of no time
+_DEVIATIONS = 1.4826  # median absolute ones in a normal distribution's standard deviation
+
+
+@dataclass(kw_only=True)
+class _Laid:
+    """One rank's step, with its place in the job.
+
+    Attributes:
+        index: Among the job's ranks.
+        pipeline: Number of the one that it is in.
+        stage: Its place there.
+        tasks: Of each piece; ``None`` for what belongs to no microbatch.
+        time_s: Of each piece, without what it waited inside.
+        after: Meetings that follow each piece; -1 is before the first.
+    """
+
+    index: int
+    trace: RankTrace
+    step: RankStep
+    pipeline: int = 0
+    stage: int = 0
+    tasks: list[_Task | None] = field(default_factory=list)
+    time_s: list[float] = field(default_factory=list)
+    after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What it does, in the order in which it began."""
+        return self.step.pieces
+
+    def places(self) -> list[int]:
+        """Return which of the rank's instructions each piece is."""
+        before = len(self.after.get(-1, ()))
+        found = []
+        for at in range(len(self.pieces)):
+            found.append(before + at)
+            before += len(self.after.get(at, ()))
+        return found
+
+    def profile(self, at: int) -> str:
+        """Return the name of what a piece costs."""
+        task = self.tasks[at]
+        mine = sorted({each[1] for each in self.tasks if each is not None})
+        chunk = mine.index(task[1]) if task else 0
+        return f"stage {self.stage} {f'chunk {chunk} ' if chunk else ''}{self.pieces[at].kind}"
+
+
+def traced_job(
+    traces: Sequence[RankTrace], *, workload: str, waiting_w: float = 0.0
+) -> tuple[Job, float]:
+    """Make a job of the traces of all its ranks; only times are known of it.
+
+    Args:
+        traces: One of each rank. The last step that all of them have says the order, and every such
+            step how long things take.
+        workload: What is trained.
+        waiting_w: What a rank draws while it waits.
+
+    Returns:
+        The job, and how long its iteration took in the last step, in s.
+
+    Raises:
+        DataError: Ranks are missing or of different jobs, did not take the same microbatches, or
+            one receives what none sends.
+    """
+    traces = sorted(traces, key=lambda each: each.rank)
+    _check_ranks(traces)
+    numbers = set.intersection(*({step.number for step in each.steps} for each in traces))
+    if not numbers:
+        raise DataError(
+            "the ranks' traces have no step in common", hint="profile the same steps on every rank"
+        )
+    steps = [_laid(traces, number) for number in sorted(numbers)]
+    met_s = [_meetings(step) for step in steps]
+    lags = [_Transfers(step) for step in steps]
+    last = steps[-1]
+    profiles = _profiles(steps)
+    places = _places(last)
+    job = Job(
+        evidence=Evidence.MEASURED,
+        gpu=GpuInfo(name=traces[0].gpu or "CPU"),
+        workload=workload,
+        schedule="traced",
+        microbatches=1 + max(task[2] for each in last for task in each.tasks if task),
+        ranks=tuple(
+            Rank(
+                stage=each.stage,
+                data=data,
+                tensor=tensor,
+                sequence=sequence,
+                gpu=None if each.trace.gpu == traces[0].gpu else GpuInfo(name=each.trace.gpu),
+                waiting=(Waiting(power_w=waiting_w),),
+                instructions=tuple(_instructions(each, met_s[-1])),
+            )
+            for each, (data, tensor, sequence) in zip(last, places, strict=True)
+        ),
+        waits=tuple(_waits(last, lags)),
+        profiles=profiles,
+        warnings=_warnings(last, lags[-1], len(steps), waiting_w),
+    )
+    return job, max(_took_s(each.step) for each in last)
+
+
+def _check_ranks(traces: Sequence[RankTrace]) -> None:
+    """Refuse what is not all of one job.
+
+    Raises:
+        DataError: It is not.
+    """
+    same = "give the traces of one run, one of each rank"
+    counts = Counter(each.rank for each in traces)
+    world = max([len(counts), *(each.world or 0 for each in traces)])
+    twice = [str(rank) for rank, count in counts.items() if count > 1]
+    if twice:
+        raise DataError(f"two traces are of rank {twice[0]}", hint=same)
+    for one, other in pairwise(traces):
+        facts = {"world size": str(one.world), **one.identity}
+        others = {"world size": str(other.world), **other.identity}
+        for name in (*facts, *others):
+            if facts.get(name) != others.get(name):
+                raise DataError(
+                    f"ranks {one.rank} and {other.rank} are of different jobs: the {name} is "
+                    f"{facts.get(name)} and {others.get(name)}",
+                    hint=same,
+                )
+    missing = sorted(set(range(world)) - counts.keys())
+    if missing:
+        raise DataError(
+            f"of {world} ranks, the traces of {', '.join(map(str, missing))} are missing", hint=same
+        )
+
+
+def _laid(traces: Sequence[RankTrace], number: int) -> list[_Laid]:
+    """Give every rank its place, and every piece its task, in a step."""
+    ranks = [
+        _Laid(index=at, trace=each, step=next(s for s in each.steps if s.number == number))
+        for at, each in enumerate(traces)
+    ]
+    for number_of, members in enumerate(_pipelines(ranks)):
+        told = {
+            each.index: [p.stage for p in each.pieces if p.stage is not None] for each in members
+        }
+        members.sort(key=lambda each: (min(told[each.index], default=0), each.index))
+        for at, each in enumerate(members):
+            each.pipeline, each.stage = number_of, at
+    ids = sorted({p.microbatch for r in ranks for p in r.pieces if p.microbatch is not None})
+    for rank in ranks:
+        # What no range tells may be in parts with waiting between: of it the work alone counts.
+        rank.time_s = [
+            sum(ends_s - begins_s for begins_s, ends_s in piece.work)
+            if piece.microbatch is None
+            else piece.ends_s - piece.begins_s
+            for piece in rank.pieces
+        ]
+        rank.tasks = [
+            None
+            if piece.microbatch is None
+            else (
+                piece.kind,
+                rank.stage if piece.stage is None else piece.stage,
+                ids.index(piece.microbatch),
+            )
+            for piece in rank.pieces
+        ]
+    _check_microbatches(ranks, len(ids))
+    return ranks
+
+
+def _pipelines(ranks: Sequence[_Laid]) -> list[list[_Laid]]:
+    """Return ranks by pipeline: as groups say, else who sends to whom, else by their stages."""
+    talk = any(each.step.messages for each in ranks)
+    root = list(range(len(ranks)))
+
+    def find(at: int) -> int:
+        while root[at] != at:
+            at = root[at]
+        return at
+
+    seen: Counter[frozenset[int | None]] = Counter()
+    found: dict[object, list[_Laid]] = {}
+    for each in ranks:
+        for message in each.step.messages:
+            if message.peer >= len(ranks):
+                raise DataError(
+                    f"rank {each.trace.rank} has a transfer with rank {message.peer}, of "
+                    f"{len(ranks)}",
+                    hint="give the traces of one run, one of each rank",
+                )
+            root[find(max(each.index, message.peer))] = find(min(each.index, message.peer))
+    for each in ranks:
+        stages = frozenset(piece.stage for piece in each.pieces)
+        key: object = each.trace.groups.get("stage")
+        if key is None:
+            key = find(each.index) if talk else seen[stages]
+        seen[stages] += 1
+        found.setdefault(key, []).append(each)
+    return list(found.values())
+
+
+def _check_microbatches(ranks: Sequence[_Laid], count: int) -> None:
+    """Refuse ranks that do not take every microbatch through their passes once.
+
+    Raises:
+        DataError: They do not.
+    """
+    for rank in ranks:
+        done = Counter(task for task in rank.tasks if task is not None)
+        for (kind, stage, microbatch), often in done.items():
+            if often > 1:
+                raise DataError(
+                    f"rank {rank.trace.rank} runs the {kind} of microbatch {microbatch} {often} "
+                    f"times on stage {stage}",
+                    hint=f"a rank with several stages says which: {HOW_TO_MARK}",
+                )
+        passes = Counter((kind, stage) for kind, stage, _ in done)
+        for (kind, stage), taken in passes.items():
+            if taken != count and kind is not InstructionKind.RECOMPUTE:
+                raise DataError(
+                    f"rank {rank.trace.rank} takes {taken} of {count} microbatches through the "
+                    f"{kind} of stage {stage}",
+                    hint="every rank of a job takes the same: trace one whole step of all",
+                )
+
+
+def _meetings(ranks: Sequence[_Laid]) -> list[float]:
+    """Say after which pieces collectives come, and take what ranks waited inside out of those.
+
+    Returns:
+        What each meeting takes, in s.
+
+    Raises:
+        DataError: Ranks of a group have not the same number of collectives.
+    """
+    groups: dict[str, list[tuple[_Laid, list[Gathering]]]] = {}
+    replicas = len({rank.pipeline for rank in ranks}) > 1
+    for rank in ranks:
+        unnamed = f"of stage {rank.stage}" if replicas else "of all ranks"
+        mine: dict[str, list[Gathering]] = {}
+        for each in rank.step.gatherings:
+            mine.setdefault(each.group or unnamed, []).append(each)
+        for name, some in mine.items():
+            groups.setdefault(name, []).append((rank, some))
+    found: list[tuple[float, float, list[tuple[_Laid, int]]]] = []
+    for name, members in groups.items():
+        (first, some), *_ = members
+        for other, others in members:
+            if len(others) != len(some):
+                raise DataError(
+                    f"ranks {first.trace.rank} and {other.trace.rank} have {len(some)} and "
+                    f"{len(others)} collectives in group {name}",
+                    hint="profile the same step on every rank",
+                )
+        if len(members) > 1:
+            found += _of_group(members)
+    found.sort(key=lambda each: each[0])  # one order for all ranks, or they could wait in a circle
+    for number, (_, _, where) in enumerate(found):
+        for rank, at in where:
+            rank.after[at].append(number)
+    return [time_s for _, time_s, _ in found]
+
+
+def _of_group(
+    members: Sequence[tuple[_Laid, Sequence[Gathering]]],
+) -> Iterator[tuple[float, float, list[tuple[_Laid, int]]]]:
+    """Yield a group's meetings: when the last rank came, what it takes, after which pieces.
+
+    Those that follow the same pieces on all ranks are one.
+    """
+    last: tuple[float, float, list[tuple[_Laid, int]]] | None = None
+    for seen in zip(*(some for _, some in members), strict=True):
+        least_s = min(each.ends_s - each.begins_s for each in seen)
+        where, exposed_s = [], [least_s]
+        for (rank, _), each in zip(members, seen, strict=True):
+            at = sum(piece.begins_s <= each.begins_s for piece in rank.pieces) - 1
+            where.append((rank, at))
+            if at >= 0:
+                until_s = rank.pieces[at].ends_s
+                exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
+                waited_s = min(each.ends_s - least_s, until_s) - each.begins_s
+                busy = ((max(b, each.begins_s), e) for b, e in rank.pieces[at].work)
+                busy_s = sum(max(0.0, min(e, each.begins_s + waited_s) - b) for b, e in busy)
+                rank.time_s[at] -= max(0.0, waited_s - busy_s)
+        begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
+        if last is not None and [at for _, at in last[2]] == [at for _, at in where]:
+            last = last[0], last[1] + time_s, where
+            continue
+        if last is not None:
+            yield last
+        last = begun_s, time_s, where
+    if last is not None:
+        yield last
+
+
+class _Transfers:
+    """What a step's transfers took, and what waited for them.
+
+    Attributes:
+        least_s: By pipeline, kind and stage that sends.
+        waits: Of pieces for others because of a transfer: rank and piece, twice, and the key of
+            ``least_s``.
+    """
+
+    def __init__(self, ranks: Sequence[_Laid]) -> None:
+        self.least_s: dict[tuple[int, InstructionKind, int], float] = {}
+        self.waits: list[tuple[tuple[int, int], tuple[int, int], tuple[int, InstructionKind, int]]]
+        self.waits = []
+        where = {
+            (rank.pipeline, task): (rank.index, at)
+            for rank in ranks
+            for at, task in enumerate(rank.tasks)
+            if task is not None
+        }
+        self._to = {
+            place: where.get((pipeline, (kind, stage + _NEXT[kind], microbatch)))
+            for (pipeline, (kind, stage, microbatch)), place in where.items()
+            if kind in _NEXT
+        }
+        for place, to in self._to.items():
+            if to is not None and to[0] != place[0]:
+                self.waits.append((to, place, self._key(ranks, place)))
+        pairs = [
+            pair
+            for rank in ranks
+            for peer in {m.peer for m in rank.step.messages}
+            for pair in _paired(rank, ranks[peer])
+        ]
+        # Clocks of two machines may differ; if so, when the other end began says nothing.
+        common = all(received.ends_s >= sent.begins_s for _, sent, _, received in pairs)
+        for pair in pairs:
+            self._note(ranks, *pair, common=common)
+
+    @staticmethod
+    def _key(ranks: Sequence[_Laid], place: tuple[int, int]) -> tuple[int, InstructionKind, int]:
+        rank = ranks[place[0]]
+        task = rank.tasks[place[1]]
+        if task is None:
+            raise AssertionError("only tasks send")
+        return rank.pipeline, task[0], task[1]
+
+    def _note(
+        self,
+        ranks: Sequence[_Laid],
+        sender: _Laid,
+        sent: Message,
+        receiver: _Laid,
+        received: Message,
+        *,
+        common: bool,
+    ) -> None:
+        """Note what a transfer took, and whom it held up."""
+        mine = [
+            (piece.asked_s, at)
+            for at, piece in enumerate(sender.pieces)
+            if piece.asked_s <= sent.asked_s
+            and (to := self._to.get((sender.index, at))) is not None
+            and to[0] == receiver.index
+        ]
+        if not mine:
+            return  # it carries no result of a pass
+        place = sender.index, max(mine)[1]
+        key = self._key(ranks, place)
+        taken_s = [sent.ends_s - sent.begins_s, received.ends_s - received.begins_s]
+        if common:
+            taken_s.append(received.ends_s - max(sent.begins_s, received.begins_s))
+        self.least_s[key] = min(*taken_s, self.least_s.get(key, math.inf))
+        to = self._to[place]
+        before = [at for at, p in enumerate(receiver.pieces) if p.ends_s <= received.begins_s]
+        if to is None or not before:
+            return
+        there = receiver.index, before[-1]
+        if there[1] < to[1]:
+            self.waits.append((to, there, key))
+        after = [at for at, p in enumerate(sender.pieces) if p.begins_s >= sent.ends_s]
+        if after and sender.pieces[after[0] - 1].ends_s < sent.ends_s:
+            held_up = sender.index, after[0]
+            self.waits += [(held_up, there, key), (held_up, place, key)]
+
+
+def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[_Laid, Message, _Laid, Message]]:
+    """Yield both ends of all that one rank sends to another.
+
+    Raises:
+        DataError: One of them sends or receives more than the other.
+    """
+    sent = [m for m in sender.step.messages if m.sends and m.peer == receiver.index]
+    got = [m for m in receiver.step.messages if not m.sends and m.peer == sender.index]
+    if len(sent) != len(got):
+        raise DataError(
+            f"rank {receiver.trace.rank} receives {len(got)} times from rank {sender.trace.rank}, "
+            f"which sends {len(sent)} times",
+            hint="trace one whole step of every rank of the job",
+        )
+    for one, other in zip(sent, got, strict=True):
+        yield sender, one, receiver, other
+
+
+def _waits(last: Sequence[_Laid], steps: Sequence[_Transfers]) -> Iterator[Wait]:
+    """Yield who waits for whom, each pair once, with the least that the transfer took."""
+    places = [each.places() for each in last]
+    found: dict[tuple[tuple[int, int], tuple[int, int]], float] = {}
+    for of, on, key in steps[-1].waits:
+        lag_s = min(max(0.0, each.least_s.get(key, 0.0)) for each in steps)
+        if of[0] != on[0] or lag_s > 0.0:
+            found[of, on] = max(lag_s, found.get((of, on), 0.0))
+    for ((rank, at), (on_rank, on_at)), lag_s in found.items():
+        yield Wait(rank, places[rank][at], on_rank, places[on_rank][on_at], lag_s)
+
+
+def _profiles(steps: Sequence[Sequence[_Laid]]) -> dict[str, Profile]:
+    """Return what pieces cost, by name: the median of all that are alike, and how they scatter."""
+    times_s: dict[str, list[float]] = {}
+    for step in steps:
+        for rank in step:
+            for at, time_s in enumerate(rank.time_s):
+                times_s.setdefault(rank.profile(at), []).append(max(time_s, _SHORTEST_S))
+    found = {}
+    for name, some in sorted(times_s.items()):
+        middle_s = statistics.median(some)
+        scatter_s = _DEVIATIONS * statistics.median(abs(each - middle_s) for each in some)
+        row = ProfileRow(time_s=middle_s, energy_j=None, time_error_s=scatter_s)
+        found[name] = Profile(rows=(row,), auto=0)
+    return found
+
+
+def _instructions(rank: _Laid, met_s: Sequence[float]) -> Iterator[Instruction]:
+    """Yield a rank's instructions, in order."""
+    stages = sorted({task[1] for task in rank.tasks if task is not None})
+    for at in range(-1, len(rank.pieces)):
+        if at >= 0:
+            task = rank.tasks[at]
+            yield Instruction(
+                kind=rank.pieces[at].kind,
+                microbatch=task[2] if task else None,
+                chunk=stages.index(task[1]) if task else 0,
+                profile=rank.profile(at),
+            )
+        for meeting in rank.after.get(at, ()):
+            yield Instruction(
+                kind=InstructionKind.COLLECTIVE, time_s=met_s[meeting], meeting=meeting
+            )
+
+
+def _places(ranks: Sequence[_Laid]) -> list[tuple[int, int, int]]:
+    """Return the data, tensor and sequence index of each rank, by its groups or its pipeline."""
+
+    def index(rank: _Laid, what: str) -> int | None:
+        group = rank.trace.groups.get(what, ())
+        return group.index(rank.trace.rank) if rank.trace.rank in group else None
+
+    told = [
+        (data or 0 if "data" in rank.trace.groups else rank.pipeline, tensor or 0, sequence or 0)
+        for rank in ranks
+        for data, tensor, sequence in ([index(rank, name) for name in _SHARED],)
+    ]
+    if len({(rank.stage, *each) for rank, each in zip(ranks, told, strict=True)}) == len(ranks):
+        return told
+    return [(rank.pipeline, 0, 0) for rank in ranks]
+
+
+def _took_s(step: RankStep) -> float:
+    ends_s = [*(each.ends_s for each in step.pieces), *(each.ends_s for each in step.gatherings)]
+    return max(ends_s) - step.pieces[0].begins_s
+
+
+def _warnings(
+    ranks: Sequence[_Laid], transfers: _Transfers, steps: int, waiting_w: float
+) -> tuple[str, ...]:
+    """Say what a reader must know of a traced job."""
+    seen = f"traces of {steps} steps" if steps > 1 else "the trace of one step"
+    words = [f"time only: {seen} tells nothing of energy, and times at the clocks that ran alone"]
+    if not waiting_w:
+        words.append("what waiting draws is not known and counts as nothing: --blocked-power")
+    if not any(rank.trace.gpu for rank in ranks):
+        words.append("no GPU was seen: these are times of CPUs")
+    if transfers.waits and not transfers.least_s:
+        words.append("the traces have no transfers between stages: they count as no time")
+    return tuple(words)
