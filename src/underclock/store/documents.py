@@ -23,6 +23,7 @@ _MADE_BY: Final = {
     "job": "underclock job",
     "job plan": "underclock plan",
 }
+_MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
 
 
@@ -36,14 +37,16 @@ class _Head(msgspec.Struct):
 def write_document(
     path: Path, record: Record, *, force: bool = False, inputs: Iterable[Path | None] = ()
 ) -> None:
-    """Write a record as indented JSON.
+    """Write a record as JSON; indented where a person may read it.
 
     Args:
         path: Where it goes.
         inputs: Files that it was made from, which are never replaced.
     """
-    body = msgspec.json.format(msgspec.json.encode(record), indent=2).decode()
-    write_text(path, body + "\n", force=force, inputs=inputs, begins="{")
+    body = msgspec.json.encode(record)
+    if len(body) < _MOST_READ:
+        body = msgspec.json.format(body, indent=2)
+    write_text(path, body.decode() + "\n", force=force, inputs=inputs, begins="{")
 
 
 def kind_of(path: Path) -> str:
