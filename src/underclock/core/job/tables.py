@@ -1,8 +1,10 @@
 """A job as numbers: what its profiles cost, who holds which clock, and what a choice comes to.
 
 A choice runs each instruction by a row of its profile, or by two in turn. A change of clocks is
-asked for where the instruction before ends and comes at most a latency later: until then work is
-done by the row of the clock before. That is counted where it takes time, never where it saves some.
+asked for a latency ahead, but not before the one before it has come: where what runs in between is
+shorter than the latency it comes late by the rest, and until then work is done by the row of the
+clock before. That is counted where it takes time, never where it saves some. How long a rank waits
+in between is not counted on.
 
 While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
 long a gap lasts is known only when it is over, so no clock is set for it. The first gap of an
@@ -197,23 +199,28 @@ def _changes(
     earlier = table.last[table.pair[before], choice.then[before]]
     ours = (table.network.stream[at] == 0) & (earlier != table.first[pair, row])
     lates = table.at_clocks[pair, earlier]
-    begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), latency_s)
-    return begun, late(table, (pair, row, then), 1.0 - share, latency_s)
+    first_s, rest_s = share * table.time_s[pair, row], (1.0 - share) * table.time_s[pair, then]
+    ahead_s = np.zeros(len(table.pair))  # how long the clock before was held, at least
+    ahead_s[at] = np.where(share < 1.0, rest_s, first_s)
+    late_s = np.maximum(latency_s - ahead_s[before], 0.0)
+    begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), late_s)
+    inside_s = np.maximum(latency_s - first_s, 0.0)
+    return begun, late(table, (pair, row, then), 1.0 - share, inside_s)
 
 
 def late(
-    table: JobTable, which: tuple[Ints, Ints, Ints], share: Floats, latency_s: float
+    table: JobTable, which: tuple[Ints, Ints, Ints], share: Floats, late_s: Floats | float
 ) -> tuple[Floats, Floats]:
-    """Return what a change of clocks adds in s and J where it comes a latency late.
+    """Return what a change of clocks adds in s and J where it comes late.
 
     Args:
         table: Of the job.
         which: The pair, the row whose clock is still held, and the one asked for; broadcastable.
         share: Of the work to be done by the row asked for.
-        latency_s: How late.
+        late_s: How late.
     """
     pair, held, asked = which
-    done = np.minimum(share, latency_s / table.time_s[pair, held])
+    done = np.minimum(share, late_s / table.time_s[pair, held])
     more_s = done * (table.time_s[pair, held] - table.time_s[pair, asked])
     more_j: Floats = done * (table.energy_j[pair, held] - table.energy_j[pair, asked])
     return np.maximum(more_s, 0.0), more_j
