@@ -1,5 +1,6 @@
 """``underclock job``: what the ranks of a job do, from a schedule's name and what stages cost."""
 
+from collections.abc import Sequence  # noqa: TC003 - annotations are read while running
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from underclock.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from underclock.records import SampleSet
     from underclock.records.job import Job, JobPlan, Profile, Waiting
 
 _SCHEDULES = {
@@ -47,9 +49,19 @@ def _add(schedule: str, summary: str) -> None:
     @click.option(
         "--profile",
         type=click.Path(path_type=Path),
-        required=True,
         metavar="CSV",
         help="What instructions cost: stage,instruction,frequency,time,energy (MHz, s, J).",
+    )
+    @click.option(
+        "--samples",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="Or samples of a stage's step, one microbatch: of all stages, or once for each.",
+    )
+    @click.option(
+        "--latency",
+        help="What changing clocks inside an instruction takes, for samples: as `plan` takes it. "
+        "[default: one clock for each instruction]",
     )
     @click.option(
         "--blocked-power",
@@ -132,7 +144,8 @@ def _check_watts(blocked_w: float | None) -> None:
 def _scheduled(
     schedule: str,
     *,
-    profile: Path,
+    profile: Path | None,
+    samples: tuple[Path, ...],
     output: Path | None,
     as_json: bool,
     force: bool,
@@ -140,11 +153,12 @@ def _scheduled(
 ) -> None:
     from underclock.report import job_tables
 
-    check_place(output, force=force, inputs=(profile,))
+    check_place(output, force=force, inputs=samples if profile is None else (profile, *samples))
     times_s = tuple(parse_duration(each) for each in asked.pop("transfer").split(",") if each)
     job = pipeline_job(
         schedule,
         profile,
+        samples=samples,
         blocked_w=asked.pop("blocked_power"),
         load_s=asked.pop("load"),
         reduce_s=asked.pop("all_reduce"),
@@ -163,43 +177,63 @@ def _scheduled(
 
 def pipeline_job(
     schedule: str,
-    profile: str | Path,
+    profile: str | Path | None = None,
     *,
+    samples: "Sequence[SampleSet | str | Path]" = (),
+    latency: str | None = None,
     blocked_w: float | None = None,
     gpu_name: str | None = None,
     **shape: Any,  # noqa: ANN401 - of a `Shape`, by its names
 ) -> "Job":
-    """Lay out a job from a schedule's name and a CSV profile of its stages.
+    """Lay out a job from a schedule's name and what its stages cost.
 
     Args:
         schedule: ``1f1b``, ``gpipe``, ``interleaved`` or ``zero-bubble``.
         profile: The table: ``stage,instruction,frequency,time,energy`` (MHz, s, J).
+        samples: Or samples of a stage's step, as `plan` takes them: one microbatch forward and
+            backward, and the optimizer; of one stage that all are like, or of each in order.
+        latency: With samples: what changing clocks inside an instruction takes, as `plan` takes it;
+            ``None`` for one clock for each instruction.
         blocked_w: What a rank draws while it waits; ``None`` for a share of its stage's greatest.
-        gpu_name: What the profile was measured on; ``None`` for its file's name.
+        gpu_name: What it runs on; ``None`` for what was measured.
         shape: ``stages`` and ``microbatches``; ``chunks``, ``data``, ``tensor``, ``transfer_s``,
             ``load_s``, ``reduce_s``: see `underclock.core.job.schedules.Shape`.
 
     Raises:
-        DataError: The table cannot be read, or lacks a stage.
+        DataError: Profile or samples cannot be read, or are no stage's.
         UsageError: There is no such job.
     """
     from msgspec.structs import replace
 
+    from underclock.app.stages import costs_of_profile, costs_of_samples
     from underclock.core.job.schedules import Shape, pipeline
     from underclock.records import GpuInfo
-    from underclock.store.profiles import read_profiles
 
     _check_watts(blocked_w)
-    path, laid_out = Path(profile), Shape(**shape)
-    profiles = read_profiles(path)
+    laid_out = Shape(**shape)
+    if (profile is None) == (not samples) or (profile is not None and latency is not None):
+        raise UsageError(
+            "what stages cost is in a profile, or in samples and what changing clocks takes",
+            hint="give --profile, or --samples with or without --latency",
+        )
+    if profile is None:
+        costs = costs_of_samples(samples, laid_out, latency)
+    else:
+        costs = costs_of_profile(Path(profile))
+    gpus = costs.gpus if gpu_name is None else {0: GpuInfo(name=gpu_name)}
     job = pipeline(
         schedule,
         laid_out,
-        profiles,
-        waiting={each: _waiting(each, profiles, blocked_w) for each in range(laid_out.stages)},
-        gpu=GpuInfo(name=gpu_name or f"the GPU of {path.name}"),
-        workload=path.stem,
+        costs.profiles,
+        waiting={
+            each: _waiting(each, costs.profiles, blocked_w) for each in range(laid_out.stages)
+        },
+        gpu=gpus[0],
+        workload=costs.workload,
+        evidence=costs.evidence,
     )
+    ranks = (replace(rank, gpu=gpus.get(rank.stage) if rank.stage else None) for rank in job.ranks)
+    job = replace(job, ranks=tuple(ranks), warnings=(*costs.warnings, *job.warnings))
     if blocked_w is not None:
         return job
     watts = sorted({round(rank.waiting[-1].power_w) for rank in job.ranks})
