@@ -35,9 +35,7 @@ class Intervals:
 
     def __init__(self, timetable: Timetable) -> None:
         self._table = timetable
-        marks, upto_s = timetable.marks, timetable.upto_s
-        ends = (*marks[1:], timetable.launches)
-        self._planned_s = [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
+        self._planned_s = _between_s(timetable)
         self._histories: defaultdict[Hashable, deque[list[float]]] = defaultdict(
             lambda: deque(maxlen=REMEMBERED)
         )
@@ -49,6 +47,17 @@ class Intervals:
     def remembered(self) -> int:
         """How many steps they are known from."""
         return len(self._history)
+
+    def follow(self, timetable: Timetable) -> None:
+        """Expect of another timetable what this one took against its plan; it is learned anew."""
+        planned_s = _between_s(timetable)
+        usual_s = [
+            usual * new / old if old else new
+            for usual, new, old in zip(self.usual_s, planned_s, self._planned_s, strict=True)
+        ]
+        self._table, self._planned_s = timetable, planned_s
+        self._histories[None].clear()
+        self._take(usual_s)
 
     def under(self, clocks: Hashable) -> None:
         """Take up what was learned while clocks were as they are to be from now on.
@@ -118,6 +127,13 @@ class Intervals:
         self.ahead_s = list(itertools.accumulate(usual_s, initial=0.0))
         self.step_s = self.ahead_s[-1]
         self.longest_s = max(usual_s)
+
+
+def _between_s(timetable: Timetable) -> list[float]:
+    """Return what is planned to lie between each mark and the next, or the step's end."""
+    marks, upto_s = timetable.marks, timetable.upto_s
+    ends = (*marks[1:], timetable.launches)
+    return [upto_s[b] - upto_s[a] for a, b in zip(marks, ends, strict=True)]
 
 
 def deviation(off: Sequence[float]) -> float:

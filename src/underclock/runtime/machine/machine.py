@@ -76,7 +76,7 @@ class Machine:
                     f"{len(before.marks)}"
                 )
             self.timetable, self._domains = timetable, self._domains_of(timetable)
-            self.position.learn_anew()
+            self.position.learn_anew(timetable)
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
         self._held = None

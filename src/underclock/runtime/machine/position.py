@@ -81,9 +81,11 @@ class Position:
         self._intervals.under(clocks)
         self._close_left, self._next_s = REMEMBERED - self._intervals.remembered, None
 
-    def learn_anew(self) -> None:
+    def learn_anew(self, timetable: Timetable) -> None:
         """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
-        self._close_left = REMEMBERED
+        self._table = timetable
+        self._intervals.follow(timetable)
+        self._close_left, self._next_s = REMEMBERED, None
 
     def want_all(self) -> None:
         """Want every mark."""

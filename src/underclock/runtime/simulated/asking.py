@@ -33,13 +33,13 @@ class Asker:
         accepted: Callable[[Ask], None] = lambda _: None,
     ) -> None:
         self.machine = machine
-        self.put_off = 0  # calls that waited for the end of a transfer
+        self.talks = False  # whether its GPU waits in communication, or communicates
+        self.disturbed = 0  # calls that were made, or were under way, meanwhile
         self.refusals = 0
         self._gpu = gpu
         self._looks_s = looks_s
         self._accepted = accepted
         self._page = 0, 0
-        self._silent_s = -math.inf  # no call begins before
         self._wakes_s, self._alarm = math.inf, 0
         self._stopped = False
 
@@ -54,10 +54,6 @@ class Asker:
             self._look()
         else:
             self._gpu.agenda.add(self._gpu.now_s + next(self._looks_s), self._look)
-
-    def be_silent(self, until_s: float) -> None:
-        """Begin no call before a time: a transfer is in flight."""
-        self._silent_s = until_s
 
     def look_ahead(self) -> None:
         """Set the alarm to when there is something to ask for, unless it is set earlier."""
@@ -77,14 +73,10 @@ class Asker:
     def _wake(self, alarm: int) -> None:
         if self._stopped or alarm != self._alarm:
             return  # the alarm was set to another time meanwhile
-        now_s = self._gpu.now_s
-        if now_s < self._silent_s:
-            self.put_off += 1
-            self._gpu.agenda.add(self._silent_s, functools.partial(self._wake, alarm))
-            return
-        self._wakes_s = math.inf
+        self._wakes_s, now_s = math.inf, self._gpu.now_s
         ask = self.machine.ask(now_s)
         if ask is not None:
+            self.disturbed += self.talks
             returned_s = now_s + next(self._gpu.setter_call_s)
             self._gpu.agenda.add(returned_s, functools.partial(self._returns, ask, now_s))
         self.look_ahead()
