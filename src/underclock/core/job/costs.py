@@ -51,11 +51,11 @@ def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
         DataError: Ranks wait in a circle.
     """
     table = table_of(job, network_of(job))
-    auto_s, auto_j = total(table, Choice.held(auto_clocks(job)))
-    time_s, energy_j = total(table, Choice.held(clocks), latency_s)
+    auto_s, auto_j = total(table, taken(table, Choice.held(auto_clocks(job))))
+    time_s, energy_j = total(table, taken(table, Choice.held(clocks), latency_s))
     return Cost(
-        time_s=time_s,
-        energy_j=energy_j,
-        time_change=time_s / auto_s - 1.0,
-        energy_change=energy_j / auto_j - 1.0,
+        time_s=float(time_s),
+        energy_j=float(energy_j),
+        time_change=float(time_s / auto_s) - 1.0,
+        energy_change=float(energy_j / auto_j) - 1.0,
     )

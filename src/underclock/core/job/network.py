@@ -101,6 +101,18 @@ class Network:
         slack: Floats = (latest - begins)[self.activity] - duration_s
         return np.maximum(slack, 0.0)
 
+    def longest_path(self, duration_s: Floats) -> list[int]:
+        """Return the activities of a longest path, the last first.
+
+        Args:
+            duration_s: Of each instruction. Shape (n,).
+        """
+        begins, ends = self._run(duration_s)
+        path = [int(ends.argmax())]
+        while begins[path[-1]] > 0.0:
+            path.append(max(self.waits[path[-1]], key=lambda wait: ends[wait[0]] + wait[1])[0])
+        return path
+
     def blocked_s(self, duration_s: Floats) -> Floats:
         """Return how long each rank's first stream does nothing. Shape (..., ranks).
 

@@ -1,26 +1,30 @@
 """The plan of a job: ways of choosing clocks side by side, and the chosen one at every time.
 
-A way with more freedom is never worse than one with less: what was found with less is a candidate.
+A way with more freedom is never worse than one with less: what was found with less is a candidate,
+as is what was found for less time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from underclock.arrays import Bools, Ints
 from underclock.core.job.hulls import checked_energy, rows_left_out, usable
 from underclock.core.job.network import network_of
-from underclock.core.job.relaxation import Relaxation
+from underclock.core.job.scatter import Scatter, scatters
 from underclock.core.job.sharing import shared
-from underclock.core.job.tables import Choice, JobTable, table_of, total
+from underclock.core.job.tables import Choice, JobTable, table_of
+from underclock.core.job.ways import Found, Ways
 from underclock.errors import UsageError
-from underclock.records.choices import Arm, Cost, Status, Strategy
+from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
 from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
-_ROUNDING = 1e-9  # of a time
+_MARGINS = (0.0, 1.0, 2.0, 4.0, 8.0)  # in deviations
+_HALVINGS = 3  # of the last step between margins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +55,20 @@ class JobGoal:
         """
         for name in ("max_slowdown", "board_spread", "confidence"):
             object.__setattr__(self, name, as_fraction(getattr(self, name), name))
-        if not -1.0 < self.max_slowdown < 1.0:
-            raise UsageError(
-                f"max_slowdown must be above -1 and below 1, got {self.max_slowdown}",
-                hint="write for example --max-slowdown 1%",
-            )
+        for name, least, most, example in (
+            ("max_slowdown", -0.999, 0.999, "--max-slowdown 1%"),
+            ("board_spread", 0.0, 0.3, "--board-spread 3%"),
+            ("confidence", 0.5, 0.999, "--confidence 95%"),
+            ("latency_s", 0.0, 1e6, "--latency 6ms"),
+            ("min_dwell_s", 0.0, 1e6, "--min-dwell 50ms"),
+            ("points", 2, 1000, "20 points"),
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and least <= value <= most):
+                raise UsageError(
+                    f"{name} must be from {least:g} to {most:g}, got {value}",
+                    hint=f"write for example {example}",
+                )
 
 
 def plan_job(job: Job, goal: JobGoal) -> JobPlan:
@@ -70,54 +83,100 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
     """
     checked_energy(job)
     full = table_of(job, network_of(job))
-    table, stands = shared(job, full)
-    return _Planner(job, goal, full, (table, stands)).plan()
+    planner = _Planner.of(job, goal, full)
+    return planner.plan()
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Planner:
-    """One plan in the making: what has been found so far, and how to find more."""
+    """One plan in the making.
 
-    def __init__(
-        self, job: Job, goal: JobGoal, full: JobTable, one_of_each: tuple[JobTable, Ints]
-    ) -> None:
-        self.job, self.goal, self.full = job, goal, full
-        self.table, self.stands = table, _ = one_of_each
-        keep = [usable(job.profiles[name]) for _, name in table.pairs]
-        self.rows = np.zeros(table.time_s.shape, dtype=bool)
-        for at, each in enumerate(keep):
-            self.rows[at, : len(each)] = each
-        self.auto = Choice.rows(np.where(table.pair >= 0, table.auto[table.pair], 0))
-        self.auto_s, self.auto_j = total(table, self.auto)
-        self.budget_s = self.auto_s * (1.0 + goal.max_slowdown)
-        self.warnings = list(rows_left_out(job))
+    Attributes:
+        job: To plan.
+        goal: What to keep.
+        full: The job as numbers.
+        stands: Which planned instruction stands for each of the job. Shape (n,).
+        rows: That may be used. Shape (P, R).
+        ways: What finds clocks.
+        scatter: What they come to.
+    """
+
+    job: Job
+    goal: JobGoal
+    full: JobTable
+    stands: Ints
+    rows: Bools
+    ways: Ways
+    scatter: Scatter
+
+    @classmethod
+    def of(cls, job: Job, goal: JobGoal, full: JobTable) -> "_Planner":
+        """Look at a job, equal ranks once."""
+        table, stands = shared(job, full)
+        every = np.array([each.kind for rank in job.ranks for each in rank.instructions])
+        ways = Ways(
+            table=table,
+            kinds=tuple(every[np.unique(stands, return_index=True)[1]].tolist()),
+            latency_s=goal.latency_s,
+            dwell_s=goal.min_dwell_s,
+            board_spread=goal.board_spread,
+        )
+        rows = np.zeros(table.time_s.shape, dtype=bool)
+        for at, (_, name) in enumerate(table.pairs):
+            kept = usable(job.profiles[name])
+            rows[at, : len(kept)] = kept
+        certain = not scatters(table, goal.board_spread)
+        scatter = Scatter(
+            table=table if certain else full,
+            stands=np.arange(len(table.pair)) if certain else stands,
+            auto=ways.auto,
+            board_spread=goal.board_spread,
+            latency_s=goal.latency_s,
+        )
+        return cls(
+            job=job, goal=goal, full=full, stands=stands, rows=rows, ways=ways, scatter=scatter
+        )
+
+    @property
+    def budget_s(self) -> float:
+        """What an iteration may take where nothing scatters."""
+        return self.ways.cost(self.ways.auto)[0] * (1.0 + self.goal.max_slowdown)
 
     def plan(self) -> JobPlan:
         """Return the plan."""
-        found: dict[Strategy, Choice] = {Strategy.AUTO: self.auto}
-        arms = [Arm.of(Strategy.AUTO, self.cost(self.auto), Status.BASELINE)]
-        plain = self.rows & ~self.table.inside
-        program = self.program(plain)
-        [least] = program.solved([self.budget_s])
-        bound_j = least.bound_j if least else None
-        fixed = self.best(self.fixed(plain))
-        mixed = self.best([*([fixed] if fixed else []), *([least.choice] if least else [])])
-        for name, choice in ((Strategy.BEST_FIXED, fixed), (Strategy.INSTRUCTION, mixed)):
-            if choice is None or bound_j is None:
+        free = {Strategy.INSTRUCTION: self.rows & ~self.ways.table.inside}
+        if self.ways.table.inside.any():
+            free[Strategy.KERNEL] = self.rows
+        finest = list(free)[-1]
+        ways = self.with_margin(free[finest])
+        points = self.frontier(ways, free[finest])
+        own = {
+            name: ways.free(rows, [self.budget_s], self.budget_s)[0] for name, rows in free.items()
+        }
+        bounds = [each.bound_j for each in own.values() if each]
+        found: dict[Strategy, Choice] = {}
+        arms = [self.scatter.arm(Strategy.AUTO, ways.auto, Status.BASELINE, None)]
+        for name in (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free):
+            candidates = [*found.values(), ways.auto]
+            if name is Strategy.BEST_FIXED:
+                candidates += ways.fixed()
+            elif name in free:
+                each = own[name]
+                candidates += [each.choice] if each else []
+                candidates += [each.choice for each in points] if name is finest else []
+            else:
+                each = ways.grouped(name, self.budget_s)
+                candidates += [each.choice] if each else []
+            best = self.best(candidates)
+            if best is None:
                 arms.append(Arm.of(name, None, Status.INFEASIBLE))
                 continue
-            cost = self.cost(choice)
-            gap = max(0.0, 1.0 - bound_j / cost.energy_j)
-            status = Status.OPTIMAL if gap <= _PROVEN else Status.BOUNDED
-            arms.append(Arm.of(name, cost, status, gap))
-            found[name] = choice
-        if Strategy.INSTRUCTION not in found:
-            change = self.program(plain).range_s[0] / self.auto_s - 1.0
-            self.warnings.append(
-                f"no clocks meet {format_percent(self.goal.max_slowdown)} time: the least is "
-                f"{format_percent(change)}, so nothing is set"
-            )
-        chosen = Strategy.INSTRUCTION if Strategy.INSTRUCTION in found else Strategy.AUTO
-        points = self.frontier(program, found[chosen])
+            found[name] = best
+            gap = self.gap(best, bounds[-1 if name is Strategy.KERNEL else 0] if bounds else None)
+            status = Status.OPTIMAL if gap is not None and gap <= _PROVEN else Status.BOUNDED
+            arms.append(self.scatter.arm(name, best, status, gap))
+        chosen = finest if finest in found else Strategy.AUTO
+        ours = Found(choice=found.get(chosen, ways.auto), bound_j=bounds[-1] if bounds else None)
         return JobPlan(
             evidence=self.job.evidence,
             job=self.job,
@@ -127,81 +186,79 @@ class _Planner:
             board_spread=self.goal.board_spread,
             chosen=chosen,
             arms=tuple(arms),
-            clocks=self.clocks(found[chosen]),
-            frontier=points,
-            warnings=(*self.job.warnings, *self.warnings),
+            clocks=self.clocks(ours.choice),
+            frontier=self.stored(points, ours),
+            warnings=(
+                *self.job.warnings,
+                *rows_left_out(self.job),
+                *self.missed(chosen, ways, free[finest]),
+            ),
         )
 
-    def program(self, rows: Bools) -> Relaxation:
-        """Return the linear program with what waiting draws at least."""
-        wait_w = np.array(
-            [
-                min(
-                    (
-                        float(self.table.wait_w[at][rows[at]].min())
-                        for at, (of, _) in enumerate(self.table.pairs)
-                        if of == rank
-                    ),
-                    default=self.table.auto_wait_w[rank],
-                )
-                for rank in range(len(self.table.rank_weight))
-            ]
-        )
-        return Relaxation.of(self.table, rows, wait_w)
+    def with_margin(self, rows: Bools) -> Ways:
+        """Return what finds clocks with the least margin that keeps the budget in the draws."""
 
-    def fixed(self, rows: Bools) -> list[Choice]:
-        """Return choices of one clock for all ranks."""
-        table, choices = self.table, [self.auto]
-        for clocks in np.unique(table.first[rows & (table.first > 0)]):
-            row = table.at_clocks[:, clocks]
-            at = np.arange(len(row))
-            if (table.first[at, row] == clocks).all():
-                choices.append(Choice.rows(np.where(table.pair >= 0, row[table.pair], 0)))
-        return choices
+        def with_one(margin: float) -> tuple[Ways, bool]:
+            ways = replace(self.ways, margin=margin)
+            [found] = ways.free(rows, [self.budget_s], self.budget_s)
+            return ways, found is None or self.keeps(found.choice)
 
-    def best(self, choices: Sequence[Choice]) -> Choice | None:
-        """Return the choice of least energy that keeps the budget."""
-        costs = [(self.cost(choice), choice) for choice in choices]
-        kept = [each for each in costs if each[0].time_s <= self.budget_s * (1.0 + _ROUNDING)]
-        return min(kept, key=lambda each: each[0].energy_j)[1] if kept else None
+        low = 0.0
+        for high in _MARGINS:
+            ways, keeps = with_one(high)
+            if keeps:
+                break
+            low = high
+        for _ in range(_HALVINGS if high > 0.0 and keeps else 0):
+            middle = 0.5 * (low + high)
+            closer, keeps = with_one(middle)
+            if keeps:
+                high, ways = middle, closer
+            else:
+                low = middle
+        return ways
 
-    def cost(self, choice: Choice) -> Cost:
-        """Return what a choice costs, against auto."""
-        time_s, energy_j = total(self.table, choice, self.goal.latency_s)
-        return Cost(
-            time_s=time_s,
-            energy_j=energy_j,
-            time_change=time_s / self.auto_s - 1.0,
-            energy_change=energy_j / self.auto_j - 1.0,
-        )
+    def keeps(self, choice: Choice) -> bool:
+        """Whether a choice keeps the budget as a plan has to."""
+        return self.scatter.keeps(choice, self.goal.max_slowdown, self.goal.confidence)
+
+    def best(self, choices: Iterable[Choice]) -> Choice | None:
+        """Return the choice of least energy that keeps the budget; ``None`` where none does."""
+        ranked = sorted(choices, key=lambda each: self.ways.cost(each)[1])
+        kept = [next((each for each in ranked if self.keeps(each)), None)]
+        return kept[0]
+
+    def gap(self, choice: Choice, bound_j: float | None) -> float | None:
+        """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
+        return None if bound_j is None else max(0.0, 1.0 - bound_j / self.ways.cost(choice)[1])
+
+    def frontier(self, ways: Ways, rows: Bools) -> list[Found]:
+        """Return clocks from the fastest to those of least energy."""
+        least_s, most_s = ways.range_s(rows)
+        part = np.linspace(0.0, 1.0, self.goal.points) ** 2
+        times_s = (least_s + part * (most_s - least_s)).tolist()
+        return [each for each in ways.free(rows, times_s, self.budget_s) if each]
+
+    def stored(self, points: Sequence[Found], ours: Found) -> tuple[JobPoint, ...]:
+        """Return the points that no other beats, fastest first, and the chosen one."""
+        kept: list[JobPoint] = []
+        for each in sorted((*points, ours), key=lambda each: self.scatter.cost(each.choice).time_s):
+            cost = self.scatter.cost(each.choice)
+            if each is ours or not kept or cost.energy_j < kept[-1].cost.energy_j:
+                gap = self.gap(each.choice, each.bound_j)
+                kept.append(JobPoint(cost=cost, gap=gap, clocks=self.clocks(each.choice)))
+        return tuple(kept)
 
     def clocks(self, choice: Choice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)
 
-    def frontier(self, program: Relaxation, chosen: Choice) -> tuple[JobPoint, ...]:
-        """Return plans from the fastest to the one of least energy, the chosen one among them."""
-        least_s, most_s = program.range_s
-        part = np.linspace(0.0, 1.0, self.goal.points) ** 2
-        times_s = least_s + part * (most_s - least_s)
-        answers = [each for each in program.solved(times_s.tolist()) if each]
-        points = [self.point(each.choice, each.bound_j) for each in answers]
-        at_s = self.cost(chosen).time_s
-        [answer] = program.solved([max(at_s, least_s)])
-        ours = self.point(chosen, answer.bound_j if answer else None)
-        return cleaned(points, ours)
-
-    def point(self, choice: Choice, bound_j: float | None) -> JobPoint:
-        """Return a choice as a point of the frontier."""
-        cost = self.cost(choice)
-        gap = None if bound_j is None else max(0.0, 1.0 - bound_j / cost.energy_j)
-        return JobPoint(cost=cost, gap=gap, clocks=self.clocks(choice))
-
-
-def cleaned(points: Sequence[JobPoint], chosen: JobPoint) -> tuple[JobPoint, ...]:
-    """Return the points that no other beats, fastest first, and the chosen one."""
-    kept: list[JobPoint] = []
-    for point in sorted((*points, chosen), key=lambda each: each.cost.time_s):
-        if point is chosen or not kept or point.cost.energy_j < kept[-1].cost.energy_j:
-            kept.append(point)
-    return tuple(kept)
+    def missed(self, chosen: Strategy, ways: Ways, rows: Bools) -> tuple[str, ...]:
+        """Return what to say where no clocks meet the budget."""
+        if chosen is not Strategy.AUTO:
+            return ()
+        least = ways.range_s(rows)[0] / ways.cost(ways.auto)[0] - 1.0
+        asked = format_percent(self.goal.max_slowdown)
+        return (
+            f"no clocks meet {asked} time: the least is {format_percent(least)}; nothing is set",
+        )

@@ -101,7 +101,7 @@ class JobTable:
         return holder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """How planned instructions are run; what others have is of no meaning.
 
@@ -155,8 +155,8 @@ class Taken:
     """What a choice makes of each instruction.
 
     Attributes:
-        time_s: Shape (n,).
-        energy_j: Of what runs beside the first stream what it adds. Shape (n,).
+        time_s: Shape (..., n).
+        energy_j: Of what runs beside the first stream what it adds. Shape (..., n).
         wait_w: What its rank draws waiting after it. Shape (n,).
     """
 
@@ -227,26 +227,24 @@ def late(
 
 
 def waiting_j(table: JobTable, each: Taken) -> Floats:
-    """Return what every rank takes of energy while it waits. Shape (ranks,)."""
+    """Return what every rank takes of energy while it waits. Shape (..., ranks)."""
     network = table.network
-    begins_s, ends_s = network.begins_s(each.time_s), network.iteration_s(each.time_s)
-    waited_j = np.zeros(len(table.rank_weight))
-    for rank in range(len(waited_j)):
+    begins_s, end_s = network.begins_s(each.time_s), network.iteration_s(each.time_s)
+    waited_j = end_s[..., None] * table.auto_wait_w
+    for rank in range(len(table.rank_weight)):
         own = np.flatnonzero((network.rank == rank) & (network.stream == 0))
-        if not len(own):
-            waited_j[rank] = ends_s * table.auto_wait_w[rank]
-            continue
-        done_s = begins_s[own] + each.time_s[own]
-        gaps_s = np.append(begins_s[own][1:], ends_s) - done_s
-        waited_j[rank] = gaps_s @ each.wait_w[own] + begins_s[own[0]] * each.wait_w[own[-1]]
+        if len(own):
+            done_s = begins_s[..., own] + each.time_s[..., own]
+            next_s = np.concatenate([begins_s[..., own[1:]], end_s[..., None]], axis=-1)
+            before_j = begins_s[..., own[0]] * each.wait_w[own[-1]]
+            waited_j[..., rank] = (next_s - done_s) @ each.wait_w[own] + before_j
     return waited_j
 
 
-def total(table: JobTable, choice: Choice, latency_s: float = 0.0) -> tuple[float, float]:
-    """Return time in s and energy in J of an iteration, all ranks together."""
-    each = taken(table, choice, latency_s)
-    energy_j = each.energy_j @ table.weight + waiting_j(table, each) @ table.rank_weight
-    return float(table.network.iteration_s(each.time_s)), float(energy_j)
+def total(table: JobTable, each: Taken) -> tuple[Floats, Floats]:
+    """Return time in s and energy in J of an iteration, all ranks together. Shapes (...)."""
+    energy_j: Floats = each.energy_j @ table.weight + waiting_j(table, each) @ table.rank_weight
+    return table.network.iteration_s(each.time_s), energy_j
 
 
 def table_of(job: Job, network: Network) -> JobTable:

@@ -1,0 +1,253 @@
+"""Rows for every instruction where clocks change late, or not at every instruction.
+
+An instruction shorter than a change takes, or than clocks must stay, keeps the clock before it.
+Rows are first picked rank by rank, along a shortest path through the rows of its instructions
+(Viterbi 1967): a second is worth what it is at the relaxed plan, so that changes which cost more
+than they bring are left away. Then every instruction takes, in the order of the network, the best
+row that it has room for, until nothing gets better.
+
+Shape letters: n instructions, P pairs of rank and profile, R rows, C clocks, A activities.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.job.relaxation import Relaxation, Relaxed, following
+from underclock.core.job.tables import Choice, JobTable, late, taken
+
+_SWEEPS = 4
+_BETTER = 1e-7  # of the energy of an instruction: less is none
+_TIGHT = 1e-12  # of a time
+_EXCESS = 2.0  # a second beyond the relaxed plan's is worth so many of its
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """What is needed to find rows.
+
+    Attributes:
+        program: The relaxed plan's.
+        rows: That may be used. Shape (P, R).
+        latency_s: How late a change comes.
+        dwell_s: Least time between changes.
+    """
+
+    program: Relaxation
+    rows: Bools
+    latency_s: float
+    dwell_s: float
+
+    @property
+    def table(self) -> JobTable:
+        """Of the job."""
+        return self.program.table
+
+    @cached_property
+    def changes(self) -> Bools:
+        """At which instructions clocks may change. Shape (n,)."""
+        table = self.table
+        first_s = table.time_s[table.pair, table.auto[table.pair]]
+        long = first_s >= max(self.latency_s, self.dwell_s)
+        long |= table.before == np.arange(len(table.pair))  # the only one of its rank
+        may: Bools = (table.pair >= 0) & (table.network.stream == 0) & long
+        return may
+
+    @cached_property
+    def after(self) -> Ints:
+        """The instruction of its rank that has the clock next; -1 for none. Shape (n,)."""
+        table, after = self.table, np.full(len(self.table.pair), -1)
+        at = table.planned[table.network.stream[table.planned] == 0]
+        after[table.before[at]] = at
+        return after
+
+    @cached_property
+    def late(self) -> tuple[Floats, Floats]:
+        """What changing from a clock to a row adds in s and J. Shapes (P, C, R)."""
+        table = self.table
+        pair = np.arange(len(table.pairs))[:, None, None]
+        row = np.arange(table.time_s.shape[1])[None, None]
+        with np.errstate(invalid="ignore"):
+            late_s, late_j = late(
+                table, (pair, table.at_clocks[:, :, None], row), np.ones(1), self.latency_s
+            )
+        clock = np.arange(table.at_clocks.shape[1])[None, :, None]
+        stays = clock == table.first[:, None, :]
+        return np.where(stays, 0.0, late_s), np.where(stays, 0.0, late_j)
+
+    def rounded(self, relaxed: Relaxed) -> Choice:
+        """Return rows near a relaxed plan, changes priced as seconds are worth there."""
+        row = np.zeros(len(self.table.pair), dtype=np.int64)
+        worth_w = self._worths_w(relaxed)
+        for rank in range(len(self.table.rank_weight)):
+            own = self.table.planned
+            own = own[
+                (self.table.network.rank[own] == rank) & (self.table.network.stream[own] == 0)
+            ]
+            if len(own):
+                row[own] = self._picked(own, relaxed.duration_s, worth_w)
+        return following(self.table, Choice.rows(row))
+
+    def _worths_w(self, relaxed: Relaxed) -> Floats:
+        """Return what a second of each instruction is worth: the slope of its hull. Shape (n,)."""
+        worth_w = np.zeros(len(self.table.pair))
+        for p, (on, curve) in enumerate(
+            zip(self.program.hulls, self.program.problem.curves, strict=False)
+        ):
+            own = np.flatnonzero(self.table.pair == p)
+            slope_w = np.concatenate([curve.slope_w[:1] * 2.0, curve.slope_w, [0.0]])
+            if len(on) == 1:
+                continue
+            duration_s = relaxed.duration_s[own]
+            low = np.searchsorted(curve.time_s, duration_s * (1.0 - 1e-9), "left")
+            high = np.searchsorted(curve.time_s, duration_s * (1.0 + 1e-9), "right")
+            worth_w[own] = -0.5 * (slope_w[low] + slope_w[high])
+        return worth_w
+
+    def _picked(self, own: Ints, duration_s: Floats, worth_w: Floats) -> Ints:
+        """Return the rows of a rank's instructions, by a shortest path through them."""
+        before: Ints | None = None
+        row = np.zeros(0, dtype=np.int64)
+        for _ in range(2):  # the second time the clock before the first is known
+            row = self._path(own, duration_s, worth_w, before)
+            if before is not None and (row[-1:] == before).all():
+                break
+            before = row[-1:]
+        return row
+
+    def _path(self, own: Ints, duration_s: Floats, worth_w: Floats, before: Ints | None) -> Ints:
+        """Return the rows of a shortest path, from a clock before the first if one is given."""
+        table, late = self.table, self.late
+        rows_of = [np.flatnonzero(self.rows[p]) for p in range(len(table.pairs))]
+        rank = int(table.network.rank[own[0]])
+        wait_w = self.program.wait_w[rank]
+        reached_j = np.zeros(1)
+        earlier = None if before is None else table.last[table.pair[own[-1]], before]
+        back: list[Ints] = []
+        for i in own.tolist():
+            p, rows = table.pair[i], rows_of[table.pair[i]]
+            time_s, worth = self.program.counted_s[p, rows], worth_w[i]
+            excess_s = np.maximum(time_s - duration_s[i], 0.0)
+            cost_j = table.energy_j[p, rows] - wait_w * table.time_s[p, rows]
+            cost_j = cost_j + worth * (time_s + _EXCESS * excess_s)
+            if earlier is not None:
+                add_s, add_j = (each[p][earlier][:, rows] for each in late)
+                step_j = add_j + (_EXCESS * worth - wait_w) * add_s
+                if not self.changes[i]:
+                    step_j = np.where(earlier[:, None] == table.first[p, rows], step_j, np.inf)
+                all_j = reached_j[:, None] + step_j
+                back.append(all_j.argmin(axis=0))
+                reached_j = all_j.min(axis=0) + cost_j
+            else:
+                back.append(np.zeros(len(rows), dtype=np.int64))
+                reached_j = cost_j
+            earlier = table.last[p, rows]
+        at, picked = int(reached_j.argmin()), []
+        for i, came in zip(own[::-1].tolist(), back[::-1], strict=True):
+            picked.append(rows_of[table.pair[i]][at])
+            at = int(came[at])
+        return np.array(picked[::-1])
+
+    def improved(self, choice: Choice, budget_s: float) -> Choice:
+        """Return a choice of rows made better within a time, one instruction after another.
+
+        Args:
+            choice: Of rows; one that is too slow comes back as it is.
+            budget_s: For the iteration.
+        """
+        network = self.table.network
+        careful = False
+        for _ in range(_SWEEPS):
+            time_s = self.counted_s(choice)
+            if network.iteration_s(time_s) > budget_s:
+                return choice
+            better, gained = self._swept(choice, time_s, budget_s, careful=careful)
+            if network.iteration_s(self.counted_s(better)) > budget_s:
+                if careful:
+                    return choice
+                careful = True
+                continue
+            choice = better
+            if not gained:
+                return choice
+        return choice
+
+    def counted_s(self, choice: Choice) -> Floats:
+        """Return what instructions count as with a choice of rows. Shape (n,)."""
+        table, at = self.table, self.table.planned
+        time_s = taken(table, choice, self.latency_s).time_s
+        which = table.pair[at], choice.row[at]
+        time_s[at] += self.program.counted_s[which] - table.time_s[which]
+        return time_s
+
+    def _swept(
+        self, choice: Choice, time_s: Floats, budget_s: float, *, careful: bool
+    ) -> tuple[Choice, bool]:
+        """Give every instruction the best row that it has room for.
+
+        Args:
+            choice: What runs now.
+            time_s: What instructions take by it. Shape (n,).
+            budget_s: For the iteration.
+            careful: Whether none may make the next one's change later.
+
+        Returns:
+            The choice, and whether it is better.
+        """
+        table, network = self.table, self.table.network
+        late_s, late_j = self.late
+        taken_s = network.taken_s(time_s)
+        due_s = self._due_s(taken_s, budget_s)
+        ends_s = np.zeros(len(taken_s))
+        row, gained = choice.row.copy(), False
+        instruction = self._free
+        rows_of = [np.flatnonzero(each) for each in self.rows]
+        for a in network.order.tolist():
+            begin_s = 0.0
+            for on, lag_s in network.waits[a]:
+                begin_s = max(begin_s, ends_s[on] + lag_s)
+            i = instruction[a]
+            if i >= 0:
+                p, n = table.pair[i], self.after[i]
+                q, rows = table.pair[n], rows_of[p]
+                clock = table.last[table.pair[table.before[i]], row[table.before[i]]]
+                last = table.last[p, rows]
+                add_s, add_j = late_s[p, clock, rows], late_j[p, clock, rows]
+                next_s = late_s[q, last, row[n]] - late_s[q, table.last[p, row[i]], row[n]]
+                now_s = self.program.counted_s[p, rows] + add_s
+                cost_j = table.energy_j[p, rows] + add_j + late_j[q, last, row[n]]
+                wait_w = self.program.wait_w[network.rank[i]]
+                cost_j -= wait_w * (table.time_s[p, rows] + add_s + next_s)
+                may = begin_s + now_s + np.maximum(next_s, 0.0) <= due_s[a]
+                if careful:
+                    may &= next_s <= 0.0
+                may[rows == row[i]] = True
+                here = int(np.flatnonzero(rows == row[i])[0])
+                best = int(np.where(may, cost_j, np.inf).argmin())
+                if cost_j[best] < cost_j[here] - _BETTER * table.energy_j[p, row[i]]:
+                    gained = True
+                    row[i] = rows[best]
+                    taken_s[a] = now_s[best]
+                    taken_s[network.activity[n]] += next_s[best]
+            ends_s[a] = begin_s + taken_s[a]
+        return following(table, Choice.rows(row)), gained
+
+    @cached_property
+    def _free(self) -> Ints:
+        """The instruction of each activity that may change by itself; -1 for none. Shape (A,)."""
+        free = np.full(len(self.table.network.waits), -1)
+        at = np.flatnonzero(self.changes & self.changes[self.after] & (self.after >= 0))
+        at = at[self.after[at] != at]
+        free[self.table.network.activity[at]] = at
+        return free
+
+    def _due_s(self, taken_s: Floats, budget_s: float) -> Floats:
+        """Return when each activity has to end at the latest. Shape (A,)."""
+        network = self.table.network
+        due_s = np.full(len(taken_s), budget_s * (1.0 - _TIGHT))
+        for at in network.order[::-1].tolist():
+            for on, lag_s in network.waits[at]:
+                due_s[on] = min(due_s[on], due_s[at] - taken_s[at] - lag_s)
+        return due_s

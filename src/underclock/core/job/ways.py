@@ -1,0 +1,191 @@
+"""Ways of choosing a job's clocks: one for all, one a group, one an instruction.
+
+Where boards or times scatter, clocks that are not auto's count as slower than they are by a margin
+of some deviations.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats
+from underclock.core.job.groups import Groups
+from underclock.core.job.relaxation import Relaxation, Relaxed
+from underclock.core.job.rounding import Rounding
+from underclock.core.job.scatter import deviations
+from underclock.core.job.tables import Choice, JobTable, taken, total, waiting_j
+from underclock.records.choices import Strategy
+from underclock.records.job import InstructionKind
+
+_ROUNDING = 1e-9  # of a time
+_TRIES = 6  # of aims below a time that changes of clocks overran
+_CLOSER = 1e-6  # of a time: an aim is lowered by so much more than it was overrun by
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Clocks.
+
+    Attributes:
+        choice: Of rows.
+        bound_j: Less than this no clocks of the kind take in the time; ``None`` where unknown.
+    """
+
+    choice: Choice
+    bound_j: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """What finds clocks of a job.
+
+    Attributes:
+        table: Of the job.
+        kinds: What each instruction does. Length n.
+        latency_s: How late changes of clocks come.
+        dwell_s: Least time between changes.
+        board_spread: Standard deviation of boards' speed, as a fraction.
+        margin: In deviations.
+    """
+
+    table: JobTable
+    kinds: tuple[InstructionKind, ...]
+    latency_s: float
+    dwell_s: float
+    board_spread: float
+    margin: float = 0.0
+
+    @cached_property
+    def auto(self) -> Choice:
+        """What runs where nothing is set."""
+        pair = self.table.pair
+        return Choice.rows(np.where(pair >= 0, self.table.auto[pair], 0))
+
+    @cached_property
+    def _counted_s(self) -> Floats:
+        if not self.margin:
+            return self.table.time_s
+        apart = deviations(self.table, self.auto, self.board_spread)
+        counted_s: Floats = self.table.time_s * (1.0 + self.margin * apart)
+        return counted_s
+
+    def cost(self, choice: Choice) -> tuple[float, float]:
+        """Return time in s and energy in J where nothing scatters."""
+        time_s, energy_j = total(self.table, taken(self.table, choice, self.latency_s))
+        return float(time_s), float(energy_j)
+
+    def fixed(self) -> list[Choice]:
+        """Return choices of one clock for all ranks, those of least energy first."""
+        table, choices = self.table, [self.auto]
+        pairs = np.arange(len(table.pairs))
+        for clocks in range(1, table.at_clocks.shape[1]):
+            row = table.at_clocks[:, clocks]
+            if (table.first[pairs, row] == clocks).all():
+                choices.append(Choice.rows(np.where(table.pair >= 0, row[table.pair], 0)))
+        return sorted(choices, key=lambda choice: self.cost(choice)[1])
+
+    def grouped(self, name: Strategy, budget_s: float) -> Found | None:
+        """Return one clock a rank, or one a rank and kind; ``None`` where none is fast enough.
+
+        Kinds whose instructions are too short to change clocks for have their rank's.
+        """
+        table = self.table
+        ours = (table.pair >= 0) & (table.network.stream == 0)
+        keys = [(rank, "") for rank in table.network.rank.tolist()]
+        if name is Strategy.DIRECTION:
+            auto_s = np.where(ours, table.time_s[table.pair, table.auto[table.pair]], 0.0)
+            least_s: dict[tuple[int, str], float] = {}
+            kinds = list(zip(table.network.rank.tolist(), map(str, self.kinds), strict=True))
+            for key, time_s in zip(kinds, auto_s.tolist(), strict=True):
+                least_s[key] = min(time_s, least_s.get(key, time_s))
+            long_s = max(self.latency_s, self.dwell_s)
+            keys = [
+                kind if least_s[kind] >= long_s else rank
+                for kind, rank in zip(kinds, keys, strict=True)
+            ]
+        numbers: dict[tuple[int, str], int] = {}
+        of = [
+            numbers.setdefault(key, len(numbers)) if mine else -1
+            for key, mine in zip(keys, ours.tolist(), strict=True)
+        ]
+        groups = Groups(
+            table=table, of=np.array(of), counted_s=self._counted_s, wait_w=self._least_w(None)
+        )
+        aim_s = budget_s
+        for _ in range(_TRIES):
+            found = groups.chosen(aim_s)
+            if found is None:
+                return None
+            late_s = self.cost(found[0])[0] / budget_s - 1.0
+            if late_s <= _ROUNDING:
+                return Found(choice=found[0], bound_j=None)
+            aim_s *= 1.0 - late_s - _CLOSER
+        return None
+
+    def _least_w(self, rows: Bools | None) -> Floats:
+        """Return the least that each rank may draw waiting. Shape (ranks,)."""
+        table, least_w = self.table, self.table.auto_wait_w.copy()
+        known = np.isfinite(table.time_s) if rows is None else rows
+        for (rank, _), wait_w, may in zip(table.pairs, table.wait_w, known, strict=True):
+            least_w[rank] = min(least_w[rank], wait_w[may].min())
+        return least_w
+
+    def free(
+        self, rows: Bools, times_s: Sequence[float], mean_s: float
+    ) -> tuple[Found | None, ...]:
+        """Return clocks of each instruction's own within each time; ``None`` where none is as fast.
+
+        Args:
+            rows: That may be used. Shape (P, R).
+            times_s: Of the iteration.
+            mean_s: What waiting draws is taken from the plan for this time.
+        """
+        bounding = Relaxation.of(self.table, rows, self._least_w(rows), self._counted_s)
+        bounds = bounding.solved([*times_s, mean_s])
+        program, answers = bounding, bounds
+        if bounds[-1] is not None:
+            mean_w = self._mean_w(bounds[-1].choice, bounding.wait_w)
+            if (mean_w > bounding.wait_w).any():
+                program = Relaxation.of(self.table, rows, mean_w, self._counted_s)
+                answers = program.solved(times_s)
+        rounding = Rounding(
+            program=program, rows=rows, latency_s=self.latency_s, dwell_s=self.dwell_s
+        )
+        found: list[Found | None] = []
+        for time_s, bound, answer in zip(times_s, bounds, answers, strict=False):
+            choice = None if answer is None else self._real(rounding, answer, time_s)
+            bound_j = None if bound is None else bound.bound_j
+            found.append(None if choice is None else Found(choice=choice, bound_j=bound_j))
+        return tuple(found)
+
+    def range_s(self, rows: Bools) -> tuple[float, float]:
+        """Return the shortest iteration, and the one beyond which more time saves nothing."""
+        return Relaxation.of(self.table, rows, self._least_w(rows), self._counted_s).range_s
+
+    def _mean_w(self, choice: Choice, least_w: Floats) -> Floats:
+        """Return what ranks draw waiting in the mean with some clocks. Shape (ranks,)."""
+        each = taken(self.table, choice)
+        blocked_s = self.table.network.blocked_s(each.time_s)
+        waited_j = waiting_j(self.table, each)
+        some = blocked_s > _ROUNDING * each.time_s.max()
+        mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=least_w.copy())
+        return np.maximum(mean_w, least_w)
+
+    def _real(self, rounding: Rounding, relaxed: Relaxed, time_s: float) -> Choice | None:
+        """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
+        if not self.latency_s and not self.dwell_s:
+            return relaxed.choice
+        aim_s, answer = time_s, relaxed
+        for _ in range(_TRIES):
+            choice = rounding.rounded(answer)
+            took_s = self.table.network.iteration_s(rounding.counted_s(choice))
+            if took_s <= time_s * (1.0 + _ROUNDING):
+                return rounding.improved(choice, time_s * (1.0 + _ROUNDING))
+            aim_s *= time_s / float(took_s) - _CLOSER
+            [lower] = rounding.program.solved([aim_s])
+            if lower is None:
+                return None
+            answer = lower
+        return None
