@@ -8,18 +8,16 @@ import pytest
 
 from underclock import Campaign, measure, pipeline_job, trace
 from underclock.app import main
-from underclock.app.stages import costs_of_samples
-from underclock.core.job.schedules import Shape
+from underclock.app.stages import stage_costs, with_costs
 from underclock.errors import DataError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, SampleSet, Window
-from underclock.records.job import Job
+from underclock.records.job import Job, Profile, ProfileRow
 from underclock.records.latencies import LatencyTable
 from underclock.store import SampleFile, read_document, read_samples, write_document
 
 CORES = (900, 1200, 1500, None)
 USUAL = "job 1f1b --stages 2 --microbatches 3"
-SHAPE = Shape(stages=2, microbatches=3)
 
 
 def stage(
@@ -112,7 +110,7 @@ def test_stages_on_unlike_gpus_have_each_its_own() -> None:
 
 @pytest.mark.parametrize(("latency", "inside"), [("free", True), ("12ms", True), ("40ms", False)])
 def test_clocks_change_inside_where_latency_leaves_time(latency: str, *, inside: bool) -> None:
-    costs = costs_of_samples([stage()], SHAPE, latency)
+    costs = stage_costs(None, [stage()], latency, stages=2)
     rows = costs.profiles["stage 1 forward"].rows
     assert any(row.inside for row in rows) == inside
     assert any("a bound" in words for words in costs.warnings) == (latency == "free")
@@ -120,7 +118,7 @@ def test_clocks_change_inside_where_latency_leaves_time(latency: str, *, inside:
 
 
 def test_without_auto_the_highest_clock_is_auto_and_said_so() -> None:
-    costs = costs_of_samples([stage(cores=CORES[:-1])], SHAPE)
+    costs = stage_costs(None, [stage(cores=CORES[:-1])], None, stages=2)
     profile = costs.profiles["stage 0 forward"]
     assert profile.rows[profile.auto].core_mhz == 1500
     assert any("no auto row is used" in words for words in costs.warnings)
@@ -148,22 +146,22 @@ def test_what_tells_no_stage_is_refused(
 
 def test_samples_that_are_no_stages_are_refused_by_name() -> None:
     with pytest.raises(DataError, match="no backward pass"):
-        costs_of_samples([stage(backward=Pass.OPTIMIZER)], SHAPE)
+        stage_costs(None, [stage(backward=Pass.OPTIMIZER)], None, stages=2)
     never = msgspec.structs.replace(stage(), windows=stage().windows[4:])
     with SampleFile.create(Path("never.db"), msgspec.structs.replace(never, windows=())) as file:
         for window in never.windows:
             file.append(window)
     with pytest.raises(DataError, match=r"never\.db: no sample of 'f 0\.0'"):
-        costs_of_samples(["never.db"], SHAPE)
+        stage_costs(None, ["never.db"], None, stages=2)
     whole = msgspec.structs.replace(
         stage(evidence=Evidence.SIMULATED), windows=(Window(time_s=1.0, energy_j=200.0),)
     )
     with pytest.raises(DataError, match="whole only"):
-        costs_of_samples([whole], SHAPE)
+        stage_costs(None, [whole], None, stages=2)
     with pytest.raises(DataError, match="stages are replayed and simulated"):
-        costs_of_samples([stage(), stage(evidence=Evidence.SIMULATED)], SHAPE)
+        stage_costs(None, [stage(), stage(evidence=Evidence.SIMULATED)], None, stages=2)
     with pytest.raises(DataError, match="those of H, not of G"):
-        costs_of_samples([stage()], SHAPE, "other.latency.json")
+        stage_costs(None, [stage()], "other.latency.json", stages=2)
 
 
 def test_a_simulated_stage_is_the_step_as_it_ran_and_as_sure(tmp_path: Path) -> None:
@@ -171,7 +169,7 @@ def test_a_simulated_stage_is_the_step_as_it_ran_and_as_sure(tmp_path: Path) -> 
     campaign = Campaign(core_mhz=(1050, 1470, None), mem_mhz=(None,))
     step = trace("gpt3-xl", layers=2, batch=8)
     measure(step, gpu="sim:rtx3080ti", to=path, campaign=campaign, measuring=BRISK)
-    costs = costs_of_samples([path], SHAPE, "6ms")
+    costs = stage_costs(None, [path], "6ms", stages=2)
     total_s = 0.0
     for kind in ("forward", "backward", "optimizer"):
         profile = costs.profiles[f"stage 1 {kind}"]
@@ -181,3 +179,18 @@ def test_a_simulated_stage_is_the_step_as_it_ran_and_as_sure(tmp_path: Path) -> 
         assert 0.0 < auto.energy_error_j < 0.05 * (auto.energy_j or 0.0)
     runs = [window.time_s for window in read_samples(path).in_situ]
     assert total_s == pytest.approx(sum(runs) / len(runs))
+
+
+def test_samples_say_what_a_traced_job_takes_of_energy() -> None:
+    rows = (ProfileRow(time_s=0.05, energy_j=None),)
+    traced = pipeline_job("1f1b", samples=[stage()], stages=2, microbatches=2, blocked_w=50.0)
+    traced = msgspec.structs.replace(
+        traced, profiles=dict.fromkeys(traced.profiles, Profile(rows=rows, auto=0))
+    )
+    job = with_costs(traced, None, [stage(slower=0.5)], None)
+    assert job.has_energy
+    assert job.evidence is Evidence.REPLAYED
+    profile = job.profiles["stage 1 backward"]
+    assert profile.rows[profile.auto].time_s == pytest.approx(0.05)
+    assert job.ranks[0].waiting[0].power_w == pytest.approx(70.0)
+    assert "70 W is assumed" in job.warnings[-1]

@@ -1,8 +1,8 @@
 """``underclock job``: what the ranks of a job do, from a schedule's name and what stages cost."""
 
-from collections.abc import Sequence  # noqa: TC003 - annotations are read while running
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,10 +12,8 @@ from underclock.errors import UsageError
 from underclock.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from underclock.records import SampleSet
-    from underclock.records.job import Job, JobPlan, Profile, Waiting
+    from underclock.records.job import Job, JobPlan
 
 _SCHEDULES = {
     "1f1b": "A forward and a backward in turn, after as many forwards as stages follow.",
@@ -23,9 +21,7 @@ _SCHEDULES = {
     "interleaved": "1F1B with several chunks of the model on each rank.",
     "zero-bubble": "1F1B with gradients of weights where a rank would wait (ZB-H1).",
 }
-_WAITING_SHARE = 0.2
-"""Of the greatest power of a stage's profile: what waiting draws where it is not given. Measured:
-148 W of 690 on an H200, 83 to 143 of 400 on A100s, 52 to 89 of 300 on A40s (FACTS 3a; Perseus)."""
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.group(name="job")
@@ -38,6 +34,31 @@ def command() -> None:
     """
 
 
+def _cost_options(command: _Command) -> _Command:
+    """Ask what stages cost."""
+    for add in (
+        click.option(
+            "--latency",
+            help="What changing clocks inside an instruction takes, for samples: as `plan` takes "
+            "it. [default: one clock for each instruction]",
+        ),
+        click.option(
+            "--samples",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            help="Or samples of a stage's step, one microbatch: of all stages, or once for each.",
+        ),
+        click.option(
+            "--profile",
+            type=click.Path(path_type=Path),
+            metavar="CSV",
+            help="What instructions cost: stage,instruction,frequency,time,energy (MHz, s, J).",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
 def _add(schedule: str, summary: str) -> None:
     """Give a schedule its command."""
 
@@ -46,23 +67,7 @@ def _add(schedule: str, summary: str) -> None:
     @click.option(
         "--microbatches", type=int, required=True, help="That a pipeline takes in an iteration."
     )
-    @click.option(
-        "--profile",
-        type=click.Path(path_type=Path),
-        metavar="CSV",
-        help="What instructions cost: stage,instruction,frequency,time,energy (MHz, s, J).",
-    )
-    @click.option(
-        "--samples",
-        type=click.Path(path_type=Path),
-        multiple=True,
-        help="Or samples of a stage's step, one microbatch: of all stages, or once for each.",
-    )
-    @click.option(
-        "--latency",
-        help="What changing clocks inside an instruction takes, for samples: as `plan` takes it. "
-        "[default: one clock for each instruction]",
-    )
+    @_cost_options
     @click.option(
         "--blocked-power",
         type=float,
@@ -95,6 +100,7 @@ for _name, _summary in _SCHEDULES.items():
 @command.command(name="traced")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
+@_cost_options
 @click.option("--blocked-power", type=float, metavar="W", help="What a rank draws while it waits.")
 @output_option("job", required=False)
 @json_option
@@ -103,24 +109,34 @@ def _traced(
     traces: tuple[Path, ...],
     *,
     workload: str | None,
+    profile: Path | None,
+    samples: tuple[Path, ...],
+    latency: str | None,
     blocked_power: float | None,
     output: Path | None,
     as_json: bool,
     force: bool,
 ) -> None:
-    """Make a job of TRACES of all its ranks, as they were seen; of its energy nothing is known.
+    """Make a job of TRACES of all its ranks, as they were seen; energies are the profile's.
 
     TRACES are files, or a folder of them: what `torchrun -m underclock trace` left, or other Chrome
     traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank.
 
     Example: underclock job traced step.rank*.trace.json.gz -o job.json
     """
+    from underclock.app.stages import with_costs
     from underclock.report import job_tables
     from underclock.tracing.job_files import job_of_traces
 
-    check_place(output, force=force, inputs=[each for each in traces if each.is_file()])
+    given = [*traces, *samples, *([] if profile is None else [profile])]
+    check_place(output, force=force, inputs=[each for each in given if each.is_file()])
     _check_watts(blocked_power)
-    job = job_of_traces(traces, workload=workload, waiting_w=blocked_power)
+    costed = bool(samples) or profile is not None
+    # What waiting draws is told with the costs.
+    waiting_w = 0.0 if costed else blocked_power
+    job = job_of_traces(traces, workload=workload, waiting_w=waiting_w)
+    if costed:
+        job = with_costs(job, profile, samples, latency, blocked_w=blocked_power)
     deliver(
         job,
         output,
@@ -205,60 +221,28 @@ def pipeline_job(
     """
     from msgspec.structs import replace
 
-    from underclock.app.stages import costs_of_profile, costs_of_samples
+    from underclock.app.stages import stage_costs, with_waiting
     from underclock.core.job.schedules import Shape, pipeline
     from underclock.records import GpuInfo
+    from underclock.records.job import Waiting
 
     _check_watts(blocked_w)
     laid_out = Shape(**shape)
-    if (profile is None) == (not samples) or (profile is not None and latency is not None):
-        raise UsageError(
-            "what stages cost is in a profile, or in samples and what changing clocks takes",
-            hint="give --profile, or --samples with or without --latency",
-        )
-    if profile is None:
-        costs = costs_of_samples(samples, laid_out, latency)
-    else:
-        costs = costs_of_profile(Path(profile))
+    stages, chunks = laid_out.stages, laid_out.chunks
+    costs = stage_costs(profile, samples, latency, stages=stages, chunks=chunks)
     gpus = costs.gpus if gpu_name is None else {0: GpuInfo(name=gpu_name)}
     job = pipeline(
         schedule,
         laid_out,
         costs.profiles,
-        waiting={
-            each: _waiting(each, costs.profiles, blocked_w) for each in range(laid_out.stages)
-        },
+        waiting=dict.fromkeys(range(stages), (Waiting(power_w=0.0),)),
         gpu=gpus[0],
         workload=costs.workload,
         evidence=costs.evidence,
     )
     ranks = (replace(rank, gpu=gpus.get(rank.stage) if rank.stage else None) for rank in job.ranks)
     job = replace(job, ranks=tuple(ranks), warnings=(*costs.warnings, *job.warnings))
-    if blocked_w is not None:
-        return job
-    watts = sorted({round(rank.waiting[-1].power_w) for rank in job.ranks})
-    words = f"{watts[0]} W" if len(watts) == 1 else f"{watts[0]} to {watts[-1]} W"
-    assumed = (
-        f"what waiting draws was not given: {words} is assumed, a fifth of each stage's greatest "
-        "power; measured, give it with --blocked-power"
-    )
-    return replace(job, warnings=(*job.warnings, assumed))
-
-
-def _waiting(
-    stage: int, profiles: "Mapping[str, Profile]", blocked_w: float | None
-) -> tuple["Waiting", ...]:
-    from underclock.records.job import Waiting
-
-    if blocked_w is not None:
-        return (Waiting(power_w=blocked_w),)
-    powers = [
-        (row.energy_j or 0.0) / row.time_s
-        for name, profile in profiles.items()
-        if name.startswith(f"stage {stage} ")
-        for row in profile.rows
-    ]
-    return (Waiting(power_w=_WAITING_SHARE * max(powers, default=0.0)),)
+    return with_waiting(job, blocked_w)
 
 
 def plan_job(

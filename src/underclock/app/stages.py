@@ -4,21 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from underclock.app.planning import costs_of
 from underclock.app.switching import switching_of
 from underclock.core.inference.joint import JointCosts
 from underclock.core.job.frontiers import StageProfiles, stage_profiles
-from underclock.core.job.schedules import Shape
+from underclock.core.job.joined import with_profiles
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules
 from underclock.core.step.whole import is_only_whole
 from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo, SampleSet
-from underclock.records.job import Profile
+from underclock.records.job import Job, Profile, Waiting
 from underclock.records.latencies import LatencyTable
 from underclock.store import SampleSource, read_samples
 from underclock.store.profiles import read_profiles
+
+_WAITING_SHARE = 0.2
+"""Of the greatest power of a stage's profile: what waiting draws where it is not given. Measured:
+148 W of 690 on an H200, 83 to 143 of 400 on A100s, 52 to 89 of 300 on A40s (FACTS 3a; Perseus)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +46,39 @@ class StageCosts:
     warnings: tuple[str, ...] = ()
 
 
-def costs_of_profile(path: Path) -> StageCosts:
-    """Return what a CSV profile says of stages.
+def stage_costs(
+    profile: str | Path | None,
+    samples: Sequence[SampleSource],
+    latency: str | None,
+    *,
+    stages: int,
+    chunks: int = 1,
+) -> StageCosts:
+    """Return what stages cost, by a CSV profile or by samples.
+
+    Args:
+        profile: The table; ``None`` where samples are given.
+        samples: Of a stage's step each, as `plan` takes them: one microbatch forward and backward,
+            and the optimizer. Of one stage that all are like, of each, or of each chunk.
+        latency: As `plan` takes it; with it clocks may change inside instructions. ``free`` is a
+            bound.
+        stages: Of the pipeline.
+        chunks: Of each rank.
 
     Raises:
-        DataError: The table cannot be read.
+        UsageError: Both are given or none, samples are of another number of stages, or the latency
+            is none.
+        DataError: A file cannot be read, samples are no stage's, or some are measured and others
+            are not.
     """
+    if (profile is None) == (not samples) or (profile is not None and latency is not None):
+        raise UsageError(
+            "what stages cost is in a profile, or in samples and what changing clocks takes",
+            hint="give --profile, or --samples with or without --latency",
+        )
+    if profile is None:
+        return _of_samples(samples, latency, stages, chunks)
+    path = Path(profile)
     return StageCosts(
         profiles=read_profiles(path),
         gpus={0: GpuInfo(name=f"the GPU of {path.name}")},
@@ -54,25 +87,70 @@ def costs_of_profile(path: Path) -> StageCosts:
     )
 
 
-def costs_of_samples(
-    samples: Sequence[SampleSource], shape: Shape, latency: str | None = None
-) -> StageCosts:
-    """Return what stages cost at every clock, from samples of one that all are like, or of each.
+def with_costs(
+    job: Job,
+    profile: Path | None,
+    samples: Sequence[SampleSource],
+    latency: str | None,
+    *,
+    blocked_w: float | None = None,
+) -> Job:
+    """Put what stages cost into a job of which traces told times only.
 
     Args:
-        samples: Of a stage's step each, as `plan` takes them: one microbatch forward and backward,
-            and the optimizer. Of chunks, where each has its own.
-        shape: Of the job.
-        latency: As `plan` takes it; with it clocks may change inside instructions. ``free`` is a
-            bound.
+        job: With stages that profile or samples are of.
+        profile: As of `stage_costs`, as what follows.
+        samples: Of stages.
+        latency: Of changes inside instructions.
+        blocked_w: As of `with_waiting`.
 
     Raises:
-        UsageError: They are of another number of stages, or the latency is none.
-        DataError: Samples are no stage's, or some are measured and others are not.
+        UsageError: As of `stage_costs`.
+        DataError: Likewise, or what was traced has no profile.
     """
-    if len(samples) not in {1, shape.stages, shape.stages * shape.chunks}:
+    stages = 1 + max(rank.stage for rank in job.ranks)
+    costs = stage_costs(profile, samples, latency, stages=stages)
+    joined = with_profiles(job, costs.profiles)
+    said = (*joined.warnings, *costs.warnings)
+    return with_waiting(replace(joined, evidence=costs.evidence, warnings=said), blocked_w)
+
+
+def with_waiting(job: Job, blocked_w: float | None) -> Job:
+    """Say what ranks draw while they wait; ``None`` for a share of each stage's greatest power."""
+
+    def greatest_w(stage: int) -> float:
+        powers = (
+            (row.energy_j or 0.0) / row.time_s
+            for name, profile in job.profiles.items()
+            if name.startswith(f"stage {stage} ")
+            for row in profile.rows
+        )
+        return max(powers, default=0.0)
+
+    stages = {rank.stage for rank in job.ranks}
+    waits_w = {
+        each: _WAITING_SHARE * greatest_w(each) if blocked_w is None else blocked_w
+        for each in stages
+    }
+    ranks = (replace(rank, waiting=(Waiting(power_w=waits_w[rank.stage]),)) for rank in job.ranks)
+    job = replace(job, ranks=tuple(ranks))
+    if blocked_w is not None:
+        return job
+    watts = sorted(map(round, waits_w.values()))
+    words = f"{watts[0]} W" if watts[0] == watts[-1] else f"{watts[0]} to {watts[-1]} W"
+    assumed = (
+        f"what waiting draws was not given: {words} is assumed, a fifth of each stage's greatest "
+        "power; measured, give it with --blocked-power"
+    )
+    return replace(job, warnings=(*job.warnings, assumed))
+
+
+def _of_samples(
+    samples: Sequence[SampleSource], latency: str | None, stages: int, chunks: int
+) -> StageCosts:
+    if len(samples) not in {1, stages, stages * chunks}:
         raise UsageError(
-            f"samples of {len(samples)} stages for {shape.stages}",
+            f"samples of {len(samples)} stages for {stages}",
             hint="give --samples once, for stages that are all alike, or once for each, in order",
         )
     sets = [read_samples(each) for each in samples]
@@ -84,7 +162,7 @@ def costs_of_samples(
         )
     known = [_profiles_of(of, given, latency) for of, given in zip(sets, samples, strict=True)]
     if len(samples) == 1:
-        known *= shape.stages
+        known *= stages
     return StageCosts(
         profiles={
             f"stage {at} {kind}": profile

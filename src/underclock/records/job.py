@@ -11,6 +11,8 @@ from collections import Counter
 from enum import StrEnum
 from itertools import pairwise
 
+import msgspec
+
 from underclock.records.choices import Arm, Cost, Segment, Strategy
 from underclock.records.common import (
     Clocks,
@@ -83,6 +85,16 @@ class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         if self.inside:
             return self.inside[0].clocks
         return Clocks(core_mhz=self.core_mhz, mem_mhz=self.mem_mhz)
+
+    def scaled(self, ratio: float) -> "ProfileRow":
+        """Return a row that takes so many times as long, and as much."""
+        return msgspec.structs.replace(
+            self,
+            time_s=ratio * self.time_s,
+            energy_j=None if self.energy_j is None else ratio * self.energy_j,
+            time_error_s=ratio * self.time_error_s,
+            energy_error_j=ratio * self.energy_error_j,
+        )
 
 
 class Profile(Record, frozen=True, kw_only=True):

@@ -69,7 +69,7 @@ def job_of_traces(
             hint="a trace is what torch.profiler exports, named *.json or *.json.gz",
         )
     job, took_s = traced_job(
-        traces, workload=workload or given[0].name.split(".")[0], waiting_w=waiting_w or 0.0
+        traces, workload=workload or given[0].name.split(".")[0], waiting_w=waiting_w
     )
     duration_s = np.array(
         [

@@ -271,17 +271,7 @@ class _Profiles:
 
 def _part(profile: Profile, parts: int) -> Profile:
     """Return what one of several even parts costs."""
-    rows = (
-        msgspec.structs.replace(
-            row,
-            time_s=row.time_s / parts,
-            energy_j=None if row.energy_j is None else row.energy_j / parts,
-            time_error_s=row.time_error_s / parts,
-            energy_error_j=row.energy_error_j / parts,
-        )
-        for row in profile.rows
-        if parts == 1 or not row.inside
-    )
+    rows = (row.scaled(1.0 / parts) for row in profile.rows if not row.inside)
     return profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
 
 

@@ -91,7 +91,7 @@ class _Laid:
 
 
 def traced_job(
-    traces: Sequence[RankTrace], *, workload: str, waiting_w: float = 0.0
+    traces: Sequence[RankTrace], *, workload: str, waiting_w: float | None = None
 ) -> tuple[Job, float]:
     """Make a job of the traces of all its ranks; only times are known of it.
 
@@ -99,7 +99,7 @@ def traced_job(
         traces: One of each rank. The last step that all of them have says the order, and every such
             step how long things take.
         workload: What is trained.
-        waiting_w: What a rank draws while it waits.
+        waiting_w: What a rank draws while it waits; ``None`` where that is not known.
 
     Returns:
         The job, and how long its iteration took in the last step, in s.
@@ -134,7 +134,7 @@ def traced_job(
                 tensor=tensor,
                 sequence=sequence,
                 gpu=None if each.trace.gpu == traces[0].gpu else GpuInfo(name=each.trace.gpu),
-                waiting=(Waiting(power_w=waiting_w),),
+                waiting=(Waiting(power_w=waiting_w or 0.0),),
                 instructions=tuple(_instructions(each, met_s[-1])),
             )
             for each, (data, tensor, sequence) in zip(last, places, strict=True)
@@ -508,12 +508,12 @@ def _took_s(step: RankStep) -> float:
 
 
 def _warnings(
-    ranks: Sequence[_Laid], transfers: _Transfers, steps: int, waiting_w: float
+    ranks: Sequence[_Laid], transfers: _Transfers, steps: int, waiting_w: float | None
 ) -> tuple[str, ...]:
     """Say what a reader must know of a traced job."""
     seen = f"traces of {steps} steps" if steps > 1 else "the trace of one step"
     words = [f"time only: {seen} tells nothing of energy, and times at the clocks that ran alone"]
-    if not waiting_w:
+    if waiting_w is None:
         words.append("what waiting draws is not known and counts as nothing: --blocked-power")
     if not any(rank.trace.gpu for rank in ranks):
         words.append("no GPU was seen: these are times of CPUs")

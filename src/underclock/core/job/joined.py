@@ -1,0 +1,70 @@
+"""What stages cost, put into a job of which traces told times only."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from underclock.errors import DataError
+from underclock.records.job import COMPUTES, Instruction, Job, Profile
+from underclock.units import format_percent
+
+_NEAR = 0.05  # of a time: what stages and traces may differ by unsaid
+
+
+def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
+    """Give instructions what they cost at every clock, by the names of their profiles.
+
+    At auto an instruction takes what was traced: all of its rows are longer or shorter by as much,
+    and take more or less energy. What no profile is of takes its time whatever the clocks.
+
+    Args:
+        job: With times only.
+        profiles: ``stage 0 forward`` and so on.
+
+    Raises:
+        DataError: What belongs to a microbatch has no profile.
+    """
+    every = {each for rank in job.ranks for each in rank.instructions}
+    missing = {each.profile for each in every if each.kind in COMPUTES} - {None, *profiles}
+    if missing:
+        first = min(name for name in missing if name)
+        raise DataError(
+            f"there is no profile of {first!r}, which was traced",
+            hint=f"profiles are of {', '.join(sorted(profiles))}: give samples or rows of it too",
+        )
+    used = {
+        name: _lasting(profiles[name], of) for name, of in job.profiles.items() if name in profiles
+    }
+
+    def costed(each: Instruction) -> Instruction:
+        if each.profile is None or each.profile in used:
+            return each
+        traced = job.profiles[each.profile]
+        return replace(each, profile=None, time_s=traced.rows[traced.auto].time_s)
+
+    ranks = tuple(
+        replace(rank, instructions=tuple(map(costed, rank.instructions))) for rank in job.ranks
+    )
+    off = {name: _auto_s(job.profiles[name]) / _auto_s(profiles[name]) - 1.0 for name in used}
+    words = tuple(
+        f"{name} takes {format_percent(off[name])} against its samples, which are taken to be as "
+        "much off at every clock"
+        for name in sorted(off)
+        if abs(off[name]) > _NEAR
+    )
+    fixed = sorted(set(job.profiles) - set(used))
+    if fixed:
+        words += (
+            f"no profile is of {', '.join(fixed)}: as long at all clocks, at what waiting draws",
+        )
+    return replace(job, ranks=ranks, profiles=used, warnings=(*job.warnings, *words))
+
+
+def _auto_s(profile: Profile) -> float:
+    return profile.rows[profile.auto].time_s
+
+
+def _lasting(profile: Profile, traced: Profile) -> Profile:
+    """Return a profile that takes at auto what was traced."""
+    ratio = _auto_s(traced) / _auto_s(profile)
+    return replace(profile, rows=tuple(row.scaled(ratio) for row in profile.rows))
