@@ -19,6 +19,8 @@ _ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the
 _ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next
 _KEPT = 8  # boundaries remembered for calls that return after them
 _ROUNDING_S = 1e-12
+_MARGIN_S = 2e-3  # between a call's return and what must not be disturbed
+_LEAST_QUIET_S = 0.05  # a collective that takes longer than twice the usual time waits for others
 
 
 class Latencies:
@@ -163,6 +165,7 @@ class ClockDomains:
             for domain, changes in timetable.changes.items()
         }
         self._position, self._latencies, self._without = position, latencies, without
+        self._launches, self._quiet = timetable.launches, timetable.quiet
         self._asks_s: dict[Domain, float] | None = None  # unknown where something changed
         self._next_s = math.inf  # the first of them
 
@@ -208,6 +211,10 @@ class ClockDomains:
                 due, key=lambda n: self.of[n].due_s(self.of[n].following, position, latencies)
             )
             domain = self.of[name]
+            if self._disturbs(now_s, latencies.call_s(domain.change(domain.following))):
+                self._asks_s[name] = math.inf  # until a mark tells that it is over
+                self._next_s = min(self._asks_s.values())
+                continue
             number = domain.newest(min(now_s, position.next_mark_s()), position, latencies)
             domain.following = number + 1
             self.moved()
@@ -232,6 +239,64 @@ class ClockDomains:
         asks_s = {}
         for name, domain in self.of.items():
             due_s = domain.due_s(domain.following, self._position, self._latencies)
+            if self._quiet:
+                call_s = self._latencies.call_s(domain.change(domain.following))
+                due_s = self._beside_quiet_s(due_s, call_s)
             if due_s <= mark_s and name not in self._without:
                 asks_s[name] = max(due_s, domain.sure_s)
         return asks_s
+
+    def quiet_until_s(self) -> float:
+        """Return until when nothing is to be asked for, as far as is known without another mark.
+
+        Where communication lasts much longer than usual another rank may never come: then it ends.
+        """
+        quiet, position = self._next_quiet(), self._position
+        if quiet is None or quiet[0] > position.launch:
+            return -math.inf
+        usual_s = position.begins_s(quiet[1]) - position.at_s
+        return position.at_s + max(2.0 * usual_s, _LEAST_QUIET_S)
+
+    def _next_quiet(self) -> tuple[int, int] | None:
+        """Return the stretch of communication in which the step stands, or that comes next."""
+        for rounds in (self._position.rounds, self._position.rounds + 1):
+            for first, end in self._quiet:
+                if rounds * self._launches + end > self._position.launch:
+                    return rounds * self._launches + first, rounds * self._launches + end
+        return None
+
+    def _room_s(self, first: int) -> float:
+        """Return how long it usually is from the end of other communication to a stretch of it."""
+        ends = [end for _, end in self._quiet]
+        at = bisect.bisect_right(ends, first % self._launches) - 1
+        before = ends[at] - (self._launches if at < 0 else 0)
+        into_s, step_s = self._position.into_s, self._position.step_s
+        apart_s = into_s(first % self._launches) - into_s(before % self._launches)
+        return apart_s + (step_s if apart_s <= 0.0 else 0.0)
+
+    def _beside_quiet_s(self, due_s: float, call_s: float) -> float:
+        """Return when to ask for what is due then, so that the call disturbs no communication.
+
+        NCCL's transfers are late where clocks are locked meanwhile (nccl #1551). So a call ends
+        before it; and only where there is no room for one it is made as soon as it may.
+        """
+        quiet, position = self._next_quiet(), self._position
+        if quiet is None:
+            return due_s
+        first_s, end_s = (position.begins_s(each) for each in quiet)
+        if quiet[0] <= position.launch:  # it stands there: the mark that ends it is waited for
+            return math.inf
+        if due_s + call_s <= first_s or due_s >= end_s:
+            return due_s
+        before_s = first_s - call_s - _MARGIN_S
+        return min(due_s, max(before_s, position.at_s))
+
+    def _disturbs(self, now_s: float, call_s: float) -> bool:
+        """Whether a call now would last into communication, and need not."""
+        quiet = self._next_quiet()
+        if quiet is None:
+            return False
+        if quiet[0] <= self._position.launch:
+            return True
+        first_s = self._position.begins_s(quiet[0])
+        return now_s + call_s > first_s and self._room_s(quiet[0]) >= call_s + _MARGIN_S

@@ -132,7 +132,7 @@ class Machine:
         back_s = min(self._back_s.values(), default=math.inf)
         wanted = self._wanted()
         if wanted is not None:
-            return back_s if self._differing(wanted) is None else -math.inf
+            return back_s if self._differing(wanted) is None else self._domains.quiet_until_s()
         if self.state is State.WAITING:
             return back_s
         return min(self._domains.next_s(), self._still_s(), back_s)
@@ -152,7 +152,8 @@ class Machine:
         if back is not None:
             ask: Ask | None = Ask(domain=back, to_mhz=None)
         elif wanted is not None:
-            ask = self._differing(wanted)
+            is_quiet = now_s < self._domains.quiet_until_s()
+            ask = None if is_quiet else self._differing(wanted)
         elif self.state is State.WAITING:
             ask = None
         else:
@@ -263,6 +264,8 @@ class Machine:
         """Return what to hold whatever the launch; ``None`` where the timetable says."""
         if self.state is State.LOST:
             return AUTO
+        if self.state is State.STALLED and self.timetable.busy:
+            return None  # it waits for other ranks, mostly in a collective: nothing is asked then
         if self.state is State.STALLED:
             # Marks may be lost while training goes on: a low clock would slow it unseen.
             return Clocks(core_mhz=self._low_mhz) if self._readings.waits else AUTO
@@ -319,6 +322,7 @@ class Machine:
             step.time_s = (at_s - step.began_s) / steps
             step.planned, step.counted = self.timetable.planned, position.counts is not None
             step.closely &= steps == 1
+            step.busy_s = position.busy_s
             self._passed.append(step)
         if self.state is State.LOST:
             self._sensible += 1
@@ -342,6 +346,8 @@ class Machine:
     def _compare_marks(self, at_s: float) -> None:
         """Tell, now and then and once, where marks lie otherwise than planned."""
         if self._mismatch or self.position.rounds % _COMPARED_EVERY >= self.position.ended:
+            return
+        if self.timetable.busy:  # where a rank of a job waits changes from step to step
             return
         self._mismatch = self.position.mismatch() or ""
         if self._mismatch:

@@ -69,6 +69,8 @@ class Position:
         self.closely = True  # whether this step is to be seen by all its marks, at their time
         self._close_left = REMEMBERED
         self._skipped = False  # whether marks of this step were passed over that were not wanted
+        self._busy = [at for at, launch in enumerate(marks) if launch in timetable.busy]
+        self.busy_s: float | None = None  # of the step that ended last, as `PassedStep` has it
         self._stalls = Stalls()
 
     @property
@@ -94,8 +96,11 @@ class Position:
     def wants(self, ahead_s: Iterable[float]) -> None:
         """Want no marks, but the first of a step, one in its middle and those before some times.
 
-        The one in the middle tells two steps apart, however late one looks.
+        The one in the middle tells two steps apart, however late one looks. Of a job's rank all are
+        wanted: what it computes, and what it waits, is seen by them.
         """
+        if self._busy:
+            return
         intervals = self._intervals
         before = [intervals.last_mark(each_s % intervals.step_s) for each_s in ahead_s]
         middle = intervals.last_mark(0.5 * intervals.step_s)
@@ -309,6 +314,8 @@ class Position:
         """Learn from the step that ended, and expect the next to be as steps are."""
         intervals = self._intervals
         self.rounds += self.ended
+        busy_s = math.fsum(self._lasted_s[at] for at in self._busy)
+        self.busy_s = busy_s if self._busy and self.ended == 1 and busy_s > 0.0 else None
         if self.learns and not self._skipped and not any(map(math.isnan, self._lasted_s)):
             intervals.learn(self._lasted_s)
             if self._off_s:

@@ -70,6 +70,7 @@ class PassedStep:
     closely: bool = True  # whether all its marks were to be looked at, so that outcomes are exact
     steps: int = 1  # how many they are
     counted: bool = True  # whether that is known from their numbers; else one is taken to be one
+    busy_s: float | None = None  # what launches took that compute; None where that was not seen
 
     @property
     def ended_s(self) -> float:

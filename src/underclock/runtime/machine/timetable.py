@@ -38,6 +38,9 @@ class Timetable:
     # One more than launches
     upto_s: tuple[float, ...]
     changes: dict[Domain, tuple[Change, ...]]  # of each clock, in order of their launches
+    busy: frozenset[int] = frozenset()  # of a job's rank: launches in which it computes
+    # and in which it communicates: from one that is marked up to another one
+    quiet: tuple[tuple[int, int], ...] = ()
 
     @property
     def launches(self) -> int:
