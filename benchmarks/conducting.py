@@ -199,7 +199,7 @@ def main() -> None:
             for seed in range(asked.seed, asked.seed + asked.runs):
                 with nvml_session():
                     uuid = NvmlGpu().uuid()
-                run = Run.create(made, marked, ((uuid, 0),), simulated=True)
+                run = Run.create(made, marked, ((uuid, 0),), simulated="RTX 3080 Ti")
                 log = Path(folder) / f"{seed}.jsonl"
                 print(one(run, log, asked.steps, dry=asked.dry, seed=seed), flush=True)
                 run.remove()

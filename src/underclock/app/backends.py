@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.gpus.models import GpuModel, SwitchingModel, gpu_model, model_names
+from underclock.gpus.models import GpuModel, SwitchingModel, gpu_model, name_of_model
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
@@ -125,9 +125,8 @@ def in_virtual_time(spec: str) -> str:
         return spec
     with nvml_session():
         served = NvmlGpu(name.index).info().name
-    for known in model_names():
-        if gpu_model(known).name.removeprefix("NVIDIA ").endswith(served):
-            return f"sim:{known}" + (f"#{name.index}" if name.index else "")
+    if known := name_of_model(served):
+        return f"sim:{known}" + (f"#{name.index}" if name.index else "")
     raise UsageError(
         f"{spec} is a served {served}, which no simulated GPU is called",
         hint="measure on the model that is served: --gpu sim:FILE.json",

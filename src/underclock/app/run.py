@@ -25,9 +25,9 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     "--gpu",
     "gpus",
     multiple=True,
-    default=("nvml:0",),
     metavar="GPU",
-    help="Of each local rank, in their order. [default: nvml:0]",
+    help="Of each local rank, in their order. [default: nvml:0; of a job's plan, as many as it has "
+    "ranks]",
 )
 @click.option("--dry-run", "dry", is_flag=True, help="Do everything but set clocks.")
 @click.option(
@@ -69,6 +69,8 @@ def command(
     **asked: Any,  # noqa: ANN401 - what a `HowToRun` has, by its names
 ) -> None:
     """Run a training COMMAND unchanged, and hold a plan's clocks while it trains.
+
+    A job's plan is held on all ranks together, started by torchrun, say.
 
     A process of its own sets the clocks; they are given back on any end of anything.
 

@@ -333,6 +333,14 @@ def gpu_model(name: str) -> GpuModel:
         ) from exc
 
 
+def name_of_model(gpu: str) -> str | None:
+    """Return which ``NAME`` of ``sim:NAME`` a GPU is, by what its driver calls it; none if none."""
+    for known in _NAMES:
+        if gpu_model(known).name.removeprefix("NVIDIA ").endswith(gpu.removeprefix("NVIDIA ")):
+            return known
+    return None
+
+
 def encode(model: GpuModel) -> str:
     """Return a model as JSON, numbers to six digits."""
     body = msgspec.json.encode(_rounded(msgspec.to_builtins(model)))

@@ -12,6 +12,7 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
         workload: Name of the plan's step.
         marks: In a step.
         dry: Whether nothing is set.
+        is_job: Whether the GPUs are the ranks of one job, and what they take is one iteration's.
         began_s: On the machine's monotonic clock.
         planned_s: What a step of the plan is expected to take.
         energy_change: What the plan promised against auto, as ``time_change``; ``None`` where it
@@ -31,6 +32,7 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     time_change: float | None
     arms: str = ""
     seed: int = 0
+    is_job: bool = False
 
 
 class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
@@ -164,6 +166,8 @@ class RunSummary(Record, frozen=True, kw_only=True):
         events: What a reader should know.
         arms: What each did against auto, where arms took turns.
         energy_j: That the GPUs drew in all of the run.
+        since_auto: Of a job, what its iterations take under the plan against those at auto before,
+            all ranks together: changes of energy and time, as fractions.
     """
 
     run: RunLine | None
@@ -184,3 +188,4 @@ class RunSummary(Record, frozen=True, kw_only=True):
     events: tuple[str, ...]
     arms: tuple[ArmLine, ...] = ()
     energy_j: float | None = None
+    since_auto: tuple[float, float] | None = None

@@ -55,6 +55,11 @@ def _saving(summary: RunSummary) -> str:
         why = "saved nothing: a dry run"
     elif not summary.followed and summary.events:
         why = f"saved nothing: {summary.events[-1]}"
+    elif run.is_job and summary.since_auto is not None:
+        energy, time = map(format_percent, summary.since_auto)
+        return f"{promised}{energy} energy at {time} time against its first iterations at auto"
+    elif run.is_job:
+        why = "not measured: no iterations at auto before it (--guard 20)"
     elif run.arms:
         why = f"not measured: {next(reversed(summary.events), 'no round was whole')}"
     else:

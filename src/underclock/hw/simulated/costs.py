@@ -10,14 +10,14 @@ import dataclasses
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from underclock.errors import UsageError
-from underclock.gpus.models import GpuModel
+from underclock.gpus.models import GpuModel, gpu_model, name_of_model
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
@@ -32,6 +32,7 @@ _WARM_C = 100.0
 _PEAK_C = 60.0  # at which powers are compared; leakage moves them by little
 _SIDE = 8192  # of the matrices of the hot companion's product; bf16
 _BYTES = 2
+_FLOPS = 1e12
 _LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
 
 
@@ -68,6 +69,29 @@ class LaunchCost:
     def power_w(self, temperature_c: float) -> float:
         """Return the board power in W."""
         return self.cold_w + self.w_per_c * temperature_c
+
+
+def flops_for(gpu: str, lasts_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the work that a simulated GPU does in so long, at its highest clocks.
+
+    Args:
+        gpu: What its driver calls it.
+        lasts_s: How long each piece of work is to last; 0 for none.
+
+    Raises:
+        UsageError: No simulated GPU is called so, or it cannot tell what work takes.
+    """
+    name = name_of_model(gpu)
+    model = None if name is None else gpu_model(name)
+    if model is None or model.throughput is None:
+        raise UsageError(
+            f"nothing says how long work takes on a simulated {gpu}",
+            hint="serve a packaged one: underclock simulate h200 --socket PATH",
+        )
+    kernel = model.throughput.kernel(flops=_FLOPS, bytes_moved=0.0, tensor=False)
+    highest = max(model.core_mhz), max(model.mem_mhz)
+    took_s = float(duration_s(model.constants, kernel, *highest)) - kernel.fixed_s
+    return tuple(_FLOPS * max(each_s - kernel.fixed_s, 0.0) / took_s for each_s in lasts_s)
 
 
 class Costs:

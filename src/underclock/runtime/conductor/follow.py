@@ -8,7 +8,7 @@ import atexit
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,26 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
-from underclock.records import AUTO, Evidence, Plan
+from underclock.records import AUTO, ClockSchedule, Evidence, Plan
+from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.gauges import Gauges, Shown
 from underclock.runtime.conductor.log import Log, Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
-from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.conductor.process import TRAINER_ENDED, WorkDone
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.machine.timetable import Timetable, timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
+from underclock.runtime.policy.job import JobPolicy
+from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
+from underclock.runtime.policy.ranks import RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.processes import Process
 
 NEAR_S = 5e-4
 """To what is due next: so long one waits for it without doing anything else."""
@@ -81,6 +86,7 @@ class Follower:
         self._shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
+        self._trainer: Process | None = None  # where its end matters to other GPUs
         self._tidy_s = self._ask_s = self.next_s = 0.0
 
     def _rest(self) -> None:
@@ -182,12 +188,27 @@ class Follower:
         self._shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
         if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
             self._end(self.page.sentence or "the trainer marks no more")
+        if not self.over and self.policy.needs_all:
+            self._look_for_trainer()
         self._write_events(log)
+
+    def _look_for_trainer(self) -> None:
+        """End where its trainer has: others may wait for it for long, with their clocks set.
+
+        What the policy of another GPU ordered meanwhile is taken up here at the latest.
+        """
+        pid = self.page.pid
+        if self._trainer is None and pid:
+            self._trainer = Process.of(pid)
+        if pid and (self._trainer is None or not self._trainer.lives):
+            self._end(TRAINER_ENDED)
+        self._expect()
 
     def _end(self, why: str) -> None:
         """Leave the clocks to the driver; steps are seen no more."""
         self.over = why
-        self._tell(why)
+        words = self.policy.lost(why)
+        self._tell(words if self.policy.needs_all else why)
         self.machine.hold(AUTO)
         self._expect()
         self.polling.next_s = math.inf
@@ -285,7 +306,8 @@ class Follow:
             self._clock.sleep_s(next_s - now_s)
             now_s = self._clock.now_s()
         if self.followers[0].over and all(each.over for each in self.followers):
-            raise WorkDone(self.followers[0].over)
+            others = [each.over for each in self.followers if each.over != TRAINER_ENDED]
+            raise WorkDone((others or [TRAINER_ENDED])[0])
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -320,7 +342,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
     """
     run = Run.open(Path(options["run"]))
-    plan = run.plan()
+    held = _held(run, options)
     opened = [_page(told.page) for told in run.gpus]
     log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
     clock = SystemClock()
@@ -328,30 +350,28 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
         if setter is not None:
-            _try(setter, plan)
+            _try(setter, held.schedule(rank))
         gpu = NvmlGpu(told.index)
-        machine = Machine(timetable_of(scheduled(plan), page.marks), low_mhz=_low_mhz(gpu))
-        policy = policy_of(
-            machine, plan, arms=options["arms"], window=options["window"], seed=options["seed"]
-        )
+        machine = Machine(held.timetable(rank), low_mhz=_low_mhz(gpu))
+        policy = held.policy(machine, rank)
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
         gauges = Gauges(gpu, clock, closely_s=closely_s, exactly=bool(options["arms"]))
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    cost, schedule = plan.headline.cost, scheduled(plan)
     log.write(
         RunLine(
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
             gpus=tuple(NvmlGpu(told.index).info().name for told in run.gpus),
-            workload=plan.workload,
+            workload=held.workload,
             marks=len(followers[0].page.marks),
             dry=options["dry"],
+            is_job=isinstance(held, _HeldJob),
             began_s=clock.now_s(),
-            planned_s=math.fsum(schedule.launch_s),
-            energy_change=None if cost is None else cost.energy_change,
-            time_change=None if cost is None else cost.time_change,
+            planned_s=math.fsum(held.schedule(0).launch_s),
+            energy_change=None if held.promise is None else held.promise.energy_change,
+            time_change=None if held.promise is None else held.promise.time_change,
             arms=options["arms"],
             seed=options["seed"],
         )
@@ -361,6 +381,59 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     follow = Follow(tuple(followers), log, clock)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
+
+
+class _HeldPlan:
+    """A plan as the GPUs of a run hold it: all alike."""
+
+    def __init__(self, plan: Plan, marks: tuple[int, ...], options: Mapping[str, Any]) -> None:
+        self.workload, self.promise = plan.workload, plan.headline.cost
+        self._plan, self._marks, self._options = plan, marks, options
+
+    def schedule(self, rank: int) -> ClockSchedule:
+        """Return what a GPU's clocks are to be."""
+        del rank
+        return scheduled(self._plan)
+
+    def timetable(self, rank: int) -> Timetable:
+        """Return what its machine follows."""
+        return timetable_of(self.schedule(rank), self._marks)
+
+    def policy(self, machine: Machine, rank: int) -> Policy:
+        """Return what decides for it."""
+        del rank
+        asked = {name: self._options[name] for name in ("arms", "window", "seed")}
+        return policy_of(machine, self._plan, **asked)
+
+
+class _HeldJob:
+    """A job's plan as the GPUs of a run hold it: each its rank's part, all one decision."""
+
+    def __init__(
+        self, plan: JobPlan, parts: Sequence[RankPart], options: Mapping[str, Any]
+    ) -> None:
+        self.workload, self.promise = plan.workload, plan.promise
+        self._job = JobPolicy(plan, window=options["window"])
+        self._parts, self._peers = parts, list[RankPolicy]()
+
+    def schedule(self, rank: int) -> ClockSchedule:
+        """Return what a rank's clocks are to be."""
+        return self._parts[rank].schedules[self._job.chosen]
+
+    def timetable(self, rank: int) -> Timetable:
+        """Return what its machine follows."""
+        return self._parts[rank].timetable(self._job.chosen)
+
+    def policy(self, machine: Machine, rank: int) -> Policy:
+        """Return what decides for it; asked for rank by rank."""
+        return RankPolicy(machine, self._parts[rank], rank, self._job, self._peers)
+
+
+def _held(run: Run, options: Mapping[str, Any]) -> _HeldPlan | _HeldJob:
+    plan = run.plan()
+    if isinstance(plan, JobPlan):
+        return _HeldJob(plan, run.parts(), options)
+    return _HeldPlan(plan, run.gpus[0].marks, options)
 
 
 def _page(path: str) -> Page:
@@ -386,9 +459,9 @@ def _low_mhz(gpu: NvmlGpu) -> int:
     return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
 
 
-def _try(setter: Setter, plan: Plan) -> None:
+def _try(setter: Setter, schedule: ClockSchedule) -> None:
     """Set and give back each clock that the plan changes, so that a refusal is known at once."""
-    clocks = scheduled(plan).segments
+    clocks = schedule.segments
     for setting, values in (
         (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
         (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),

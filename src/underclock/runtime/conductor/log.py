@@ -25,6 +25,7 @@ from underclock.runtime.undo.processes import say
 
 _LONGEST_LINE = 1 << 16
 _P50, _P99 = 0.5, 0.99
+_LEFT_OUT = 2  # steps at a beginning: clocks move
 _Of = Callable[[StepLine], float | None]
 _COUNTERS: tuple[tuple[str, str, _Of], ...] = (
     (
@@ -220,7 +221,25 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         events=tuple(line.text for line in lines if isinstance(line, EventLine)),
         arms=tuple(line for line in lines if isinstance(line, ArmLine)),
         energy_j=ends[-1].energy_j if ends else None,
+        since_auto=_since_auto(steps) if run is not None and run.is_job else None,
     )
+
+
+def _since_auto(steps: Sequence[StepLine]) -> tuple[float, float] | None:
+    """Return the changes of a job's energy and time since its guard learned what auto takes."""
+    of: dict[str, list[StepLine]] = {"learning": [], "plan": []}
+    for line in steps:
+        of.get(line.arm, []).append(line)
+    totals = []
+    for lines in of.values():
+        ranks = {line.gpu: [each for each in lines if each.gpu == line.gpu] for line in lines}
+        energies_j = [_step_j(some[_LEFT_OUT:]) for some in ranks.values()]
+        times_s = [_quantile([(s.time_s, s.steps) for s in some], _P50) for some in ranks.values()]
+        totals.append((energies_j, max(filter(None, times_s), default=0.0)))
+    (auto_j, auto_s), (plan_j, plan_s) = totals
+    if None in (*auto_j, *plan_j) or len(auto_j) != len(plan_j) or not auto_s * plan_s:
+        return None
+    return sum(filter(None, plan_j)) / sum(filter(None, auto_j)) - 1.0, plan_s / auto_s - 1.0
 
 
 def live_line(lines: Sequence[Line]) -> str:

@@ -8,22 +8,25 @@ import contextlib
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from underclock.errors import DataError, UsageError
-from underclock.records import Plan
+from underclock.records import Kernel, Plan, Step
 from underclock.records.common import Record
+from underclock.records.job import JobPlan
+from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import MarkedStep
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
-from underclock.store import read_document, write_document
+from underclock.store import kind_of, read_document, write_document
 
 _SHM = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-_RUN, _PLAN, _STEPS = "run.json", "plan.json", "steps.jsonl"
+_RUN, _PLAN, _PARTS, _STEPS = "run.json", "plan.json", "parts.json", "steps.jsonl"
 _PREFIX = "run-"
 
 
@@ -34,12 +37,16 @@ class RunGpu(Record, frozen=True, kw_only=True):
         uuid: Which GPU.
         index: As the driver counts.
         page: Its page of marks.
+        places: What it marks: as `MarkSite` has them, in its order of fields but the launch.
+        marks: Launches of those.
         step: File of the step, where a simulated GPU is to run it; empty else.
     """
 
     uuid: str
     index: int
     page: str
+    places: tuple[tuple[str, str, int, int], ...]
+    marks: tuple[int, ...]
     step: str = ""
 
 
@@ -49,14 +56,16 @@ class RunFile(Record, frozen=True, kw_only=True):
     Attributes:
         version: Of the pages.
         digest: Of the plan and its mark sites.
-        places: As `MarkSite` has them, in its order of fields but the launch.
         gpus: By local rank.
+        world: Ranks of the job that is planned; 0 for a plan of one GPU, held by any number.
+        schedule: Name of the job's pipeline schedule; empty for none.
     """
 
     version: int
     digest: str
-    places: tuple[tuple[str, str, int, int], ...]
     gpus: tuple[RunGpu, ...]
+    world: int = 0
+    schedule: str = ""
 
 
 class Run:
@@ -73,9 +82,20 @@ class Run:
 
     @classmethod
     def create(
-        cls, plan: Plan, marked: MarkedStep, gpus: tuple[tuple[str, int], ...], *, simulated: bool
+        cls,
+        plan: Plan | JobPlan,
+        held: "MarkedStep | Sequence[RankPart]",
+        gpus: Sequence[tuple[str, int]],
+        *,
+        simulated: str,
     ) -> "Run":
         """Make them.
+
+        Args:
+            plan: What is held.
+            held: The marks that all GPUs have, or the part of each rank of a job.
+            gpus: UUID and index of each.
+            simulated: The model that another process serves; empty for real GPUs.
 
         Raises:
             UsageError: They cannot be written.
@@ -83,30 +103,39 @@ class Run:
         try:
             tidy()
             folder = _new_folder()
-            step = folder / "step.json"
-            if simulated:
-                from underclock.records import Step  # noqa: PLC0415 - only here
-
-                whole = Step(name=plan.workload, kernels=plan.runs, order=plan.order)
-                write_document(step, whole)
             write_document(folder / _PLAN, plan)
+            parts = () if isinstance(held, MarkedStep) else tuple(held)
+            (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
+            digest = held.digest if isinstance(held, MarkedStep) else digest_of(plan)
             told = []
             pages_in = _pages(folder)
             pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
+                step = folder / f"step{rank if parts else 0}.json"
+                if simulated and not step.exists():
+                    write_document(step, _step(plan, parts[rank] if parts else None, simulated))
+                sites = held.sites if isinstance(held, MarkedStep) else held[rank].sites
+                marks = tuple(site.launch for site in sites)
                 path = pages_in / f"{rank}.page"
-                digest = bytes.fromhex(marked.digest)
-                Page.create(path, digest=digest, marks=marked.marks).close()
-                where = str(step) if simulated else ""
-                told.append(RunGpu(uuid=uuid, index=index, page=str(path), step=where))
+                Page.create(path, digest=bytes.fromhex(digest), marks=marks).close()
+                told.append(
+                    RunGpu(
+                        uuid=uuid,
+                        index=index,
+                        page=str(path),
+                        places=tuple((s.event, s.path, s.occurrence, s.total) for s in sites),
+                        marks=marks,
+                        step=str(step) if simulated else "",
+                    )
+                )
             run = cls(folder, tuple(told))
+            schedule = plan.job.schedule if isinstance(plan, JobPlan) else ""
             body = RunFile(
                 version=pages.VERSION,
-                digest=marked.digest,
-                places=tuple(
-                    (site.event, site.path, site.occurrence, site.total) for site in marked.sites
-                ),
+                digest=digest,
                 gpus=run.gpus,
+                world=len(parts),
+                schedule=schedule,
             )
             run.path.write_bytes(msgspec.json.encode(body))
         except OSError as exc:
@@ -139,13 +168,45 @@ class Run:
             raise DataError(f"{folder} holds no run: {exc}") from exc
         return cls(folder, body.gpus)
 
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | JobPlan:
         """Return what is held."""
-        return read_document(self.folder / _PLAN, Plan)
+        return read_plan(self.folder / _PLAN)
+
+    def parts(self) -> tuple[RankPart, ...]:
+        """Return the part of each rank, where the plan is a job's; none else."""
+        return msgspec.json.decode((self.folder / _PARTS).read_bytes(), type=tuple[RankPart, ...])
 
     def remove(self) -> None:
         """Remove them; who has a page mapped keeps it."""
         _remove(self.folder)
+
+
+def read_plan(path: Path) -> Plan | JobPlan:
+    """Return a plan of one GPU or of a job, whichever a file holds.
+
+    Raises:
+        DataError: It is neither, or cannot be read.
+    """
+    if kind_of(path) == "job plan":
+        return read_document(path, JobPlan)
+    return read_document(path, Plan)
+
+
+def _step(plan: Plan | JobPlan, part: RankPart | None, model: str) -> Step:
+    """Return what a simulated GPU runs: the plan's step, or work as long as a rank's at auto."""
+    if isinstance(plan, Plan):
+        return Step(name=plan.workload, kernels=plan.runs, order=plan.order)
+    if part is None:
+        raise AssertionError("a job has parts")
+    from underclock.hw.simulated.costs import flops_for  # noqa: PLC0415 - where it is needed
+
+    lasts_s = sorted(set(part.auto_s))
+    kernels = tuple(
+        Kernel(name=f"{each_s:g} s", flops=flops, bytes_moved=1.0, count=part.auto_s.count(each_s))
+        for each_s, flops in zip(lasts_s, flops_for(model, lasts_s), strict=True)
+    )
+    order = tuple(lasts_s.index(each_s) for each_s in part.auto_s)
+    return Step(name=plan.workload, kernels=kernels, order=order)
 
 
 def tidy() -> None:

@@ -16,29 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from underclock import runtime
-from underclock.errors import UnderclockError, UsageError
+from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
+from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import Line, RunSummary
 from underclock.report import closing_line
 from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
 from underclock.runtime.conductor.process import TRAINER_ENDED
-from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
+from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
-from underclock.runtime.trainer.sites import MarkedStep, marked
+from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.armed import left_behind, restore_left
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
-from underclock.store import as_record
 
 if TYPE_CHECKING:
     from underclock.runtime.undo.armed import Undone
@@ -77,7 +78,8 @@ class HowToRun:
     """How a plan is held.
 
     Attributes:
-        gpus: The GPU of each local rank, in their order.
+        gpus: The GPU of each local rank, in their order; by default the first, and for a job's plan
+            as many as it has ranks.
         dry: Do all but set clocks.
         log: File for a line of JSON for each step; it is appended to.
         anyway: Whether another board or driver than the plan's will do.
@@ -90,7 +92,7 @@ class HowToRun:
         ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
     """
 
-    gpus: tuple[str, ...] = ("nvml:0",)
+    gpus: tuple[str, ...] = ()
     dry: bool = False
     log: Path | None = None
     anyway: bool = False
@@ -102,16 +104,19 @@ class HowToRun:
     ended: Callable[[Ran], None] | None = None
 
 
-def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = None) -> Ran:
+def run(
+    plan: Plan | JobPlan | str | Path, command: Sequence[str], how: HowToRun | None = None
+) -> Ran:
     """Run a training command, and hold a plan's clocks while it trains.
 
     Args:
-        plan: With a schedule, or its file.
+        plan: With a schedule or of a job, or its file.
         command: What to run, unchanged; it may start several trainers, as torchrun does.
-        how: By default on GPU 0.
+        how: By default on GPU 0, and of a job on as many as it has ranks.
 
     Raises:
-        UsageError: A plan without a schedule, no such command, or a GPU that somebody else sets.
+        UsageError: A plan without a schedule, a job of more ranks than GPUs, no such command, or a
+            GPU that somebody else sets.
         DataError: The plan is of another GPU, board, driver or limit.
         DeviceError: The GPU does not answer, or clocks may not be set.
     """
@@ -121,8 +126,9 @@ def run(plan: Plan | str | Path, command: Sequence[str], how: HowToRun | None = 
         raise UsageError(
             f"there is no command {command[0]!r}", hint="write it as a shell would find it"
         )
+    read = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
     with (
-        held_run(as_record(plan, Plan), how or HowToRun()) as held,
+        held_run(read, how or HowToRun()) as held,
         _gated(command, held.environment()) as (trainer, go),
     ):
         held.start(trainer.pid)
@@ -162,13 +168,10 @@ class HeldRun:
 
     Attributes:
         run: Its files.
-        marked: Its marks.
         ran: How it went; ``None`` until it ended, or where it never began.
     """
 
-    def __init__(
-        self, run: Run, marks: MarkedStep, how: HowToRun, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, run: Run, how: HowToRun, options: Mapping[str, Any]) -> None:
         self.run = run
         self.ran: Ran | None = None
         self._code: int | None = None  # that the command ended with
@@ -177,7 +180,6 @@ class HeldRun:
         self._words: Mapping[str, Any] | None = None  # the conductor's last
         self._asked = False  # whether it was asked to end
         self._undone: tuple[Undone, ...] = ()  # what the two did not undo
-        self.marked = marks
         self._options = options
         self._conducting: Conducting | None = None
 
@@ -327,26 +329,10 @@ class HeldRun:
 
 
 @contextmanager
-def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
+def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
     """Check a plan, and make the files of its run; they go after the block. Errors as of `run`."""
-    marks = marked(plan)
-    if how.arms:
-        parse_arms(how.arms, has_fixed=plan.fixed is not None)
     window = _guard_window(how)
-    found, simulated = _checked_gpus(plan, how)
-    if marks.unmarked:
-        less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
-        how.tell(
-            f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
-            f"timed from the mark before{less}"
-        )
-    calls = len(found) * timetable_of(scheduled(plan), marks.marks).calls
-    if calls > _MOST_CALLS:
-        how.tell(
-            f"calls that set clocks take {calls:.0%} of a step, one after the other for all GPUs "
-            f"({len(found)}), so changes will be late: plan with fewer, --max-switches"
-        )
-    run = Run.create(plan, marks, found, simulated=simulated)
+    run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)
     log = run.steps if how.log is None else how.log.absolute()
     options = {
         "run": str(run.folder),
@@ -357,7 +343,7 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
         "seed": secrets.randbits(32),
         "metrics_port": how.metrics_port,
     }
-    held = HeldRun(run, marks, how, options)
+    held = HeldRun(run, how, options)
     try:
         yield held
     finally:
@@ -366,6 +352,78 @@ def held_run(plan: Plan, how: HowToRun) -> Iterator[HeldRun]:
             held.tell_how_it_ended()
         finally:
             run.remove()
+
+
+def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
+    marks = marked(plan)
+    if how.arms:
+        parse_arms(how.arms, has_fixed=plan.fixed is not None)
+    pairs = dict.fromkeys(scheduled(plan).clocks)
+    held = [("a part of the step", pair) for pair in pairs]
+
+    def check(_rank: int, gpu: NvmlGpu) -> None:
+        for sentence in plan.check_to_hold(
+            gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
+        ):
+            how.tell(sentence)
+        check_clocks(held, listed_clocks(gpu))
+
+    found, simulated = _checked_gpus(how.gpus or ("nvml:0",), check)
+    if marks.unmarked:
+        less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
+        how.tell(
+            f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
+            f"timed from the mark before{less}"
+        )
+    _tell_of_calls(how, len(found) * timetable_of(scheduled(plan), marks.marks).calls, len(found))
+    return Run.create(plan, marks, found, simulated=simulated)
+
+
+def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
+    """Check the GPU of each rank, and make the files.
+
+    Raises:
+        UsageError: Arms, or another number of GPUs than of ranks.
+        DataError: A GPU is not what its rank was planned for.
+    """
+    count = len(plan.job.ranks)
+    gpus = how.gpus or tuple(f"nvml:{index}" for index in range(count))
+    if how.arms:
+        raise UsageError(
+            "arms take turns on GPUs of their own, and the ranks of a job are held together",
+            hint="leave out --arms: the guard compares the job's plan with auto",
+        )
+    if len(gpus) != count:
+        raise UsageError(
+            f"the job has {count} ranks and {len(gpus)} GPUs are named",
+            hint="name one for each rank, in their order; a job is held on one machine",
+        )
+    parts = parts_of(plan)
+
+    def check(rank: int, gpu: NvmlGpu) -> None:
+        planned, info = plan.job.gpu_of(rank), gpu.info()
+        if planned.name != info.name:
+            raise DataError(
+                f"rank {rank} is planned for {planned.name}, and its GPU is {info.name}",
+                hint="name the GPUs in the order of the ranks, or plan the job for these",
+            )
+        if planned.is_another_board(info):
+            how.tell(f"rank {rank} was planned on board {planned.uuid}, and this is {info.uuid}")
+        pairs = {pair for each in parts[rank].schedules for pair in each.clocks}
+        held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
+        check_clocks(held, listed_clocks(gpu))
+
+    found, simulated = _checked_gpus(gpus, check)
+    _tell_of_calls(how, sum(part.timetable(0).calls for part in parts), count)
+    return Run.create(plan, parts, found, simulated=simulated)
+
+
+def _tell_of_calls(how: HowToRun, calls: float, gpus: int) -> None:
+    if calls > _MOST_CALLS:
+        how.tell(
+            f"calls that set clocks take {calls:.0%} of a step, one after the other for all GPUs "
+            f"({gpus}), so changes will be late: plan with fewer, --max-switches"
+        )
 
 
 def _guard_window(how: HowToRun) -> int:
@@ -389,14 +447,16 @@ def _guard_window(how: HowToRun) -> int:
     return how.window
 
 
-def _checked_gpus(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return UUID and index of each GPU, and whether another process simulates them.
+def _checked_gpus(
+    gpus: Sequence[str], check: Callable[[int, NvmlGpu], None]
+) -> tuple[tuple[tuple[str, int], ...], str]:
+    """Return UUID and index of each GPU, and what they are called where they are simulated.
 
     Raises:
         DataError: The plan is not of one of them.
         UsageError: No such GPU, or one twice.
     """
-    names = [parse_gpu(text) for text in how.gpus]
+    names = [parse_gpu(text) for text in gpus]
     for name in names:
         if name.kind is not GpuKind.REAL:
             raise UsageError(
@@ -407,18 +467,12 @@ def _checked_gpus(plan: Plan, how: HowToRun) -> tuple[tuple[tuple[str, int], ...
     indices = [name.index for name in names]
     if len(set(indices)) < len(indices):
         raise UsageError(
-            f"a GPU is named twice: {' '.join(how.gpus)}", hint="name one for each local rank"
+            f"a GPU is named twice: {' '.join(gpus)}", hint="name one for each local rank"
         )
-    pairs = dict.fromkeys(plan.schedule.clocks if plan.schedule else ())
-    held = [("a part of the step", pair) for pair in pairs]
     with nvml_session():
         found = []
-        for index in indices:
+        for rank, index in enumerate(indices):
             gpu = NvmlGpu(index)
-            for sentence in plan.check_to_hold(
-                gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
-            ):
-                how.tell(sentence)
-            check_clocks(held, listed_clocks(gpu))
+            check(rank, gpu)
             found.append((gpu.uuid(), index))
-        return tuple(found), is_simulated()
+        return tuple(found), gpu.info().name if is_simulated() else ""

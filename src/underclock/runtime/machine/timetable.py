@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.records import Clocks, ClockSchedule
-from underclock.records.latencies import Domain, LatencyTable, Switch, changed
+from underclock.records.latencies import Domain, LatencyTable, Switch, changed, mhz_of
 
 _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
@@ -50,12 +50,13 @@ class Timetable:
     @property
     def planned(self) -> int:
         """Changes in a round, those of either clock apart."""
-        return sum(len(some) for some in self.changes.values())
+        return sum(len(some) for some in self.changes.values() if len(some) > 1)
 
     @property
     def calls(self) -> float:
         """For how much of a round the setter is called; a driver takes one call at a time."""
-        calls_s = (each.believed.call_s for some in self.changes.values() for each in some)
+        several = (some for some in self.changes.values() if len(some) > 1)
+        calls_s = (each.believed.call_s for some in several for each in some)
         return math.fsum(calls_s) / self.upto_s[-1]
 
 
@@ -106,6 +107,11 @@ def timetable(
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
         for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):
             changes[change.domain].append(change)
+    for domain in Domain:  # what is one clock all along is asked for once
+        to_mhz = mhz_of(clocks[0], domain)
+        if not changes[domain] and to_mhz is not None:
+            believed = latencies.answer(domain, None, to_mhz)
+            changes[domain].append(Change(at=0, domain=domain, to_mhz=to_mhz, believed=believed))
     return Timetable(
         clocks=tuple(clocks),
         marks=tuple(marks),

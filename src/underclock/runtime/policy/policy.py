@@ -29,8 +29,10 @@ _BLOCKS = 5  # of what settles, a block counts so many
 class Policy:
     """Decides what a machine does: follow the plan, but for locks that the power cap overrules."""
 
-    def __init__(self, machine: Machine, plan: Plan) -> None:
-        self._machine, self._plan = machine, plan
+    needs_all = False  # whether it is over for all GPUs of a run where it is for one
+
+    def __init__(self, machine: Machine, schedule: ClockSchedule) -> None:
+        self._machine, self._planned = machine, schedule
         self._free: set[int] = set()
 
     @property
@@ -51,6 +53,11 @@ class Policy:
     def known(self, step: PassedStep, energy_j: float | None) -> str:
         """Take note of its energy, once that is known; return words for the log, if any."""
         del step, energy_j
+        return ""
+
+    def lost(self, why: str) -> str:
+        """Take note that nobody marks steps any more; return words for the log, if any."""
+        del why
         return ""
 
     def capped(self, launches: frozenset[int]) -> str:
@@ -74,11 +81,15 @@ class Policy:
         return ""
 
     def _schedule(self) -> ClockSchedule:
-        schedule = scheduled(self._plan)
+        return self._without_free(self._planned)
+
+    def _without_free(self, schedule: ClockSchedule) -> ClockSchedule:
         return without_locks(schedule, self._free) if self._free else schedule
 
     def _follow(self, schedule: ClockSchedule) -> None:
-        self._machine.follow(timetable_of(schedule, self._machine.timetable.marks))
+        now = self._machine.timetable
+        made = timetable_of(schedule, now.marks)
+        self._machine.follow(dataclasses.replace(made, busy=now.busy, quiet=now.quiet))
 
 
 class Guarded(Policy):
@@ -86,7 +97,8 @@ class Guarded(Policy):
 
     def __init__(self, machine: Machine, plan: Plan, window: int) -> None:
         """Begin at auto, to learn what a step takes there."""
-        super().__init__(machine, plan)
+        super().__init__(machine, scheduled(plan))
+        self._plan = plan
         self._guard = Guard(
             max_slowdown=budget_of(plan), has_fixed=plan.fixed is not None, window=window
         )
@@ -141,7 +153,8 @@ class Alternating(Policy):
 
     def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...], seed: int) -> None:
         """Warm up."""
-        super().__init__(machine, plan)
+        super().__init__(machine, scheduled(plan))
+        self._plan = plan
         step_s = math.fsum(scheduled(plan).launch_s)
         # A block is left when its last step's energy is known: some steps of the next are past.
         settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
@@ -212,7 +225,7 @@ def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int
     if arms:
         names = parse_arms(arms, has_fixed=plan.fixed is not None)
         return Alternating(machine, plan, names, seed)
-    return Guarded(machine, plan, window) if window else Policy(machine, plan)
+    return Guarded(machine, plan, window) if window else Policy(machine, scheduled(plan))
 
 
 def budget_of(plan: Plan) -> float:

@@ -70,15 +70,38 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
                 f"another process marks the steps of GPU {gpu['index']} already, and one alone may",
                 hint="give each trainer its own GPU, by its LOCAL_RANK",
             )
+        _check_world(torch, run["world"], rank)
         _check_same_job(torch, run["digest"])
         return page
 
     def open_stream(page: Page, optimizer: Any) -> MarkStream:
-        return _stream(torch, page, gpu, _device_of(optimizer))
+        return _stream(torch, page, gpu, _device_of(optimizer), waits=bool(run["world"]))
 
-    marker = Marker([tuple(place) for place in run["places"]], open_page, open_stream)
+    places = [tuple(place) for place in gpu["places"]]
+    marker = Marker(places, open_page, open_stream, run["schedule"])
     marker.attach(torch)
     return marker
+
+
+def _check_world(torch: Any, world: int, local: int) -> None:
+    """Refuse a job of other ranks than the plan's; a plan for one GPU, of world 0, takes any.
+
+    Raises:
+        DataError: It has another number of them, or they are spread over several machines.
+    """
+    distributed = torch.distributed
+    is_there = distributed.is_available() and distributed.is_initialized()
+    size, rank = (distributed.get_world_size(), distributed.get_rank()) if is_there else (1, 0)
+    if world and size != world:
+        raise DataError(
+            f"this job has a world size of {size}, and the plan is for {world} ranks",
+            hint="plan the job as it runs, or start as many ranks as planned",
+        )
+    if world and rank != local:
+        raise DataError(
+            f"rank {rank} of the job is rank {local} on its machine: a job is held on one machine",
+            hint="start all its ranks under one `underclock run`",
+        )
 
 
 def _check_same_job(torch: Any, digest: str) -> None:
@@ -112,8 +135,11 @@ def _device_of(optimizer: Any) -> Any:
     raise DataError("the optimiser has no parameters, so nothing says where it trains")
 
 
-def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStream:
-    """Return what writes marks where this process trains."""
+def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any, *, waits: bool) -> MarkStream:
+    """Return what writes marks where this process trains.
+
+    Where ranks hand one another what a simulated GPU computes, each `waits` for its own.
+    """
     if os.environ.get(_SIMULATOR):
         import atexit  # noqa: PLC0415
 
@@ -125,6 +151,7 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any) -> MarkStr
             step=gpu["step"],
             page=page.path,
             marks=page.marks,
+            waits=waits,
         )
         atexit.register(_wait_for, stream)  # as a program waits for its GPU before it ends
         return stream

@@ -22,6 +22,7 @@ from bisect import bisect_left
 
 from underclock.errors import DataError
 from underclock.hw.cuda.module_paths import WRAPPERS, paths_below
+from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import word_of
 
@@ -118,7 +119,10 @@ class Marker:
         places: Sequence[tuple[str, str, int, int]],
         open_page: Callable[[], Page],
         open_stream: Callable[[Page, Any], MarkStream],
+        schedule: str = "",
     ) -> None:
+        """Mark places; of a job's pipeline schedule, which it names, all must be found."""
+        self._schedule = schedule
         self._spots: dict[tuple[str, str], Spot] = {}
         self._count = len(places)
         for value, (event, path, occurrence, total) in enumerate(places, start=1):
@@ -199,6 +203,9 @@ class Marker:
         self._counting.stepped()
         self._page.tell(pages.LEARNING)
         self._seen = []
+        if self._schedule:
+            self._undo += instructions.watch(self._torch, self._instruction)
+            return
         for module in _modules(self._torch):
             self._watch(module)
 
@@ -235,10 +242,17 @@ class Marker:
         }
         good = ascending([value for value in seen if value not in wrong])
         found = 1 + len(good)  # the step's own
-        if found < self._count * _LEAST_SHARE or (found == 1 < self._count):
+        least = self._count * (1.0 if self._schedule else _LEAST_SHARE)
+        if found < least or (found == 1 < self._count) or (self._schedule and good != {*seen}):
             self._tries += 1
             seen.clear()
             if self._tries == _MOST_TRIES:
+                if self._schedule:
+                    raise DataError(
+                        f"the plan is for another schedule: {self._schedule}, and "
+                        f"{instructions.schedule_of()}: {found} of {self._count} marks come where "
+                        "the plan says; plan the job as it runs"
+                    )
                 raise DataError(
                     f"the step is not the plan's: {found} of its {self._count} marks are where the "
                     "plan says; trace the step again, and plan it"
@@ -291,6 +305,11 @@ class Marker:
         before = module.register_forward_pre_hook(self._entered, prepend=True)
         after = module.register_forward_hook(self._left)
         self._undo_modules.append((module, [before.remove, after.remove]))
+
+    @_harmless
+    def _instruction(self, event: str, path: str) -> None:
+        """Be told that an instruction of a job's rank begins or ends."""
+        self._hit(event, path)
 
     @_harmless
     def _entered(self, module: Any, _inputs: object) -> None:

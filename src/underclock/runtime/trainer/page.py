@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-VERSION = 2
+VERSION = 3
 MARK_OFFSET = 64
 """Where the mark word is."""
 STEP_OFFSET = 68

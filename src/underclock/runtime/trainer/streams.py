@@ -141,8 +141,10 @@ class ServedStream:
     between them; the virtual GPU does them in virtual time, at the clocks that it then has.
     """
 
-    def __init__(self, connection: socket.socket, marks: Sequence[int]) -> None:
-        self._connection = connection
+    def __init__(
+        self, connection: socket.socket, marks: Sequence[int], *, waits: bool = False
+    ) -> None:
+        self._connection, self._waits = connection, waits
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
         self._at = 0  # the launch that comes next
@@ -157,6 +159,7 @@ class ServedStream:
         step: str | os.PathLike[str],
         page: str | os.PathLike[str] | None = None,
         marks: Sequence[int] = (),
+        waits: bool = False,
     ) -> Self:
         """Load a step on a GPU, and have the server map a page.
 
@@ -166,6 +169,7 @@ class ServedStream:
             step: File of the step.
             page: File that writes go to; ``None`` for no writes.
             marks: Launch before which each mark is; `mark` puts the launches before it there too.
+            waits: Whether `mark` waits until they are done, as who hands on what they compute.
 
         Raises:
             DeviceError: Nobody answers there.
@@ -182,7 +186,7 @@ class ServedStream:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFERED_BYTES)
         try:
             connection.connect(os.fspath(path))
-            stream = cls(connection, marks)
+            stream = cls(connection, marks, waits=waits)
             stream._attach({"do": "attach", "gpu": gpu, "step": content}, page)
         except OSError as exc:
             connection.close()
@@ -236,6 +240,8 @@ class ServedStream:
             if launch > self._at:
                 self.work(self._at, launch)
         self.write(MARK_OFFSET, word)
+        if self._waits:
+            self.synchronise()
 
     def count(self, steps: int) -> None:
         """Have the step word written likewise."""

@@ -290,7 +290,7 @@ def test_a_page_that_was_removed_before_it_was_opened_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
-    run = Run.create(PLAN, marked(PLAN), (("GPU-x", 0),), simulated=False)
+    run = Run.create(PLAN, marked(PLAN), (("GPU-x", 0),), simulated="")
     Path(run.gpus[0].page).unlink()
 
     with pytest.raises(DataError, match=r"cannot open the page of marks .*: No such file"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from playing import CALL_S, DELAY_S, Player, table_of, usual
+from playing import CALL_S, DELAY_S, Player, state, table_of, usual
 from underclock.records import AUTO
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import State
@@ -72,7 +72,7 @@ def test_auto_is_asked_for_after_communication_unless_that_never_ends() -> None:
         player.run(player.now_s + (0.01 if index < 3 else 0.002))
     known = len(player.calls)
     player.machine.hold(AUTO)
-    assert player.machine.state is State.HELD
+    assert state(player.machine) is State.HELD
     before_s = player.now_s
     player.run(before_s + 0.005)
     assert len(player.calls) == known
@@ -90,10 +90,10 @@ def test_a_rank_that_waits_for_others_is_asked_for_nothing() -> None:
         player.run(player.now_s + (0.01 if index < 3 else 2.0))  # a straggler elsewhere
     known = player.calls[:]
     player.run(player.now_s + 1.0)
-    assert player.machine.state is State.STALLED
+    assert state(player.machine) is State.STALLED
     assert player.calls == known
     player.machine.saw(5, player.now_s)
-    assert player.machine.state is State.FOLLOWING
+    assert state(player.machine) is State.FOLLOWING
 
 
 @given(

@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.delenv("UNDERCLOCK_SIMULATOR", raising=False)
     gpus = (("GPU-a", 0), ("GPU-b", 1))
-    made = Run.create(plan(), marked(plan()), gpus, simulated=False)
+    made = Run.create(plan(), marked(plan()), gpus, simulated="")
     yield made
     made.remove()
 

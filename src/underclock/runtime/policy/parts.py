@@ -1,0 +1,284 @@
+"""A job's plan as its conductors hold it: for each rank a schedule over its instructions.
+
+Instructions are what launches are to a step, so the same machine follows them: what an instruction
+takes, a second clock from its share on, and what the rank waits after it, are launches of their
+own. Every plan of the frontier has the same ones, so that one can take the place of another.
+"""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from underclock.errors import UsageError
+from underclock.records import Clocks, ClockSchedule, Segment
+from underclock.records.common import Record
+from underclock.records.job import COMPUTES, Held, InstructionKind, JobPlan, Rank, RankClocks
+from underclock.records.latencies import LatencyTable
+from underclock.runtime.machine.timetable import Timetable, timetable_of
+from underclock.runtime.policy.job import planned_points
+from underclock.runtime.trainer.instructions import BEGINS, ENDS
+from underclock.runtime.trainer.marks import STEP
+from underclock.runtime.trainer.sites import MarkSite
+
+if TYPE_CHECKING:
+    from underclock.arrays import Floats
+
+_LEAST_S = 1e-6  # of a launch that may take no time at all
+_TALKS = {InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE}
+_SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIGHTS}
+
+
+class RankPart(Record, frozen=True, kw_only=True):
+    """What the conductor of one rank is given.
+
+    Attributes:
+        sites: What can be seen of its iterations, and the launch that comes next.
+        busy: Launches that begin what it computes.
+        quiet: Launches from one mark up to another in which it communicates.
+        auto_s: What each launch computes at auto; 0 where it waits or communicates.
+        schedules: By plan of the frontier, fastest first.
+    """
+
+    sites: tuple[MarkSite, ...]
+    busy: tuple[int, ...]
+    quiet: tuple[tuple[int, int], ...]
+    auto_s: tuple[float, ...]
+    schedules: tuple[ClockSchedule, ...]
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """Launch index of each mark."""
+        return tuple(site.launch for site in self.sites)
+
+    def timetable(self, point: int) -> Timetable:
+        """Return what the machine follows under a plan of the frontier."""
+        made = timetable_of(self.schedules[point], self.marks)
+        return dataclasses.replace(made, busy=frozenset(self.busy), quiet=self.quiet)
+
+
+def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
+    """Return the part of each rank; this loads NumPy.
+
+    Raises:
+        UsageError: An instruction has clocks of its own inside, which nobody marks.
+    """
+    import numpy as np  # noqa: PLC0415 - a conductor reads what came of this, and starts at once
+
+    from underclock.core.job.network import network_of  # noqa: PLC0415
+
+    network, (points, chosen) = network_of(plan.job), planned_points(plan)
+    _check_inside(plan)
+    taken_s = np.array([list(_taken_s(plan, point.clocks)) for point in points])
+    begins_s, iterations_s = network.begins_s(taken_s), network.iteration_s(taken_s)
+    ends_s = network.ends_s(taken_s)
+    firsts = np.searchsorted(network.rank, np.arange(len(plan.job.ranks) + 1))
+    return tuple(
+        _Laid(
+            plan,
+            rank,
+            [point.clocks[at] for point in points],
+            (begins_s[:, first:end], ends_s[:, first:end], iterations_s),
+        ).part(chosen)
+        for at, (rank, (first, end)) in enumerate(
+            zip(plan.job.ranks, pairwise(firsts), strict=True)
+        )
+    )
+
+
+def digest_of(plan: Record) -> str:
+    """Return what tells a plan from another one, in hexadecimal."""
+    body = msgspec.json.encode(plan, order="deterministic")
+    return hashlib.sha256(body).hexdigest()
+
+
+def _check_inside(plan: JobPlan) -> None:
+    held_rows = (
+        plan.job.profiles[instruction.profile].rows[at]
+        for point in (*(each.clocks for each in plan.frontier), plan.clocks)
+        for rank, some in zip(plan.job.ranks, point, strict=True)
+        for instruction, held in zip(rank.instructions, some, strict=True)
+        if held is not None and instruction.profile is not None
+        for at in (held.row, held.row if held.then is None else held.then)
+    )
+    if any(row.inside for row in held_rows):
+        raise UsageError(
+            "the job's plan changes clocks inside of instructions, and only their begins are "
+            "marked",
+            hint="plan it with one clock, or two in turn, for each instruction",
+        )
+
+
+def _taken_s(plan: JobPlan, clocks: tuple[RankClocks, ...]) -> Iterator[float]:
+    for rank, some in zip(plan.job.ranks, clocks, strict=True):
+        for which, held in enumerate(some):
+            yield sum(_pieces_s(plan, rank, which, held))
+
+
+def _pieces_s(plan: JobPlan, rank: Rank, which: int, held: Held | None) -> tuple[float, float]:
+    """Return what an instruction takes by its first row and by its second."""
+    instruction = rank.instructions[which]
+    if instruction.profile is None or held is None:
+        return instruction.time_s or 0.0, 0.0
+    rows = plan.job.profiles[instruction.profile].rows
+    rest_s = 0.0 if held.then is None else (1.0 - held.share) * rows[held.then].time_s
+    return held.share * rows[held.row].time_s, rest_s
+
+
+class _Laid:
+    """A rank's instructions, laid out as launches.
+
+    Those of its first stream: before the first it waits, each is followed by what it waits.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        rank: Rank,
+        clocks: Sequence[RankClocks],
+        times: "tuple[Floats, Floats, Floats]",
+    ) -> None:
+        self._plan, self._rank, self._clocks = plan, rank, clocks
+        self._begins_s, self._ends_s, self._iterations_s = times
+        self._main = [at for at, each in enumerate(rank.instructions) if each.stream == 0]
+        self._splits = {
+            at for some in clocks for at, held in enumerate(some) if held and held.then is not None
+        }
+        self._first: dict[int, int] = {}  # launch of each instruction, and the one after it
+        self._after: dict[int, int] = {}
+        launches = 1
+        for at in self._main:
+            self._first[at] = launches
+            self._after[at] = launches + 1 + (at in self._splits)
+            launches = self._after[at] + 1
+        self._launches = launches
+
+    def part(self, chosen: int) -> RankPart:
+        """Return what its conductor is given."""
+        sites = tuple(self._sites())
+        schedules = tuple(self._schedule(point) for point in range(len(self._clocks)))
+        busy = [at for at in self._main if self._rank.instructions[at].kind in COMPUTES]
+        return RankPart(
+            sites=sites,
+            busy=tuple(self._first[at] for at in busy),
+            quiet=tuple(self._quiet([site.launch for site in sites], chosen)),
+            auto_s=tuple(self._auto_s(chosen)),
+            schedules=schedules,
+        )
+
+    def _lasts_s(self, point: int) -> list[float]:
+        """Return what each launch takes under a plan of the frontier."""
+        begins_s, ends_s = self._begins_s[point], self._ends_s[point]
+        lasts_s = [0.0] * self._launches
+        last = self._main[-1]
+        lasts_s[0] = self._iterations_s[point] - ends_s[last] + begins_s[self._main[0]]
+        for at, following in pairwise([*self._main, -1]):
+            first_s, rest_s = _pieces_s(self._plan, self._rank, at, self._clocks[point][at])
+            if at in self._splits:
+                held = self._clocks[point][at]
+                is_split = held is not None and held.then is not None
+                pieces_s = (first_s, rest_s) if is_split else (0.5 * first_s, 0.5 * first_s)
+                lasts_s[self._first[at] : self._after[at]] = pieces_s
+            else:
+                lasts_s[self._first[at]] = ends_s[at] - begins_s[at]
+            if following >= 0:
+                lasts_s[self._after[at]] = begins_s[following] - ends_s[at]
+        return [max(float(each_s), _LEAST_S) for each_s in lasts_s]
+
+    def _schedule(self, point: int) -> ClockSchedule:
+        """Return clocks over launches: they change as what was before them ends.
+
+        What lies between, waiting and transfers, is slack for changes that come late.
+        """
+        own: list[Clocks | None] = [None] * self._launches
+        for at in self._main:
+            held, profile = self._clocks[point][at], self._rank.instructions[at].profile
+            if held is None or profile is None:
+                continue
+            rows = self._plan.job.profiles[profile].rows
+            own[self._first[at]] = rows[held.row].clocks
+            if held.then is not None:
+                own[self._first[at] + 1] = rows[held.then].clocks
+        current = next((each for each in own if each is not None), Clocks())
+        clocks = [current := current if each is None else each for each in reversed(own)][::-1]
+        segments = tuple(
+            Segment(launches=len(list(some)), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+            for pair, some in groupby(clocks)
+        )
+        half_s = 0.5 * self._plan.latency_s  # which part is the call the conductor learns
+        return ClockSchedule(
+            segments=segments,
+            switches=sum(a != b for a, b in zip(clocks, [clocks[-1], *clocks[:-1]], strict=True)),
+            latency=f"{self._plan.latency_s:g} s",
+            latencies=LatencyTable.constant(half_s, call_s=half_s),
+            launch_s=tuple(self._lasts_s(point)),
+        )
+
+    def _sites(self) -> Iterator[MarkSite]:
+        """Yield what is seen: instructions begin and end, the optimizer begins and is done."""
+        some = self._rank.instructions
+        seen = [at for at in self._main if some[at].kind in _SEEN]
+        totals = Counter((some[at].kind, some[at].chunk) for at in seen)
+        counts: Counter[tuple[InstructionKind, int]] = Counter()
+        yield MarkSite(launch=0, event=STEP)
+        for before, at in pairwise([-1, *self._main]):
+            if some[at].kind is InstructionKind.OPTIMIZER:
+                yield MarkSite(launch=self._first[at], event=BEGINS, path=str(some[at].kind))
+            if some[at].kind not in _SEEN:
+                continue
+            key = some[at].kind, some[at].chunk
+            # Activations are computed again inside of what PyTorch takes for the backward.
+            again = before >= 0 and some[before].kind is InstructionKind.RECOMPUTE
+            for event, launch in (
+                (BEGINS, self._first[before if again else at]),
+                (ENDS, self._after[at]),
+            ):
+                yield MarkSite(
+                    launch=launch,
+                    event=event,
+                    path=f"{key[0]} {key[1]}",
+                    occurrence=counts[key],
+                    total=totals[key],
+                )
+            counts[key] += 1
+
+    def _quiet(self, marks: list[int], chosen: int) -> Iterator[tuple[int, int]]:
+        """Yield stretches between marks in which it communicates, joined."""
+        begins_s, ends_s = self._begins_s[chosen], self._ends_s[chosen]
+        talks: set[int] = set()
+        for which, each in enumerate(self._rank.instructions):
+            if each.kind not in _TALKS:
+                continue
+            beside = [
+                at
+                for at in self._main
+                if begins_s[at] < ends_s[which] and ends_s[at] > begins_s[which]
+            ]
+            talks.update(self._first[at] for at in ([which] if each.stream == 0 else beside))
+        spans = list(pairwise([*marks, self._launches]))
+        quiet = [span for span in spans if any(span[0] <= at < span[1] for at in talks)]
+        joined: list[tuple[int, int]] = []
+        for first, end in quiet:
+            if joined and joined[-1][1] == first:
+                first, _ = joined.pop()  # noqa: PLW2901 - one longer stretch
+            joined.append((first, end))
+        yield from joined
+
+    def _auto_s(self, chosen: int) -> Iterator[float]:
+        """Yield what each launch computes at auto, cut where the chosen plan cuts it."""
+        work_s = [0.0] * self._launches
+        for at in self._main:
+            name, held = self._rank.instructions[at].profile, self._clocks[chosen][at]
+            if name is None or held is None:
+                continue
+            profile = self._plan.job.profiles[name]
+            auto_s = profile.rows[profile.auto].time_s
+            share = held.share if held.then is not None else 0.5 if at in self._splits else 1.0
+            work_s[self._first[at]] = share * auto_s
+            if at in self._splits:
+                work_s[self._first[at] + 1] = (1.0 - share) * auto_s
+        return iter(work_s)
