@@ -97,7 +97,13 @@ def _read(given: Sequence[Path]) -> Iterator[RankTrace]:
             trace = _trace(file)
             if path.is_dir() and "traceEvents" not in trace:
                 continue  # another file of ours may lie there
-            yield rank_trace(trace, file.name)
+            try:
+                yield rank_trace(trace, file.name)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
+                raise DataError(
+                    f"{file} is no trace as PyTorch's profiler writes it: {exc!r}",
+                    hint="give what export_chrome_trace wrote, unchanged",
+                ) from exc
 
 
 def _trace(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ once more at the piece's end.
 
 import math
 import statistics
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from itertools import pairwise
 
 from underclock.core.tracing.rank_trace import (
     HOW_TO_MARK,
+    SAME_S,
     Gathering,
     Message,
     Piece,
@@ -41,12 +43,17 @@ from underclock.records.job import (
 _Task = tuple[InstructionKind, int, int]
 """Kind, stage of the whole pipeline, microbatch."""
 _NEXT = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: -1}
+_Place = tuple[int, int]
+"""A rank, and which of its pieces."""
+_Boundary = tuple[int, InstructionKind, int]
+"""Pipeline, kind and stage of what sends."""
+_NOWHERE: _Place = (-1, -1)
 _SHARED = ("data", "tensor", "sequence")
 _SHORTEST_S = 1e-9  # a profile has no row of no time
 _DEVIATIONS = 1.4826  # median absolute ones in a normal distribution's standard deviation
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Laid:
     """One rank's step, with its place in the job.
 
@@ -90,6 +97,10 @@ class _Laid:
         return f"stage {self.stage} {f'chunk {chunk} ' if chunk else ''}{self.pieces[at].kind}"
 
 
+_Met = tuple[float, float, list[tuple[_Laid, int]]]
+"""When the last rank came to a collective, what it takes, and after which pieces it comes."""
+
+
 def traced_job(
     traces: Sequence[RankTrace], *, workload: str, waiting_w: float | None = None
 ) -> tuple[Job, float]:
@@ -117,8 +128,13 @@ def traced_job(
         )
     steps = [_laid(traces, number) for number in sorted(numbers)]
     met_s = [_meetings(step) for step in steps]
-    lags = [_Transfers(step) for step in steps]
+    lags = [_transfers(step) for step in steps]
     last = steps[-1]
+    if lags[-1].others and all(piece.stage is None for each in last for piece in each.pieces):
+        raise DataError(
+            "ranks send to others than their neighbours, and nothing tells their stages",
+            hint=f"where ranks have several stages each, {HOW_TO_MARK}",
+        )
     profiles = _profiles(steps)
     places = _places(last)
     job = Job(
@@ -285,7 +301,7 @@ def _meetings(ranks: Sequence[_Laid]) -> list[float]:
             mine.setdefault(each.group or unnamed, []).append(each)
         for name, some in mine.items():
             groups.setdefault(name, []).append((rank, some))
-    found: list[tuple[float, float, list[tuple[_Laid, int]]]] = []
+    found: list[_Met] = []
     for name, members in groups.items():
         (first, some), *_ = members
         for other, others in members:
@@ -304,125 +320,110 @@ def _meetings(ranks: Sequence[_Laid]) -> list[float]:
     return [time_s for _, time_s, _ in found]
 
 
-def _of_group(
-    members: Sequence[tuple[_Laid, Sequence[Gathering]]],
-) -> Iterator[tuple[float, float, list[tuple[_Laid, int]]]]:
-    """Yield a group's meetings: when the last rank came, what it takes, after which pieces.
-
-    Those that follow the same pieces on all ranks are one.
-    """
-    last: tuple[float, float, list[tuple[_Laid, int]]] | None = None
+def _of_group(members: Sequence[tuple[_Laid, Sequence[Gathering]]]) -> list[_Met]:
+    """Return a group's meetings; those that follow the same pieces on all ranks are one."""
+    found: list[_Met] = []
     for seen in zip(*(some for _, some in members), strict=True):
         least_s = min(each.ends_s - each.begins_s for each in seen)
         where, exposed_s = [], [least_s]
         for (rank, _), each in zip(members, seen, strict=True):
-            at = sum(piece.begins_s <= each.begins_s for piece in rank.pieces) - 1
+            at = bisect_right(rank.pieces, each.begins_s, key=lambda piece: piece.begins_s) - 1
             where.append((rank, at))
             if at >= 0:
                 until_s = rank.pieces[at].ends_s
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
-                waited_s = min(each.ends_s - least_s, until_s) - each.begins_s
-                busy = ((max(b, each.begins_s), e) for b, e in rank.pieces[at].work)
-                busy_s = sum(max(0.0, min(e, each.begins_s + waited_s) - b) for b, e in busy)
-                rank.time_s[at] -= max(0.0, waited_s - busy_s)
+                waited = each.begins_s, min(each.ends_s - least_s, until_s)
+                rank.time_s[at] -= _idle_s(waited, rank.pieces[at])
         begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
-        if last is not None and [at for _, at in last[2]] == [at for _, at in where]:
-            last = last[0], last[1] + time_s, where
-            continue
-        if last is not None:
-            yield last
-        last = begun_s, time_s, where
-    if last is not None:
-        yield last
+        if found and found[-1][2] == where:
+            begun_s, before_s, _ = found.pop()
+            time_s += before_s
+        found.append((begun_s, time_s, where))
+    return found
 
 
+def _idle_s(span: tuple[float, float], piece: Piece) -> float:
+    """Return how much of a span a rank was not busy with a piece."""
+    busy_s = (max(0.0, min(e, span[1]) - max(b, span[0])) for b, e in piece.work)
+    return max(0.0, span[1] - span[0] - sum(busy_s))
+
+
+@dataclass(kw_only=True)
 class _Transfers:
     """What a step's transfers took, and what waited for them.
 
     Attributes:
-        least_s: By pipeline, kind and stage that sends.
-        waits: Of pieces for others because of a transfer: rank and piece, twice, and the key of
-            ``least_s``.
+        least_s: Over each boundary.
+        waits: Which place waits for which other because of a transfer over which boundary.
+        others: How many carry no result that a pass waits for.
     """
 
-    def __init__(self, ranks: Sequence[_Laid]) -> None:
-        self.least_s: dict[tuple[int, InstructionKind, int], float] = {}
-        self.waits: list[tuple[tuple[int, int], tuple[int, int], tuple[int, InstructionKind, int]]]
-        self.waits = []
-        where = {
-            (rank.pipeline, task): (rank.index, at)
-            for rank in ranks
-            for at, task in enumerate(rank.tasks)
-            if task is not None
-        }
-        self._to = {
-            place: where.get((pipeline, (kind, stage + _NEXT[kind], microbatch)))
-            for (pipeline, (kind, stage, microbatch)), place in where.items()
-            if kind in _NEXT
-        }
-        for place, to in self._to.items():
-            if to is not None and to[0] != place[0]:
-                self.waits.append((to, place, self._key(ranks, place)))
-        pairs = [
-            pair
-            for rank in ranks
-            for peer in {m.peer for m in rank.step.messages}
-            for pair in _paired(rank, ranks[peer])
-        ]
-        # Clocks of two machines may differ; if so, when the other end began says nothing.
-        common = all(received.ends_s >= sent.begins_s for _, sent, _, received in pairs)
-        for pair in pairs:
-            self._note(ranks, *pair, common=common)
+    least_s: dict[_Boundary, float] = field(default_factory=dict)
+    waits: list[tuple[_Place, _Place, _Boundary]] = field(default_factory=list)
+    others: int = 0
 
-    @staticmethod
-    def _key(ranks: Sequence[_Laid], place: tuple[int, int]) -> tuple[int, InstructionKind, int]:
-        rank = ranks[place[0]]
-        task = rank.tasks[place[1]]
-        if task is None:
-            raise AssertionError("only tasks send")
-        return rank.pipeline, task[0], task[1]
 
-    def _note(
-        self,
-        ranks: Sequence[_Laid],
-        sender: _Laid,
-        sent: Message,
-        receiver: _Laid,
-        received: Message,
-        *,
-        common: bool,
-    ) -> None:
-        """Note what a transfer took, and whom it held up."""
-        mine = [
+def _transfers(ranks: Sequence[_Laid]) -> _Transfers:
+    """Say what waits for what of another rank, by the stages of passes and by what was sent."""
+    where = {
+        (rank.pipeline, *task): (rank.index, at)
+        for rank in ranks
+        for at, task in enumerate(rank.tasks)
+        if task is not None
+    }
+    found = _Transfers()
+    to: dict[_Place, _Place] = {}
+    over: dict[_Place, _Boundary] = {}
+    for (pipeline, kind, stage, microbatch), place in where.items():
+        other = where.get((pipeline, kind, stage + _NEXT.get(kind, 0), microbatch), place)
+        if other[0] != place[0]:
+            to[place], over[place] = other, (pipeline, kind, stage)
+            found.waits.append((other, place, over[place]))
+    ends = [
+        (rank, ranks[peer], sent, received)
+        for rank in ranks
+        for peer in sorted({message.peer for message in rank.step.messages})
+        for sent, received in _paired(rank, ranks[peer])
+    ]
+    # Clocks of two machines may differ; if so, when the other end began says nothing.
+    common = all(received.ends_s >= sent.begins_s for _, _, sent, received in ends)
+    for sender, receiver, sent, received in ends:
+        before = [
             (piece.asked_s, at)
             for at, piece in enumerate(sender.pieces)
             if piece.asked_s <= sent.asked_s
-            and (to := self._to.get((sender.index, at))) is not None
-            and to[0] == receiver.index
+            and to.get((sender.index, at), _NOWHERE)[0] == receiver.index
         ]
-        if not mine:
-            return  # it carries no result of a pass
-        place = sender.index, max(mine)[1]
-        key = self._key(ranks, place)
-        taken_s = [sent.ends_s - sent.begins_s, received.ends_s - received.begins_s]
-        if common:
-            taken_s.append(received.ends_s - max(sent.begins_s, received.begins_s))
-        self.least_s[key] = min(*taken_s, self.least_s.get(key, math.inf))
-        to = self._to[place]
-        before = [at for at, p in enumerate(receiver.pieces) if p.ends_s <= received.begins_s]
-        if to is None or not before:
-            return
-        there = receiver.index, before[-1]
-        if there[1] < to[1]:
-            self.waits.append((to, there, key))
-        after = [at for at, p in enumerate(sender.pieces) if p.begins_s >= sent.ends_s]
-        if after and sender.pieces[after[0] - 1].ends_s < sent.ends_s:
-            held_up = sender.index, after[0]
-            self.waits += [(held_up, there, key), (held_up, place, key)]
+        if not before:
+            found.others += 1
+            continue
+        place = sender.index, max(before)[1]
+        key = over[place]
+        begun_s = max(sent.begins_s, received.begins_s) if common else received.begins_s
+        taken_s = min(sent.ends_s - sent.begins_s, received.ends_s - begun_s)
+        found.least_s[key] = min(max(0.0, taken_s), found.least_s.get(key, math.inf))
+        # Who receives has to be there, which it is after what it ended last; a send that ended
+        # while its rank did nothing was waited for.
+        there = (
+            receiver.index,
+            sum(piece.ends_s <= received.begins_s + SAME_S for piece in receiver.pieces) - 1,
+        )
+        held_up = (
+            sender.index,
+            sum(piece.begins_s < sent.ends_s - SAME_S for piece in sender.pieces),
+        )
+        if there[1] >= 0:
+            found.waits.append((to[place], there, key))
+            if (
+                held_up[1] < len(sender.pieces)
+                and sender.pieces[held_up[1] - 1].ends_s < sent.ends_s - SAME_S
+            ):
+                found.waits += [(held_up, there, key), (held_up, place, key)]
+    return found
 
 
-def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[_Laid, Message, _Laid, Message]]:
-    """Yield both ends of all that one rank sends to another.
+def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[Message, Message]]:
+    """Return both ends of all that one rank sends to another.
 
     Raises:
         DataError: One of them sends or receives more than the other.
@@ -435,8 +436,7 @@ def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[_Laid, Message, _L
             f"which sends {len(sent)} times",
             hint="trace one whole step of every rank of the job",
         )
-    for one, other in zip(sent, got, strict=True):
-        yield sender, one, receiver, other
+    return zip(sent, got, strict=True)
 
 
 def _waits(last: Sequence[_Laid], steps: Sequence[_Transfers]) -> Iterator[Wait]:
@@ -444,7 +444,7 @@ def _waits(last: Sequence[_Laid], steps: Sequence[_Transfers]) -> Iterator[Wait]
     places = [each.places() for each in last]
     found: dict[tuple[tuple[int, int], tuple[int, int]], float] = {}
     for of, on, key in steps[-1].waits:
-        lag_s = min(max(0.0, each.least_s.get(key, 0.0)) for each in steps)
+        lag_s = min(each.least_s.get(key, 0.0) for each in steps)
         if of[0] != on[0] or lag_s > 0.0:
             found[of, on] = max(lag_s, found.get((of, on), 0.0))
     for ((rank, at), (on_rank, on_at)), lag_s in found.items():
@@ -519,4 +519,8 @@ def _warnings(
         words.append("no GPU was seen: these are times of CPUs")
     if transfers.waits and not transfers.least_s:
         words.append("the traces have no transfers between stages: they count as no time")
+    if transfers.others:
+        words.append(
+            f"{transfers.others} transfers carry nothing that a pass waits for, and are left out"
+        )
     return tuple(words)

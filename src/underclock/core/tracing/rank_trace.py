@@ -36,6 +36,8 @@ HOW_TO_MARK = (
 )
 _Event = Mapping[str, Any]
 _Span = tuple[float, float]
+SAME_S = 1e-8
+"""Of times, which profiles round."""
 _US = 1e-6
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _SAID = re.compile(
@@ -248,7 +250,7 @@ def _marked(events: Sequence[_Event]) -> list[Piece]:
     pieces = []
     for at, (event, (kind, microbatch, stage)) in enumerate(some):
         begins_s, ends_s = _span(event)
-        if at + 1 < len(some) and float(some[at + 1][0]["ts"]) * _US < ends_s:
+        if at + 1 < len(some) and _span(some[at + 1][0])[1] <= ends_s + SAME_S:
             continue  # the next one is inside of it
         pieces.append(
             Piece(
@@ -326,7 +328,7 @@ def _on_host(events: Sequence[_Event]) -> list[Work]:
     for event in sorted(some, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0))):
         name, (begins_s, end_s) = str(event["name"]), _span(event)
         apart = name.startswith((*_FRAMES, *_TALK)) or _told(event) is not None
-        if apart or begins_s < ends_s.get(event.get("tid"), -math.inf):
+        if apart or end_s <= ends_s.get(event.get("tid"), -math.inf) + SAME_S:
             continue
         ends_s[event.get("tid")] = end_s
         found.append(
@@ -410,7 +412,7 @@ def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> 
     sent = Counter((each.sends, each.peer) for each in messages)
     tokens = Counter(one.token for some in passes.values() for one in some)
     first = Counter(one.token for one in next(filter(None, passes.values()), []))
-    count = math.gcd(*(sent.values() or first.values()))
+    count = max(sent.values(), default=0) or math.gcd(*first.values())
     pieces = []
     for kind, some in passes.items():
         alike = [one for one in some if tokens[one.token] % count == 0]

@@ -1,0 +1,408 @@
+"""Jobs of traces: what ranks run, told in their traces, comes back as the job that it was."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from traced_ranks import durations_s, laid_out, traces_of
+from underclock.core.job.network import network_of
+from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.tracing.job_traces import traced_job
+from underclock.core.tracing.rank_trace import rank_trace
+from underclock.errors import DataError
+from underclock.records import GpuInfo
+from underclock.records.job import InstructionKind, Job, Profile, ProfileRow, Waiting
+
+_TIMES_S = {"forward": 0.010, "backward": 0.020, "weights": 0.011, "optimizer": 0.005}
+_TRANSFERS_S = (0.001, 0.003)
+
+
+def _job(
+    schedule: str,
+    stages: int = 3,
+    microbatches: int = 6,
+    transfer_s: tuple[float, ...] = _TRANSFERS_S,
+    **shape: Any,
+) -> Job:
+    kinds = [kind for kind in _TIMES_S if kind != "weights" or schedule == "zero-bubble"]
+    profiles = {
+        f"stage {stage} {kind}": Profile(
+            rows=(ProfileRow(time_s=_TIMES_S[kind] * (1 + 0.1 * stage), energy_j=None),), auto=0
+        )
+        for stage in range(stages)
+        for kind in kinds
+    }
+    return pipeline(
+        schedule,
+        Shape(stages=stages, microbatches=microbatches, transfer_s=transfer_s, **shape),
+        profiles,
+        waiting=dict.fromkeys(range(stages), (Waiting(power_w=70.0),)),
+        gpu=GpuInfo(name="GPU"),
+        workload="w",
+    )
+
+
+def _traced(traces: Sequence[dict[str, Any]]) -> tuple[Job, float]:
+    read = [rank_trace(trace, f"rank-{at}.json") for at, trace in enumerate(traces)]
+    return traced_job(read, workload="w", waiting_w=70.0)
+
+
+def _iteration_s(job: Job) -> float:
+    return float(network_of(job).iteration_s(durations_s(job)))
+
+
+def _events(trace: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [each for each in trace["traceEvents"] if name in each["name"]]
+
+
+def _without(trace: dict[str, Any], gone: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    return {**trace, "traceEvents": [each for each in trace["traceEvents"] if not gone(each)]}
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize(
+    ("schedule", "style", "shape"),
+    [
+        ("1f1b", "said", {}),
+        ("1f1b", "passes", {}),
+        ("1f1b", None, {}),
+        ("gpipe", "torch", {}),
+        ("gpipe", None, {}),
+        ("interleaved", "torch", {"chunks": 2}),
+        ("zero-bubble", "said", {}),
+        ("1f1b", "said", {"stages": 2, "transfer_s": (0.001,), "data": 2, "reduce_s": 0.004}),
+    ],
+)
+def test_what_ranks_ran_comes_back(
+    schedule: str, style: str | None, shape: dict[str, Any], *, gpu: bool
+) -> None:
+    job = _job(schedule, **shape)
+    traced, took_s = _traced(traces_of(job, style=style, gpu=gpu))
+    assert list(laid_out(traced)) == list(laid_out(job))
+    assert [rank.place for rank in traced.ranks] == [rank.place for rank in job.ranks]
+    assert traced.microbatches == job.microbatches
+    assert took_s == pytest.approx(_iteration_s(job), rel=1e-4)
+    # Transfers one after the other, as a rank of GPipe has here, are seen as side by side.
+    assert _iteration_s(traced) == pytest.approx(took_s, rel=0.02 if schedule == "gpipe" else 0.008)
+    for name, profile in traced.profiles.items():
+        if "chunk" not in name and schedule != "interleaved":
+            (row,), (known,) = profile.rows, job.profiles[name].rows
+            assert row.time_s == pytest.approx(known.time_s, rel=1e-3)
+            assert row.energy_j is None
+
+
+def test_a_sender_waits_for_who_receives_and_a_transfer_takes_the_least_of_both_ends() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.002,))
+    traced, took_s = _traced(traces_of(job))
+    assert {round(wait.lag_s, 6) for wait in traced.waits} == {0.002}
+    assert _iteration_s(traced) == pytest.approx(took_s)
+    # The last stage's first backward made slower holds its neighbour up, and nobody else's send.
+    slow_s = durations_s(traced)
+    at = len(traced.ranks[0].instructions)
+    slow_s[at] *= 3.0
+    assert network_of(traced).iteration_s(slow_s) > took_s
+
+
+def test_a_transfer_of_no_time_makes_no_rank_wait_for_itself() -> None:
+    traces = traces_of(_job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,)))
+    for event in (each for trace in traces for each in _events(trace, "SendRecv")):
+        event |= {"ts": event["ts"] + event["dur"], "dur": 0.0}
+    traced, _ = _traced(traces)
+    assert all(wait.rank != wait.on_rank and wait.lag_s == 0.0 for wait in traced.waits)
+
+
+def test_a_collective_takes_what_the_last_of_its_ranks_saw() -> None:
+    job = _job("1f1b", stages=1, microbatches=2, transfer_s=(), data=2, reduce_s=0.004)
+    traces = traces_of(job)
+    (late,) = _events(traces[1], "AllReduce")
+    late["ts"] += 1000.0
+    late["dur"] -= 1000.0
+    traced, _ = _traced(traces)
+    (met,) = [each for each in traced.ranks[0].instructions if each.meeting is not None]
+    assert met.kind is InstructionKind.COLLECTIVE
+    assert met.time_s == pytest.approx(0.003)
+    assert traced.ranks[0].instructions[-1].kind is InstructionKind.OPTIMIZER
+    assert [rank.data for rank in traced.ranks] == [0, 1]
+
+
+def test_collectives_of_groups_that_are_not_named_are_of_a_stage() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,), data=2, reduce_s=0.004)
+    traces = traces_of(job)
+    for trace in traces:
+        for event in _events(trace, "AllReduce"):
+            del event["args"]["Process Group Name"]
+    traced, _ = _traced(traces)
+    met = [
+        next(each.meeting for each in rank.instructions if each.meeting is not None)
+        for rank in traced.ranks
+    ]
+    assert met[0] == met[2] != met[1] == met[3]
+
+
+def _tensor_parallel() -> list[dict[str, Any]]:
+    """Return two ranks that meet twice inside of their forward; the second comes late once."""
+    traces = []
+    for rank, late in ((0, 0.0), (1, 100.0)):
+        kernels = [
+            ("gemm", 10.0, 110.0 + late),
+            ("ncclDevKernel_AllReduce(A)", 110.0 + late, 260.0),
+            ("gemm", 260.0, 360.0),
+            ("ncclDevKernel_AllReduce(A)", 360.0, 410.0),
+            ("gemm", 410.0, 510.0),
+        ]
+        events: list[dict[str, Any]] = [
+            {"ph": "X", "cat": "user_annotation", "name": name, "ts": begins, "dur": dur, "tid": 1}
+            for name, begins, dur in (
+                ("ProfilerStep#3", 0.0, 1000.0),
+                ("fwd microbatch 7", 1.0, 8.0),
+            )
+        ]
+        for number, (name, begins, ends) in enumerate(kernels):
+            args: dict[str, Any] = {"correlation": number, "stream": 7}
+            if "nccl" in name:
+                args |= {"Collective name": "allreduce", "Process Group Name": "tp"}
+            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
+            events.append({**call, "ts": 2.0 + number, "dur": 0.5, "args": args})
+            kernel = {"ph": "X", "cat": "kernel", "name": name, "tid": 7, "args": args}
+            events.append({**kernel, "ts": begins, "dur": ends - begins})
+        groups = [{"pg_desc": "mesh_tp", "ranks": [0, 1]}, {"pg_desc": "mesh_dp", "ranks": [rank]}]
+        about = {"rank": rank, "world_size": 2, "pg_config": groups}
+        traces.append({"distributedInfo": about, "traceEvents": events})
+    return traces
+
+
+def test_waiting_inside_of_a_pass_is_not_its_duration() -> None:
+    traced, _ = _traced(_tensor_parallel())
+    assert [rank.tensor for rank in traced.ranks] == [0, 1]
+    assert [rank.data for rank in traced.ranks] == [0, 0]
+    first, second = traced.ranks[0].instructions
+    assert (first.kind, second.kind) == (InstructionKind.FORWARD, InstructionKind.COLLECTIVE)
+    assert second.time_s == 0.0  # its ranks meet once more at the end
+    # 500 µs from first to last, 100 of which the first rank waited: 400 and 500.
+    row = traced.profiles["stage 0 forward"].rows[0]
+    assert row.time_s == pytest.approx(450e-6, rel=1e-6)
+    assert row.time_error_s == pytest.approx(1.4826 * 50e-6, rel=1e-6)
+
+
+def test_places_that_groups_do_not_tell_apart_are_counted() -> None:
+    traces = _tensor_parallel()
+    for trace in traces:
+        trace["distributedInfo"]["pg_config"] = [{"pg_desc": "mesh_dp", "ranks": [0]}]
+    traced, _ = _traced(traces)
+    assert [rank.place for rank in traced.ranks] == [(0, 0, 0, 0), (0, 1, 0, 0)]
+
+
+def test_every_step_counts_for_times() -> None:
+    job = _job("1f1b", stages=2, transfer_s=(0.001,))
+    traced, took_s = _traced(traces_of(job, steps=3, slower=0.1))
+    row = traced.profiles["stage 0 forward"].rows[0]
+    assert row.time_s == pytest.approx(0.011, rel=1e-6)
+    assert row.time_error_s == pytest.approx(1.4826 * 0.001, rel=1e-6)
+    assert took_s > _iteration_s(traced)
+    assert "3 steps" in traced.warnings[0]
+
+
+def test_what_is_not_known_is_said() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,))
+    traces = [
+        _without(each, lambda event: "c10d" in event["name"] or "SendRecv" in event["name"])
+        for each in traces_of(job, style="torch", gpu=False)
+    ]
+    for trace in traces:
+        trace["traceEvents"] = [e for e in trace["traceEvents"] if "gloo" not in e["name"]]
+    read = [rank_trace(trace, "one") for trace in traces]
+    traced, _ = traced_job(read, workload="w")
+    said = " ".join(traced.warnings)
+    for words in ("time only", "--blocked-power", "no GPU", "no transfers between stages"):
+        assert words in said
+    assert [wait.lag_s for wait in traced.waits] == [0.0] * len(traced.waits)
+    assert [rank.stage for rank in traced.ranks] == [0, 1]
+
+
+def test_groups_say_which_ranks_are_a_pipeline() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,), data=2)
+    traces = traces_of(job)
+    for trace, ranks in zip(traces, ([0, 1], [0, 1], [2, 3], [2, 3]), strict=True):
+        groups = trace["distributedInfo"]["pg_config"]
+        groups.append({"pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": ranks})
+        for event in _events(trace, "c10d::"):  # a number within that group
+            peer = int(event["args"]["Concrete Inputs"][2])
+            event["args"]["Concrete Inputs"][2] = str(peer % 2)
+    traced, _ = _traced(traces)
+    assert [rank.place[:2] for rank in traced.ranks] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_kernels_alone_tell_who_sends_to_whom() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,))
+    traces = traces_of(job)
+    for rank, trace in enumerate(traces):
+        names = [e["name"] for e in trace["traceEvents"] if "c10d" in e["name"]]
+        kernels = [e for e in _events(trace, "SendRecv") if e["cat"] == "kernel"]
+        for name, kernel in zip(names, kernels, strict=True):
+            sends = name == "c10d::send"
+            kernel["args"] = {
+                **kernel["args"],
+                "Collective name": "send" if sends else "recv",
+                "Dst Rank" if sends else "Src Rank": 1 - rank,
+            }
+    bare = [_without(trace, lambda event: "c10d" in event["name"]) for trace in traces]
+    assert _traced(bare)[0] == _traced(traces)[0]
+
+
+def _changed(change: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    traces = traces_of(_job("1f1b", stages=2, microbatches=3, transfer_s=(0.001,)))
+    change(traces)
+    return traces
+
+
+def _drop(traces: list[dict[str, Any]], rank: int, *names: str) -> None:
+    traces[rank] = _without(traces[rank], lambda event: event["name"] in names)
+
+
+def _drop_last(traces: list[dict[str, Any]], rank: int, name: str) -> None:
+    traces[rank]["traceEvents"].remove(_events(traces[rank], name)[-1])
+
+
+_BAD: list[tuple[Callable[[list[dict[str, Any]]], Any], str]] = [
+    (lambda t: t.pop(), "of 2 ranks, the traces of 1 are missing"),
+    (lambda t: t.append(t[0]), "two traces are of rank 0"),
+    (
+        lambda t: t[1]["distributedInfo"].update(world_size=4),
+        "ranks 0 and 1 are of different jobs: the world size is 2 and 4",
+    ),
+    (
+        lambda t: [each.update(underclock={"run": str(at)}) for at, each in enumerate(t)],
+        "different jobs: the run is 0 and 1",
+    ),
+    (lambda t: t[1].update(underclock={"run": "a"}), "the run is None and a"),
+    (lambda t: t[0].pop("distributedInfo"), "rank-0.json does not say which rank it is of"),
+    (lambda t: _drop(t, 0, "ProfilerStep#0"), "rank-0.json has no step"),
+    (
+        lambda t: _events(t[0], "ProfilerStep")[0].update(name="ProfilerStep#9"),
+        "no step in common",
+    ),
+    (
+        lambda t: _drop(t, 1, "forward mb=2 stage=1", "backward mb=2 stage=1"),
+        "rank 1 takes 2 of 3 microbatches through the forward of stage 1",
+    ),
+    (
+        lambda t: _events(t[1], "forward mb=2")[0].update(name="forward mb=1 stage=1"),
+        "rank 1 runs the forward of microbatch 1 2 times on stage 1",
+    ),
+    (
+        lambda t: _drop_last(t, 0, "c10d::send"),
+        "rank 1 receives 3 times from rank 0, which sends 2 times",
+    ),
+    (
+        lambda t: _events(t[0], "c10d::send")[0]["args"]["Concrete Inputs"].__setitem__(2, "5"),
+        "rank 0 has a transfer with rank 5, of 2",
+    ),
+    (
+        lambda t: [each["args"].clear() for each in _events(t[0], "c10d::send")],
+        "does not say with which rank",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), _BAD)
+def test_what_is_no_job_is_a_sentence(
+    change: Callable[[list[dict[str, Any]]], Any], words: str
+) -> None:
+    with pytest.raises(DataError, match=words) as refused:
+        _traced(_changed(change))
+    assert refused.value.hint
+
+
+def test_ranks_of_a_group_meet_as_often_as_each_other() -> None:
+    traces = traces_of(_job("1f1b", stages=1, transfer_s=(), data=2, reduce_s=0.004))
+    traces[1] = _without(traces[1], lambda event: "AllReduce" in event["name"])
+    # One rank alone in a group waits for nobody.
+    assert all(each.meeting is None for each in _traced(traces)[0].ranks[0].instructions)
+    traces = traces_of(_job("1f1b", stages=1, transfer_s=(), data=2, reduce_s=0.004))
+    (again,) = _events(traces[1], "AllReduce")
+    traces[1]["traceEvents"].append({**again, "args": {**again["args"], "correlation": -5}})
+    with pytest.raises(DataError, match="ranks 0 and 1 have 1 and 2 collectives in group 0/1"):
+        _traced(traces)
+
+
+def test_several_stages_a_rank_need_ranges() -> None:
+    traces = traces_of(_job("interleaved", chunks=2), style=None)
+    with pytest.raises(DataError, match="send to others than their neighbours") as refused:
+        _traced(traces)
+    assert "forward mb=3 stage=1" in refused.value.hint
+
+
+def test_gradients_of_weights_need_ranges() -> None:
+    with pytest.raises(DataError, match="no range tells microbatches in step 0 of rank-"):
+        _traced(traces_of(_job("zero-bubble"), style=None))
+
+
+def test_a_step_of_nothing_has_no_passes() -> None:
+    trace = _without(
+        _tensor_parallel()[0], lambda event: event["cat"] in {"kernel", "cuda_runtime"}
+    )
+    bare = _without(trace, lambda event: "fwd" in event["name"])
+    with pytest.raises(DataError, match="neither a forward nor a backward"):
+        rank_trace(bare, "one")
+
+
+def test_a_circle_is_a_sentence() -> None:
+    traces = traces_of(_job("1f1b", stages=2, microbatches=3, transfer_s=(0.001,)))
+    for event in _events(traces[1], "mb="):  # the second runs microbatches the other way round
+        event["name"] = event["name"].translate({ord("0"): "2", ord("2"): "0"})
+    for at, trace in enumerate(traces):
+        traces[at] = _without(trace, lambda e: "c10d" in e["name"] or "SendRecv" in e["name"])
+    with pytest.raises(DataError, match="wait for one another in a circle"):
+        network_of(_traced(traces)[0])
+
+
+def test_of_ranges_inside_one_another_the_innermost_counts() -> None:
+    job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.001,))
+    plain = traces_of(job)
+    traces = traces_of(job)
+    for trace in traces:
+        for inner in _events(trace, "mb="):
+            around = {"ts": inner["ts"] - 1e-3, "dur": inner["dur"] + 2e-3}
+            trace["traceEvents"].append({**inner, "name": "Forward 9", **around})
+    assert _traced(traces)[0] == _traced(plain)[0]
+
+
+def test_a_pass_that_launches_nothing_takes_no_time() -> None:
+    job = _job("1f1b", stages=1, microbatches=2, transfer_s=())
+    (trace,) = traces_of(job)
+    last = max(event["ts"] + event["dur"] for event in _events(trace, "mb="))
+    begins = float(trace["traceEvents"][1]["ts"])
+    some = _events(trace, "mb=")[0] | {"dur": 0.005}
+    for at, name in ((last + 0.02, "weights mb=0"), (last + 0.05, "weights mb=1")):
+        trace["traceEvents"].append({**some, "name": name, "ts": at})
+    early = {**some, "dur": 1e-6, "ts": begins - 5e-4}
+    trace["traceEvents"] += [{**early, "name": "recompute mb=0"}]
+    trace["distributedInfo"]["pg_config"].append({"pg_desc": "undefined", "ranks": [0]})
+    traced, _ = _traced([trace])
+    assert traced.profiles["stage 0 weights"].rows[0].time_s < 1e-8
+    assert traced.ranks[0].instructions[0].kind is InstructionKind.RECOMPUTE
+    assert traced.profiles["stage 0 optimizer"].rows[0].time_s == pytest.approx(0.005)
+
+
+def test_a_collective_may_come_first_and_a_transfer_be_of_no_pass() -> None:
+    traces = _tensor_parallel()
+    for rank, trace in enumerate(traces):
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
+        args = {"correlation": 90, "Collective name": "broadcast", "Process Group Name": "tp"}
+        trace["traceEvents"] += [
+            {**call, "ts": 0.5, "dur": 0.1, "args": args},
+            {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_Broadcast", "ts": 2.0, "dur": 5.0}
+            | {"args": args},
+            {"ph": "X", "cat": "cpu_op", "name": "c10d::send" if rank else "c10d::recv_"}
+            | {"ts": 9.0, "dur": 0.1, "args": {"Concrete Inputs": ["", "", str(1 - rank), "0"]}},
+        ]
+    traces[0]["traceEvents"][1]["name"] += " stage=0"
+    traces[1]["traceEvents"][1]["name"] += " stage=1"
+    traced, _ = _traced(traces)
+    assert [each.kind.value for each in traced.ranks[0].instructions] == [
+        "collective",
+        "forward",
+        "collective",
+    ]
+    assert "1 transfers carry nothing" in " ".join(traced.warnings)
