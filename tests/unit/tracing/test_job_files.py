@@ -104,8 +104,8 @@ def test_a_truncated_trace_is_a_sentence(folder: Path, name: str, cut: int) -> N
         ('{"kind": "step"}', "no list of trace events"),
         ("[1, 2]", "is no whole trace"),
         (
-            '{"distributedInfo": {"rank": 0}, "traceEvents": [{"ph": "X", "cat": "kernel"}]}',
-            "is no trace as PyTorch's profiler writes it: KeyError",
+            '{"distributedInfo": {"rank": 0}, "traceEvents": [{"ph": "X", "cat": "cpu_op"}]}',
+            "is no trace as PyTorch's profiler writes it",
         ),
     ],
 )
