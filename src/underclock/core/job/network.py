@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.solvers import Sweep
 from underclock.errors import DataError
 from underclock.records.job import Instruction, Job
 
@@ -74,17 +75,18 @@ class Network:
         last: Floats = ends.max(axis=-1)
         return last
 
+    @cached_property
+    def _links(self) -> tuple[Sweep, Ints, Floats]:
+        """Activities in steps, whom each link waits for, and how long after."""
+        links = [(of, on, lag_s) for of, each in enumerate(self.waits) for on, lag_s in each]
+        of, on = (np.array([each[at] for each in links], dtype=np.int64) for at in (0, 1))
+        return Sweep.of(len(self.waits), of, on), on, np.array([each[2] for each in links])
+
     def _run(self, duration_s: Floats) -> tuple[Floats, Floats]:
         taken_s = np.moveaxis(self.taken_s(duration_s), -1, 0)
-        ends = np.zeros_like(taken_s)
-        begins = np.zeros_like(taken_s)
-        for at in self.order:
-            begun = begins[at]
-            for on, lag_s in self.waits[at]:
-                begun = np.maximum(begun, ends[on] + lag_s)
-            begins[at] = begun
-            ends[at] = begun + taken_s[at]
-        return np.moveaxis(begins, 0, -1), np.moveaxis(ends, 0, -1)
+        sweep, on, lag_s = self._links
+        begins = sweep.begins(taken_s, on, lag_s)
+        return np.moveaxis(begins, 0, -1), np.moveaxis(begins + taken_s, 0, -1)
 
     def slack_s(self, duration_s: Floats) -> Floats:
         """Return how much longer each instruction alone could take for nothing. Shape (n,).

@@ -15,6 +15,7 @@ from underclock.core.solvers.problems import (
     violations,
 )
 from underclock.core.solvers.tradeoff import (
+    Sweep,
     TradeCurve,
     TradeoffProblem,
     TradeoffSolution,
@@ -36,6 +37,7 @@ __all__ = [
     "SequenceProblem",
     "Solution",
     "Solver",
+    "Sweep",
     "TradeCurve",
     "TradeoffProblem",
     "TradeoffSolution",

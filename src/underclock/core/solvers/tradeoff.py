@@ -146,13 +146,7 @@ class TradeoffProblem:
 
     def ends_s(self, duration_s: Floats) -> Floats:
         """Return when activities end, each begun as early as it can. Shape (A,)."""
-        ends_s = np.zeros_like(duration_s)
-        for at, waits, firsts in self.forwards.steps:
-            ends_s[at] = duration_s[at]
-            if len(waits):
-                ready_s = ends_s[self.waits_on[waits]] + self.lag_s[waits]
-                ends_s[at] += np.maximum.reduceat(ready_s, firsts)
-        return ends_s
+        return self.forwards.begins(duration_s, self.waits_on, self.lag_s) + duration_s
 
     def cost_j(self, duration_s: Floats) -> float:
         """Return what all activities together cost."""
@@ -289,6 +283,22 @@ class Sweep:
                 for a, b in pairwise(ends.tolist())
             )
         )
+
+    def begins(self, taken_s: Floats, on: Ints, lag_s: Floats) -> Floats:
+        """Return when activities begin if each does as early as it can. Shape (A, ...).
+
+        Args:
+            taken_s: By each activity. Shape (A, ...).
+            on: What each link waits for. Shape (E,).
+            lag_s: After that. Shape (E,).
+        """
+        begins_s, ends_s = np.zeros_like(taken_s), taken_s.copy()
+        lag_s = lag_s.reshape(-1, *[1] * (taken_s.ndim - 1))
+        for at, links, firsts in self.steps[1:]:
+            ready_s = ends_s[on[links]] + lag_s[links]
+            begins_s[at] = np.maximum.reduceat(ready_s, firsts, axis=0)
+            ends_s[at] += begins_s[at]
+        return begins_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
