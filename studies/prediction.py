@@ -19,8 +19,7 @@ import numpy as np
 from gpu_specs import SPECS
 from pages import MEASURED, fill, markdown, percent
 from underclock.app.predicting import DRAWS, OF_ANOTHER
-from underclock.core.calibration.gpu import Calibrated, calibrate
-from underclock.core.calibration.sweep import sweep_of
+from underclock.core.calibration import Calibrated, calibrate
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.prediction.prior import (
     BUSIEST_DRAM,
@@ -132,9 +131,8 @@ def known(path: Path, spec: str | None) -> Known:
         top = max(float(s.asked.core_mhz or 0) for s in rows.samples)
         boost = _LAPTOP_BOOST_MHZ if laptop else top
         start, mem_mhz = unknown_gpu(mems, fastest_mhz=boost, most_w=limit_w), mems[-1]
-    sweep = sweep_of(rows, auto_mem_mhz=mem_mhz, limit_w=limit_w)
-    fit = calibrate(sweep, start)
-    bins = np.unique(sweep.core_mhz[np.isfinite(sweep.core_mhz)])
+    fit = calibrate(rows, start, limit_w)
+    bins = np.unique([float(s.asked.core_mhz) for s in rows.samples if s.asked.core_mhz])
     kernels = reference_kernels(fit.gpu, fit.kernels.values(), bins, fit.limit_w, path.stem)
     return Known(name=path.stem, rows=rows, fit=fit, references=kernels, mem_mhz=mem_mhz)
 
@@ -148,7 +146,7 @@ def priors(target: Known, every: Sequence[Known]) -> Iterator[tuple[str, Prior]]
         gpu=fit.gpu,
         deviations=FITTED,
         references=others,
-        dram_j_per_mcycle=fit.dram_j_per_mcycle,
+        dram_j_per_mcycle=fit.per_dram_cycle[0],
         limit_w=fit.limit_w,
     )
     unknown = dataclasses.replace(

@@ -156,13 +156,9 @@ def test_a_kernel_nobody_knows_cannot_be_simulated() -> None:
         gpu_model("rtx3080ti").kernel(Kernel(name="unheard of"))
 
 
-def test_progress_of_fitting_and_checking_rises(table: Path, tmp_path: Path) -> None:
-    fitting: list[float] = []
-    checking: list[float] = []
-    to = tmp_path / "my.json"
-    write_calibration(table, to=to, date="2026-01-01", progress=fitting.append)
-    check_calibration(table, gpu=f"sim:{to}", progress=checking.append)
+def test_progress_of_fitting_rises(table: Path, tmp_path: Path) -> None:
+    told: list[float] = []
+    write_calibration(table, to=tmp_path / "my.json", date="2026-01-01", progress=told.append)
 
-    assert fitting == sorted(fitting)
-    assert fitting[-1] == pytest.approx(1.0)
-    assert checking == [0.0, 0.5]
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)

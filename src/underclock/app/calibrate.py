@@ -58,8 +58,7 @@ def command(
 def _check(table: Path, gpu: str, points: int, *, as_json: bool) -> None:
     from underclock.app.calibrating import check_calibration
 
-    with share_bar("checking") as show:
-        errors = check_calibration(table, gpu=gpu, points=points, progress=show)
+    errors = check_calibration(table, gpu=gpu, points=points)
     if as_json:
         print_json(errors)
         return

@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from underclock.app.backends import model_of
-from underclock.core.calibration.gpu import (
+from underclock.core.calibration import (
     Calibrated,
     MeanErrors,
     calibrate,
     check,
     errors_of,
     held_out,
-    pooled,
 )
-from underclock.core.calibration.sweep import Sweep, sweep_of
 from underclock.errors import UsageError
 from underclock.gpus.models import (
     Accuracy,
@@ -80,16 +78,17 @@ def calibrate_gpu(
     """
     sample_set = read_samples(table)
     base = base or base_of(sample_set)
-    sweep = _sweep(sample_set, base)
-    calibrated = calibrate(sweep, base.constants)
-    fit = errors_of(calibrated, sweep, np.arange(len(sweep.kernel)))
+    limit_w = base.limit_w[0]
+    calibrated = calibrate(sample_set, base.constants, limit_w)
+    fit = errors_of(calibrated, sample_set.samples)
     show = progress or (lambda _share: None)
     out = None
-    if len(sweep.kernels) > 1:
+    if len(sample_set.kernels) > 1:
         show(_FITTING)
         out = held_out(
-            sweep,
+            sample_set,
             base.constants,
+            limit_w,
             _POINTS,
             lambda share: show(_FITTING + (1.0 - _FITTING) * share),
         )
@@ -141,7 +140,6 @@ def check_calibration(
     *,
     gpu: str,
     points: int = _POINTS,
-    progress: Callable[[float], None] | None = None,
 ) -> Check:
     """Predict a sweep with a model whose shared constants stay as they are.
 
@@ -161,13 +159,12 @@ def check_calibration(
     if points < 2:  # noqa: PLR2004 - a line needs two
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
     model, sample_set = model_of(name), read_samples(table)
-    sweep = _sweep(sample_set, model)
-    results = check(_calibrated(model), sweep, points, progress=progress)
+    results = check(_calibrated(model), sample_set, model.limit_w[0], points)
     if not results:
         raise UsageError(
             f"no rows are left to predict after {points} of each kernel", hint="use fewer points"
         )
-    total = pooled([errors for _, errors in results])
+    total = MeanErrors.over(list(results.values()))
     return Check(
         evidence=sample_set.evidence,
         gpu=gpu,
@@ -177,7 +174,7 @@ def check_calibration(
         rows=total.rows,
         kernels={
             name: KernelCheck(time_mape=e.time, power_mape=e.power, rows=e.rows)
-            for name, e in results
+            for name, e in results.items()
         },
     )
 
@@ -216,22 +213,15 @@ def base_of(sample_set: SampleSet) -> GpuModel:
     )
 
 
-def _sweep(sample_set: SampleSet, model: GpuModel) -> Sweep:
-    return sweep_of(sample_set, auto_mem_mhz=float(model.mem_mhz[-1]), limit_w=model.limit_w[0])
-
-
 def _calibrated(model: GpuModel) -> Calibrated:
     """Return a model as the calibration left it."""
     if not model.own:
         raise UsageError(
             f"{model.name} was not calibrated on a sweep", hint="check a calibrated GPU"
         )
-    own = {item.kernel.name: item.constants for item in model.own}
-    one = next(iter(own.values()))
     return Calibrated(
         gpu=model.constants,
-        dram_j_per_mcycle=one.dram_j / one.dram_mcycles,
-        kernels=own,
+        kernels={item.kernel.name: item.constants for item in model.own},
         limit_w=model.limit_w[0] - model.cap_margin_w,
     )
 

@@ -60,8 +60,8 @@ class FitState:
     def moved(self, *, shared: Floats | None = None, kernels: Floats | None = None) -> "FitState":
         """Return the state with other parameters; those not named stay."""
         old = self.parameters
-        parameters = Parameters(
-            family=old.family,
+        parameters = dataclasses.replace(
+            old,
             shared=old.shared if shared is None else shared,
             kernels=old.kernels if kernels is None else kernels,
         )

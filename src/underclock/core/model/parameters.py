@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
@@ -31,7 +31,9 @@ _NAMED = {  # in the order of `BY_GPU`
 }
 _OF_KERNEL = ("core_mcycles", "dram_mcycles", "fixed_s", "work_j_per_v2")
 _COLUMNS = {name: column for column, name in enumerate(BY_KERNEL)}
-_DRAM_J, _XBAR = len(_NAMED), len(_NAMED) + 1
+PER_DRAM_CYCLE = [len(_NAMED), len(_NAMED) + 1]
+"""Where energy of traffic and crossbar cycles of a DRAM cycle stand in the shared vector."""
+_XBAR = PER_DRAM_CYCLE[-1]
 _DRAM_J_SPREAD, _XBAR_SPREAD, _MEM_W_SPREAD, _EFFICIENCY_SPREAD = 1.5, 1.0, 0.7, 0.15
 _TRAFFIC = 0.75  # power of DRAM traffic at its peak, over that of memory at rest
 _GIVEN_XBAR = 0.05  # crossbar cycles per DRAM cycle
@@ -136,11 +138,13 @@ class Parameters:
     Attributes:
         shared: Shape (S,).
         kernels: Shape (K, P).
+        serial: Whose parts add instead of overlapping. Shape (K,); ``None`` where none's do.
     """
 
     family: Shared
     shared: Floats
     kernels: Floats
+    serial: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,8 @@ def gpu_at(parameters: Parameters, at: Points) -> AtClocks:
 def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> PredictedRows:
     """Predict time and power; ``gpu`` is what `gpu_at` says, where that is known."""
     core, dram, fixed, work = np.exp(parameters.kernels).T[:, at.kernel]
-    dram_j, per_dram = np.exp(parameters.shared[[_DRAM_J, _XBAR]])
+    dram_j, per_dram = np.exp(parameters.shared[PER_DRAM_CYCLE])
+    serial = np.zeros(1, dtype=bool) if parameters.serial is None else parameters.serial
     kernels = KernelArrays(
         core_mcycles=core,
         dram_mcycles=dram,
@@ -198,7 +203,7 @@ def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> 
         fixed_s=fixed,
         work_j_per_v2=work,
         dram_j=dram_j * dram,
-        serial=np.zeros(len(core), dtype=bool),
+        serial=serial[at.kernel % len(serial)],
     )
     known = gpu_at(parameters, at) if gpu is None else gpu
     return PredictedRows(parameters, at, known.costs(kernels))

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
 
 from gpu_specs import SPECS
-from underclock.core.calibration.gpu import (
+from underclock.core.calibration import (
     Calibrated,
     MeanErrors,
     calibrate,
@@ -16,15 +15,6 @@ from underclock.core.calibration.gpu import (
     design,
     errors_of,
     held_out,
-    pooled,
-)
-from underclock.core.calibration.sweep import (
-    FixedTimePrior,
-    Sweep,
-    SweepFit,
-    kernel_of,
-    sweep_of,
-    vector_of,
 )
 from underclock.errors import DataError
 from underclock.physics.constants import KernelConstants
@@ -91,18 +81,21 @@ def _profile(kernels: dict[str, KernelConstants] = _KERNELS, *, auto: bool = Fal
     )
 
 
-@pytest.fixture(scope="module")
-def sweep() -> Sweep:
-    return sweep_of(_profile(), auto_mem_mhz=9501.0, limit_w=1000.0)
+_LIMIT_W = 1000.0
 
 
 @pytest.fixture(scope="module")
-def calibrated(sweep: Sweep) -> Calibrated:
-    return calibrate(sweep, _SPEC.constants)
+def sweep() -> SampleSet:
+    return _profile()
 
 
-def test_a_sweep_without_noise_is_explained(calibrated: Calibrated, sweep: Sweep) -> None:
-    fit = errors_of(calibrated, sweep, np.arange(len(sweep.kernel)))
+@pytest.fixture(scope="module")
+def calibrated(sweep: SampleSet) -> Calibrated:
+    return calibrate(sweep, _SPEC.constants, _LIMIT_W)
+
+
+def test_a_sweep_without_noise_is_explained(calibrated: Calibrated, sweep: SampleSet) -> None:
+    fit = errors_of(calibrated, sweep.samples)
 
     assert fit.time < 0.01
     assert fit.power < 0.01
@@ -114,59 +107,59 @@ def test_kernels_that_overlap_nothing_are_recognised(calibrated: Calibrated) -> 
     assert not calibrated.kernels["k2"].serial
 
 
-def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: Sweep) -> None:
-    told: list[float] = []
-    results = check(calibrated, sweep, 4, progress=told.append)
-    total = pooled([errors for _, errors in results])
+def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: SampleSet) -> None:
+    results = check(calibrated, sweep, _LIMIT_W, 4)
+    total = MeanErrors.over(list(results.values()))
 
-    assert [name for name, _ in results] == list(_KERNELS)
-    assert total.rows == len(sweep.kernel) - 4 * len(_KERNELS)
+    assert list(results) == list(_KERNELS)
+    assert total.rows == len(sweep.samples) - 4 * len(_KERNELS)
     assert total.time < 0.03
     assert total.power < 0.03
-    assert told == [k / len(_KERNELS) for k in range(len(_KERNELS))]
 
 
-def test_kernels_left_out_are_predicted_too(sweep: Sweep) -> None:
-    errors = held_out(sweep, _SPEC.constants, 4)
+def test_kernels_left_out_are_predicted_too(sweep: SampleSet) -> None:
+    told: list[float] = []
+    errors = held_out(sweep, _SPEC.constants, _LIMIT_W, 4, progress=told.append)
 
-    assert errors.rows == len(sweep.kernel) - 4 * len(_KERNELS)
+    assert errors.rows == len(sweep.samples) - 4 * len(_KERNELS)
     assert errors.time < 0.06
     assert errors.power < 0.06
+    assert told == [0.2, 0.4, 0.6, 0.8, 1.0]
 
 
-def test_progress_is_told_fold_by_fold(sweep: Sweep) -> None:
-    two = dataclasses.replace(
-        sweep.only(np.flatnonzero(sweep.kernel < 2)), kernels=sweep.kernels[:2]
-    )
-    told: list[float] = []
-    held_out(two, _SPEC.constants, 4, progress=told.append)
-
-    assert told == [0.5, 1.0]
+def test_all_rows_as_points_leave_nothing_to_predict(
+    calibrated: Calibrated, sweep: SampleSet
+) -> None:
+    assert check(calibrated, sweep, _LIMIT_W, 15) == {}
 
 
-def test_all_rows_as_points_leave_nothing_to_predict(calibrated: Calibrated, sweep: Sweep) -> None:
-    assert check(calibrated, sweep, 15) == []
+def test_the_chosen_rows_are_distinct_and_apart(calibrated: Calibrated, sweep: SampleSet) -> None:
+    mine = [sample for sample in sweep.samples if sample.kernel == "k2"]
+    picked = design(calibrated, mine, 4).tolist()
 
-
-def test_the_chosen_rows_are_distinct_and_apart(calibrated: Calibrated, sweep: Sweep) -> None:
-    rows = np.flatnonzero(sweep.kernel == 2)
-    picked = design(calibrated, sweep.only(rows), 4)
-    clocks = sweep.core_mhz[rows[picked]]
-
-    assert len(set(picked.tolist())) == 4
-    assert len(set(clocks.tolist())) == 4
+    assert len(set(picked)) == 4
+    assert len({mine[row].asked.core_mhz for row in picked}) == 4
 
 
 def test_rows_at_the_cap_are_predicted_with_it() -> None:
     hungry = {"hungry": dataclasses.replace(_KERNELS["k0"], work_j_per_v2=2.0)}
-    sample_set = _profile(_KERNELS | hungry, auto=True)
-    sweep = sweep_of(sample_set, auto_mem_mhz=9501.0, limit_w=300.0)
-    calibrated = calibrate(sweep, _SPEC.constants)
-    capped = np.flatnonzero(sweep.power_w >= 300.0)
+    sweep = _profile(_KERNELS | hungry, auto=True)
+    calibrated = calibrate(sweep, _SPEC.constants, 300.0)
+    capped = [s for s in sweep.samples if s.energy_j / s.time_s >= 300.0]
 
-    assert len(capped)
+    assert capped
     assert calibrated.limit_w >= 0.93 * 300.0
-    assert errors_of(calibrated, sweep, capped).rows == len(capped)
+    assert errors_of(calibrated, capped).rows == len(capped)
+
+
+def test_memory_clocks_that_nobody_named_are_the_fastest() -> None:
+    fastest = [s for s in _profile().samples if s.asked.mem_mhz == 9501]
+    nameless = [
+        msgspec.structs.replace(s, asked=Clocks(core_mhz=s.asked.core_mhz)) for s in fastest
+    ]
+    sweep = having(_profile(), samples=tuple(nameless))
+
+    assert errors_of(calibrate(sweep, _SPEC.constants, _LIMIT_W), sweep.samples).time < 0.01
 
 
 @pytest.mark.parametrize(
@@ -182,7 +175,7 @@ def test_a_sweep_that_says_too_little_is_refused(
     whole = _profile()
     few = tuple(s for s in whole.samples if keep(s.asked))
     with pytest.raises(DataError, match=sentence):
-        sweep_of(having(whole, samples=few), auto_mem_mhz=9501.0)
+        calibrate(having(whole, samples=few), _SPEC.constants, _LIMIT_W)
 
 
 def test_clocks_in_hertz_are_refused() -> None:
@@ -191,40 +184,12 @@ def test_clocks_in_hertz_are_refused() -> None:
         msgspec.structs.replace(s, asked=Clocks(core_mhz=1_000_000 * (s.asked.core_mhz or 1)))
         for s in whole.samples
     )
-    with pytest.raises(DataError, match="a core clock of 1890000000 MHz, which no GPU has"):
-        sweep_of(having(whole, samples=hertz), auto_mem_mhz=9501.0)
-
-
-@pytest.mark.parametrize("serial", [False, True])
-def test_derivatives_are_those_of_finite_differences(sweep: Sweep, *, serial: bool) -> None:
-    rows = sweep.one(np.flatnonzero(sweep.kernel == 2))
-    fit = SweepFit(base=_TRUE, sweep=rows, serial=np.array([serial]), per_mcycle_j=_PER_MCYCLE_J)
-    vector = vector_of(_KERNELS["k2"])
-    by = fit.derivatives(kernel_of(vector, _PER_MCYCLE_J, serial=serial))
-
-    for p in range(len(vector)):
-        ends = []
-        for sign in (1.0, -1.0):
-            moved = kernel_of(
-                vector + sign * 1e-5 * np.eye(len(vector))[p], _PER_MCYCLE_J, serial=serial
-            )
-            time_s = duration_s(_TRUE, moved, rows.core_mhz, rows.mem_mhz)
-            warm_c = _TRUE.ambient_c + _TRUE.c_per_w * rows.power_w
-            power_w = busy_w(_TRUE, moved, rows.core_mhz, rows.mem_mhz, warm_c)
-            ends.append(np.log(np.stack([time_s, power_w])))
-        assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-6)
+    with pytest.raises(DataError, match="MHz is none that a GPU has"):
+        calibrate(having(whole, samples=hertz), _SPEC.constants, _LIMIT_W)
 
 
 def test_pooling_weighs_by_rows() -> None:
-    total = pooled(
-        [MeanErrors(time=0.1, power=0.2, rows=1), MeanErrors(time=0.0, power=0.0, rows=3)]
-    )
+    parts = [MeanErrors(time=0.1, power=0.2, rows=1), MeanErrors(time=0.0, power=0.0, rows=3)]
+    total = MeanErrors.over(parts)
 
     assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
-
-
-def test_the_prior_of_fixed_time_says_how_odd_a_kernel_is() -> None:
-    fixed_time = FixedTimePrior.of(_TRUE, list(_KERNELS.values()))
-    odd = dataclasses.replace(_KERNELS["k1"], fixed_s=1.0)
-
-    assert abs(fixed_time.surprise(_KERNELS["k1"])) < abs(fixed_time.surprise(odd))
