@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from underclock.core.job.costs import auto_clocks, job_cost
+from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Shape, pipeline
 from underclock.errors import DataError
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
@@ -28,7 +29,9 @@ from underclock.records.job import (
     Waiting,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.simulated.job import SimulatedJob
+from underclock.runtime.simulated.policed import policed
 from underclock.runtime.simulated.profiling import profiled_in
 
 LATENCY_S = 2e-3
@@ -270,3 +273,37 @@ def test_jobs_that_cannot_be_run_are_refused() -> None:
 
 
 _FIELDS = ("evidence", "gpu", "workload", "schedule", "microbatches", "ranks")
+
+
+def replicas() -> Job:
+    ranks = (
+        Rank(
+            stage=0,
+            data=data,
+            waiting=(Waiting(power_w=80.0),),
+            instructions=(computes("long"), sums()),
+        )
+        for data in range(2)
+    )
+    clocks = (1050, 1110, 1200, 1230, 1260, 1305, 1350)
+    return profiled_in(running(job_of(*ranks)), clocks, repeats=3)
+
+
+def test_others_take_the_plan_that_a_slow_replica_leaves_them_time_for() -> None:
+    job = replicas()
+    plan = plan_job(job, JobGoal(max_slowdown=0.01, latency_s=LATENCY_S))
+    run = running(job, seed=3)
+    iterations = policed(run, JobPolicy(plan, window=8))
+    for _ in range(40):
+        healthy = next(iterations)
+    assert healthy.time_s == pytest.approx(plan.promise.time_s, rel=5e-3)
+    run.boards[1].slowness = 1.1
+    slowed = next(iterations)
+    assert slowed.time_s > 1.05 * healthy.time_s
+    for _ in range(20):
+        later = next(iterations)
+    assert later.time_s == pytest.approx(slowed.time_s, rel=2e-3)
+    assert later.energy_j[0] < 0.99 * slowed.energy_j[0]
+    run.kill(1, 0.01)
+    assert [each.ended for each in iterations] == [False]
+    assert [board.gpu.core_lock for board in run.boards] == [None, None]

@@ -4,8 +4,9 @@ Each rank has a machine of its own, which sees its instructions begin and knows 
 planned, not what they do take. Instructions are gone through in the order in which ranks wait for
 one another, so each board is at a time of its own until the iteration ends.
 
-Clocks change as what was before them ends, not as what they are for begins: what lies between,
-waiting and transfers, is slack for changes that come late, and no call need fall into a transfer.
+A rank waits at the clock of what it ran before, as plans have it, up to a change's latency before
+what comes next is due: clocks that come late are slack's then, and nobody's time. Where it has to
+communicate first, clocks change as what was before ends, for no call may fall into a transfer.
 """
 
 import math
@@ -22,7 +23,7 @@ from underclock.hw.simulated.cluster import Board
 from underclock.hw.simulated.costs import Work
 from underclock.records import AUTO, Clocks
 from underclock.records.job import Held, Instruction, Job, ProfileRow, RankClocks
-from underclock.records.latencies import LatencyTable
+from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import Timetable, timetable
 from underclock.runtime.simulated.asking import Asker
@@ -271,15 +272,19 @@ class _Line:
         self._instructions = job.ranks[rank].instructions
         self.first = sum(len(each.instructions) for each in job.ranks[:rank])
         self._runs: list[int] = []
+        talks: set[int] = set()  # after which of them it communicates
         for i, each in enumerate(self._instructions):
             if each.profile is not None and each.stream == 0:
                 self._runs.append(i)
+            elif each.meeting is not None and each.stream == 0:
+                talks.add(len(self._runs) - 1)
         if not self._runs:
             raise DataError(
                 f"rank {rank} runs nothing whose clocks matter",
                 hint="a job that is planned has a profile for what each rank computes",
             )
         count = len(self._runs)
+        self._talks = {at % count for at in talks}
         self.words = {self.first + i: 2 * at + 1 for at, i in enumerate(self._runs)}
         """Of the mark where each begins; where it ends is the next."""
         self._marks = [_PARTS * at + part for at in range(count) for part in (0, _PARTS - 1)]
@@ -296,6 +301,7 @@ class _Line:
         begins = [float(begins_s[self.first + i]) for i in self._runs]
         held = [_rows(self._job, self._instructions[i], clocks[i]) for i in self._runs]
         launch_s: list[float] = []
+        aims_s: list[float] = []
         order: list[Clocks] = []
         for at, (first, then, share) in enumerate(held):
             takes_s = float(duration_s[self.first + self._runs[at]])
@@ -303,8 +309,12 @@ class _Line:
             next_s = begins[at + 1] if at + 1 < len(begins) else begins[0] + whole_s
             parts_s = (first_s, takes_s - first_s, next_s - begins[at] - takes_s)
             launch_s += [max(part_s, _LEAST_S) for part_s in parts_s]
-            order += [first.clocks, then.clocks, held[(at + 1) % len(held)][0].clocks]
-        return timetable(order, latencies, launch_s, self._marks)
+            following = held[(at + 1) % len(held)][0].clocks
+            order += [first.clocks, then.clocks, following if at in self._talks else then.clocks]
+            change = latencies.from_anywhere(Domain.CORE, following.core_mhz)
+            aims_s += [-min(max(parts_s[2], 0.0), change.total_s), 0.0, 0.0]
+        aims_s = aims_s[-_PARTS:] + aims_s[:-_PARTS]  # each is of the gap before
+        return timetable(order, latencies, launch_s, self._marks, aims_s)
 
 
 def _rows(
