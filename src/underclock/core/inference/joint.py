@@ -15,7 +15,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.inference.field import Errors, Sizes
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predicted_change import Baseline, PredictedChange, TimeVariance
-from underclock.core.step.table import CostTable
+from underclock.core.step.table import CostTable, share_of_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +52,23 @@ class JointCosts:
             energy_spread=self.wider[1] * math.sqrt(energy.variance),
         )
 
-    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats) -> tuple[float, float]:
-        """Return how sure the cost of some launches is: deviations, as fractions of their sums.
+    def change_spread(self, chosen: Floats, auto: Floats) -> tuple[float, float]:
+        """Return how sure a ratio of sums is: deviations of its logarithm, of time and of energy.
 
         Args:
-            kernels: Which each is of. Shape (N,).
-            settings: Index into the table's settings. Shape (N,).
-            launches: How many of each. Shape (N,).
-
-        Returns:
-            Of time and of energy.
+            chosen: Launches of each kernel at each setting. Shape (K, S).
+            auto: The same of what is compared with. Shape (K, S).
         """
         each, spreads = self.table.launches, []
         for costs, errors, wider in (
             (each.time_s, self.time, self.wider[0]),
             (each.energy_j, self.energy, self.wider[1]),
         ):
-            parts = launches * costs[kernels, settings]
-            parts = (parts / math.fsum(parts))[:, None]
-            own = np.zeros_like(errors.own[:, 0])
-            np.add.at(own, kernels, parts * errors.own[kernels, settings])
-            shared = (parts * errors.shared[kernels, settings]).sum(axis=0)
-            rest = parts[:, 0] ** 2 @ errors.rest[kernels, settings]
-            spreads.append(wider * math.sqrt(float((own**2).sum() + shared @ shared + rest)))
+            of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
+            own = np.einsum("kc,kcp->kp", of, errors.own)
+            shared = np.einsum("kc,kcs->s", of, errors.shared)
+            rest = float((of**2 * errors.rest).sum())
+            spreads.append(wider * math.sqrt(float((own**2).sum() + shared @ shared) + rest))
         return spreads[0], spreads[1]
 
     def time_variance(self, setting: Ints) -> TimeVariance:

@@ -5,6 +5,9 @@ measured as any step. An instruction costs what its launches do. Under a power c
 runs in that step with the same clock before and after it; what the loop averages over makes a long
 instruction capped by itself. Where kernels were measured alone no cap is known but their own.
 
+Errors are those of changes against auto, whose own row has none: what all rows have in common, such
+as how long a kernel takes at all, is no error of a choice between them.
+
 Inside an instruction stretches of launches may have clocks of their own, each long enough for the
 next change to be asked for, the last as well. What there is of these schedules is cut to what saves
 more than running one part of the instruction at one clock and the rest at another.
@@ -16,6 +19,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +28,12 @@ from underclock.arrays import Floats, Ints
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.solvers import Problem, cost_of, once_through, supported
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import fixed_part_costs, heat_w, settled_step
+from underclock.core.step.under_cap import (
+    fixed_part_costs,
+    heat_w,
+    nearest_settings,
+    settled_step,
+)
 from underclock.errors import DataError
 from underclock.records import Clocks, Pass, Segment
 from underclock.records.job import InstructionKind, Profile, ProfileRow
@@ -39,16 +48,15 @@ _WORTH = 1e-3  # of an instruction's energy: what switching inside it must save
 _ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are of several
 
 
-class SumErrors(Protocol):
-    """What tells how sure the cost of some launches is."""
+class ChangeErrors(Protocol):
+    """What tells how sure a change of some launches' cost is."""
 
-    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats, /) -> tuple[float, float]:
-        """Return deviations of time and energy, as fractions of the sums.
+    def change_spread(self, chosen: Floats, auto: Floats, /) -> tuple[float, float]:
+        """Return deviations of the logarithm of a ratio of sums: of time, of energy.
 
         Args:
-            kernels: Which each is of. Shape (N,).
-            settings: Of each; the baseline for all or for none. Shape (N,).
-            launches: How many of each. Shape (N,).
+            chosen: Launches of each kernel at each setting. Shape (K, S).
+            auto: The same of what is compared with. Shape (K, S).
         """
         ...
 
@@ -69,7 +77,7 @@ class StageProfiles:
 def stage_profiles(
     table: CostTable,
     order: Sequence[int],
-    risk: SumErrors | None = None,
+    risk: ChangeErrors | None = None,
     rules: Rules | None = None,
 ) -> StageProfiles:
     """Make profiles of a stage's instructions from what its kernels cost.
@@ -97,7 +105,11 @@ def stage_profiles(
     profiles = {}
     for i, kind in enumerate(stage.kinds):
         known = np.flatnonzero(np.isfinite(time_s[i])).tolist()
-        rows = [stage.row(i, s, float(time_s[i, s]), float(energy_j[i, s])) for s in known]
+        launches = int((stage.member == i).sum())
+        rows = [
+            stage.row(i, np.full(launches, s), float(time_s[i, s]), float(energy_j[i, s]))
+            for s in known
+        ]
         if rules is not None:
             rows += stage.inside(i, rules, time_s[i], energy_j[i])
         auto = known.index(table.baseline)
@@ -122,7 +134,7 @@ class _Stage:
     """
 
     table: CostTable
-    risk: SumErrors | None
+    risk: ChangeErrors | None
     kinds: tuple[InstructionKind, ...]
     order: Ints
     member: Ints
@@ -130,7 +142,7 @@ class _Stage:
     warnings: tuple[str, ...]
 
     @classmethod
-    def of(cls, table: CostTable, order: Sequence[int], risk: SumErrors | None) -> "_Stage":
+    def of(cls, table: CostTable, order: Sequence[int], risk: ChangeErrors | None) -> "_Stage":
         """Cut a step; what belongs to no pass of its own, to the one that it runs in."""
         kernels = table.kernels
         launched = [kernels[k] for k in order] or [k for k in kernels for _ in range(k.count)]
@@ -193,6 +205,30 @@ class _Stage:
         )
         return time_s, energy_j
 
+    @cached_property
+    def at_auto(self) -> Ints:
+        """Setting that is most like auto, of each launch. Shape (n,)."""
+        table, auto = self.table, np.full(len(self.order), self.table.baseline)
+        if table.power_cap is None:
+            return auto
+        return nearest_settings(table, settled_step(table, auto), table.power_cap.boost)
+
+    def _spread(self, i: int, choice: Ints) -> tuple[float, float]:
+        """Return how sure an instruction's change against auto is; what the cap holds is auto."""
+        own, settings = self.member == i, self.table.settings
+        auto = self.at_auto[own]
+        if self.risk is None or (choice == self.table.baseline).all():
+            return 0.0, 0.0
+        if self.table.power_cap is not None:
+            core = np.array([each.core_mhz or 0 for each in settings])
+            memory = np.array([each.mem_mhz or 0 for each in settings])
+            held = (core[choice] > core[auto]) & (memory[choice] == memory[auto])
+            choice = np.where(held, auto, choice)
+        launches = np.zeros((2, *self.table.time_s.shape))
+        for each, at in zip(launches, (choice, auto), strict=True):
+            np.add.at(each, (self.order[own], at), 1.0)
+        return self.risk.change_spread(*launches)
+
     @property
     def _misses(self) -> tuple[float, float]:
         """What kernels say of the step at auto, against the step as it ran: time, energy.
@@ -202,28 +238,18 @@ class _Stage:
         closure = self.table.closure
         return (1.0, 1.0) if closure is None else (closure.time, closure.energy)
 
-    def row(
-        self, i: int, setting: int, time_s: float, energy_j: float, inside: Ints | None = None
-    ) -> ProfileRow:
+    def row(self, i: int, choice: Ints, time_s: float, energy_j: float) -> ProfileRow:
         """Return a way to run an instruction, with its errors.
 
         Args:
             i: Which.
-            setting: For all of it.
+            choice: Setting of each of its launches. Shape (m,).
             time_s: What it takes.
             energy_j: What it takes.
-            inside: Setting of each of its launches, where these differ. Shape (m,).
         """
-        kernels = np.flatnonzero(self.counts[i])
-        at, launches = np.full_like(kernels, setting), self.counts[i, kernels]
-        if inside is not None:
-            pairs = np.stack([self.order[self.member == i], inside])
-            (kernels, at), counted = np.unique(pairs, axis=1, return_counts=True)
-            launches = counted.astype(np.float64)
-        time, energy = (0.0, 0.0)
-        if self.risk is not None:
-            time, energy = self.risk.sum_spread(kernels, at, launches)
-        clocks = self.table.settings[setting] if inside is None else Clocks()
+        time, energy = self._spread(i, choice)
+        alike = bool((choice == choice[0]).all())
+        clocks = self.table.settings[choice[0]] if alike else Clocks()
         return ProfileRow(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
@@ -231,7 +257,7 @@ class _Stage:
             energy_j=energy_j,
             time_error_s=time * time_s,
             energy_error_j=energy * energy_j,
-            inside=() if inside is None else self._stretches(inside),
+            inside=() if alike else self._stretches(choice),
         )
 
     def _stretches(self, inside: Ints) -> tuple[Segment, ...]:
@@ -273,7 +299,7 @@ class _Stage:
             time_s, energy_j = self._under_cap(i, choice, time_s, energy_j, plain_s)
             mixed_j = math.inf if time_s < hull_s[0] else float(np.interp(time_s, hull_s, hull_j))
             if energy_j < (1.0 - _WORTH) * mixed_j:
-                rows.append(self.row(i, 0, time_s, energy_j, choice))
+                rows.append(self.row(i, choice, time_s, energy_j))
         return rows
 
     def _under_cap(

@@ -21,7 +21,7 @@ from underclock.core.model.predicted_change import (
     time_variance,
 )
 from underclock.core.model.rows import Rows
-from underclock.core.step.table import CostTable, waited_shares
+from underclock.core.step.table import CostTable, share_of_sum, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost_and_heat
 from underclock.records import Closure
 
@@ -124,37 +124,27 @@ class CostEstimate:
         change = scheduled_change(self.posterior, self.baseline, pairs[:, locked], waited[locked])
         return self._under_cap(change, choice)
 
-    def sum_spread(self, kernels: Ints, settings: Ints, launches: Floats) -> tuple[float, float]:
-        """Return how sure the cost of some launches is: deviations, as fractions of their sums.
+    def change_spread(self, chosen: Floats, auto: Floats) -> tuple[float, float]:
+        """Return how sure a ratio of sums is: deviations of its logarithm, of time and of energy.
+
+        Errors that both sums have, of a kernel's level say, are not in it.
 
         Args:
-            kernels: Which each is of. Shape (N,).
-            settings: Index into the table's settings, the baseline for all or for none. Shape (N,).
-            launches: How many of each. Shape (N,).
-
-        Returns:
-            Of time and of energy.
+            chosen: Launches of each kernel at each of the table's settings. Shape (K, S).
+            auto: The same of what is compared with. Shape (K, S).
         """
-        waited = launches * waited_shares(self.table.kernels)[kernels]
-        if (settings == self.table.baseline).all():
-            # Parts add up to the whole step, so an error in one is an opposite one in the others.
-            auto = np.stack([self.baseline.time_s, self.baseline.energy_j])
-            parts = auto * np.bincount(kernels, waited, len(self.counts)) / self.counts
-            shares = parts.sum(axis=1, keepdims=True) / auto.sum(axis=1, keepdims=True)
-            moves = (parts - shares * auto) * self.baseline.of_kernels
-            parted = np.sqrt((moves**2).sum(axis=1)) / parts.sum(axis=1)
-            time, energy = np.hypot(self.baseline.spread, parted).tolist()
-            return time, energy
-        log_s = self.posterior.log_s[kernels, settings]
-        log_w = self.posterior.log_w[kernels, settings]
-        spreads = []
-        for costs, powers, step_error in (
-            (np.exp(log_s) * waited, [[1.0], [0.0]], self.step_error[0]),
-            (np.exp(log_s + log_w) * waited, [[1.0], [1.0]], self.step_error[1]),
+        kernels, settings = np.nonzero(chosen + auto)
+        locked = settings != self.table.baseline
+        at = kernels[locked], settings[locked]
+        each, spreads = self.table.launches, []
+        for costs, powers, of_kernels in (
+            (each.time_s, [[1.0], [0.0]], self.baseline.of_kernels[0]),
+            (each.energy_j, [[1.0], [1.0]], self.baseline.of_kernels[1]),
         ):
-            weights = np.array(powers) * costs / math.fsum(costs)
-            moved = self.posterior.sum_variance(kernels, settings, weights)
-            spreads.append(math.hypot(math.sqrt(moved.variance), step_error))
+            of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
+            moved = self.posterior.sum_variance(*at, np.array(powers) * of[at])
+            rest = of[:, self.table.baseline] * of_kernels
+            spreads.append(math.sqrt(moved.variance + float(rest @ rest)))
         return spreads[0], spreads[1]
 
     def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:

@@ -187,6 +187,18 @@ def cost_table(
     return dataclasses.replace(table, closure=closure)
 
 
+def share_of_sum(launches: Floats, costs: Floats) -> Floats:
+    """Return what part of a sum each entry is. Shape (K, S).
+
+    Args:
+        launches: Of each kernel at each setting. Shape (K, S).
+        costs: Of one launch; not looked at where none is. Shape (K, S).
+    """
+    parts = np.where(launches > 0.0, launches * np.where(np.isfinite(costs), costs, 0.0), 0.0)
+    shares: Floats = parts / math.fsum(parts.ravel())
+    return shares
+
+
 def step_means(in_situ: Sequence[Window]) -> tuple[float, float]:
     """Return the mean time in s and energy in J of whole steps as they ran."""
     return (

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Ints
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts
 from underclock.core.job.frontiers import stage_profiles
@@ -139,10 +139,8 @@ def test_what_belongs_to_no_pass_counts_where_it_runs() -> None:
     assert any("collectives" in each for each in found.warnings)
 
 
-def drawn(
-    table: CostTable, errors: Errors, kernels: Ints, at: Ints, launches: Floats
-) -> tuple[float, float]:
-    """Return mean and deviation of a sum whose logarithms are drawn together."""
+def drawn(table: CostTable, errors: Errors, kernels: Ints, at: Ints) -> float:
+    """Return the deviation of a sum's logarithm against auto's, all logarithms drawn together."""
     random = np.random.default_rng(1)
     count, (k, _, p) = 4000, errors.own.shape
     own = np.einsum("kcp,dkp->dkc", errors.own, random.standard_normal((count, k, p)))
@@ -151,35 +149,43 @@ def drawn(
     )
     rest = np.sqrt(errors.rest) * random.standard_normal((count, *errors.rest.shape))
     each = table.launches.time_s * np.exp(own + shared + rest)
-    sums = each[:, kernels, at] @ launches
-    return float(sums.mean()), float(sums.std())
+    sums = [each[:, kernels, s].sum(axis=1) for s in (at, np.full_like(at, table.baseline))]
+    return float(np.log(sums[0] / sums[1]).std())
 
 
-def test_errors_of_kernels_are_those_of_their_sum_drawn_together() -> None:
-    table = table_of(STEP)
+def risk_of(table: CostTable, wider: tuple[float, float] = (1.0, 1.0)) -> JointCosts:
     random = np.random.default_rng(0)
     errors = Errors(
         own=random.normal(0.0, 0.01, (4, 5, 3)),
         shared=random.normal(0.005, 0.005, (4, 5, 2)),
         rest=random.uniform(0.0, 2e-4, (4, 5)),
     )
-    risk = JointCosts(table=table, time=errors, energy=errors, wider=(1.0, 2.0))
-    found = stage_profiles(table, order_of(table), risk, rules(8e-3)).profiles[FORWARD]
-    row = found.rows[1]
-    mean_s, deviation_s = drawn(table, errors, np.arange(2), np.full(2, 1), np.array([6.0, 3.0]))
-    assert row.time_s == pytest.approx(mean_s, rel=2e-3)
-    assert row.time_error_s == pytest.approx(deviation_s, rel=0.05)
-    alone = dataclasses.replace(risk, wider=(1.0, 1.0))
-    narrow = stage_profiles(table, order_of(table), alone).profiles[FORWARD].rows[1]
-    assert row.energy_error_j == pytest.approx(2.0 * narrow.energy_error_j)
-    # Inside, launches of one kernel at two clocks share what is unsure of the kernel.
+    return JointCosts(table=table, time=errors, energy=errors, wider=wider)
+
+
+def test_errors_of_kernels_are_those_of_their_sum_drawn_together() -> None:
+    table = table_of(STEP)
+    order = order_of(table)
+    launched = np.array([k for k in order if k in {0, 1}])
+    risk = risk_of(table, (1.0, 2.0))
+    found = stage_profiles(table, order, risk, rules(8e-3)).profiles[FORWARD]
+    assert (auto(found).time_error_s, auto(found).energy_error_j) == (0.0, 0.0)
     inside = next(row for row in found.rows if row.inside)
-    clocks = [each.clocks for each in inside.inside for _ in range(each.launches)]
-    pairs = [(k, table.settings.index(at)) for k, at in zip(order_of(table), clocks, strict=False)]
-    counted = {pair: float(pairs.count(pair)) for pair in pairs}
-    kernels, at = np.array(list(counted)).T
-    _, deviation_s = drawn(table, errors, kernels, at, np.array(list(counted.values())))
-    assert inside.time_error_s == pytest.approx(deviation_s, rel=0.05)
+    for row in (found.rows[1], inside):
+        lasts = [(each.clocks, each.launches) for each in row.inside]
+        clocks = [at for at, count in lasts or [(row.clocks, len(launched))] for _ in range(count)]
+        at = np.array([table.settings.index(each) for each in clocks])
+        deviation = drawn(table, risk.time, launched, at)
+        assert row.time_error_s == pytest.approx(deviation * row.time_s, rel=0.05)
+    narrow = stage_profiles(table, order, risk_of(table)).profiles[FORWARD].rows[1]
+    assert found.rows[1].energy_error_j == pytest.approx(2.0 * narrow.energy_error_j)
+
+
+def test_what_the_cap_holds_is_auto_and_as_sure() -> None:
+    table = under_cap(table_of(STEP), 250.0)
+    found = stage_profiles(table, order_of(table), risk_of(table)).profiles[BACKWARD]
+    assert (found.rows[-2].core_mhz, found.rows[-2].time_error_s) == (CORES[-1], 0.0)
+    assert found.rows[0].time_error_s > 0.0
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 5e-3, 1.0])

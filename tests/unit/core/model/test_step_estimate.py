@@ -415,48 +415,38 @@ def test_times_in_the_step_alone_make_no_fit(campaign: SampleSet) -> None:
         estimate(having(cut, samples=at_auto))
 
 
-def test_a_sum_of_launches_is_as_sure_as_its_parts_drawn_together(found: CostEstimate) -> None:
+def test_a_change_of_launches_is_as_sure_as_both_sums_drawn_together(found: CostEstimate) -> None:
     posterior, random, count = found.posterior, np.random.default_rng(3), 4000
-    kernels, settings = np.array([0, 0, 3]), np.array([1, 2, 2])
-    launches = np.array([1.0, 1.0, 2.0])
+    chosen, auto = np.zeros((2, *found.table.time_s.shape))
+    chosen[[0, 0, 3], [1, 2, 2]] = 1.0, 1.0, 2.0
+    auto[[0, 3, 3], [3, 3, 2]] = 2.0, 1.0, 1.0
     shared = random.multivariate_normal(
         np.zeros(len(posterior.shared_cov)), posterior.shared_cov, count
     )
     own = np.stack(
         [random.multivariate_normal(np.zeros(len(cov)), cov, count) for cov in posterior.kernel_cov]
     )
-    at = slice(None), kernels, settings
-    off = np.einsum("lns,ds->ldn", posterior.by_shared[at], shared)
-    off += np.einsum("lnp,ndp->ldn", posterior.by_kernel[at], own[kernels])
-    off += np.sqrt(posterior.discrepancy[at])[:, None] * random.standard_normal((2, count, 3))
-    log_s, log_w = posterior.log_s[kernels, settings], posterior.log_w[kernels, settings]
-    sums = np.exp(log_s + off[0]) @ launches, np.exp(log_s + log_w + off.sum(axis=0)) @ launches
-    drawn = [float(each.std() / each.mean()) for each in sums]
-    sure = found.without_step_error().sum_spread(kernels, settings, launches)
-    assert sure == pytest.approx(drawn, rel=0.05)
-    missed = dataclasses.replace(found, step_error=(0.1, 0.2))
-    assert missed.sum_spread(kernels, settings, launches) == pytest.approx(
-        tuple(map(math.hypot, sure, (0.1, 0.2)))
-    )
+    off = np.einsum("lkcs,ds->ldkc", posterior.by_shared, shared)
+    off += np.einsum("lkcp,kdp->ldkc", posterior.by_kernel, own)
+    noise = random.standard_normal((2, count, *posterior.log_s.shape))
+    off += np.sqrt(posterior.discrepancy)[:, None] * noise
+    each_s = np.exp(posterior.log_s + off[0])
+    each_j = each_s * np.exp(posterior.log_w + off[1])
+    drawn = []
+    for each in (each_s, each_j):
+        sums = [np.einsum("dkc,kc->d", each, of[:, :-1]) for of in (chosen, auto)]
+        drawn.append(float(np.log(sums[0] / sums[1]).std()))
+    assert found.change_spread(chosen, auto) == pytest.approx(drawn, rel=0.05)
+    assert found.change_spread(auto, auto) == (0.0, 0.0)
 
 
-def test_a_part_of_auto_is_less_sure_than_the_step_that_was_measured(found: CostEstimate) -> None:
-    table, every = found.table, np.arange(len(found.counts))
-    auto = np.full(len(every), table.baseline)
-    assert found.sum_spread(every, auto, found.counts) == pytest.approx(found.baseline.spread)
-    part = found.sum_spread(every[:2], auto[:2], found.counts[:2])
-    rest = found.sum_spread(every[2:], auto[2:], found.counts[2:])
-    for own, other, whole, costs in zip(
-        part,
-        rest,
-        found.baseline.spread,
-        (found.baseline.time_s, found.baseline.energy_j),
-        strict=True,
-    ):
-        assert own > whole
-        # What one part has too much the rest has too little, as far as the step is sure.
-        off = [
-            math.sqrt(own**2 - whole**2) * costs[:2].sum(),
-            math.sqrt(other**2 - whole**2) * costs[2:].sum(),
-        ]
-        assert off[0] == pytest.approx(off[1])
+def test_kernels_left_at_auto_are_as_sure_as_their_parts_of_it(found: CostEstimate) -> None:
+    chosen, auto = np.zeros((2, *found.table.time_s.shape))
+    chosen[2, 1], auto[2, -1] = 1.0, 1.0
+    locked = np.zeros_like(chosen)
+    locked[2, 4] = 1.0
+    time, energy = found.change_spread(chosen, auto)
+    own = found.baseline.of_kernels[:, 2]
+    sure = found.posterior.variance(1.0, 0.0)[2, 1], found.posterior.variance(1.0, 1.0)[2, 1]
+    assert (time, energy) == pytest.approx(tuple(np.sqrt(sure + own**2)))
+    assert found.change_spread(chosen, locked)[0] < time
