@@ -253,12 +253,14 @@ class _Laid:
         for which, each in enumerate(self._rank.instructions):
             if each.kind not in _TALKS:
                 continue
-            beside = [
-                at
-                for at in self._main
-                if begins_s[at] < ends_s[which] and ends_s[at] > begins_s[which]
-            ]
-            talks.update(self._first[at] for at in ([which] if each.stream == 0 else beside))
+            if each.stream == 0:
+                talks.add(self._first[which])
+                continue
+            for at in self._main:
+                if begins_s[at] < ends_s[which] and ends_s[at] > begins_s[which]:
+                    talks.add(self._first[at])
+                    if ends_s[at] < ends_s[which]:
+                        talks.add(self._after[at])
         spans = list(pairwise([*marks, self._launches]))
         quiet = [span for span in spans if any(span[0] <= at < span[1] for at in talks)]
         joined: list[tuple[int, int]] = []

@@ -70,8 +70,13 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
                 f"another process marks the steps of GPU {gpu['index']} already, and one alone may",
                 hint="give each trainer its own GPU, by its LOCAL_RANK",
             )
-        _check_world(torch, run["world"], rank)
-        _check_same_job(torch, run["digest"])
+        try:
+            _check_world(torch, run["world"], rank)
+            _check_same_job(torch, run["digest"])
+        except DataError as exc:
+            page.tell(pages.REFUSED, sentence_of(exc))  # who conducts ends all ranks' clocks
+            page.close()
+            raise
         return page
 
     def open_stream(page: Page, optimizer: Any) -> MarkStream:

@@ -1,0 +1,207 @@
+"""A job's plan held while ranks train a pipeline with gloo, each on its own served GPU."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from made_jobs import GPU, job, job_plan
+from underclock.errors import DataError, UsageError
+from underclock.hw.nvml_calls import SIMULATOR
+from underclock.records import GpuInfo
+from underclock.records.job import Held, JobPlan
+from underclock.records.runs import AskLine, EventLine, StepLine
+from underclock.runtime.conductor.log import read_log
+from underclock.runtime.holding.run import HowToRun, Ran, run
+from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.store import write_document
+from underclock.testing import Control, served_gpus
+
+_TESTS = Path(__file__).parents[2]
+_SLOW_MHZ = 1500
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else torchrun says that it sets it
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def control(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Control]:
+    del folder
+    path = tmp_path / "s"
+    with served_gpus("rtx3080ti", path, count=4), Control(str(path)) as made:
+        monkeypatch.setenv(SIMULATOR, str(path))
+        yield made
+
+
+def _torchrun(ranks: int, steps: int, schedule: str = "Schedule1F1B") -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    return [*torchrun, str(_TESTS / "pipelined.py"), str(steps), schedule]
+
+
+def _plan(data: int = 1, unit_s: float = 0.02) -> JobPlan:
+    """Forwards slow, backwards fast; the budget is wide, for this machine has other work too."""
+    of = job(data=data, transfer_s=(1e-3,), reduce_s=2e-3, unit_s=unit_s)
+    clocks = tuple(
+        tuple(
+            None if each.profile is None else Held(row=6 if "forward" in each.profile else 2)
+            for each in rank.instructions
+        )
+        for rank in of.ranks
+    )
+    plan = job_plan(of, clocks=clocks)
+    return msgspec.structs.replace(plan, max_slowdown=0.99, latency_s=4e-3)
+
+
+def _as_found(control: Control, ranks: int = 4) -> bool:
+    return all(
+        (truth["core_lock"], truth["limit_w"]) == (None, 350.0)
+        for truth in map(control.truth, range(ranks))
+    )
+
+
+def _events(log: Path) -> list[str]:
+    return [line.text for line in read_log(log) if isinstance(line, EventLine)]
+
+
+@pytest.mark.slow
+def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path: Path) -> None:
+    log, plan = tmp_path / "log.jsonl", tmp_path / "job.plan.json"
+    write_document(plan, _plan(unit_s=0.01))
+    told: list[str] = []
+    ran = run(plan, _torchrun(2, 22), HowToRun(window=4, log=log, tell=told.append))
+
+    assert (ran.code, ran.why) == (0, "the training process ended")
+    assert _as_found(control)
+    (line,) = [words for words in told if "; clocks were" in words]
+    assert "% time against its first iterations at auto" in line
+    assert line.endswith("kWh drawn; clocks were given back")
+    assert not [words for words in told if "held no more" in words]
+    lines = read_log(log)
+    asked = {rank: set[int | None]() for rank in range(2)}
+    for each in lines:
+        if isinstance(each, AskLine):
+            asked[each.gpu].add(each.to_mhz)
+    assert {_SLOW_MHZ, 1755} <= asked[0] & asked[1]
+    held = [each for each in lines if isinstance(each, StepLine) and each.arm == "plan"]
+    assert {each.gpu for each in held} == {0, 1}
+    assert any("order 1: steps are as promised" in words for words in _events(log))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "reason"),
+    [
+        (1, "Schedule1F1B", "this job has a world size of 1, and the plan is for 2 ranks"),
+        (2, "ScheduleGPipe", "the plan is for another schedule: 1f1b, and this is ScheduleGPipe"),
+    ],
+)
+def test_another_job_than_the_plans_trains_at_auto(
+    ranks: int, schedule: str, reason: str, control: Control, tmp_path: Path
+) -> None:
+    log = tmp_path / "log.jsonl"
+    told: list[str] = []
+    how = HowToRun(window=0, log=log, tell=told.append)
+    command = _torchrun(ranks, 6, schedule)
+    if ranks == 1:
+        command = [sys.executable, "-c", _ALONE]
+    ran = run(_plan(unit_s=5e-3), command, how)
+
+    assert ran.code == 0
+    assert _as_found(control)
+    assert any(reason in words for words in _events(log)), _events(log)
+    assert not [each for each in read_log(log) if isinstance(each, AskLine)]
+
+
+_ALONE = """
+import time
+import torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+for _ in range(5):
+    optimizer.step()
+    time.sleep(0.1)
+"""
+
+
+def _refused(plan: JobPlan, how: HowToRun) -> Ran:
+    return run(plan, [sys.executable, "-c", "raise SystemExit(9)"], how)
+
+
+@pytest.mark.parametrize(
+    ("plan", "how", "error", "reason"),
+    [
+        (_plan(), HowToRun(arms="auto,plan"), UsageError, "ranks of a job are held together"),
+        (_plan(), HowToRun(gpus=("nvml:0",)), UsageError, "has 2 ranks and 1 GPUs are named"),
+        (_plan(), HowToRun(gpus=("nvml:1", "nvml:1")), UsageError, "named twice"),
+        (_plan(data=3), HowToRun(), UsageError, "there is no GPU"),
+        (
+            msgspec.structs.replace(_plan(), job=job(gpu=GpuInfo(name="A100"), transfer_s=(1e-3,))),
+            HowToRun(),
+            DataError,
+            "rank 0 is planned for A100, and its GPU is RTX 3080 Ti",
+        ),
+    ],
+)
+def test_what_no_rank_can_hold_is_refused_before_anything_runs(
+    plan: JobPlan, how: HowToRun, error: type[Exception], reason: str, control: Control
+) -> None:
+    with pytest.raises(error, match=reason):
+        _refused(plan, how)
+    assert _as_found(control)
+    folder = Path(os.environ[RUNTIME_DIR])
+    assert not folder.exists() or not [*folder.glob("run-*")]
+
+
+def test_one_rank_on_another_gpu_than_planned_is_named(control: Control) -> None:
+    plan = _plan()
+    first, second = plan.job.ranks
+    ranks = first, msgspec.structs.replace(second, gpu=GpuInfo(name="A40"))
+    other = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, ranks=ranks))
+    with pytest.raises(DataError, match="rank 1 is planned for A40, and its GPU is RTX 3080 Ti"):
+        _refused(other, HowToRun())
+    told: list[str] = []
+    ranks = (
+        first,
+        msgspec.structs.replace(second, gpu=msgspec.structs.replace(GPU, uuid="GPU-elsewhere")),
+    )
+    other = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, ranks=ranks))
+    assert _refused(other, HowToRun(dry=True, tell=told.append)).code == 9
+    assert any("rank 1 was planned on board GPU-elsewhere" in words for words in told)
+    assert _as_found(control)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_leaves_no_other_ranks_clocks(
+    control: Control, tmp_path: Path
+) -> None:
+    """Torchrun ends the others after it; clocks do not wait for that."""
+    import signal
+    import threading
+
+    from underclock.hw.clock import SystemClock
+
+    log, clock = tmp_path / "log.jsonl", SystemClock()
+
+    def kill() -> None:
+        while not (log.exists() and '"ask"' in log.read_text()):
+            clock.sleep_s(0.05)
+        runs = json.loads(next((tmp_path / "runs").glob("run-*/run.json")).read_text())
+        from underclock.runtime.trainer.page import Page
+
+        with Page.open(runs["gpus"][1]["page"]) as page:
+            os.kill(page.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ran = run(_plan(unit_s=5e-3), _torchrun(2, 1000), HowToRun(window=0, log=log))
+    killer.join()
+    assert ran.code != 0
+    assert _as_found(control)
+    assert any("rank 1: the training process ended" in words for words in _events(log))
