@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from underclock.core.design.agenda import SteeringAgenda
+from underclock.core.design.wanted import Wanted
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
-from underclock.core.steering.wanted import Wanted
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
 from underclock.records import (

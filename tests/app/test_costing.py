@@ -9,8 +9,7 @@ from underclock.app.measuring import measure
 from underclock.app.planning import PlanCosts, check_goal, costs_of, plan, under_goal
 from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.limited import LimitedEstimate
+from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UsageError

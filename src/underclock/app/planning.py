@@ -10,9 +10,8 @@ from underclock.app.switching import Achievable, Switching, achievable, switchin
 from underclock.arrays import Ints
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import inferred_costs
-from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.estimate import estimate
-from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError

@@ -11,16 +11,16 @@ from underclock.arrays import Bools
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import worth_of_samples
+from underclock.core.design.initial_design import initial_design
+from underclock.core.design.wanted import IDLING, Wanted
 from underclock.core.inference.joint import TableFit
 from underclock.core.inference.search import searched
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.model.ran_clocks import ceiling_mhz
 from underclock.core.model.sample_rows import CannotFitError
-from underclock.core.sampling.initial_design import initial_design
+from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering.mixing import DrawAtClock, thinned
-from underclock.core.steering.wanted import IDLING, Wanted
 from underclock.core.step.cap import driver_says
 from underclock.errors import UsageError
 from underclock.hw.base import Capability

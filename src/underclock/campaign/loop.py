@@ -14,8 +14,8 @@ from typing import Protocol
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, Points
-from underclock.core.steering.agenda import fewest_measurements
-from underclock.core.steering.wanted import Wanted
+from underclock.core.design.agenda import fewest_measurements
+from underclock.core.design.wanted import Wanted
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import SampleSet, Window

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from underclock.campaign.provenance import check_same, set_apart
+from underclock.core.design.wanted import Wanted
 from underclock.core.steering.mixing import launch_clocks, spin_mhz
-from underclock.core.steering.wanted import Wanted
 from underclock.core.step.cap import is_uneven
 from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError

@@ -6,10 +6,10 @@ import msgspec
 
 from underclock.campaign.recording import Recorder, window_of
 from underclock.campaign.survey import Campaign
+from underclock.core.design.agenda import SteeringAgenda
+from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.model.ran_clocks import UNKNOWN_MHZ
-from underclock.core.steering.agenda import SteeringAgenda
-from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
+from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.errors import NoRoomError
 from underclock.records import Mix, Window
 

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.design.sample_value import (
+    Candidates,
+    Promised,
+    expected_improvement,
+    expected_improvement_within,
+    multiplier_under,
+    multiplier_within,
+    value_of_information,
+)
 from underclock.core.inference.joint import TableFit
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
@@ -14,9 +23,6 @@ from underclock.core.planning.best_choice import TIME_POWER
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.sampling.acquisition import Candidates, Promised, value_of_information
-from underclock.core.sampling.improvement import expected_improvement, expected_improvement_within
-from underclock.core.sampling.multipliers import multiplier_under, multiplier_within
 from underclock.records import Clocks, Objective
 
 _NEAR = 0.015  # of log core clock: a look there tells of both

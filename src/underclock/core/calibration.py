@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.design.initial_design import greedy_d_optimal
 from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
@@ -26,11 +27,10 @@ from underclock.core.model.damped_steps import (
 )
 from underclock.core.model.most_likely import learn_prior, restart
 from underclock.core.model.parameters import PER_DRAM_CYCLE, Parameters, Points, Shared, predict
-from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.core.model.whitening import ErrorModel
-from underclock.core.sampling.initial_design import greedy_d_optimal
 from underclock.core.step.cap import CapMargin, draws_limit
 from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz

@@ -15,8 +15,8 @@ from underclock.app.switching import Switching
 from underclock.app.validating import validate
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, ClockControl
+from underclock.core.design.wanted import Wanted
 from underclock.core.planning.goal import Goal
-from underclock.core.steering.wanted import Wanted
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError

@@ -17,9 +17,9 @@ from underclock.campaign.loop import CampaignRun
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
+from underclock.core.design.wanted import IDLING, METERED, Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz, told
-from underclock.core.steering.wanted import IDLING, METERED, Wanted
 from underclock.core.step.cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model

@@ -8,7 +8,7 @@ import pytest
 from underclock.app.measuring import measure
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, Grid
-from underclock.core.steering.wanted import Wanted
+from underclock.core.design.wanted import Wanted
 from underclock.core.step.following import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Reading

@@ -15,9 +15,9 @@ from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.ran_clocks import UNKNOWN_MHZ
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.model.rows import STEADY_C, Rows
+from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.core.step.table import waited_counts
 from underclock.core.step.unmeasured import unmeasured
 from underclock.records import Clocks, SampleSet

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.model.ran_clocks import ceiling_mhz, held_at_auto, held_back, ran_mem_mhz
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows
+from underclock.core.model.sample_sets import ceiling_mhz, held_at_auto, held_back, ran_mem_mhz
 from underclock.core.steering.reach import reach_mhz
 from underclock.core.step.cap import HALF_BIN_MHZ
 from underclock.core.step.under_cap import memories_like_auto

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats
-from underclock.core.model.auto_errors import auto_spread, kernel_errors
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.entries import (
@@ -27,7 +27,7 @@ from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.posterior import Posterior, with_means
-from underclock.core.model.predicted_change import Baseline
+from underclock.core.model.predicted_change import ONE_SIDED, Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
@@ -217,3 +217,45 @@ def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat |
     return Heat(
         c_per_w=max(0.0, float(np.mean(read)) - AMBIENT_C) / mean_w, w_per_c=drawn_w[1] - drawn_w[0]
     )
+
+
+_ONE_SIDE = 0.95
+# What repeats in a row do not average out of a step's time. Windows of one kernel, off the cap of
+# an H200, differ by 0.027 % (docs/evidence/h200).
+_REPEATABLE = 2.7e-4
+_FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
+
+
+def kernel_errors(posterior: Posterior) -> Floats:
+    """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
+    time2, power2 = posterior.noise**2
+    errors: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    return errors
+
+
+def auto_spread(
+    sample_set: SampleSet,
+    posterior: Posterior,
+    auto: tuple[Floats, Floats],
+    whole: Sequence[Window],
+) -> tuple[float, float]:
+    """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
+    time2, power2 = posterior.noise**2
+    spreads = []
+    for variance, costs, values in (
+        (time2, auto[0], [s.time_s for s in whole]),
+        (time2 + power2, auto[1], [s.energy_j for s in whole]),
+    ):
+        if not whole:
+            repeats = max(1.0, len(sample_set.samples) / max(1, len(costs)) / 8)
+            spreads.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
+            continue
+        # One kernel's noise stands for one window's; repeats, where there are some, say more.
+        prior2, weight = float(np.median(variance)), 1.0
+        off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
+        freedom = weight + len(values) - 1
+        each2 = (weight * prior2 + off2) / freedom
+        # A scatter known from few runs: Student's t where the others have a normal distribution.
+        wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
+        spreads.append(wider * math.sqrt(each2 / len(values)))
+    return math.hypot(spreads[0], _REPEATABLE if whole else 0.0), spreads[1]

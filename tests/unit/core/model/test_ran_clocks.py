@@ -6,8 +6,8 @@ import pytest
 
 from made_up_samples import CORES, made_grid, made_sample, made_set
 from underclock.core.model.predictive import clocks_of
-from underclock.core.model.ran_clocks import ceiling_mhz, seen_cap
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_sets import ceiling_mhz, seen_cap
 from underclock.records import Clocks, GpuInfo, ThrottleReason
 
 

@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import settings_of
 from underclock.core.model.estimate import estimate
-from underclock.core.model.limited import LimitedEstimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.table import cost_table
 from underclock.core.step.under_cap import cap_of, settled_step, step_cost

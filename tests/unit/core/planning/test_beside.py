@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from underclock.campaign.worth import worth_of_samples
-from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.estimate import estimate
-from underclock.core.model.limited import LimitedEstimate
 from underclock.core.planning.achievable import achieved, as_record
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal

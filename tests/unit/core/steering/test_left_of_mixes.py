@@ -4,14 +4,14 @@ import msgspec
 import pytest
 
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
+from underclock.core.design.agenda import SteeringAgenda
+from underclock.core.design.step_energy import Known
+from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import check_values
-from underclock.core.steering.agenda import SteeringAgenda
 from underclock.core.steering.company import Company
 from underclock.core.steering.reach import told
 from underclock.core.steering.taking_off import taken_off
-from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
-from underclock.core.steering.worth import Known
 from underclock.errors import DataError
 from underclock.physics.costs import busy_w, idle_w
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window

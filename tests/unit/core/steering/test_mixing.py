@@ -20,11 +20,11 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.steering.agenda import SteeringAgenda
+from underclock.core.design.agenda import SteeringAgenda
+from underclock.core.design.step_energy import variance_in
+from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
-from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
-from underclock.core.steering.worth import variance_in
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import ALONE, Clocks, Mix, SampleSet
 

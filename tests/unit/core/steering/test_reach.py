@@ -4,8 +4,8 @@ import msgspec
 
 from made_up_mixes import STEP_KERNELS, made_mix, made_step
 from steered_gpu import Synthetic, campaign
+from underclock.core.design.wanted import COMPANIONS, Wanted
 from underclock.core.steering.reach import at_cap, reach_mhz, told
-from underclock.core.steering.wanted import COMPANIONS, Wanted
 from underclock.records import Evidence, GpuInfo, SampleSet, ThrottleReason
 from windows import gathered
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz
-from underclock.core.steering.spreading import spread
+from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz, spread
 from underclock.core.step.cap import has_company, is_uneven, with_durations
 from underclock.records import Clocks, Mix, Window
 

@@ -18,15 +18,15 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
+from underclock.core.design.agenda import SteeringAgenda, first_measurements
+from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined
-from underclock.core.steering.agenda import SteeringAgenda, first_measurements
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.steering.taking_off import step_draws, taken_off
-from underclock.core.steering.wanted import COMPANIONS, IDLING, Wanted
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
 from windows import having

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.sampling.multipliers import multiplier_under, multiplier_within
+from underclock.core.design.sample_value import multiplier_under, multiplier_within
 
 _SETTINGS = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=4, max_size=4)
 _TABLES = st.lists(_SETTINGS, min_size=3, max_size=3)

@@ -15,20 +15,19 @@ from dataclasses import dataclass
 
 import msgspec
 
-from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
-from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
-from underclock.core.steering.reach import at_cap
-from underclock.core.steering.spreading import spread
-from underclock.core.steering.step_energy import StepEnergy
-from underclock.core.steering.taking_off import COMPANION, Left
-from underclock.core.steering.wanted import (
+from underclock.core.design.step_energy import StepEnergy
+from underclock.core.design.wanted import (
     COMPANIONS,
     IDLING,
     METERED,
     Wanted,
     are_alike,
 )
+from underclock.core.steering.company import USUAL_C
+from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at, spread
+from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
+from underclock.core.steering.reach import at_cap
+from underclock.core.steering.taking_off import COMPANION, Left
 from underclock.core.step.cap import has_company
 from underclock.core.step.table import waited_counts, waited_shares
 from underclock.physics.constants import GpuConstants

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
+from underclock.core.design.sample_value import (
+    Candidates,
+    expected_improvement,
+    expected_improvement_within,
+)
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import PER_KERNEL
-from underclock.core.sampling.acquisition import Candidates
-from underclock.core.sampling.improvement import expected_improvement, expected_improvement_within
 from underclock.records import Clocks
 
 

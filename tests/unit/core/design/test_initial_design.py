@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Floats
+from underclock.core.design.initial_design import greedy_d_optimal, initial_design
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.sampling.initial_design import greedy_d_optimal, initial_design
 
 
 def _grid() -> tuple[Floats, Floats]:

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL
-from underclock.core.sampling.acquisition import (
+from underclock.core.design.sample_value import (
     Candidates,
     Promised,
     ValueOfInformation,
     expected_gain,
     value_of_information,
 )
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.rows import PER_KERNEL
 from underclock.records import Clocks
 
 _K, _C, _S = 3, 4, 2

@@ -1,1 +1,0 @@
-"""Which samples to take."""
