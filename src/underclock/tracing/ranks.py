@@ -14,6 +14,7 @@ from underclock.records import Step
 from underclock.store import read_document
 
 _RANK, _WORLD, _LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"
+_PAIRWISE = ("::send", "::recv", "::recv_", "::coalesced")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,17 @@ class Rank:
 def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
     """Say of which other ranks, as far as they have written theirs, the step is another.
 
+    Stages of a pipeline, which send to one another, run different steps: of them nothing is said.
+
     Args:
         step: Of this rank.
         path: Where steps are written, without a rank.
         rank: This one.
     """
-    told = []
+    told: list[str] = []
+    launches = (kernel.launch for kernel in step.kernels)
+    if any(one is not None and one.operator.endswith(_PAIRWISE) for one in launches):
+        return ()
     for number in range(rank.world):
         other = Rank(number=number, world=rank.world).file(path)
         if number == rank.number or not other.is_file():

@@ -76,6 +76,13 @@ def test_another_step_on_a_rank_is_said(tmp_path: Path) -> None:
     assert said.endswith("with a new 'aten::add'")
 
 
+@pytest.mark.parametrize("operator", ["c10d::send", "c10d::recv_", "nccl::coalesced"])
+def test_stages_of_a_pipeline_run_different_steps(operator: str, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    write_document(_SECOND.file(path), _step("aten::mm", "aten::add", operator))
+    assert told_of_ranks(_step("aten::mm", operator), path, _FIRST) == ()
+
+
 def test_a_file_that_is_being_written_is_left_to_the_rank_that_writes_it(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     _SECOND.file(path).write_text('{"kind": "st')

@@ -12,11 +12,12 @@ once more at the piece's end.
 
 import math
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from underclock.core.tracing.rank_trace import (
     HOW_TO_MARK,
@@ -53,7 +54,7 @@ _SHORTEST_S = 1e-9  # a profile has no row of no time
 _DEVIATIONS = 1.4826  # median absolute ones in a normal distribution's standard deviation
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class _Laid:
     """One rank's step, with its place in the job.
 
@@ -80,21 +81,35 @@ class _Laid:
         """What it does, in the order in which it began."""
         return self.step.pieces
 
-    def places(self) -> list[int]:
-        """Return which of the rank's instructions each piece is."""
-        before = len(self.after.get(-1, ()))
-        found = []
-        for at in range(len(self.pieces)):
-            found.append(before + at)
-            before += len(self.after.get(at, ()))
-        return found
+    @cached_property
+    def begins_s(self) -> list[float]:
+        """When its pieces began, ascending."""
+        return [each.begins_s for each in self.pieces]
 
-    def profile(self, at: int) -> str:
-        """Return the name of what a piece costs."""
-        task = self.tasks[at]
-        mine = sorted({each[1] for each in self.tasks if each is not None})
-        chunk = mine.index(task[1]) if task else 0
-        return f"stage {self.stage} {f'chunk {chunk} ' if chunk else ''}{self.pieces[at].kind}"
+    @cached_property
+    def ends_s(self) -> list[float]:
+        """When its pieces ended: one after the other, so ascending too."""
+        return [each.ends_s for each in self.pieces]
+
+    @cached_property
+    def chunks(self) -> list[int]:
+        """Which of the rank's stages each piece is of."""
+        mine = sorted({task[1] for task in self.tasks if task is not None})
+        return [0 if task is None else mine.index(task[1]) for task in self.tasks]
+
+    @cached_property
+    def profiles(self) -> list[str]:
+        """Names of what pieces cost."""
+        return [
+            f"stage {self.stage} {f'chunk {chunk} ' if chunk else ''}{piece.kind}"
+            for piece, chunk in zip(self.pieces, self.chunks, strict=True)
+        ]
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Which of the rank's instructions each piece is, once its meetings are known."""
+        before = (len(self.after.get(at, ())) for at in range(-1, len(self.pieces) - 1))
+        return [at + met for at, met in enumerate(accumulate(before))]
 
 
 _Met = tuple[float, float, list[tuple[_Laid, int]]]
@@ -194,17 +209,18 @@ def _check_ranks(traces: Sequence[RankTrace]) -> None:
 def _laid(traces: Sequence[RankTrace], number: int) -> list[_Laid]:
     """Give every rank its place, and every piece its task, in a step."""
     ranks = [
-        _Laid(index=at, trace=each, step=next(s for s in each.steps if s.number == number))
+        _Laid(at, each, next(step for step in each.steps if step.number == number))
         for at, each in enumerate(traces)
     ]
-    for number_of, members in enumerate(_pipelines(ranks)):
+    for pipeline, members in enumerate(_pipelines(ranks)):
         told = {
             each.index: [p.stage for p in each.pieces if p.stage is not None] for each in members
         }
         members.sort(key=lambda each: (min(told[each.index], default=0), each.index))
         for at, each in enumerate(members):
-            each.pipeline, each.stage = number_of, at
+            each.pipeline, each.stage = pipeline, at
     ids = sorted({p.microbatch for r in ranks for p in r.pieces if p.microbatch is not None})
+    number_of = {each: at for at, each in enumerate(ids)}
     for rank in ranks:
         # What no range tells may be in parts with waiting between: of it the work alone counts.
         rank.time_s = [
@@ -213,16 +229,10 @@ def _laid(traces: Sequence[RankTrace], number: int) -> list[_Laid]:
             else piece.ends_s - piece.begins_s
             for piece in rank.pieces
         ]
-        rank.tasks = [
-            None
-            if piece.microbatch is None
-            else (
-                piece.kind,
-                rank.stage if piece.stage is None else piece.stage,
-                ids.index(piece.microbatch),
-            )
-            for piece in rank.pieces
-        ]
+        for piece in rank.pieces:
+            stage = rank.stage if piece.stage is None else piece.stage
+            mb = None if piece.microbatch is None else number_of[piece.microbatch]
+            rank.tasks.append(None if mb is None else (piece.kind, stage, mb))
     _check_microbatches(ranks, len(ids))
     return ranks
 
@@ -327,7 +337,7 @@ def _of_group(members: Sequence[tuple[_Laid, Sequence[Gathering]]]) -> list[_Met
         least_s = min(each.ends_s - each.begins_s for each in seen)
         where, exposed_s = [], [least_s]
         for (rank, _), each in zip(members, seen, strict=True):
-            at = bisect_right(rank.pieces, each.begins_s, key=lambda piece: piece.begins_s) - 1
+            at = bisect_right(rank.begins_s, each.begins_s) - 1
             where.append((rank, at))
             if at >= 0:
                 until_s = rank.pieces[at].ends_s
@@ -379,50 +389,43 @@ def _transfers(ranks: Sequence[_Laid]) -> _Transfers:
         if other[0] != place[0]:
             to[place], over[place] = other, (pipeline, kind, stage)
             found.waits.append((other, place, over[place]))
-    ends = [
-        (rank, ranks[peer], sent, received)
+    pairs = [
+        (rank, ranks[peer], _paired(rank, ranks[peer]))
         for rank in ranks
         for peer in sorted({message.peer for message in rank.step.messages})
-        for sent, received in _paired(rank, ranks[peer])
     ]
     # Clocks of two machines may differ; if so, when the other end began says nothing.
-    common = all(received.ends_s >= sent.begins_s for _, _, sent, received in ends)
-    for sender, receiver, sent, received in ends:
-        before = [
+    common = all(got.ends_s >= sent.begins_s for *_, ends in pairs for sent, got in ends)
+    for sender, receiver, ends in pairs:
+        going = sorted(
             (piece.asked_s, at)
             for at, piece in enumerate(sender.pieces)
-            if piece.asked_s <= sent.asked_s
-            and to.get((sender.index, at), _NOWHERE)[0] == receiver.index
-        ]
-        if not before:
-            found.others += 1
-            continue
-        place = sender.index, max(before)[1]
-        key = over[place]
-        begun_s = max(sent.begins_s, received.begins_s) if common else received.begins_s
-        taken_s = min(sent.ends_s - sent.begins_s, received.ends_s - begun_s)
-        found.least_s[key] = min(max(0.0, taken_s), found.least_s.get(key, math.inf))
-        # Who receives has to be there, which it is after what it ended last; a send that ended
-        # while its rank did nothing was waited for.
-        there = (
-            receiver.index,
-            sum(piece.ends_s <= received.begins_s + SAME_S for piece in receiver.pieces) - 1,
+            if to.get((sender.index, at), _NOWHERE)[0] == receiver.index
         )
-        held_up = (
-            sender.index,
-            sum(piece.begins_s < sent.ends_s - SAME_S for piece in sender.pieces),
-        )
-        if there[1] >= 0:
+        for sent, got in ends:
+            nth = bisect_right(going, (sent.asked_s, math.inf)) - 1
+            if nth < 0:
+                found.others += 1
+                continue
+            place = sender.index, going[nth][1]
+            key = over[place]
+            begun_s = max(sent.begins_s, got.begins_s) if common else got.begins_s
+            taken_s = max(0.0, min(sent.ends_s - sent.begins_s, got.ends_s - begun_s))
+            found.least_s[key] = min(taken_s, found.least_s.get(key, math.inf))
+            # Who receives has to be there, which it is after what it ended last; a send that ended
+            # while its rank did nothing was waited for.
+            there = receiver.index, bisect_right(receiver.ends_s, got.begins_s + SAME_S) - 1
+            if there[1] < 0:
+                continue
             found.waits.append((to[place], there, key))
-            if (
-                held_up[1] < len(sender.pieces)
-                and sender.pieces[held_up[1] - 1].ends_s < sent.ends_s - SAME_S
-            ):
+            after = bisect_left(sender.begins_s, sent.ends_s - SAME_S)
+            if after < len(sender.pieces) and sender.ends_s[after - 1] < sent.ends_s - SAME_S:
+                held_up = sender.index, after
                 found.waits += [(held_up, there, key), (held_up, place, key)]
     return found
 
 
-def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[Message, Message]]:
+def _paired(sender: _Laid, receiver: _Laid) -> list[tuple[Message, Message]]:
     """Return both ends of all that one rank sends to another.
 
     Raises:
@@ -436,19 +439,18 @@ def _paired(sender: _Laid, receiver: _Laid) -> Iterator[tuple[Message, Message]]
             f"which sends {len(sent)} times",
             hint="trace one whole step of every rank of the job",
         )
-    return zip(sent, got, strict=True)
+    return list(zip(sent, got, strict=True))
 
 
 def _waits(last: Sequence[_Laid], steps: Sequence[_Transfers]) -> Iterator[Wait]:
     """Yield who waits for whom, each pair once, with the least that the transfer took."""
-    places = [each.places() for each in last]
     found: dict[tuple[tuple[int, int], tuple[int, int]], float] = {}
     for of, on, key in steps[-1].waits:
         lag_s = min(each.least_s.get(key, 0.0) for each in steps)
         if of[0] != on[0] or lag_s > 0.0:
             found[of, on] = max(lag_s, found.get((of, on), 0.0))
     for ((rank, at), (on_rank, on_at)), lag_s in found.items():
-        yield Wait(rank, places[rank][at], on_rank, places[on_rank][on_at], lag_s)
+        yield Wait(rank, last[rank].places[at], on_rank, last[on_rank].places[on_at], lag_s)
 
 
 def _profiles(steps: Sequence[Sequence[_Laid]]) -> dict[str, Profile]:
@@ -456,8 +458,8 @@ def _profiles(steps: Sequence[Sequence[_Laid]]) -> dict[str, Profile]:
     times_s: dict[str, list[float]] = {}
     for step in steps:
         for rank in step:
-            for at, time_s in enumerate(rank.time_s):
-                times_s.setdefault(rank.profile(at), []).append(max(time_s, _SHORTEST_S))
+            for name, time_s in zip(rank.profiles, rank.time_s, strict=True):
+                times_s.setdefault(name, []).append(max(time_s, _SHORTEST_S))
     found = {}
     for name, some in sorted(times_s.items()):
         middle_s = statistics.median(some)
@@ -469,15 +471,14 @@ def _profiles(steps: Sequence[Sequence[_Laid]]) -> dict[str, Profile]:
 
 def _instructions(rank: _Laid, met_s: Sequence[float]) -> Iterator[Instruction]:
     """Yield a rank's instructions, in order."""
-    stages = sorted({task[1] for task in rank.tasks if task is not None})
     for at in range(-1, len(rank.pieces)):
         if at >= 0:
             task = rank.tasks[at]
             yield Instruction(
                 kind=rank.pieces[at].kind,
                 microbatch=task[2] if task else None,
-                chunk=stages.index(task[1]) if task else 0,
-                profile=rank.profile(at),
+                chunk=rank.chunks[at],
+                profile=rank.profiles[at],
             )
         for meeting in rank.after.get(at, ()):
             yield Instruction(

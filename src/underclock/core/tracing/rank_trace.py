@@ -1,6 +1,6 @@
 """What one rank of a job did in its steps, from a profiler's trace in the Chrome format.
 
-Which microbatch work belongs to is told by ranges on the host; the innermost one counts:
+Which microbatch work belongs to is told by ranges on the host:
 
 * ``forward mb=3 stage=1``: ours as we trace, and what people can put with ``record_function``
   (``load``, ``forward`` or ``fwd``, ``backward`` or ``bwd``, ``weights`` or ``wgrad``,
@@ -19,7 +19,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from underclock.core.tracing.host import complete_events, correlation_of, host_timeline
@@ -70,55 +70,51 @@ _PURPOSES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Something that a GPU did, or without one the host: times in s on the trace's clock."""
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Something of a rank: when its host began to ask for it, when it began and ended, in s."""
 
     asked_s: float
     begins_s: float
     ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Timed):
+    """Something that a GPU did, or without one the host."""
+
     token: str
     pass_: Pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+@dataclass(frozen=True, slots=True)
+class Piece(Timed):
     """What a rank did of one instruction.
 
     Attributes:
         stage: As its range says; ``None`` where that says none.
-        asked_s: When the host began to ask for it.
         work: Merged spans in which the rank was busy with it, in s.
     """
 
     kind: InstructionKind
     microbatch: int | None = None
     stage: int | None = None
-    asked_s: float
-    begins_s: float
-    ends_s: float
     work: tuple[_Span, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+@dataclass(frozen=True, slots=True)
+class Message(Timed):
     """One end of a transfer between two ranks."""
 
     sends: bool
     peer: int
-    asked_s: float
-    begins_s: float
-    ends_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathering:
+@dataclass(frozen=True, slots=True)
+class Gathering(Timed):
     """A collective as one rank saw it; the group is empty where the trace does not name it."""
 
     group: str
-    asked_s: float
-    begins_s: float
-    ends_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,24 +240,21 @@ def _groups(about: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _marked(events: Sequence[_Event]) -> list[Piece]:
-    """Return pieces as ranges tell them; of those inside one another the innermost."""
+    """Return pieces as ranges tell them.
+
+    Of ranges of one kind inside one another the innermost counts; what is of another kind (a
+    forward run again inside of a backward) belongs to the one around it.
+    """
     every = re.compile(f"{_SAID.pattern}|{_ACTION.pattern}|{_PASS.pattern}", re.IGNORECASE)
-    some = [(each, told) for each in _ranges(events, every) if (told := _told(each)) is not None]
-    pieces = []
-    for at, (event, (kind, microbatch, stage)) in enumerate(some):
-        begins_s, ends_s = _span(event)
-        if at + 1 < len(some) and _span(some[at + 1][0])[1] <= ends_s + SAME_S:
-            continue  # the next one is inside of it
-        pieces.append(
-            Piece(
-                kind=kind,
-                microbatch=microbatch,
-                stage=stage,
-                asked_s=begins_s,
-                begins_s=begins_s,
-                ends_s=ends_s,
-            )
-        )
+    pieces: list[Piece] = []
+    for event in _ranges(events, every):
+        told, (begins_s, ends_s) = _told(event), _span(event)
+        inside = bool(pieces) and ends_s <= pieces[-1].ends_s + SAME_S
+        if told is None or (inside and told[0] is not pieces[-1].kind):
+            continue
+        if inside:
+            pieces.pop()
+        pieces.append(Piece(begins_s, begins_s, ends_s, *told))
     return pieces
 
 
@@ -282,35 +275,18 @@ def _told(event: _Event) -> tuple[InstructionKind, int, int | None] | None:
 def _done(trace: Mapping[str, Any], events: Sequence[_Event]) -> tuple[list[Work], list[Gathering]]:
     """Return work and collectives, in the order in which they were asked for."""
     if not _on_gpu(events):
-        return _on_host(events), [
-            Gathering(group="", asked_s=_span(event)[0], begins_s=span[0], ends_s=span[1])
-            for event in events
-            if str(event["name"]).startswith("gloo:")
-            and event["name"] not in _TRANSFERS.values()
-            and (span := _span(event))
-        ]
+        gloo = [each for each in events if str(each["name"]).startswith("gloo:")]
+        spans = [_span(each) for each in gloo if each["name"] not in _TRANSFERS.values()]
+        return _on_host(events), [Gathering(begins_s, begins_s, e, "") for begins_s, e in spans]
     host = host_timeline(events)
     work, gatherings = [], []
-    seen = gpu_events(events, host)
-    for event, one in zip(seen, activities(trace), strict=True):
-        asked_us = host.called_us.get(correlation_of(event), float(event["ts"]))
-        begins_s, ends_s = _span(event)
+    for event, one in zip(gpu_events(events, host), activities(trace), strict=True):
+        asked_s = host.called_us.get(correlation_of(event), float(event["ts"])) * _US
+        group = str(event.get("args", {}).get("Process Group Name", ""))
         if not one.function.startswith(_NCCL):
-            token = one.function or one.kind.value
-            work.append(
-                Work(
-                    asked_s=asked_us * _US,
-                    begins_s=begins_s,
-                    ends_s=ends_s,
-                    token=token,
-                    pass_=one.pass_,
-                )
-            )
+            work.append(Work(asked_s, *_span(event), one.function or one.kind, one.pass_))
         elif not _is_pairwise(event):
-            group = str(event.get("args", {}).get("Process Group Name", ""))
-            gatherings.append(
-                Gathering(group=group, asked_s=asked_us * _US, begins_s=begins_s, ends_s=ends_s)
-            )
+            gatherings.append(Gathering(asked_s, *_span(event), group))
     return work, gatherings
 
 
@@ -331,19 +307,11 @@ def _on_host(events: Sequence[_Event]) -> list[Work]:
         if apart or end_s <= ends_s.get(event.get("tid"), -math.inf) + SAME_S:
             continue
         ends_s[event.get("tid")] = end_s
-        found.append(
-            Work(
-                asked_s=begins_s,
-                begins_s=begins_s,
-                ends_s=end_s,
-                token=f"{name} {event.get('args', {}).get('Input Dims', '')}",
-                pass_=Pass.OPTIMIZER
-                if any(span[0] <= begins_s < span[1] for span in optimizers)
-                else Pass.BACKWARD
-                if name.startswith(_EVALUATES)
-                else Pass.FORWARD,
-            )
-        )
+        pass_ = Pass.BACKWARD if name.startswith(_EVALUATES) else Pass.FORWARD
+        if any(first_s <= begins_s < last_s for first_s, last_s in optimizers):
+            pass_ = Pass.OPTIMIZER
+        token = f"{name} {event.get('args', {}).get('Input Dims', '')}"
+        found.append(Work(begins_s, begins_s, end_s, token, pass_))
     return found
 
 
@@ -390,10 +358,7 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
             )
         number = int(inputs[2])
         told = group[number] if number < len(group) else number
-    begins_s, ends_s = _span(run)
-    return Message(
-        sends=sends, peer=int(told), asked_s=_span(event)[0], begins_s=begins_s, ends_s=ends_s
-    )
+    return Message(_span(event)[0], *_span(run), sends, int(told))
 
 
 def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> list[Piece]:
@@ -425,16 +390,9 @@ def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> 
                 "same",
                 hint=HOW_TO_MARK,
             )
-        pieces += [
-            Piece(
-                kind=kind,
-                microbatch=number,
-                asked_s=alike[at].asked_s,
-                begins_s=alike[at].begins_s,
-                ends_s=math.nextafter(alike[at + length - 1].asked_s, math.inf),
-            )
-            for number, at in enumerate(starts)
-        ]
+        for number, at in enumerate(starts):
+            first_s, last_s = alike[at].asked_s, alike[at + length - 1].asked_s
+            pieces.append(Piece(first_s, first_s, math.nextafter(last_s, math.inf), kind, number))
     if not pieces:
         raise DataError(f"{where} has neither a forward nor a backward", hint=HOW_TO_MARK)
     return sorted(pieces, key=lambda each: each.asked_s)
@@ -462,25 +420,11 @@ def _laid(
             begins_s, ends_s = mine[0][0], mine[-1][1]
         else:
             begins_s = ends_s = laid[-1].ends_s if laid else begins_s
-        laid.append(_with(piece, begins_s, ends_s, mine))
+        laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine))
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
         if mine := _merged(owned.get(at, [])):
-            begins_s, ends_s = mine[0][0], mine[-1][1]
-            piece = Piece(kind=kind, asked_s=begins_s, begins_s=begins_s, ends_s=ends_s, work=mine)
-            laid.append(piece)
+            laid.append(Piece(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
     return tuple(sorted(laid, key=lambda each: (each.begins_s, each.asked_s)))
-
-
-def _with(piece: Piece, begins_s: float, ends_s: float, work: tuple[_Span, ...]) -> Piece:
-    return Piece(
-        kind=piece.kind,
-        microbatch=piece.microbatch,
-        stage=piece.stage,
-        asked_s=piece.asked_s,
-        begins_s=begins_s,
-        ends_s=ends_s,
-        work=work,
-    )
 
 
 def _merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:

@@ -364,7 +364,9 @@ def test_of_ranges_inside_one_another_the_innermost_counts() -> None:
     for trace in traces:
         for inner in _events(trace, "mb="):
             around = {"ts": inner["ts"] - 1e-3, "dur": inner["dur"] + 2e-3}
-            trace["traceEvents"].append({**inner, "name": "Forward 9", **around})
+            outer = f"{inner['name'].split()[0].capitalize()} 9"
+            inside = {"name": "recompute mb=0", "ts": inner["ts"] + 1e-3, "dur": 1e-3}
+            trace["traceEvents"] += [{**inner, **around, "name": outer}, {**inner, **inside}]
     assert _traced(traces)[0] == _traced(plain)[0]
 
 
