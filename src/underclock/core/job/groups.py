@@ -1,26 +1,27 @@
 """Clocks that groups of instructions share: one a rank, or one a rank and kind of instruction.
 
-An integer program: every group takes one of the clocks that all its instructions have, and no path
-through the network may be longer than the iteration. There are more paths than can be written down,
-so those are added that the answer so far makes too long, until there is none (as Dantzig, Fulkerson
-and Johnson 1954 did with tours).
+Every group takes one of the clocks that all its instructions have, and no path through the network
+may be longer than the iteration. There are more paths than can be written down, so those are added
+that the answer so far makes too long, until there is none (as Dantzig, Fulkerson and Johnson 1954
+did with tours). With mixed clocks that is a linear program; from the clocks just faster than its
+mixtures, one or two groups change as long as that helps.
 
 Shape letters: n instructions, K cells (a rank's profile in a group), G groups, C clocks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
 from underclock.core.job.tables import Choice, JobTable
 
 _MOST_CUTS = 300
 _ENOUGH = 1e-7  # of a time: a path longer by less is short enough
-_GAP = 1e-4  # of the energy at which the search for integers ends
+_GAP = 1e-9  # of what groups cost: a move that gains less is none
+_MOST_MOVES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,11 @@ class Groups:
     Attributes:
         table: Of the job.
         of: Group of each planned instruction of a first stream; -1 for others. Shape (n,).
-        counted_s: What rows count as. Shape (P, R).
         wait_w: What each rank draws waiting at least. Shape (ranks,).
     """
 
     table: JobTable
     of: Ints
-    counted_s: Floats
     wait_w: Floats
 
     @cached_property
@@ -51,9 +50,9 @@ class Groups:
 
     @cached_property
     def _times_s(self) -> Floats:
-        """What an instruction of a cell counts as at each clock. Shape (K, C)."""
+        """What an instruction of a cell takes at each clock. Shape (K, C)."""
         pair = self._cells[0]
-        times_s: Floats = self.counted_s[pair[:, None], self.table.at_clocks[pair]]
+        times_s: Floats = self.table.time_s[pair[:, None], self.table.at_clocks[pair]]
         return times_s
 
     @cached_property
@@ -95,54 +94,115 @@ class Groups:
         np.add.at(cost_j, group, energy_j + above_w * budget_s)
         return cost_j
 
-    def chosen(self, budget_s: float) -> tuple[Choice, float] | None:
-        """Return the best clocks within a budget, and what such clocks cost at least.
-
-        The latter is without what no clock changes. ``None`` where no clocks are as fast.
-        """
-        group, clock = self._columns
-        cost_j = self._costs_j(budget_s)[group, clock]
-        total_w = float(self.wait_w @ self.table.rank_weight)
+    def chosen(self, budget_s: float) -> Choice | None:
+        """Return good clocks within a budget; ``None`` where none are as fast."""
+        cost_j = self._costs_j(budget_s)[self._columns]
         cuts: list[Floats] = []
-        picked, whole = np.zeros(len(group)), False
-        first = np.unique(group, return_index=True)[1]
-        picked[first] = 1.0
-        least_s, bound_j = 0.0, -np.inf
+        mixed = self._mixed(cost_j, budget_s, cuts)
+        if mixed is None:
+            return None
+        start = self._faster(mixed)
+        if self._longest(self._only(start))[0] > budget_s * (1.0 + _ENOUGH):
+            return None
+        for _ in range(_MOST_CUTS):
+            at = self._exchanged(start, cost_j, np.array(cuts), budget_s)
+            longest_s, cut = self._longest(self._only(at))
+            if longest_s <= budget_s * (1.0 + _ENOUGH):
+                return self._choice(at)
+            cuts.append(cut)
+        return self._choice(start)
+
+    def _mixed(self, cost_j: Floats, budget_s: float, cuts: list[Floats]) -> Floats | None:
+        """Return the best mixture of clocks, as how much of each variable; add paths to ``cuts``."""
+        group = self._columns[0]
+        picked = self._only(np.unique(group, return_index=True)[1])
+        one = np.zeros((int(group.max()) + 1, len(group) + 1))
+        one[group, np.arange(len(group))] = 1.0
+        total_w, least = float(self.wait_w @ self.table.rank_weight), 0.0
+        scale_j = float(np.abs(cost_j).max())
         for _ in range(_MOST_CUTS):
             longest_s, cut = self._longest(picked)
-            if longest_s <= least_s * (1.0 + _ENOUGH):
-                if whole:
-                    return self._choice(picked), bound_j
-                whole = True
-            else:
-                cuts.append(cut)
-            answer = milp(
-                np.append(cost_j, total_w),
-                integrality=np.append(np.full(len(group), int(whole)), 0),
-                bounds=Bounds(0.0, np.append(np.ones(len(group)), budget_s)),
-                constraints=self._constraints(group, cuts),
-                options={"mip_rel_gap": _GAP},
+            if longest_s <= least * budget_s * (1.0 + _ENOUGH):
+                break
+            cuts.append(cut)
+            paths = np.array(cuts) / budget_s
+            answer = linprog(
+                np.append(cost_j, total_w * budget_s) / scale_j,
+                A_ub=np.column_stack([paths[:, :-1], -np.ones(len(cuts))]),
+                b_ub=-paths[:, -1],
+                A_eq=one,
+                b_eq=np.ones(len(one)),
+                bounds=[(0.0, 1.0)] * (len(group) + 1),
+                method="highs",
             )
             if answer.x is None:
                 return None
-            picked, least_s = answer.x[:-1], float(answer.x[-1])
-            bound_j = float(answer.mip_dual_bound) if whole else -np.inf
-        return None
+            picked, least = answer.x[:-1], float(answer.x[-1])
+        return picked
 
-    def _constraints(self, group: Ints, cuts: Sequence[Floats]) -> list[LinearConstraint]:
-        one = np.zeros((int(group.max()) + 1, len(group) + 1))
-        one[group, np.arange(len(group))] = 1.0
-        paths = np.array([np.append(cut[:-1], -1.0) for cut in cuts])
-        fixed_s = np.array([cut[-1] for cut in cuts])
-        return [LinearConstraint(one, 1.0, 1.0), LinearConstraint(paths, -np.inf, -fixed_s)]
+    def _only(self, at: Ints) -> Floats:
+        """Return variables of which these are 1 and all others 0."""
+        only = np.zeros(len(self._columns[0]))
+        only[at] = 1.0
+        return only
+
+    def _faster(self, mixed: Floats) -> Ints:
+        """Return one variable of each group at which nothing is slower than in a mixture.
+
+        The slowest of those; the fastest of all where mixing rows is faster than each.
+        """
+        group, clock = self._columns
+        at_group, cell_s = self._cells[1], self._cell_s(mixed)
+        faster = []
+        for g in range(int(group.max()) + 1):
+            own = np.flatnonzero(group == g)
+            times_s = self._times_s[at_group == g][:, clock[own]]
+            late = (times_s > cell_s[at_group == g, None] * (1.0 + _ENOUGH)).any(axis=0)
+            sums_s = times_s.sum(axis=0)
+            best = sums_s.argmin() if late.all() else np.where(late, -np.inf, sums_s).argmax()
+            faster.append(own[best])
+        return np.array(faster)
+
+    def _exchanged(self, at: Ints, cost_j: Floats, cuts: Floats, budget_s: float) -> Ints:
+        """Return variables made better by changing one or two groups, as long as that helps.
+
+        Args:
+            at: The variable of each group; within the budget. Shape (G,).
+            cost_j: Of each variable.
+            cuts: Paths: what each variable adds, and the rest.
+            budget_s: For all of them.
+        """
+        group = self._columns[0]
+        total_w, budget_s = float(self.wait_w @ self.table.rank_weight), budget_s * (1.0 + _ENOUGH)
+        at = at.copy()
+        for _ in range(_MOST_MOVES):
+            path_s = cuts[:, -1] + cuts[:, at].sum(axis=1)
+            more_s, more_j = cuts[:, :-1] - cuts[:, at[group]], cost_j - cost_j[at[group]]
+            now_j = total_w * path_s.max()
+
+            def gains_j(path_s: Floats, more_s: Floats = more_s, more_j: Floats = more_j) -> Floats:
+                longest_s = (path_s[:, None] + more_s).max(axis=0)
+                return np.where(longest_s <= budget_s, more_j + total_w * longest_s, np.inf)
+
+            single_j = gains_j(path_s) - now_j
+            best = int(single_j.argmin())
+            moves = [best]
+            if single_j[best] >= -_GAP * abs(cost_j[at]).sum():
+                pairs = [
+                    gains_j(path_s + more_s[:, c]) + more_j[c] - now_j for c in range(len(group))
+                ]
+                pair_j = np.where(group[:, None] == group, np.inf, np.array(pairs))
+                moves = [int(each) for each in np.unravel_index(pair_j.argmin(), pair_j.shape)]
+                if pair_j[*moves] >= -_GAP * abs(cost_j[at]).sum():
+                    return at
+            at[group[moves]] = moves
+        return at
 
     def _longest(self, picked: Floats) -> tuple[float, Floats]:
         """Return how long the longest path is, and it as what each variable adds, and the rest."""
         group, clock = self._columns
         cells, at_group, cell = self._cells
-        part = np.zeros((int(group.max()) + 1, self._times_s.shape[1]))
-        part[group, clock] = picked
-        cell_s = (part[at_group] * self._times_s).sum(axis=1)
+        cell_s = self._cell_s(picked)
         network = self.table.network
         duration_s = np.where(cell >= 0, cell_s[cell], self.table.fixed_s)
         longest_s = float(network.iteration_s(duration_s))
@@ -150,15 +210,19 @@ class Groups:
         path[network.longest_path(duration_s)] = True
         on = cell[path[network.activity] & (cell >= 0)]
         counts = np.bincount(on, minlength=len(cells))
-        adds_s = np.zeros_like(part)
+        adds_s = np.zeros((int(group.max()) + 1, self._times_s.shape[1]))
         np.add.at(adds_s, at_group, counts[:, None] * self._times_s)
         return longest_s, np.append(adds_s[group, clock], longest_s - counts @ cell_s)
 
-    def _choice(self, picked: Floats) -> Choice:
+    def _cell_s(self, picked: Floats) -> Floats:
+        """Return what an instruction of each cell takes. Shape (K,)."""
         group, clock = self._columns
-        of_group = np.zeros(int(group.max()) + 1, dtype=np.int64)
-        on = picked > 0.5  # noqa: PLR2004 - it is 0 or 1, but for rounding
-        of_group[group[on]] = clock[on]
-        clocks = np.where(self.of >= 0, of_group[self.of], 0)
+        part = np.zeros((int(group.max()) + 1, self._times_s.shape[1]))
+        part[group, clock] = picked
+        cell_s: Floats = (part[self._cells[1]] * self._times_s).sum(axis=1)
+        return cell_s
+
+    def _choice(self, at: Ints) -> Choice:
+        clocks = np.where(self.of >= 0, self._columns[1][at][self.of], 0)
         row = np.where(self.table.pair >= 0, self.table.at_clocks[self.table.pair, clocks], 0)
         return Choice.rows(row)

@@ -96,12 +96,21 @@ class Network:
         """
         taken_s = self.taken_s(duration_s)
         begins, ends = self._run(duration_s)
-        latest = np.full(len(ends), ends.max())
-        for at in self.order[::-1]:
-            for on, lag_s in self.waits[at]:
-                latest[on] = min(latest[on], latest[at] - taken_s[at] - lag_s)
-        slack: Floats = (latest - begins)[self.activity] - duration_s
+        slack: Floats = (self.due_s(taken_s, ends.max()) - begins)[self.activity] - duration_s
         return np.maximum(slack, 0.0)
+
+    def due_s(self, taken_s: Floats, budget_s: float) -> Floats:
+        """Return when activities have to end for all to end in time. Shape (A,).
+
+        Args:
+            taken_s: What each takes. Shape (A,).
+            budget_s: For the iteration.
+        """
+        due = np.full(len(taken_s), budget_s)
+        for at in self.order[::-1].tolist():
+            for on, lag_s in self.waits[at]:
+                due[on] = min(due[on], due[at] - taken_s[at] - lag_s)
+        return due
 
     def longest_path(self, duration_s: Floats) -> list[int]:
         """Return the activities of a longest path, the last first.

@@ -13,7 +13,7 @@ import numpy as np
 from underclock.arrays import Bools, Ints
 from underclock.core.job.hulls import checked_energy, rows_left_out, usable
 from underclock.core.job.network import network_of
-from underclock.core.job.scatter import Scatter, scatters
+from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import Choice, JobTable, table_of
 from underclock.core.job.ways import Found, Ways
@@ -23,8 +23,9 @@ from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
 from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
-_MARGINS = (0.0, 1.0, 2.0, 4.0, 8.0)  # in deviations
-_HALVINGS = 3  # of the last step between margins
+_DEVIATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of what is off, for which room is left
+_AIMS = 3  # of each
+_CLOSER = 1e-6  # of a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,6 @@ class _Planner:
             kinds=tuple(every[np.unique(stands, return_index=True)[1]].tolist()),
             latency_s=goal.latency_s,
             dwell_s=goal.min_dwell_s,
-            board_spread=goal.board_spread,
         )
         rows = np.zeros(table.time_s.shape, dtype=bool)
         for at, (_, name) in enumerate(table.pairs):
@@ -148,35 +148,38 @@ class _Planner:
         if self.ways.table.inside.any():
             free[Strategy.KERNEL] = self.rows
         finest = list(free)[-1]
-        ways = self.with_margin(free[finest])
-        points = self.frontier(ways, free[finest])
-        own = {
-            name: ways.free(rows, [self.budget_s], self.budget_s)[0] for name, rows in free.items()
-        }
-        bounds = [each.bound_j for each in own.values() if each]
+        ways, aim_s = self.aimed(free[finest])
+        points = self.frontier(ways, free[finest], aim_s)
+        own = {name: ways.free(rows, [aim_s], aim_s)[0] for name, rows in free.items()}
         found: dict[Strategy, Choice] = {}
         arms = [self.scatter.arm(Strategy.AUTO, ways.auto, Status.BASELINE, None)]
         for name in (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free):
+            least = own[name if name in free else Strategy.INSTRUCTION]
             candidates = [*found.values(), ways.auto]
             if name is Strategy.BEST_FIXED:
                 candidates += ways.fixed()
-            elif name in free:
-                each = own[name]
-                candidates += [each.choice] if each else []
-                candidates += [each.choice for each in points] if name is finest else []
             else:
-                each = ways.grouped(name, self.budget_s)
+                each = least if name in free else ways.grouped(name, aim_s)
                 candidates += [each.choice] if each else []
+                candidates += [each.choice for each in points if name is finest]
             best = self.best(candidates)
             if best is None:
                 arms.append(Arm.of(name, None, Status.INFEASIBLE))
                 continue
             found[name] = best
-            gap = self.gap(best, bounds[-1 if name is Strategy.KERNEL else 0] if bounds else None)
+            gap = self.gap(best, least.bound_j if least else None)
             status = Status.OPTIMAL if gap is not None and gap <= _PROVEN else Status.BOUNDED
             arms.append(self.scatter.arm(name, best, status, gap))
         chosen = finest if finest in found else Strategy.AUTO
-        ours = Found(choice=found.get(chosen, ways.auto), bound_j=bounds[-1] if bounds else None)
+        least = own[finest]
+        ours = Found(choice=found.get(chosen, ways.auto), bound_j=least.bound_j if least else None)
+        warnings = [*self.job.warnings, *rows_left_out(self.job)]
+        if chosen is Strategy.AUTO:
+            fastest = ways.range_s(free[finest])[0] / self.budget_s * (1.0 + self.goal.max_slowdown)
+            warnings.append(
+                f"no clocks meet {format_percent(self.goal.max_slowdown)} time: the least is "
+                f"{format_percent(fastest - 1.0)}, so nothing is set"
+            )
         return JobPlan(
             evidence=self.job.evidence,
             job=self.job,
@@ -188,56 +191,56 @@ class _Planner:
             arms=tuple(arms),
             clocks=self.clocks(ours.choice),
             frontier=self.stored(points, ours),
-            warnings=(
-                *self.job.warnings,
-                *rows_left_out(self.job),
-                *self.missed(chosen, ways, free[finest]),
-            ),
+            warnings=tuple(warnings),
         )
 
-    def with_margin(self, rows: Bools) -> Ways:
-        """Return what finds clocks with the least margin that keeps the budget in the draws."""
+    def aimed(self, rows: Bools) -> tuple[Ways, float]:
+        """Return what finds clocks that keep the budget in the draws, and the time to aim at.
 
-        def with_one(margin: float) -> tuple[Ways, bool]:
-            ways = replace(self.ways, margin=margin)
-            [found] = ways.free(rows, [self.budget_s], self.budget_s)
-            return ways, found is None or self.keeps(found.choice)
+        Room is left after each instruction, for what it may be off by, where auto has some; for
+        what then still overruns the budget the aim is lower, down to auto's time.
+        """
+        if self.scatter.certain:
+            return self.ways, self.budget_s
+        slower = 1.0 + self.goal.max_slowdown
+        least_s = min(self.budget_s, self.budget_s / slower)
+        off = math.hypot(self.goal.board_spread, relative_error(self.ways.table)) * math.sqrt(2.0)
+        tried: list[tuple[float, Ways, float]] = []
+        for deviations in _DEVIATIONS:
+            table = reserved(self.ways.table, self.ways.auto, deviations * off, slower)
+            ways, aim_s = replace(self.ways, table=table), self.budget_s
+            for _ in range(_AIMS):
+                [found] = ways.free(rows, [aim_s], aim_s)
+                over = math.inf if found is None else self.over(found.choice)
+                if found is None or over <= 0.0:
+                    break
+                aim_s = max(aim_s * (1.0 - over - _CLOSER), least_s)
+            kept = found is not None and over <= 0.0
+            energy_j = self.scatter.cost(found.choice).energy_j if found and kept else math.inf
+            tried.append((energy_j, ways, aim_s))
+        _, ways, aim_s = min(tried[::-1], key=lambda each: each[0])
+        return ways, aim_s
 
-        low = 0.0
-        for high in _MARGINS:
-            ways, keeps = with_one(high)
-            if keeps:
-                break
-            low = high
-        for _ in range(_HALVINGS if high > 0.0 and keeps else 0):
-            middle = 0.5 * (low + high)
-            closer, keeps = with_one(middle)
-            if keeps:
-                high, ways = middle, closer
-            else:
-                low = middle
-        return ways
-
-    def keeps(self, choice: Choice) -> bool:
-        """Whether a choice keeps the budget as a plan has to."""
-        return self.scatter.keeps(choice, self.goal.max_slowdown, self.goal.confidence)
+    def over(self, choice: Choice) -> float:
+        """Return by how much of auto's time a choice overruns the budget, with confidence."""
+        return self.scatter.over(choice, self.goal.max_slowdown, self.goal.confidence)
 
     def best(self, choices: Iterable[Choice]) -> Choice | None:
         """Return the choice of least energy that keeps the budget; ``None`` where none does."""
         ranked = sorted(choices, key=lambda each: self.ways.cost(each)[1])
-        kept = [next((each for each in ranked if self.keeps(each)), None)]
+        kept = [next((each for each in ranked if self.over(each) <= 0.0), None)]
         return kept[0]
 
     def gap(self, choice: Choice, bound_j: float | None) -> float | None:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
         return None if bound_j is None else max(0.0, 1.0 - bound_j / self.ways.cost(choice)[1])
 
-    def frontier(self, ways: Ways, rows: Bools) -> list[Found]:
+    def frontier(self, ways: Ways, rows: Bools, aim_s: float) -> list[Found]:
         """Return clocks from the fastest to those of least energy."""
         least_s, most_s = ways.range_s(rows)
         part = np.linspace(0.0, 1.0, self.goal.points) ** 2
         times_s = (least_s + part * (most_s - least_s)).tolist()
-        return [each for each in ways.free(rows, times_s, self.budget_s) if each]
+        return [each for each in ways.free(rows, times_s, aim_s) if each]
 
     def stored(self, points: Sequence[Found], ours: Found) -> tuple[JobPoint, ...]:
         """Return the points that no other beats, fastest first, and the chosen one."""
@@ -252,13 +255,3 @@ class _Planner:
     def clocks(self, choice: Choice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)
-
-    def missed(self, chosen: Strategy, ways: Ways, rows: Bools) -> tuple[str, ...]:
-        """Return what to say where no clocks meet the budget."""
-        if chosen is not Strategy.AUTO:
-            return ()
-        least = ways.range_s(rows)[0] / ways.cost(ways.auto)[0] - 1.0
-        asked = format_percent(self.goal.max_slowdown)
-        return (
-            f"no clocks meet {asked} time: the least is {format_percent(least)}; nothing is set",
-        )

@@ -31,7 +31,7 @@ class Relaxed:
     Attributes:
         choice: Rows, mixed.
         bound_j: Less than this no plan takes that ends within the time asked for.
-        duration_s: Of each instruction, as counted. Shape (n,).
+        duration_s: Of each instruction. Shape (n,).
     """
 
     choice: Choice
@@ -45,7 +45,6 @@ class Relaxation:
 
     Attributes:
         table: Of the job.
-        counted_s: What rows count as. Shape (P, R).
         wait_w: What each rank draws waiting. Shape (ranks,).
         hulls: Rows of each pair on its hull, fastest first.
         problem: The program; its last activity is what comes after the end.
@@ -53,30 +52,25 @@ class Relaxation:
     """
 
     table: JobTable
-    counted_s: Floats
     wait_w: Floats
     hulls: tuple[Ints, ...]
     problem: TradeoffProblem
     constant_j: float
 
     @classmethod
-    def of(
-        cls, table: JobTable, rows: Bools, wait_w: Floats, counted_s: Floats | None = None
-    ) -> "Relaxation":
+    def of(cls, table: JobTable, rows: Bools, wait_w: Floats) -> "Relaxation":
         """State the program of a job.
 
         Args:
             table: Of the job.
             rows: That may be used. Shape (P, R).
             wait_w: What each rank draws waiting. Shape (ranks,).
-            counted_s: What rows count as, by default what they take. Shape (P, R).
         """
         network, count = table.network, len(table.network.waits)
-        counted_s = table.time_s if counted_s is None else counted_s
         rank = np.array([each for each, _ in table.pairs])
         with np.errstate(invalid="ignore"):
             cost_j = np.where(rows, table.energy_j - wait_w[rank, None] * table.time_s, np.inf)
-        time_s = np.where(rows, counted_s, np.inf)
+        time_s = np.where(rows, table.time_s, np.inf)
         hulls = tuple(hull(*each) for each in zip(time_s, cost_j, strict=True))
         curves = [
             TradeCurve(time_s=time_s[p, on], cost_j=cost_j[p, on]) for p, on in enumerate(hulls)
@@ -113,7 +107,6 @@ class Relaxation:
         )
         return cls(
             table=table,
-            counted_s=counted_s,
             wait_w=wait_w,
             hulls=hulls,
             problem=problem,
@@ -149,7 +142,7 @@ class Relaxation:
         row, then, share = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones(count)
         for p, on in enumerate(self.hulls):
             own = np.flatnonzero(self.table.pair == p)
-            time_s = self.counted_s[p, on]
+            time_s = self.table.time_s[p, on]
             fast = np.clip(np.searchsorted(time_s, duration_s[own], "right") - 1, 0, len(on) - 1)
             slow = np.minimum(fast + 1, len(on) - 1)
             span_s = np.where(slow > fast, time_s[slow] - time_s[fast], 1.0)

@@ -18,7 +18,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
 from underclock.core.job.tables import Choice, JobTable, late, taken
 
-_SWEEPS = 4
+_SWEEPS = 8
 _BETTER = 1e-7  # of the energy of an instruction: less is none
 _TIGHT = 1e-12  # of a time
 _EXCESS = 2.0  # a second beyond the relaxed plan's is worth so many of its
@@ -128,9 +128,9 @@ class Rounding:
         back: list[Ints] = []
         for i in own.tolist():
             p, rows = table.pair[i], rows_of[table.pair[i]]
-            time_s, worth = self.program.counted_s[p, rows], worth_w[i]
+            time_s, worth = table.time_s[p, rows], worth_w[i]
             excess_s = np.maximum(time_s - duration_s[i], 0.0)
-            cost_j = table.energy_j[p, rows] - wait_w * table.time_s[p, rows]
+            cost_j = table.energy_j[p, rows] - wait_w * time_s
             cost_j = cost_j + worth * (time_s + _EXCESS * excess_s)
             if earlier is not None:
                 add_s, add_j = (each[p][earlier][:, rows] for each in late)
@@ -150,40 +150,39 @@ class Rounding:
             at = int(came[at])
         return np.array(picked[::-1])
 
-    def improved(self, choice: Choice, budget_s: float) -> Choice:
+    def improved(self, choice: Choice, budget_s: float, near: Choice | None = None) -> Choice:
         """Return a choice of rows made better within a time, one instruction after another.
 
         Args:
             choice: Of rows; one that is too slow comes back as it is.
             budget_s: For the iteration.
+            near: Only its rows are tried at first: the earliest would take what room others need.
         """
-        network = self.table.network
-        careful = False
+        network, careful = self.table.network, False
         for _ in range(_SWEEPS):
-            time_s = self.counted_s(choice)
+            time_s = taken(self.table, choice, self.latency_s).time_s
             if network.iteration_s(time_s) > budget_s:
                 return choice
-            better, gained = self._swept(choice, time_s, budget_s, careful=careful)
-            if network.iteration_s(self.counted_s(better)) > budget_s:
-                if careful:
+            better, gained = self._swept(choice, time_s, budget_s, near=near, careful=careful)
+            if network.iteration_s(taken(self.table, better, self.latency_s).time_s) <= budget_s:
+                choice = better
+                if not gained and near is None:
                     return choice
-                careful = True
-                continue
-            choice = better
-            if not gained:
+                near = None if not gained else near
+            elif careful:
                 return choice
+            else:
+                careful = True
         return choice
 
-    def counted_s(self, choice: Choice) -> Floats:
-        """Return what instructions count as with a choice of rows. Shape (n,)."""
-        table, at = self.table, self.table.planned
-        time_s = taken(table, choice, self.latency_s).time_s
-        which = table.pair[at], choice.row[at]
-        time_s[at] += self.program.counted_s[which] - table.time_s[which]
-        return time_s
-
     def _swept(
-        self, choice: Choice, time_s: Floats, budget_s: float, *, careful: bool
+        self,
+        choice: Choice,
+        time_s: Floats,
+        budget_s: float,
+        *,
+        near: Choice | None,
+        careful: bool,
     ) -> tuple[Choice, bool]:
         """Give every instruction the best row that it has room for.
 
@@ -191,6 +190,7 @@ class Rounding:
             choice: What runs now.
             time_s: What instructions take by it. Shape (n,).
             budget_s: For the iteration.
+            near: Rows that may be tried; ``None`` for all.
             careful: Whether none may make the next one's change later.
 
         Returns:
@@ -199,7 +199,7 @@ class Rounding:
         table, network = self.table, self.table.network
         late_s, late_j = self.late
         taken_s = network.taken_s(time_s)
-        due_s = self._due_s(taken_s, budget_s)
+        due_s = network.due_s(taken_s, budget_s * (1.0 - _TIGHT))
         ends_s = np.zeros(len(taken_s))
         row, gained = choice.row.copy(), False
         instruction = self._free
@@ -216,13 +216,15 @@ class Rounding:
                 last = table.last[p, rows]
                 add_s, add_j = late_s[p, clock, rows], late_j[p, clock, rows]
                 next_s = late_s[q, last, row[n]] - late_s[q, table.last[p, row[i]], row[n]]
-                now_s = self.program.counted_s[p, rows] + add_s
+                now_s = table.time_s[p, rows] + add_s
                 cost_j = table.energy_j[p, rows] + add_j + late_j[q, last, row[n]]
                 wait_w = self.program.wait_w[network.rank[i]]
-                cost_j -= wait_w * (table.time_s[p, rows] + add_s + next_s)
+                cost_j -= wait_w * (now_s + next_s)
                 may = begin_s + now_s + np.maximum(next_s, 0.0) <= due_s[a]
                 if careful:
                     may &= next_s <= 0.0
+                if near is not None:
+                    may &= (rows == near.row[i]) | (rows == near.then[i])
                 may[rows == row[i]] = True
                 here = int(np.flatnonzero(rows == row[i])[0])
                 best = int(np.where(may, cost_j, np.inf).argmin())
@@ -242,12 +244,3 @@ class Rounding:
         at = at[self.after[at] != at]
         free[self.table.network.activity[at]] = at
         return free
-
-    def _due_s(self, taken_s: Floats, budget_s: float) -> Floats:
-        """Return when each activity has to end at the latest. Shape (A,)."""
-        network = self.table.network
-        due_s = np.full(len(taken_s), budget_s * (1.0 - _TIGHT))
-        for at in network.order[::-1].tolist():
-            for on, lag_s in network.waits[at]:
-                due_s[on] = min(due_s[on], due_s[at] - taken_s[at] - lag_s)
-        return due_s

@@ -13,7 +13,7 @@ Shape letters: n instructions, P pairs of rank and profile, R rows, D draws.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
@@ -29,6 +29,7 @@ _CELLS = 4_000_000  # instructions times draws
 _ROUNDING = 1e-9  # of a time
 _DEVIATIONS = 2.0
 _LEAST = 0.1  # of a time: no draw is faster than so
+_SHARES = 4  # rounds in which reserve is given out, so that the first do not take it all
 _QUANTILES = 0.025, 0.975
 
 
@@ -96,12 +97,16 @@ class Scatter:
         time_s = np.maximum(time_s, _LEAST * each.time_s)
         return total(table, Taken(time_s=time_s, energy_j=energy_j, wait_w=each.wait_w))
 
-    def keeps(self, choice: Choice, max_slowdown: float, confidence: float) -> bool:
-        """Whether a choice keeps a budget in enough draws."""
-        slower = self.drawn(choice)[0] / self.drawn(self.auto)[0] - 1.0
-        kept = float((slower <= max_slowdown + _ROUNDING).mean())
+    def over(self, choice: Choice, max_slowdown: float, confidence: float) -> float:
+        """Return by how much of auto's time a choice overruns a budget; 0 or less if it keeps it.
+
+        Of as many draws as have to keep it, in the worst.
+        """
+        slower = np.sort(self.drawn(choice)[0] / self.drawn(self.auto)[0]) - 1.0
         aside = _DEVIATIONS * math.sqrt(confidence * (1.0 - confidence) / len(slower))
-        return kept >= min(confidence + aside, 1.0)
+        kept = min(math.ceil((confidence + aside) * len(slower)), len(slower))
+        over = float(slower[kept - 1]) - max_slowdown
+        return 0.0 if abs(over) <= _ROUNDING else over
 
     def cost(self, choice: Choice) -> Cost:
         """Return what a choice costs in the mean of draws, against auto's mean."""
@@ -136,26 +141,38 @@ def scatters(table: JobTable, board_spread: float) -> bool:
     return board_spread > 0.0 or bool(errors.any())
 
 
-def criticality(table: JobTable, auto: Choice) -> Floats:
-    """Return how much of auto's longest path each rank is, the most of them 1. Shape (ranks,)."""
-    network, time_s = table.network, taken(table, auto).time_s
-    path = np.zeros(len(network.waits), dtype=bool)
-    path[network.longest_path(time_s)] = True
-    on_s = np.bincount(network.rank, np.where(path[network.activity], time_s, 0.0))
-    share: Floats = on_s / on_s.max()
-    return share
+def relative_error(table: JobTable) -> float:
+    """Return by what part a time is usually wrong."""
+    known = np.isfinite(table.time_s)
+    return float((table.time_error_s[known] / table.time_s[known]).mean())
 
 
-def deviations(table: JobTable, auto: Choice, board_spread: float) -> Floats:
-    """Return by what part rows may be slower than auto is, for one deviation. Shape (P, R).
+def reserved(table: JobTable, auto: Choice, part: float, scale: float) -> JobTable:
+    """Return a job where planned instructions are followed by room to be longer.
 
-    What both share does not count: auto itself, and the boards of ranks that are critical at auto.
+    A part of what each takes at auto, or as much less as keeps auto's time: what is critical at
+    auto has none, for where it is late auto is as late.
+
+    Args:
+        table: Of the job.
+        auto: What runs where nothing is set.
+        part: Of auto's time of planned instructions.
+        scale: By which all room is multiplied in the end.
     """
-    rank = np.array([of for of, _ in table.pairs])
-    apart = board_spread * math.sqrt(2.0) * (1.0 - criticality(table, auto))[rank]
-    with np.errstate(invalid="ignore"):
-        error = table.time_error_s / table.time_s
-    own = np.take_along_axis(error, table.auto[:, None], axis=1)
-    deviation = np.sqrt(apart[:, None] ** 2 + error**2 + own**2)
-    np.put_along_axis(deviation, table.auto[:, None], 0.0, axis=1)
-    return np.where(np.isfinite(table.time_s), deviation, 0.0)
+    network, auto_s = table.network, taken(table, auto).time_s
+    planned = np.zeros(len(network.waits), dtype=bool)
+    planned[network.activity[table.planned]] = True
+    taken_s, budget_s = network.taken_s(auto_s), float(network.iteration_s(auto_s))
+    wanted_s, longer_s = np.where(planned, part * taken_s / _SHARES, 0.0), taken_s.copy()
+    for _ in range(_SHARES):
+        due_s, ends_s = network.due_s(longer_s, budget_s), np.zeros(len(taken_s))
+        for at in network.order.tolist():
+            begin_s = max((ends_s[on] + lag_s for on, lag_s in network.waits[at]), default=0.0)
+            room_s = max(due_s[at] - begin_s - longer_s[at], 0.0)
+            longer_s[at] += min(wanted_s[at], room_s)
+            ends_s[at] = begin_s + longer_s[at]
+    room_s = scale * (longer_s - taken_s)
+    waits = tuple(
+        tuple((on, lag_s + float(room_s[on])) for on, lag_s in each) for each in network.waits
+    )
+    return replace(table, network=replace(network, waits=waits))

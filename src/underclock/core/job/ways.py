@@ -1,8 +1,4 @@
-"""Ways of choosing a job's clocks: one for all, one a group, one an instruction.
-
-Where boards or times scatter, clocks that are not auto's count as slower than they are by a margin
-of some deviations.
-"""
+"""Ways of choosing a job's clocks: one for all, one a group, one an instruction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +10,6 @@ from underclock.arrays import Bools, Floats
 from underclock.core.job.groups import Groups
 from underclock.core.job.relaxation import Relaxation, Relaxed
 from underclock.core.job.rounding import Rounding
-from underclock.core.job.scatter import deviations
 from underclock.core.job.tables import Choice, JobTable, taken, total, waiting_j
 from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
@@ -42,34 +37,22 @@ class Ways:
     """What finds clocks of a job.
 
     Attributes:
-        table: Of the job.
+        table: Of the job; lags of its network may have room for what times may be off by.
         kinds: What each instruction does. Length n.
         latency_s: How late changes of clocks come.
         dwell_s: Least time between changes.
-        board_spread: Standard deviation of boards' speed, as a fraction.
-        margin: In deviations.
     """
 
     table: JobTable
     kinds: tuple[InstructionKind, ...]
     latency_s: float
     dwell_s: float
-    board_spread: float
-    margin: float = 0.0
 
     @cached_property
     def auto(self) -> Choice:
         """What runs where nothing is set."""
         pair = self.table.pair
         return Choice.rows(np.where(pair >= 0, self.table.auto[pair], 0))
-
-    @cached_property
-    def _counted_s(self) -> Floats:
-        if not self.margin:
-            return self.table.time_s
-        apart = deviations(self.table, self.auto, self.board_spread)
-        counted_s: Floats = self.table.time_s * (1.0 + self.margin * apart)
-        return counted_s
 
     def cost(self, choice: Choice) -> tuple[float, float]:
         """Return time in s and energy in J where nothing scatters."""
@@ -110,17 +93,15 @@ class Ways:
             numbers.setdefault(key, len(numbers)) if mine else -1
             for key, mine in zip(keys, ours.tolist(), strict=True)
         ]
-        groups = Groups(
-            table=table, of=np.array(of), counted_s=self._counted_s, wait_w=self._least_w(None)
-        )
+        groups = Groups(table=table, of=np.array(of), wait_w=self._least_w(None))
         aim_s = budget_s
         for _ in range(_TRIES):
             found = groups.chosen(aim_s)
             if found is None:
                 return None
-            late_s = self.cost(found[0])[0] / budget_s - 1.0
+            late_s = self.cost(found)[0] / budget_s - 1.0
             if late_s <= _ROUNDING:
-                return Found(choice=found[0], bound_j=None)
+                return Found(choice=found, bound_j=None)
             aim_s *= 1.0 - late_s - _CLOSER
         return None
 
@@ -142,13 +123,13 @@ class Ways:
             times_s: Of the iteration.
             mean_s: What waiting draws is taken from the plan for this time.
         """
-        bounding = Relaxation.of(self.table, rows, self._least_w(rows), self._counted_s)
+        bounding = Relaxation.of(self.table, rows, self._least_w(rows))
         bounds = bounding.solved([*times_s, mean_s])
         program, answers = bounding, bounds
         if bounds[-1] is not None:
             mean_w = self._mean_w(bounds[-1].choice, bounding.wait_w)
             if (mean_w > bounding.wait_w).any():
-                program = Relaxation.of(self.table, rows, mean_w, self._counted_s)
+                program = Relaxation.of(self.table, rows, mean_w)
                 answers = program.solved(times_s)
         rounding = Rounding(
             program=program, rows=rows, latency_s=self.latency_s, dwell_s=self.dwell_s
@@ -162,7 +143,7 @@ class Ways:
 
     def range_s(self, rows: Bools) -> tuple[float, float]:
         """Return the shortest iteration, and the one beyond which more time saves nothing."""
-        return Relaxation.of(self.table, rows, self._least_w(rows), self._counted_s).range_s
+        return Relaxation.of(self.table, rows, self._least_w(rows)).range_s
 
     def _mean_w(self, choice: Choice, least_w: Floats) -> Floats:
         """Return what ranks draw waiting in the mean with some clocks. Shape (ranks,)."""
@@ -180,9 +161,12 @@ class Ways:
         aim_s, answer = time_s, relaxed
         for _ in range(_TRIES):
             choice = rounding.rounded(answer)
-            took_s = self.table.network.iteration_s(rounding.counted_s(choice))
+            took_s = self.table.network.iteration_s(
+                taken(self.table, choice, self.latency_s).time_s
+            )
             if took_s <= time_s * (1.0 + _ROUNDING):
-                return rounding.improved(choice, time_s * (1.0 + _ROUNDING))
+                near = relaxed.choice
+                return rounding.improved(choice, time_s * (1.0 + _ROUNDING), near)
             aim_s *= time_s / float(took_s) - _CLOSER
             [lower] = rounding.program.solved([aim_s])
             if lower is None:
