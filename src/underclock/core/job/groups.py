@@ -113,7 +113,7 @@ class Groups:
         return self._choice(start)
 
     def _mixed(self, cost_j: Floats, budget_s: float, cuts: list[Floats]) -> Floats | None:
-        """Return the best mixture of clocks, as how much of each variable; add paths to ``cuts``."""
+        """Return how much of each variable is best if clocks may be mixed; paths go to ``cuts``."""
         group = self._columns[0]
         picked = self._only(np.unique(group, return_index=True)[1])
         one = np.zeros((int(group.max()) + 1, len(group) + 1))

@@ -23,6 +23,7 @@ from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
 from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
+_ROUNDING = 1e-9  # of a time
 _DEVIATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of what is off, for which room is left
 _AIMS = 3  # of each
 _CLOSER = 1e-6  # of a time
@@ -227,7 +228,9 @@ class _Planner:
 
     def best(self, choices: Iterable[Choice]) -> Choice | None:
         """Return the choice of least energy that keeps the budget; ``None`` where none does."""
-        ranked = sorted(choices, key=lambda each: self.ways.cost(each)[1])
+        costs = [(*self.ways.cost(each), each) for each in choices]
+        soon = [each for each in costs if each[0] <= self.budget_s * (1.0 + _ROUNDING)]
+        ranked = [each for _, _, each in sorted(soon, key=lambda cost: cost[1])]
         kept = [next((each for each in ranked if self.over(each) <= 0.0), None)]
         return kept[0]
 
