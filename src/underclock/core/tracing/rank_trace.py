@@ -424,7 +424,11 @@ def _laid(
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
         if mine := _merged(owned.get(at, [])):
             laid.append(Piece(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
-    return tuple(sorted(laid, key=lambda each: (each.begins_s, each.asked_s)))
+    laid.sort(key=lambda each: (each.begins_s, each.asked_s))
+    for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
+        begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
+        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=max(begins_s, laid[at].ends_s))
+    return tuple(laid)
 
 
 def _merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:
