@@ -102,9 +102,10 @@ def test_the_iteration_takes_what_it_took(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(job_files, "traced_job", noting)
     laid_s = [_iteration_s(_job(folder, name)) for name in _NAMES]
     ratios = np.array(laid_s) / took_s
-    # A loaded machine delays a host now and then, which medians of instructions leave out.
-    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.1)
-    assert ratios == pytest.approx(np.ones(len(_NAMES)), abs=0.3)
+    # A loaded machine delays a host now and then, which medians of instructions leave out: on an
+    # idle one all are within a few per cent, on one with three times its cores' load most are.
+    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.15)
+    assert max(ratios) < 1.1
 
 
 def _iteration_s(job: Job) -> float:
