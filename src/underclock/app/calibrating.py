@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from underclock.app.backends import model_of
 from underclock.core.calibration import (
     Calibrated,
@@ -15,6 +13,7 @@ from underclock.core.calibration import (
     errors_of,
     held_out,
 )
+from underclock.core.model.parameters import unknown_gpu
 from underclock.errors import UsageError
 from underclock.gpus.models import (
     Accuracy,
@@ -186,8 +185,10 @@ def base_of(sample_set: SampleSet) -> GpuModel:
     mems = tuple(sorted({c.mem_mhz for c in asked if c.mem_mhz is not None}))
     most_w = max((s.energy_j / s.time_s for s in sample_set.samples), default=1.0)
     like = gpu_model("rtx3080ti")
-    points = mems or (_DUMMY_MEM_MHZ,)
-    shares = np.array(points) / points[-1]
+    points, fastest_mhz = mems or (_DUMMY_MEM_MHZ,), float(cores[-1] if cores else 1.0)
+    constants = unknown_gpu(points, fastest_mhz=fastest_mhz, most_w=most_w)
+    # Nothing says that the crossbar has a clock of its own.
+    xbar_mhz = float(cores[0] if cores else 1.0)
     return GpuModel(
         name=sample_set.gpu.name,
         driver=like.driver,
@@ -195,21 +196,7 @@ def base_of(sample_set: SampleSet) -> GpuModel:
         mem_mhz=points,
         memory_lockable=bool(mems),
         limit_w=(most_w, 0.25 * most_w, most_w),
-        constants=dataclasses.replace(
-            like.constants,
-            xbar_floor_mhz=float(cores[0] if cores else 1.0),
-            xbar_lag_mhz=0.0,
-            knee_mhz=0.7 * float(cores[-1] if cores else 1.0),
-            board_w=0.03 * most_w,
-            mem_points_mhz=tuple(float(mhz) for mhz in points),
-            mem_points_w=tuple((0.2 * most_w * shares).tolist()),
-            mem_points_efficiency=(1.0,) * len(points),
-            leak_w_per_v3=0.08 * most_w,
-            clock_w_per_ghz_v2=0.04 * most_w,
-            c_per_w=50.0 / most_w,
-            boost_mhz=float(cores[-1] if cores else 1.0),
-            boost_knee_c=85.0,
-        ),
+        constants=dataclasses.replace(constants, xbar_floor_mhz=xbar_mhz, xbar_lag_mhz=0.0),
     )
 
 

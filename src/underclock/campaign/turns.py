@@ -8,7 +8,6 @@ Shape letters: K kernels, N repeats; a trailing 2 is time in s and energy in J.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -171,29 +170,6 @@ class WholeSteps:
         return means
 
 
-class Runner(Protocol):
-    """Runs one arm after the other."""
-
-    @property
-    def measurer(self) -> Measurer:
-        """What holds clocks."""
-        ...
-
-    @property
-    def kernels(self) -> Sequence[Kernel]:
-        """What runs."""
-        ...
-
-    @property
-    def planned(self) -> Sequence[Clocks]:
-        """The plan's clocks of each of those."""
-        ...
-
-    def run(self, clocks: Sequence[Clocks], repeat: int) -> Floats:
-        """Run all of it once; return time in s and energy in J of a step. Shape (2,)."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneByOne:
     """Measures every kernel alone, and adds them up: the accounting of arXiv 2601.08539.
@@ -214,6 +190,10 @@ class OneByOne:
         each = np.array([[reading.time_s, reading.energy_j] for reading in readings])
         total: Floats = (each * counts[:, None]).sum(axis=0)
         return total
+
+
+Runner = WholeSteps | OneByOne
+"""Runs one arm after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
