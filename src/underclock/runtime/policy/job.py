@@ -32,7 +32,6 @@ _MEDIAN_ERROR = 1.86  # of a median, from the median distance: 1.4826 * 1.2533
 _ROUNDING = 1e-9
 
 _STAGES = {
-    Stage.LEARNING: "auto on all ranks, until it is known what iterations take there",
     Stage.PLAN: "the plan",
     Stage.CHECKING: "auto on all ranks, to see whether it is the plan",
     Stage.REDUCED: "the fastest plan of the frontier",
@@ -205,7 +204,7 @@ class JobPolicy:
         times_s, busy = [s for s, _ in self._window], [each for _, each in self._window]
         self._window.clear()
         words = self._follow_replicas(times_s, busy)
-        if words:  # what was seen before had another pace
+        if words and not self.stage.at_auto:  # what was seen before had another pace
             if self._guard is not None:
                 self._guard.begin_anew()
             return self._hold(words)
@@ -220,7 +219,7 @@ class JobPolicy:
             if move is not None:
                 if move.stage is Stage.OFF:
                     self.over = move.words
-                return self._hold(move.words)
+                return self._hold("; ".join(filter(None, (move.words, self._straggler()))))
         return None
 
     def _follow_replicas(self, times_s: list[float], busy: list[list[float | None]]) -> str:
@@ -248,12 +247,17 @@ class JobPolicy:
         if not changed:
             return ""
         self._target = target
-        if not most:
-            return "no replica is slower than the others any more"
-        replica = max(slow, key=lambda each: slow[each])
+        return self._straggler() or "no replica is slower than the others any more"
+
+    def _straggler(self) -> str:
+        """Say which replica sets the pace; empty where none does."""
+        if not self._slow:
+            return ""
+        replica = max(self._slow, key=lambda each: self._slow[each])
         return (
-            f"replica {replica} computes {format_percent(most)} slower than the others and makes "
-            f"iterations {format_percent(self._pace - 1.0)} longer: the others may be as slow"
+            f"replica {replica} computes {format_percent(self._slow[replica])} slower than the "
+            f"others and makes iterations {format_percent(self._pace - 1.0)} longer: the others "
+            "may be as slow"
         )
 
     def _slowness(self, busy: list[list[float]]) -> tuple[dict[int, float], float]:
