@@ -8,6 +8,7 @@ variables.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ _MANY = 4_000  # activities beyond which a point inside is there before the simp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """What a solver says; nothing of it need be true.
+    """What a solver says; nothing of it need be true, and nan is what it does not know.
 
     Attributes:
         duration_s: Of each activity. Shape (A,).
@@ -67,7 +68,7 @@ class Program:
     waits_on: Ints
     lag_s: Floats
 
-    @property
+    @cached_property
     def units(self) -> tuple[float, float]:
         """A second and a watt in which numbers are around one, as tolerances are absolute."""
         return float(self.length_s.mean()), float(-self.slope_w.min()) or 1.0
@@ -105,9 +106,17 @@ class Program:
         sides: Floats = np.concatenate([self.shortest_s, self.lag_s]) / self.units[0]
         return coo_array((values, (row, column)), shape=shape).tocsc(), sides
 
-    def suggestion(self, values: Floats, of_rows: Floats, of_bounds: Floats) -> Suggestion:
-        """Read an answer: of variables, multipliers of rows and of the bounds of variables."""
+    def suggestion(self, values: Floats | None, of_rows: Floats, of_bounds: Floats) -> Suggestion:
+        """Read an answer: variables, if there are any, and multipliers of rows and of bounds."""
         count = len(self.shortest_s)
+        if values is None:
+            unknown = np.full(count, np.nan)
+            return Suggestion(
+                duration_s=unknown,
+                flow_w=np.full(len(self.lag_s), np.nan),
+                source_w=unknown,
+                sink_w=unknown,
+            )
         unit_s, unit_w = self.units
         along = np.clip(values[2 * count :] * unit_s, 0.0, self.length_s)
         return Suggestion(
@@ -143,11 +152,11 @@ class Anew:
                 "dual_feasibility_tolerance": _TOLERANCE,
             },
         )
-        return program.suggestion(
-            answer.x,
-            np.concatenate([answer.eqlin.marginals, -answer.ineqlin.marginals]),
-            answer.lower.marginals + answer.upper.marginals,
+        equal_w, other_w, lower_w, upper_w = (
+            np.asarray(each.marginals, dtype=np.float64)
+            for each in (answer.eqlin, answer.ineqlin, answer.lower, answer.upper)
         )
+        return program.suggestion(answer.x, np.append(equal_w, -other_w), lower_w + upper_w)
 
 
 class Onwards:
@@ -183,9 +192,11 @@ class Onwards:
         self.highs.changeColsBounds(len(ends), ends, np.zeros_like(most), most)
         self.highs.run()
         answer = self.highs.getSolution()
-        return self.program.suggestion(
-            *(np.asarray(each) for each in (answer.col_value, answer.row_dual, answer.col_dual))
+        values, of_rows, of_bounds = (
+            np.asarray(each) for each in (answer.col_value, answer.row_dual, answer.col_dual)
         )
+        solved = answer.value_valid and answer.dual_valid
+        return self.program.suggestion(values if solved else None, of_rows, of_bounds)
 
 
 def engine_of(program: Program, *, times: int) -> Engine:

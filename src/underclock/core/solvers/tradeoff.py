@@ -110,9 +110,10 @@ class TradeoffProblem:
         return Sweep.of(len(self.curve), self.waits_of, self.waits_on)
 
     @cached_property
-    def backwards(self) -> "Sweep":
-        """Activities from the last to the first."""
-        return Sweep.of(len(self.curve), self.waits_on, self.waits_of)
+    def after_s(self) -> Floats:
+        """What comes after each activity's end takes at least. Shape (A,)."""
+        backwards = Sweep.of(len(self.curve), self.waits_on, self.waits_of)
+        return backwards.begins(self.shortest_s, self.waits_of, self.lag_s)
 
     @cached_property
     def members(self) -> tuple[Ints, ...]:
@@ -168,26 +169,19 @@ class TradeoffProblem:
         """Cut durations so that all ends in time: the last possible where it would not.
 
         Args:
-            duration_s: At least the shortest. Shape (A,).
+            duration_s: Any; nan for as long as there is room. Shape (A,).
             time_s: At least the shortest possible.
         """
-        latest_s = np.full_like(duration_s, time_s)
-        for at, waits, firsts in self.backwards.steps:
-            if len(waits):
-                after = self.waits_of[waits]
-                due_s = latest_s[after] - self.shortest_s[after] - self.lag_s[waits]
-                latest_s[at] = np.minimum.reduceat(due_s, firsts)
-        ends_s = np.zeros_like(duration_s)
-        cut_s = np.empty_like(duration_s)
+        latest_s = time_s - self.after_s
+        cut_s = np.fmin(duration_s, self.longest_s)
+        begins_s, ends_s = np.zeros_like(cut_s), np.zeros_like(cut_s)
         for at, waits, firsts in self.forwards.steps:
-            begins_s = np.zeros(len(at))
             if len(waits):
                 ready_s = ends_s[self.waits_on[waits]] + self.lag_s[waits]
-                begins_s = np.maximum.reduceat(ready_s, firsts)
-            cut_s[at] = np.maximum(
-                self.shortest_s[at], np.minimum(duration_s[at], latest_s[at] - begins_s)
-            )
-            ends_s[at] = begins_s + cut_s[at]
+                begins_s[at] = np.maximum.reduceat(ready_s, firsts)
+            left_s = latest_s[at] - begins_s[at]
+            cut_s[at] = np.maximum(self.shortest_s[at], np.minimum(cut_s[at], left_s))
+            ends_s[at] = begins_s[at] + cut_s[at]
         return cut_s
 
     @cached_property
@@ -217,17 +211,20 @@ class TradeoffProblem:
         They are made a flow first: what enters an activity leaves it, split as said. What rounding
         leaves of it is charged at the whole time.
         """
-        out_w = said.sink_w + np.bincount(self.waits_on, said.flow_w, minlength=len(said.sink_w))
-        split_w = out_w[self.waits_on]
-        none_w = np.zeros_like(split_w)
-        share = np.divide(said.flow_w, split_w, where=split_w > 0.0, out=none_w.copy())
-        through_w, flow_w = said.source_w.copy(), none_w
-        for at, waits, firsts in self.forwards.steps:
-            if len(waits):
-                flow_w[waits] = share[waits] * through_w[self.waits_on[waits]]
-                through_w[at] += np.add.reduceat(flow_w[waits], firsts)
-        in_w: Floats = said.source_w + np.bincount(self.waits_of, flow_w, minlength=len(out_w))
-        on_w = np.bincount(self.waits_on, flow_w, minlength=len(out_w))
+        given_w, source_w, sink_w = (
+            np.nan_to_num(each, posinf=0.0) for each in (said.flow_w, said.source_w, said.sink_w)
+        )
+        split_w = (sink_w + np.bincount(self.waits_on, given_w, minlength=len(sink_w)))[
+            self.waits_on
+        ]
+        flow_w = np.zeros_like(split_w)
+        share = np.divide(given_w, split_w, where=split_w > 0.0, out=np.zeros_like(split_w))
+        through_w = source_w.copy()
+        for at, waits, firsts in self.forwards.steps[1:]:
+            flow_w[waits] = share[waits] * through_w[self.waits_on[waits]]
+            through_w[at] += np.add.reduceat(flow_w[waits], firsts)
+        in_w: Floats = source_w + np.bincount(self.waits_of, flow_w, minlength=len(sink_w))
+        on_w = np.bincount(self.waits_on, flow_w, minlength=len(sink_w))
         sink_w = np.maximum(through_w - on_w, 0.0)
         lost_w = np.abs(through_w - in_w).sum() + np.abs(through_w - on_w - sink_w).sum()
         least_j = self.fixed_s * through_w
