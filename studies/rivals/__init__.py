@@ -2,5 +2,6 @@
 
 * `brute`: every choice, every schedule
 * `milp`: the same problems given to HiGHS
+* `phillips`: Perseus' solver, for jobs
 * `rules`: simpler rules for schedules
 """
