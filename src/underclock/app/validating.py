@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from underclock.app.backends import open_measurer, open_scheduled
@@ -284,14 +285,11 @@ def _judged(
         budget=bound,
         tolerance=tolerance,
     )
-    return Validation(
+    return msgspec.structs.replace(
+        _of_nothing(plan, course, tolerance),
         evidence=turns.evidence,
         gpu=turns.gpu,
-        workload=plan.workload,
-        chosen=plan.chosen if course is None else course.arm,
-        objective=plan.objective,
         accounting=Accounting.ISOLATED if course is None else Accounting.STEP,
-        latency=None if course is None else course.wording,
         repeats=turns.repeats,
         auto_time_s=tuple(auto[:, 0].tolist()),
         auto_energy_j=tuple(auto[:, 1].tolist()),
@@ -299,17 +297,11 @@ def _judged(
         plan_energy_j=tuple(planned[:, 1].tolist()),
         time_change=spread(time),
         energy_change=spread(energy),
-        promised_time_change=promise.time_change,
-        promised_energy_change=promise.energy_change,
-        promised_time_interval=arm.time_interval,
-        promised_energy_interval=arm.energy_interval,
         pairs_keeping_energy=count_within(energy, promise.energy_change),
         # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
         pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
         energy_interval=change_j.interval,
-        max_slowdown=plan.max_slowdown,
-        tolerance=tolerance,
         verdict=judged.verdict,
         further_repeats=judged.further_repeats,
         others=tuple(_other(name, turns) for name in turns.others),
@@ -317,10 +309,9 @@ def _judged(
     )
 
 
-def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> Validation:
-    """Return the validation of a plan that sets nothing."""
+def _of_nothing(plan: Plan, course: Course | None, tolerance: float) -> Validation:
+    """Return the validation of a plan of which nothing was run: nothing changes, as at auto."""
     none = Spread(mean=0.0, best=0.0, worst=0.0)
-    why = auto_plan_sentence(plan)
     arm, promise, bound = _promised(plan, course)
     return Validation(
         evidence=plan.evidence,
@@ -346,11 +337,15 @@ def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> 
         max_slowdown=plan.max_slowdown,
         tolerance=tolerance,
         verdict=Verdict.KEPT,
-        warnings=(
-            "nothing was run: the plan sets no clocks, so there is nothing to validate",
-            *(() if why is None else (why,)),
-        ),
     )
+
+
+def _kept_by_definition(plan: Plan, course: Course | None, tolerance: float) -> Validation:
+    """Return the validation of a plan that sets nothing."""
+    why = auto_plan_sentence(plan)
+    words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
+    told = (words,) if why is None else (words, why)
+    return msgspec.structs.replace(_of_nothing(plan, course, tolerance), warnings=told)
 
 
 def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:

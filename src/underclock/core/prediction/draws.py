@@ -100,14 +100,14 @@ def draw_costs(
         for column in zip(*((c.core_mhz, c.mem_mhz) for c in settings), strict=True)
     )
     likeness = _likeness(prior, every.power_w)
-    deviations = prior.deviations.times(prior.off)
+    deviations = prior.widened
     time = np.empty((draws, len(runs), len(settings)))
     energy = np.empty_like(time)
     for d in range(draws):
         gpu = _draw_gpu(prior, runs, random)
-        traffic_j = prior.dram_j_per_mcycle * factor(deviations.traffic, random)
+        traffic_j = prior.dram_j_per_mcycle * factor(deviations["traffic"], random)
         shares = _draw_shares(prior, every, likeness, random)
-        more_s, more_w = factor(deviations.time, random), factor(deviations.power, random)
+        more_s, more_w = factor(deviations["time"], random), factor(deviations["power"], random)
         ran = _Ran.of(gpu, every, random)
         time[d], energy[d] = _ratios(
             gpu, _constants(gpu, shares, ran, traffic_j), ran, (core_mhz, mem_mhz), prior.limit_w
@@ -190,7 +190,7 @@ def _draw_gpu(
     prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
 ) -> GpuConstants:
     """Draw some candidates for the shared constants, and pick one that the runs leave possible."""
-    deviations = prior.deviations.times(prior.off)
+    deviations = prior.widened
     candidates = [vary(prior.gpu, deviations, random) for _ in range(_CANDIDATES)]
     power_w = np.array([run.power_w for run in runs])
     above = [np.log(least_at_rest_w(gpu, runs) / power_w) for gpu in candidates]

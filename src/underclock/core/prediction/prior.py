@@ -10,7 +10,7 @@ Shape letters: N reference kernels, K kernels.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,68 +32,38 @@ _WORST = 10.0  # deviations; beyond them a check tells more of itself than of th
 _CLOCK = 0.03  # relative deviation of boost and memory clocks among boards of one model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogDeviations:
-    """Standard deviations of the logarithms of shared constants."""
+Deviations = Mapping[str, float]
+"""Standard deviations of the logarithms of shared constants, by what they are of."""
 
-    exponent: float
-    """Of the p-norm's exponent."""
-    knee: float
-    """Of the clock above which voltage rises."""
-    rise: float
-    """Of how steeply it rises."""
-    leak: float
-    """Of leakage power."""
-    clock: float
-    """Of the clock tree's power."""
-    board: float
-    """Of the power that no clock changes."""
-    memory: float
-    """Of the memory's power without traffic."""
-    traffic: float
-    """Of the energy of traffic."""
-    efficiency: float
-    """Of bytes per cycle at slower memory clocks."""
-    time: float
-    """Of time at other clocks than the run's, for all that these constants do not say. Where
-    nothing may be slower, this deviation decides which clocks are."""
-    power: float
-    """Of power at other clocks than the run's, for the same reason."""
-
-    def times(self, factor: float) -> "LogDeviations":
-        """Return deviations that are greater by a factor."""
-        return LogDeviations(
-            **{each.name: factor * getattr(self, each.name) for each in dataclasses.fields(self)}
-        )
-
-
-FITTED = LogDeviations(
-    exponent=0.1,
-    knee=0.04,
-    rise=0.2,
-    leak=0.3,
-    clock=0.3,
-    board=0.3,
-    memory=0.15,
-    traffic=0.3,
-    efficiency=0.03,
-    time=0.006,
-    power=0.02,
-)
+FITTED: Deviations = {
+    "exponent": 0.1,  # of the p-norm
+    "knee": 0.04,  # the clock above which voltage rises
+    "rise": 0.2,  # how steeply it rises
+    "leak": 0.3,
+    "clock": 0.3,  # power of the clock tree
+    "board": 0.3,  # power that no clock changes
+    "memory": 0.15,  # power without traffic
+    "traffic": 0.3,  # its energy
+    "efficiency": 0.03,  # bytes per cycle at slower memory clocks
+    # Of time and power at other clocks than the run's, for all that these constants do not say.
+    # Where nothing may be slower, the first decides which clocks are.
+    "time": 0.006,
+    "power": 0.02,
+}
 """For constants that were fitted to a sweep: about what fits to other kernels of it differ by."""
-PUBLISHED = LogDeviations(
-    exponent=0.4,
-    knee=0.12,
-    rise=0.6,
-    leak=0.6,
-    clock=0.6,
-    board=0.5,
-    memory=0.4,
-    traffic=0.6,
-    efficiency=0.15,
-    time=0.006,
-    power=0.02,
-)
+PUBLISHED: Deviations = {
+    "exponent": 0.4,
+    "knee": 0.12,
+    "rise": 0.6,
+    "leak": 0.6,
+    "clock": 0.6,
+    "board": 0.5,
+    "memory": 0.4,
+    "traffic": 0.6,
+    "efficiency": 0.15,
+    "time": 0.006,
+    "power": 0.02,
+}
 """For published figures: about what fits to sweeps differ by from the figures they began with."""
 
 
@@ -149,11 +119,16 @@ class Prior:
     """
 
     gpu: GpuConstants
-    deviations: LogDeviations
+    deviations: Deviations
     references: tuple[ReferenceKernel, ...]
     dram_j_per_mcycle: float
     limit_w: float
     off: float = 1.0
+
+    @property
+    def widened(self) -> Deviations:
+        """The deviations, greater by as much as samples ask for."""
+        return {name: self.off * each for name, each in self.deviations.items()}
 
     def __post_init__(self) -> None:
         """Reject a prior without reference kernels."""
@@ -238,19 +213,19 @@ def steady_c(gpu: GpuConstants, power_w: float) -> float:
     return gpu.ambient_c + gpu.c_per_w * power_w
 
 
-def vary(gpu: GpuConstants, deviations: LogDeviations, random: np.random.Generator) -> GpuConstants:
+def vary(gpu: GpuConstants, deviations: Deviations, random: np.random.Generator) -> GpuConstants:
     """Draw constants around known ones."""
-    rise, memory = factor(deviations.rise, random), factor(deviations.memory, random)
-    slower = [e * factor(deviations.efficiency, random) for e in gpu.mem_points_efficiency[:-1]]
+    rise, memory = factor(deviations["rise"], random), factor(deviations["memory"], random)
+    slower = [e * factor(deviations["efficiency"], random) for e in gpu.mem_points_efficiency[:-1]]
     return dataclasses.replace(
         gpu,
-        exponent=gpu.exponent * factor(deviations.exponent, random),
-        knee_mhz=gpu.knee_mhz * factor(deviations.knee, random),
+        exponent=gpu.exponent * factor(deviations["exponent"], random),
+        knee_mhz=gpu.knee_mhz * factor(deviations["knee"], random),
         slope_v_per_mhz=gpu.slope_v_per_mhz * rise,
         bend_v_per_mhz2=gpu.bend_v_per_mhz2 * rise,
-        leak_w_per_v3=gpu.leak_w_per_v3 * factor(deviations.leak, random),
-        clock_w_per_ghz_v2=gpu.clock_w_per_ghz_v2 * factor(deviations.clock, random),
-        board_w=gpu.board_w * factor(deviations.board, random),
+        leak_w_per_v3=gpu.leak_w_per_v3 * factor(deviations["leak"], random),
+        clock_w_per_ghz_v2=gpu.clock_w_per_ghz_v2 * factor(deviations["clock"], random),
+        board_w=gpu.board_w * factor(deviations["board"], random),
         mem_points_w=tuple(w * memory for w in gpu.mem_points_w),
         mem_points_efficiency=(*slower, gpu.mem_points_efficiency[-1]),
     )
@@ -314,7 +289,7 @@ def _rest(
     prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
 ) -> Iterator[PredictiveCheck]:
     """Check that no kernel draws less than the GPU at rest."""
-    deviations = prior.deviations.times(prior.off)
+    deviations = prior.widened
     rest_w = np.array(
         [least_at_rest_w(vary(prior.gpu, deviations, random), runs) for _ in range(_DRAWS)]
     )
