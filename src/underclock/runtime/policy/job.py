@@ -232,7 +232,7 @@ class JobPolicy:
         most = max(slow.values(), default=0.0)
         base_s = (self.auto if at_auto else self.points[self.chosen]).time_s
         median_s, error_s = _median(times_s)
-        if at_auto and not most:
+        if not most and self._target == 1.0:
             self._scale = median_s / base_s
         elif self._scale is None:
             self._scale = busy_scale

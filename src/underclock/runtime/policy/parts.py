@@ -156,6 +156,7 @@ class _Laid:
             self._after[at] = launches + 1 + (at in self._splits)
             launches = self._after[at] + 1
         self._launches = launches
+        self._talking = {self._first[at] for at in self._main if self._talks(at)}
 
     def part(self, chosen: int) -> RankPart:
         """Return what its conductor is given."""
@@ -169,6 +170,9 @@ class _Laid:
             auto_s=tuple(self._auto_s(chosen)),
             schedules=schedules,
         )
+
+    def _talks(self, at: int) -> bool:
+        return self._rank.instructions[at].kind in _TALKS
 
     def _lasts_s(self, point: int) -> list[float]:
         """Return what each launch takes under a plan of the frontier."""
@@ -190,33 +194,57 @@ class _Laid:
         return [max(float(each_s), _LEAST_S) for each_s in lasts_s]
 
     def _schedule(self, point: int) -> ClockSchedule:
-        """Return clocks over launches: they change as what was before them ends.
+        """Return clocks over launches.
 
-        What lies between, waiting and transfers, is slack for changes that come late.
+        A rank waits at the clock of what it ran before, as plans have it, up to a change's latency
+        before what comes next is due. Where it communicates first, clocks change as what was before
+        ends, for no call may fall into that.
         """
-        own: list[Clocks | None] = [None] * self._launches
-        for at in self._main:
-            held, profile = self._clocks[point][at], self._rank.instructions[at].profile
-            if held is None or profile is None:
-                continue
-            rows = self._plan.job.profiles[profile].rows
-            own[self._first[at]] = rows[held.row].clocks
-            if held.then is not None:
-                own[self._first[at] + 1] = rows[held.then].clocks
-        current = next((each for each in own if each is not None), Clocks())
-        clocks = [current := current if each is None else each for each in reversed(own)][::-1]
-        segments = tuple(
-            Segment(launches=len(list(some)), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
-            for pair, some in groupby(clocks)
-        )
+        lasts_s = self._lasts_s(point)
+        clocks = [Clocks()] * self._launches
+        aims_s = [0.0] * self._launches
+        runs = [at for at in self._main if self._clocks[point][at] is not None]
+        for at, following in zip(runs, [*runs[1:], *runs[:1]], strict=True):
+            first, then = self._pairs(point, at)
+            clocks[self._first[at]] = first
+            clocks[self._first[at] + 1 : self._after[at]] = [then] * (at in self._splits)
+            wrapped = self._launches if following <= at else 0
+            between = range(self._after[at], self._first[following] + wrapped)
+            talks = any(each % self._launches in self._talking for each in between)
+            to, _ = self._pairs(point, following)
+            for each in between:
+                clocks[each % self._launches] = to if talks else then
+            if not talks:
+                gap_s = sum(lasts_s[each % self._launches] for each in between)
+                aims_s[self._first[following]] = -min(gap_s, self._plan.latency_s)
+        segments, begins = [], 0
+        for pair, some in groupby(clocks):
+            count = len(list(some))
+            segments.append(
+                Segment(
+                    launches=count,
+                    core_mhz=pair.core_mhz,
+                    mem_mhz=pair.mem_mhz,
+                    aim_s=aims_s[begins],
+                )
+            )
+            begins += count
         half_s = 0.5 * self._plan.latency_s  # which part is the call the conductor learns
         return ClockSchedule(
-            segments=segments,
+            segments=tuple(segments),
             switches=sum(a != b for a, b in zip(clocks, [clocks[-1], *clocks[:-1]], strict=True)),
             latency=f"{self._plan.latency_s:g} s",
             latencies=LatencyTable.constant(half_s, call_s=half_s),
-            launch_s=tuple(self._lasts_s(point)),
+            launch_s=tuple(lasts_s),
         )
+
+    def _pairs(self, point: int, at: int) -> tuple[Clocks, Clocks]:
+        """Return the clocks by which an instruction begins and ends."""
+        held, name = self._clocks[point][at], self._rank.instructions[at].profile
+        if held is None or name is None:
+            raise AssertionError("it is among those that have clocks")
+        rows = self._plan.job.profiles[name].rows
+        return rows[held.row].clocks, rows[held.row if held.then is None else held.then].clocks
 
     def _sites(self) -> Iterator[MarkSite]:
         """Yield what is seen: instructions begin and end, the optimizer begins and is done."""
@@ -251,7 +279,7 @@ class _Laid:
         begins_s, ends_s = self._begins_s[chosen], self._ends_s[chosen]
         talks: set[int] = set()
         for which, each in enumerate(self._rank.instructions):
-            if each.kind not in _TALKS:
+            if not self._talks(which):
                 continue
             if each.stream == 0:
                 talks.add(self._first[which])

@@ -8,7 +8,7 @@ import pytest
 from made_jobs import CLOCKS_MHZ, all_at, job, job_plan
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, Segment
-from underclock.records.job import Held, Instruction, InstructionKind, JobPlan, Rank
+from underclock.records.job import Held, Instruction, InstructionKind, Job, JobPlan, Rank
 from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
@@ -21,16 +21,16 @@ _ROW = 6
 _SLOW, _FAST = Clocks(core_mhz=CLOCKS_MHZ[_ROW - 1]), Clocks(core_mhz=CLOCKS_MHZ[0])
 
 
-def _mixed(held: Held) -> JobPlan:
+def _mixed(held: Held, of: Job = _JOB) -> JobPlan:
     """Forwards as said, backwards at the fastest."""
     clocks = tuple(
         tuple(
             None if each.profile is None else held if "forward" in each.profile else Held(row=1)
             for each in rank.instructions
         )
-        for rank in _JOB.ranks
+        for rank in of.ranks
     )
-    return job_plan(_JOB, clocks=clocks)
+    return job_plan(of, clocks=clocks)
 
 
 def _chosen(plan: JobPlan) -> tuple[int, tuple[RankPart, ...]]:
@@ -76,7 +76,7 @@ def test_it_is_quiet_from_the_end_of_what_it_computes_until_it_computes_again() 
     assert not parts_of(job_plan(job()))[0].quiet  # where nothing is said to be a transfer
 
 
-def test_clocks_change_as_what_was_before_them_ends() -> None:
+def test_clocks_change_as_what_was_before_ends_where_it_communicates_first() -> None:
     chosen, parts = _chosen(_mixed(Held(row=_ROW)))
     part = parts[0]
     clocks = part.schedules[chosen].clocks
@@ -85,7 +85,19 @@ def test_clocks_change_as_what_was_before_them_ends() -> None:
             wanted = _SLOW if site.path.startswith("forward") else _FAST
             assert clocks[site.launch] == wanted
             before = [each for each in part.sites if each.launch < site.launch][-1]
-            assert {*clocks[before.launch : site.launch + 1]} == {wanted}
+            if any(first <= before.launch < end for first, end in part.quiet):
+                assert {*clocks[before.launch : site.launch + 1]} == {wanted}
+
+
+def test_else_it_waits_at_the_clock_of_what_it_ran_up_to_a_latency_before_what_comes_next() -> None:
+    plan = _mixed(Held(row=_ROW), job())  # transfers are no instructions there
+    chosen, (part, _) = _chosen(plan)
+    schedule = part.schedules[chosen]
+    begins = [site.launch for site in part.sites if site.event == "begins"]
+    assert schedule.launch_s[begins[2] - 1] == pytest.approx(0.02)  # for the first backward
+    assert schedule.clocks[begins[1] : begins[2]] == (_SLOW, _SLOW)
+    assert schedule.clocks[begins[2]] == _FAST
+    assert schedule.aims_s[begins[2]] == -plan.latency_s
 
 
 def test_a_second_clock_begins_at_its_share_of_the_instruction() -> None:
