@@ -8,7 +8,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.job.groups import Groups
-from underclock.core.job.relaxation import Relaxation, Relaxed
+from underclock.core.job.relaxation import Relaxation, Relaxed, following
 from underclock.core.job.rounding import Rounding
 from underclock.core.job.tables import Choice, JobTable, taken, total, waiting_j
 from underclock.records.choices import Strategy
@@ -160,11 +160,13 @@ class Ways:
             return relaxed.choice
         aim_s, answer = time_s, relaxed
         for _ in range(_TRIES):
-            choice = rounding.rounded(answer)
+            choice = self._in_parts(answer.choice) if self._long else rounding.rounded(answer)
             took_s = self.table.network.iteration_s(
                 taken(self.table, choice, self.latency_s).time_s
             )
             if took_s <= time_s * (1.0 + _ROUNDING):
+                if self._long:
+                    return choice
                 near = relaxed.choice
                 return rounding.improved(choice, time_s * (1.0 + _ROUNDING), near)
             aim_s *= time_s / float(took_s) - _CLOSER
@@ -173,3 +175,25 @@ class Ways:
                 return None
             answer = lower
         return None
+
+    @cached_property
+    def _long(self) -> bool:
+        """Whether clocks may change at every instruction, and inside it."""
+        at = self.table.planned[self.table.network.stream[self.table.planned] == 0]
+        least_s = self.table.time_s.min(axis=1)[self.table.pair[at]].min(initial=np.inf)
+        return bool(least_s >= max(self.latency_s, self.dwell_s))
+
+    def _in_parts(self, choice: Choice) -> Choice:
+        """Return it with no part too short to change clocks in: left away, or as long as that."""
+        table, at, long_s = self.table, self.table.planned, max(self.latency_s, self.dwell_s)
+        pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
+        least = long_s / table.time_s[pair, row]  # of the work, first and rest
+        most = 1.0 - long_s / table.time_s[pair, then]
+        share = np.where(share < 0.5 * least, 0.0, np.maximum(share, least))
+        share = np.where(share > 0.5 * (1.0 + most), 1.0, np.minimum(share, most))
+        share = np.where(least > most, np.round(choice.share[at]), share)
+        parts = Choice(choice.row.copy(), choice.then.copy(), choice.share.copy())
+        parts.row[at] = np.where(share > 0.0, row, then)
+        parts.then[at] = np.where(share < 1.0, then, row)
+        parts.share[at] = np.where((share > 0.0) & (row != then), share, 1.0)
+        return following(table, parts)
