@@ -4,18 +4,17 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from underclock.arrays import Bools
 from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, Points
-from underclock.campaign.worth import worth_of_samples
+from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
 from underclock.core.design.wanted import IDLING, Wanted
-from underclock.core.inference.joint import TableFit
 from underclock.core.inference.search import searched
-from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_rows import CannotFitError
@@ -25,6 +24,9 @@ from underclock.core.step.cap import driver_says
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, AUTO, Clocks, Evidence, Kernel, Mix, SampleSet, Window
+
+if TYPE_CHECKING:
+    from underclock.core.inference.joint import TableFit
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
@@ -108,7 +110,7 @@ class Adaptive:
             return self._in_random_order(self._more())
         return self._telling(fit)
 
-    def _fit(self, samples: SampleSet) -> CostEstimate | TableFit:
+    def _fit(self, samples: SampleSet) -> KnownCosts:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
         if samples.evidence is not Evidence.REPLAYED:
             return estimate(samples, baseline=self._baseline)
@@ -249,7 +251,7 @@ class Adaptive:
             if fresh:
                 yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
 
-    def _telling(self, fit: CostEstimate | TableFit) -> list[Wanted]:
+    def _telling(self, fit: KnownCosts) -> list[Wanted]:
         """Return the windows worth most; none where the promise is sharp enough already."""
         worth = worth_of_samples(
             fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
@@ -278,7 +280,7 @@ class Adaptive:
                 unused[k, c] = self._has_more(kernel, clocks)
         return unused
 
-    def _reference(self, fit: CostEstimate | TableFit) -> list[Wanted]:
+    def _reference(self, fit: KnownCosts) -> list[Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if not self._runs:
             return []
@@ -287,7 +289,7 @@ class Adaptive:
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [self._kernel(kernel, seen[0])] if seen else []
 
-    def _baseline_again(self, fit: CostEstimate | TableFit) -> list[Wanted]:
+    def _baseline_again(self, fit: KnownCosts) -> list[Wanted]:
         """Return the kernels to run at auto once more, where no whole step tells what it costs."""
         if self._whole or fit.exact or not self._rests_on_baseline(fit):
             return []
@@ -305,7 +307,7 @@ class Adaptive:
         rows = self._bench.repeats(kernel, clocks)
         return rows is None or self._taken[kernel.name, clocks] < rows
 
-    def _rests_on_baseline(self, fit: CostEstimate | TableFit) -> bool:
+    def _rests_on_baseline(self, fit: KnownCosts) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
         return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,16 +17,59 @@ from underclock.core.design.sample_value import (
     multiplier_within,
     value_of_information,
 )
-from underclock.core.inference.joint import TableFit
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.core.model.posterior import Posterior
+from underclock.core.model.predicted_change import TWO_SIDED, Baseline, PredictedChange
 from underclock.core.planning.best_choice import TIME_POWER
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
+from underclock.core.step.table import CostTable
 from underclock.records import Clocks, Objective
 
 _NEAR = 0.015  # of log core clock: a look there tells of both
+
+
+class KnownCosts(RiskModel, Protocol):
+    """What a campaign knows so far: a `CostEstimate` of a GPU, or a `TableFit` of rows."""
+
+    @property
+    def table(self) -> CostTable:
+        """Expected costs, auto last."""
+        ...
+
+    @property
+    def posterior(self) -> Posterior:
+        """Of a launch at every setting but auto."""
+        ...
+
+    @property
+    def counts(self) -> Floats:
+        """Launches of each kernel that the step waits for. Shape (K,)."""
+        ...
+
+    @property
+    def baseline(self) -> Baseline:
+        """What auto costs."""
+        ...
+
+    @property
+    def measurable(self) -> Bools:
+        """Which settings a kernel has an answer at. Shape (K, C)."""
+        ...
+
+    @property
+    def holds_alone(self) -> Bools:
+        """Where a kernel runs at the clocks asked for. Shape (K, C)."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether a look is all there is to know."""
+        ...
+
+    def without_step_error(self) -> "KnownCosts":
+        """Return the same without what no further sample takes away."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +93,7 @@ class Worth:
 
 
 def worth_of_samples(
-    fit: CostEstimate | TableFit,
+    fit: KnownCosts,
     goals: Sequence[Goal],
     unused: Callable[[Sequence[Clocks]], Bools],
     takes_s: Callable[[float], float],
@@ -105,14 +149,14 @@ def _looks(
     return looks
 
 
-def _plan(fit: CostEstimate | TableFit, goal: Goal) -> Ints | None:
+def _plan(fit: KnownCosts, goal: Goal) -> Ints | None:
     """Return the best plan as far as is known; ``None`` where there is none."""
     if goal.objective is Objective.TIME and fit.table.power_cap is None:
         return None  # what the cap makes of the step is not known yet
     return choose_kernels(fit.table, goal, fit)
 
 
-def multiplier_of(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -> float:
+def multiplier_of(fit: KnownCosts, goal: Goal, plan: Ints | None) -> float:
     """Return what a second is worth to a goal, in J.
 
     Args:
@@ -132,18 +176,14 @@ def multiplier_of(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -
     return TIME_POWER.get(goal.objective, 1) * float(energy_j[at].sum() / time_s[at].sum())
 
 
-def _improvement(
-    fit: CostEstimate | TableFit, candidates: Candidates, goal: Goal, plan: Ints | None
-) -> Floats:
+def _improvement(fit: KnownCosts, candidates: Candidates, goal: Goal, plan: Ints | None) -> Floats:
     """Return what a look at each entry of a table is expected to gain, in J. Shape (K, C)."""
     if goal.objective is Objective.WASTE:
         return expected_improvement_within(candidates, goal.max_slowdown)
     return expected_improvement(candidates, multiplier_of(fit, goal, plan))
 
 
-def _information(
-    fit: CostEstimate | TableFit, candidates: Candidates, goal: Goal, plan: Ints | None
-) -> Floats:
+def _information(fit: KnownCosts, candidates: Candidates, goal: Goal, plan: Ints | None) -> Floats:
     """Return what a sample of each entry tells of the plan and its promise, in J. (K, C)."""
     planned = np.full(len(fit.counts), -1) if plan is None else plan.copy()
     planned[planned == fit.table.baseline] = -1
@@ -155,9 +195,7 @@ def _information(
     return value_of_information(candidates, multiplier, planned, promised).total
 
 
-def _spread(
-    fit: CostEstimate | TableFit, goals: Sequence[Goal], plans: Sequence[Ints | None]
-) -> float:
+def _spread(fit: KnownCosts, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
     """Return the standard deviation of what is promised; the greatest of all goals.
 
     That a step at auto changes nothing is sure without a sample. So where every plan is auto, it is
@@ -181,7 +219,7 @@ def _spread(
     return max(spreads, default=np.inf)
 
 
-def _expected_to_gain(fit: CostEstimate | TableFit, goal: Goal, plan: Ints | None) -> Ints | None:
+def _expected_to_gain(fit: KnownCosts, goal: Goal, plan: Ints | None) -> Ints | None:
     """Return the choice that gains most as expected, however unsure it is."""
     if goal.objective is Objective.WASTE:
         return choose_kernels(fit.table, goal, _CertainOfTime(fit))
