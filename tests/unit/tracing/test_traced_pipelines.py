@@ -1,5 +1,7 @@
 """PyTorch's pipeline schedules, run by two ranks on the CPU with gloo, as jobs of their traces."""
 
+import gzip
+import json
 import os
 import statistics
 import subprocess
@@ -13,6 +15,7 @@ from pipelined_training import BACKWARD_S, FORWARD_S
 from traced_ranks import durations_s
 from underclock.core.job.network import network_of
 from underclock.core.tracing.job_traces import traced_job
+from underclock.core.tracing.rank_trace import rank_trace
 from underclock.records import Step
 from underclock.records.job import Job
 from underclock.store import read_document
@@ -84,32 +87,34 @@ def test_instructions_are_those_of_the_schedule(folder: Path, name: str) -> None
 def test_instructions_take_what_stages_take(folder: Path, name: str) -> None:
     profiles = _job(folder, name).profiles
     for stage in (0, 1):
-        forward, backward = (
-            profiles[f"stage {stage} {kind}"].rows[0].time_s for kind in ("forward", "backward")
-        )
-        assert forward == pytest.approx(FORWARD_S, rel=0.3)
-        assert backward == pytest.approx(BACKWARD_S, rel=0.3)
+        for kind, pause_s in (("forward", FORWARD_S), ("backward", BACKWARD_S)):
+            taken_s = profiles[f"stage {stage} {kind}"].rows[0].time_s
+            assert 0.99 * pause_s < taken_s < 2.0 * pause_s  # on an idle machine 1.05
 
 
-def test_the_iteration_takes_what_it_took(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    took_s = []
-
-    def noting(*given: object, **options: object) -> tuple[Job, float]:
-        job, seconds = traced_job(*given, **options)  # type: ignore[arg-type]
-        took_s.append(seconds)
-        return job, seconds
-
-    monkeypatch.setattr(job_files, "traced_job", noting)
-    laid_s = [_iteration_s(_job(folder, name)) for name in _NAMES]
-    ratios = np.array(laid_s) / took_s
-    # A loaded machine delays a host now and then, which medians of instructions leave out: on an
-    # idle one all are within a few per cent, on one with three times its cores' load most are.
-    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.15)
-    assert max(ratios) < 1.1
-
-
-def _iteration_s(job: Job) -> float:
-    return float(network_of(job).iteration_s(durations_s(job)))
+def test_the_iteration_takes_what_it_took(folder: Path) -> None:
+    as_seen, by_medians = [], []
+    for name in _NAMES:
+        files = sorted(folder.glob(f"{name}.rank*{job_files.SUFFIX}"))
+        traces = [
+            rank_trace(json.loads(gzip.decompress(file.read_bytes())), file.name) for file in files
+        ]
+        job, took_s = traced_job(traces, workload=name)
+        network = network_of(job)
+        seen_s = [
+            piece.ends_s - piece.begins_s
+            if piece.microbatch is not None
+            else sum(ends_s - begins_s for begins_s, ends_s in piece.work)
+            for trace in traces
+            for piece in trace.steps[0].pieces
+        ]
+        as_seen.append(float(network.iteration_s(np.array(seen_s))) / took_s)
+        by_medians.append(float(network.iteration_s(durations_s(job))) / took_s)
+    # What ranks waited for is all that the network has them wait for: it is never later than they
+    # were. A loaded machine delays hosts between their passes too, and scatters what these take.
+    assert max(as_seen) < 1.01
+    assert statistics.median(as_seen) > 0.85
+    assert statistics.median(by_medians) == pytest.approx(1.0, abs=0.15)
 
 
 def test_a_slower_last_stage_keeps_its_neighbour_waiting(folder: Path) -> None:

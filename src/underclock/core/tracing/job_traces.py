@@ -174,7 +174,7 @@ def traced_job(
         profiles=profiles,
         warnings=_warnings(last, lags[-1], len(steps), waiting_w),
     )
-    return job, max(_took_s(each.step) for each in last)
+    return job, _took_s(last, common=lags[-1].common)
 
 
 def _check_ranks(traces: Sequence[RankTrace]) -> None:
@@ -366,11 +366,13 @@ class _Transfers:
         least_s: Over each boundary.
         waits: Which place waits for which other because of a transfer over which boundary.
         others: How many carry no result that a pass waits for.
+        common: Whether ranks have one clock, as far as messages tell: none ended before it began.
     """
 
     least_s: dict[_Boundary, float] = field(default_factory=dict)
     waits: list[tuple[_Place, _Place, _Boundary]] = field(default_factory=list)
     others: int = 0
+    common: bool = False
 
 
 def _transfers(ranks: Sequence[_Laid]) -> _Transfers:
@@ -395,7 +397,8 @@ def _transfers(ranks: Sequence[_Laid]) -> _Transfers:
         for peer in sorted({message.peer for message in rank.step.messages})
     ]
     # Clocks of two machines may differ; if so, when the other end began says nothing.
-    common = all(got.ends_s >= sent.begins_s for *_, ends in pairs for sent, got in ends)
+    spans = [got.ends_s - sent.begins_s for *_, ends in pairs for sent, got in ends]
+    common = found.common = min(spans, default=-1.0) >= 0.0
     for sender, receiver, ends in pairs:
         going = sorted(
             (piece.asked_s, at)
@@ -409,17 +412,21 @@ def _transfers(ranks: Sequence[_Laid]) -> _Transfers:
                 continue
             place = sender.index, going[nth][1]
             key = over[place]
-            begun_s = max(sent.begins_s, got.begins_s) if common else got.begins_s
-            taken_s = max(0.0, min(sent.ends_s - sent.begins_s, got.ends_s - begun_s))
+            taken_s = min(sent.ends_s - sent.begins_s, got.ends_s - got.begins_s)
+            if common:  # from when the later end began to when the first one had done
+                both_s = min(sent.ends_s, got.ends_s) - max(sent.begins_s, got.begins_s)
+                taken_s = max(0.0, both_s)
             found.least_s[key] = min(taken_s, found.least_s.get(key, math.inf))
             # Who receives has to be there, which it is after what it ended last; a send that ended
-            # while its rank did nothing was waited for.
+            # while its rank did nothing was waited for, unless it ended before that.
             there = receiver.index, bisect_right(receiver.ends_s, got.begins_s + SAME_S) - 1
             if there[1] < 0:
                 continue
             found.waits.append((to[place], there, key))
             after = bisect_left(sender.begins_s, sent.ends_s - SAME_S)
-            if after < len(sender.pieces) and sender.ends_s[after - 1] < sent.ends_s - SAME_S:
+            idle = sender.ends_s[after - 1] < sent.ends_s - SAME_S
+            ahead = common and sent.ends_s < got.begins_s
+            if after < len(sender.pieces) and idle and not ahead:
                 held_up = sender.index, after
                 found.waits += [(held_up, there, key), (held_up, place, key)]
     return found
@@ -503,9 +510,15 @@ def _places(ranks: Sequence[_Laid]) -> list[tuple[int, int, int]]:
     return [(rank.pipeline, 0, 0) for rank in ranks]
 
 
-def _took_s(step: RankStep) -> float:
-    ends_s = [*(each.ends_s for each in step.pieces), *(each.ends_s for each in step.gatherings)]
-    return max(ends_s) - step.pieces[0].begins_s
+def _took_s(ranks: Sequence[_Laid], *, common: bool) -> float:
+    """Return how long a step took: of all ranks, or of the longest where clocks may differ."""
+    begun_s = [rank.begins_s[0] for rank in ranks]
+    ended_s = [
+        max([*rank.ends_s, *(each.ends_s for each in rank.step.gatherings)]) for rank in ranks
+    ]
+    if common:
+        return max(ended_s) - min(begun_s)
+    return max(end - begin for begin, end in zip(begun_s, ended_s, strict=True))
 
 
 def _warnings(
