@@ -33,8 +33,15 @@ _RANGE = re.compile(
 _SHORT = {"fwd": "forward", "bwd": "backward", "wgrad": "weights"}
 
 
-def watch(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], None]]:
+def watch(
+    torch: Any, counted: Callable[[], Any], tell: Callable[[str, str], None]
+) -> list[Callable[[], None]]:
     """Have somebody told of instructions: an event, and kind and chunk as ``forward 0``.
+
+    Args:
+        torch: PyTorch.
+        counted: Returns the optimizer whose steps count: a rank may have one for each chunk.
+        tell: Is told.
 
     Returns:
         What takes the hooks away again.
@@ -43,8 +50,9 @@ def watch(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], Non
         register_optimizer_step_pre_hook,
     )
 
-    def optimizer_begins(*_: object) -> None:
-        tell(BEGINS, _OPTIMIZER)
+    def optimizer_begins(optimizer: Any, *_: object) -> None:
+        if counted() is optimizer:
+            tell(BEGINS, _OPTIMIZER)
 
     undo = [register_optimizer_step_pre_hook(optimizer_begins).remove]
     stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)

@@ -204,7 +204,7 @@ class Marker:
         self._page.tell(pages.LEARNING)
         self._seen = []
         if self._schedule:
-            self._undo += instructions.watch(self._torch, self._instruction)
+            self._undo += instructions.watch(self._torch, self._optimizer, self._instruction)
             return
         for module in _modules(self._torch):
             self._watch(module)

@@ -140,11 +140,17 @@ def test_hooks_are_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
     base = sys.modules[_STAGE]._PipelineStageBase  # noqa: SLF001
     before = dict(base.__dict__)
     told: list[tuple[str, str]] = []
-    undo = instructions.watch(torch, lambda event, path: told.append((event, path)))
+    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    undo = instructions.watch(torch, lambda: first, lambda *of: told.append(of))
     assert base.__dict__["forward_one_chunk"] is not before["forward_one_chunk"]
     monkeypatch.setattr(base, "backward_one_chunk", other := object())  # somebody else came later
+    for optimizer in (first, second):  # a rank has one for each of its chunks
+        optimizer.step()
+    assert told == [("begins", "optimizer")]
     for each in undo:
         each()
+    first.step()
+    assert len(told) == 1
     assert base.__dict__["forward_one_chunk"] is before["forward_one_chunk"]
     assert base.__dict__["backward_one_chunk"] is other
     monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.schedules", raising=False)

@@ -1,0 +1,34 @@
+"""A handful of the kills of studies/job_kills.py, so that the suite notices where they fail."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import job_kills
+from underclock.hw.nvml_calls import SIMULATOR
+from underclock.runtime.undo.ownership import RUNTIME_DIR
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[job_kills.Rig]:
+    studies = str(Path(job_kills.__file__).parent)
+    paths = [studies, os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    for name in (SIMULATOR, RUNTIME_DIR):  # which the rig sets, and pytest puts back
+        monkeypatch.setenv(name, "")
+    with job_kills.open_rig(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_whoever_of_a_job_is_killed_every_gpu_is_as_found(rig: job_kills.Rig) -> None:
+    draw = random.Random(3)  # noqa: S311 - which kill comes next
+    kills = [job_kills.kill_once(rig, draw) for _ in range(2)]
+    assert all(kill.good for kill in kills), kills
+    assert any(kill.was_set for kill in kills)
+    said = job_kills.summary(kills)
+    assert "Every GPU as found: **2 of 2**" in said
+    assert len(job_kills.rows(kills).splitlines()) == 2 + len({kill.who for kill in kills})
