@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from traced_ranks import durations_s, laid_out, traces_of
@@ -114,6 +115,19 @@ def test_a_transfer_of_no_time_makes_no_rank_wait_for_itself() -> None:
         event |= {"ts": event["ts"] + event["dur"], "dur": 0.0}
     traced, _ = _traced(traces)
     assert all(wait.rank != wait.on_rank and wait.lag_s == 0.0 for wait in traced.waits)
+
+
+def test_clocks_of_two_machines_may_differ() -> None:
+    traces = traces_of(_job("1f1b", stages=2, microbatches=3, transfer_s=(0.002,)))
+    plain, _ = _traced(traces)
+    for event in traces[1]["traceEvents"][1:]:
+        event["ts"] -= 5e5
+    shifted, took_s = _traced(traces)
+    assert [wait[:4] for wait in map(msgspec.structs.astuple, shifted.waits)] == [
+        wait[:4] for wait in map(msgspec.structs.astuple, plain.waits)
+    ]
+    assert [wait.lag_s for wait in shifted.waits] == pytest.approx([0.002] * len(plain.waits))
+    assert took_s == pytest.approx(_iteration_s(plain))
 
 
 def test_a_collective_takes_what_the_last_of_its_ranks_saw() -> None:
