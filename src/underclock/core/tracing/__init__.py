@@ -8,6 +8,8 @@
 * `streams`: what waits for what, within a rank and between ranks
 * `recapture`: whether a step captured anew is the one that was traced
 * `rank_trace`: which pass of which microbatch a rank ran when, and what it sent and received
+* `rank_places`: where each rank stands in its job
+* `rank_waits`: what collectives and transfers take, and who waits for them
 * `job_traces`: the traces of all ranks, as one job
 * `assumed`: a step of operators that were seen on a CPU
 """

@@ -1,0 +1,177 @@
+"""Where each rank stands in its job, and which pass of which microbatch its pieces are."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from underclock.core.tracing.rank_trace import HOW_TO_MARK, Piece, RankStep, RankTrace
+from underclock.errors import DataError
+from underclock.records.job import InstructionKind
+
+Task = tuple[InstructionKind, int, int]
+"""Kind, stage of the whole pipeline, microbatch."""
+_SHARED = ("data", "tensor", "sequence")
+
+
+@dataclass(eq=False)
+class PlacedRank:
+    """One rank's step, with its place in the job.
+
+    Attributes:
+        index: Among the job's ranks.
+        pipeline: Number of the one that it is in.
+        stage: Its place there.
+        tasks: Of each piece; ``None`` for what belongs to no microbatch.
+        time_s: Of each piece, without what it waited inside.
+        after: Meetings that follow each piece; -1 is before the first.
+    """
+
+    index: int
+    trace: RankTrace
+    step: RankStep
+    pipeline: int = 0
+    stage: int = 0
+    tasks: list[Task | None] = field(default_factory=list)
+    time_s: list[float] = field(default_factory=list)
+    after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What it does, in the order in which it began."""
+        return self.step.pieces
+
+    @cached_property
+    def begins_s(self) -> list[float]:
+        """When its pieces began, ascending."""
+        return [each.begins_s for each in self.pieces]
+
+    @cached_property
+    def ends_s(self) -> list[float]:
+        """When its pieces ended: one after the other, so ascending too."""
+        return [each.ends_s for each in self.pieces]
+
+    @cached_property
+    def chunks(self) -> list[int]:
+        """Which of the rank's stages each piece is of."""
+        mine = sorted({task[1] for task in self.tasks if task is not None})
+        return [0 if task is None else mine.index(task[1]) for task in self.tasks]
+
+    @cached_property
+    def profiles(self) -> list[str]:
+        """Names of what pieces cost."""
+        return [
+            f"stage {self.stage} {f'chunk {chunk} ' if chunk else ''}{piece.kind}"
+            for piece, chunk in zip(self.pieces, self.chunks, strict=True)
+        ]
+
+    @cached_property
+    def places(self) -> list[int]:
+        """Which of the rank's instructions each piece is, once its meetings are known."""
+        before = (len(self.after.get(at, ())) for at in range(-1, len(self.pieces) - 1))
+        return [at + met for at, met in enumerate(accumulate(before))]
+
+
+def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
+    """Give every rank its place, and every piece its task, in a step."""
+    ranks = [
+        PlacedRank(at, each, next(step for step in each.steps if step.number == number))
+        for at, each in enumerate(traces)
+    ]
+    for pipeline, members in enumerate(_pipelines(ranks)):
+        told = {
+            each.index: [p.stage for p in each.pieces if p.stage is not None] for each in members
+        }
+        members.sort(key=lambda each: (min(told[each.index], default=0), each.index))
+        for at, each in enumerate(members):
+            each.pipeline, each.stage = pipeline, at
+    ids = sorted({p.microbatch for r in ranks for p in r.pieces if p.microbatch is not None})
+    number_of = {each: at for at, each in enumerate(ids)}
+    for rank in ranks:
+        # What no range tells may be in parts with waiting between: of it the work alone counts.
+        rank.time_s = [
+            sum(ends_s - begins_s for begins_s, ends_s in piece.work)
+            if piece.microbatch is None
+            else piece.ends_s - piece.begins_s
+            for piece in rank.pieces
+        ]
+        for piece in rank.pieces:
+            stage = rank.stage if piece.stage is None else piece.stage
+            mb = None if piece.microbatch is None else number_of[piece.microbatch]
+            rank.tasks.append(None if mb is None else (piece.kind, stage, mb))
+    _check_microbatches(ranks, len(ids))
+    return ranks
+
+
+def _pipelines(ranks: Sequence[PlacedRank]) -> list[list[PlacedRank]]:
+    """Return ranks by pipeline: as groups say, else who sends to whom, else by their stages."""
+    talk = any(each.step.messages for each in ranks)
+    root = list(range(len(ranks)))
+
+    def find(at: int) -> int:
+        while root[at] != at:
+            at = root[at]
+        return at
+
+    seen: Counter[frozenset[int | None]] = Counter()
+    found: dict[object, list[PlacedRank]] = {}
+    for each in ranks:
+        for message in each.step.messages:
+            if message.peer >= len(ranks):
+                raise DataError(
+                    f"rank {each.trace.rank} has a transfer with rank {message.peer}, of "
+                    f"{len(ranks)}",
+                    hint="give the traces of one run, one of each rank",
+                )
+            root[find(max(each.index, message.peer))] = find(min(each.index, message.peer))
+    for each in ranks:
+        stages = frozenset(piece.stage for piece in each.pieces)
+        key: object = each.trace.groups.get("stage")
+        if key is None:
+            key = find(each.index) if talk else seen[stages]
+        seen[stages] += 1
+        found.setdefault(key, []).append(each)
+    return list(found.values())
+
+
+def _check_microbatches(ranks: Sequence[PlacedRank], count: int) -> None:
+    """Refuse ranks that do not take every microbatch through their passes once.
+
+    Raises:
+        DataError: They do not.
+    """
+    for rank in ranks:
+        done = Counter(task for task in rank.tasks if task is not None)
+        for (kind, stage, microbatch), often in done.items():
+            if often > 1:
+                raise DataError(
+                    f"rank {rank.trace.rank} runs the {kind} of microbatch {microbatch} {often} "
+                    f"times on stage {stage}",
+                    hint=f"a rank with several stages says which: {HOW_TO_MARK}",
+                )
+        passes = Counter((kind, stage) for kind, stage, _ in done)
+        for (kind, stage), taken in passes.items():
+            if taken != count and kind is not InstructionKind.RECOMPUTE:
+                raise DataError(
+                    f"rank {rank.trace.rank} takes {taken} of {count} microbatches through the "
+                    f"{kind} of stage {stage}",
+                    hint="every rank of a job takes the same: trace one whole step of all",
+                )
+
+
+def shared_indices(ranks: Sequence[PlacedRank]) -> list[tuple[int, int, int]]:
+    """Return the data, tensor and sequence index of each rank, by its groups or its pipeline."""
+
+    def index(rank: PlacedRank, what: str) -> int | None:
+        group = rank.trace.groups.get(what, ())
+        return group.index(rank.trace.rank) if rank.trace.rank in group else None
+
+    told = [
+        (data or 0 if "data" in rank.trace.groups else rank.pipeline, tensor or 0, sequence or 0)
+        for rank in ranks
+        for data, tensor, sequence in ([index(rank, name) for name in _SHARED],)
+    ]
+    if len({(rank.stage, *each) for rank, each in zip(ranks, told, strict=True)}) == len(ranks):
+        return told
+    return [(rank.pipeline, 0, 0) for rank in ranks]
