@@ -5,5 +5,7 @@
 * `tables`, `costs`: a job as numbers, and what given clocks come to
 * `sharing`: equal ranks, planned once
 * `hulls`, `relaxation`: the least energy within any time, rows mixed
+* `executed`, of `runs`: a job learned from plans that were executed, by `pass_times`, `stage_power`
+  and `transfers`
 * `planning`: ways of choosing side by side, and the frontier over time
 """

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Sweep
 from underclock.errors import DataError
 from underclock.records.job import Instruction, Job
@@ -87,23 +87,6 @@ class Network:
         sweep, on, lag_s = self._links
         begins = sweep.begins(taken_s, on, lag_s)
         return np.moveaxis(begins, 0, -1), np.moveaxis(begins + taken_s, 0, -1)
-
-    def longest_path(self, duration_s: Floats) -> Bools:
-        """Return which activities are on one longest path. Shape (..., A).
-
-        Args:
-            duration_s: Of each instruction. Shape (..., n).
-        """
-        begins, ends = (np.moveaxis(each, -1, 0) for each in self._run(duration_s))
-        last = ends.argmax(axis=0)
-        on = np.arange(len(ends)).reshape(-1, *[1] * last.ndim) == last
-        for at in self.order[::-1]:
-            left = on[at]
-            for before, lag_s in self.waits[at]:
-                next_on = left & (ends[before] + lag_s >= begins[at])
-                on[before] |= next_on
-                left = left & ~next_on
-        return np.moveaxis(on, 0, -1)
 
     def slack_s(self, duration_s: Floats) -> Floats:
         """Return how much longer each instruction alone could take for nothing. Shape (n,).

@@ -194,7 +194,9 @@ class PipelineTimes:
         Args:
             duration_s: Of instructions. Shape (D, n).
         """
-        path = self.network.longest_path(duration_s)
+        path = np.zeros((len(duration_s), len(self.network.waits)), dtype=bool)
+        for draw, taken_s in zip(path, duration_s, strict=True):
+            draw[self.network.longest_path(taken_s)] = True
         draws, stages = len(path), len(self.loads)
         passed = np.zeros((draws, stages, len(PASSES), self._batch[self._passes[0]].max() + 1))
         on = path[:, self.network.activity].astype(float)
@@ -205,8 +207,8 @@ class PipelineTimes:
             moved[:, b] = path[:, self._boundary == b].sum(axis=1)
         for each in self._loading:
             loaded[:, self._stage[each]] += on[:, each]
-        taken_s = (self.network.taken_s(duration_s) * path).sum(axis=1)
-        return LongestPath(taken_s=taken_s, passed=passed, moved=moved, loaded=loaded)
+        total_s = (self.network.taken_s(duration_s) * path).sum(axis=1)
+        return LongestPath(taken_s=total_s, passed=passed, moved=moved, loaded=loaded)
 
 
 def waited_loads(loads_s: Floats, waited_for: float) -> Floats:

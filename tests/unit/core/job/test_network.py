@@ -93,12 +93,3 @@ def test_what_waits_for_a_circle_is_in_none() -> None:
     )
     with pytest.raises(DataError, match=r"of rank [12] is in it"):
         network_of(job)
-
-
-def test_the_longest_path_is_as_long_as_the_iteration() -> None:
-    net, taken_s = network(small_job("1f1b", 3, 4, transfer_s=(0.01, 0.3)))
-    draws = taken_s * np.random.default_rng(3).uniform(0.5, 2.0, (20, len(taken_s)))
-    path = net.longest_path(draws)
-    summed = (net.taken_s(draws) * path).sum(axis=-1)
-    assert summed == pytest.approx(net.iteration_s(draws))
-    assert (net.longest_path(draws[0]) == path[0]).all()
