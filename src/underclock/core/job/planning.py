@@ -24,8 +24,8 @@ from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
 _ROUNDING = 1e-9  # of a time
-_DEVIATIONS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # of what is off, for which room is left
-_AIMS = 3  # of each
+_DEVIATIONS = (0.0, 0.7, 1.4, 2.1, 2.8)  # of what is off, for which room is left
+_AIMS = 2  # of each
 _CLOSER = 1e-6  # of a time
 
 

@@ -121,13 +121,14 @@ class Ways:
         Args:
             rows: That may be used. Shape (P, R).
             times_s: Of the iteration.
-            mean_s: What waiting draws is taken from the plan for this time.
+            mean_s: What waiting draws is taken from the plan for a time near this one.
         """
         bounding = Relaxation.of(self.table, rows, self._least_w(rows))
-        bounds = bounding.solved([*times_s, mean_s])
+        bounds = bounding.solved(times_s)
         program, answers = bounding, bounds
-        if bounds[-1] is not None:
-            mean_w = self._mean_w(bounds[-1].choice, bounding.wait_w)
+        usual = bounds[int(np.argmin(np.abs(np.array(times_s) - mean_s)))]
+        if usual is not None:
+            mean_w = self._mean_w(usual.choice, bounding.wait_w)
             if (mean_w > bounding.wait_w).any():
                 program = Relaxation.of(self.table, rows, mean_w)
                 answers = program.solved(times_s)
@@ -135,7 +136,7 @@ class Ways:
             program=program, rows=rows, latency_s=self.latency_s, dwell_s=self.dwell_s
         )
         found: list[Found | None] = []
-        for time_s, bound, answer in zip(times_s, bounds, answers, strict=False):
+        for time_s, bound, answer in zip(times_s, bounds, answers, strict=True):
             choice = None if answer is None else self._real(rounding, answer, time_s)
             bound_j = None if bound is None else bound.bound_j
             found.append(None if choice is None else Found(choice=choice, bound_j=bound_j))
