@@ -18,10 +18,9 @@ from scipy.optimize import linprog
 from underclock.arrays import Floats, Ints
 from underclock.core.job.tables import Choice, JobTable
 
-_MOST_CUTS = 300
-_ENOUGH = 1e-7  # of a time: a path longer by less is short enough
+_ENOUGH = 1e-9  # of a time: a path longer by less is short enough
+_LOOSE = 1e-6  # the same of mixtures, more than what the program may be off by
 _GAP = 1e-9  # of what groups cost: a move that gains less is none
-_MOST_MOVES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +98,16 @@ class Groups:
         cost_j = self._costs_j(budget_s)[self._columns]
         cuts: list[Floats] = []
         mixed = self._mixed(cost_j, budget_s, cuts)
-        if mixed is None:
+        start = None if mixed is None else self._faster(mixed)
+        most_s = budget_s * (1.0 + _ENOUGH)
+        if start is None or self._longest(self._only(start))[0] > most_s:
             return None
-        start = self._faster(mixed)
-        if self._longest(self._only(start))[0] > budget_s * (1.0 + _ENOUGH):
-            return None
-        for _ in range(_MOST_CUTS):
-            at = self._exchanged(start, cost_j, np.array(cuts), budget_s)
+        while True:
+            at = self._exchanged(start, cost_j, np.array(cuts), most_s)
             longest_s, cut = self._longest(self._only(at))
-            if longest_s <= budget_s * (1.0 + _ENOUGH):
+            if longest_s <= most_s * (1.0 + _ENOUGH):
                 return self._choice(at)
             cuts.append(cut)
-        return self._choice(start)
 
     def _mixed(self, cost_j: Floats, budget_s: float, cuts: list[Floats]) -> Floats | None:
         """Return how much of each variable is best if clocks may be mixed; paths go to ``cuts``."""
@@ -120,10 +117,10 @@ class Groups:
         one[group, np.arange(len(group))] = 1.0
         total_w, least = float(self.wait_w @ self.table.rank_weight), 0.0
         scale_j = float(np.abs(cost_j).max())
-        for _ in range(_MOST_CUTS):
+        while True:
             longest_s, cut = self._longest(picked)
-            if longest_s <= least * budget_s * (1.0 + _ENOUGH):
-                break
+            if longest_s <= (least + _LOOSE) * budget_s:
+                return picked
             cuts.append(cut)
             paths = np.array(cuts) / budget_s
             answer = linprog(
@@ -138,7 +135,6 @@ class Groups:
             if answer.x is None:
                 return None
             picked, least = answer.x[:-1], float(answer.x[-1])
-        return picked
 
     def _only(self, at: Ints) -> Floats:
         """Return variables of which these are 1 and all others 0."""
@@ -163,26 +159,25 @@ class Groups:
             faster.append(own[best])
         return np.array(faster)
 
-    def _exchanged(self, at: Ints, cost_j: Floats, cuts: Floats, budget_s: float) -> Ints:
+    def _exchanged(self, at: Ints, cost_j: Floats, cuts: Floats, most_s: float) -> Ints:
         """Return variables made better by changing one or two groups, as long as that helps.
 
         Args:
             at: The variable of each group; within the budget. Shape (G,).
             cost_j: Of each variable.
             cuts: Paths: what each variable adds, and the rest.
-            budget_s: For all of them.
+            most_s: For all of them.
         """
         group = self._columns[0]
-        total_w, budget_s = float(self.wait_w @ self.table.rank_weight), budget_s * (1.0 + _ENOUGH)
-        at = at.copy()
-        for _ in range(_MOST_MOVES):
+        total_w, at = float(self.wait_w @ self.table.rank_weight), at.copy()
+        while True:
             path_s = cuts[:, -1] + cuts[:, at].sum(axis=1)
             more_s, more_j = cuts[:, :-1] - cuts[:, at[group]], cost_j - cost_j[at[group]]
             now_j = total_w * path_s.max()
 
             def gains_j(path_s: Floats, more_s: Floats = more_s, more_j: Floats = more_j) -> Floats:
                 longest_s = (path_s[:, None] + more_s).max(axis=0)
-                return np.where(longest_s <= budget_s, more_j + total_w * longest_s, np.inf)
+                return np.where(longest_s <= most_s, more_j + total_w * longest_s, np.inf)
 
             single_j = gains_j(path_s) - now_j
             best = int(single_j.argmin())
@@ -196,7 +191,6 @@ class Groups:
                 if pair_j[*moves] >= -_GAP * abs(cost_j[at]).sum():
                     return at
             at[group[moves]] = moves
-        return at
 
     def _longest(self, picked: Floats) -> tuple[float, Floats]:
         """Return how long the longest path is, and it as what each variable adds, and the rest."""

@@ -160,8 +160,9 @@ class _Planner:
             if name is Strategy.BEST_FIXED:
                 candidates += ways.fixed()
             else:
-                each = least if name in free else ways.grouped(name, aim_s)
-                candidates += [each.choice] if each else []
+                each = least.choice if least else None
+                each = each if name in free else ways.grouped(name, aim_s)
+                candidates += [each] if each else []
                 candidates += [each.choice for each in points if name is finest]
             best = self.best(candidates)
             if best is None:

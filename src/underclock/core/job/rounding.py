@@ -93,13 +93,9 @@ class Rounding:
     def _worths_w(self, relaxed: Relaxed) -> Floats:
         """Return what a second of each instruction is worth: the slope of its hull. Shape (n,)."""
         worth_w = np.zeros(len(self.table.pair))
-        for p, (on, curve) in enumerate(
-            zip(self.program.hulls, self.program.problem.curves, strict=False)
-        ):
+        for p, curve in enumerate(self.program.problem.curves[:-1]):
             own = np.flatnonzero(self.table.pair == p)
-            slope_w = np.concatenate([curve.slope_w[:1] * 2.0, curve.slope_w, [0.0]])
-            if len(on) == 1:
-                continue
+            slope_w = np.concatenate([curve.slope_w[:1] * 2.0, curve.slope_w, [0.0, 0.0]])
             duration_s = relaxed.duration_s[own]
             low = np.searchsorted(curve.time_s, duration_s * (1.0 - 1e-9), "left")
             high = np.searchsorted(curve.time_s, duration_s * (1.0 + 1e-9), "right")
@@ -108,14 +104,8 @@ class Rounding:
 
     def _picked(self, own: Ints, duration_s: Floats, worth_w: Floats) -> Ints:
         """Return the rows of a rank's instructions, by a shortest path through them."""
-        before: Ints | None = None
-        row = np.zeros(0, dtype=np.int64)
-        for _ in range(2):  # the second time the clock before the first is known
-            row = self._path(own, duration_s, worth_w, before)
-            if before is not None and (row[-1:] == before).all():
-                break
-            before = row[-1:]
-        return row
+        row = self._path(own, duration_s, worth_w, None)
+        return self._path(own, duration_s, worth_w, row[-1:])  # the first follows the last
 
     def _path(self, own: Ints, duration_s: Floats, worth_w: Floats, before: Ints | None) -> Ints:
         """Return the rows of a shortest path, from a clock before the first if one is given."""
@@ -154,35 +144,23 @@ class Rounding:
         """Return a choice of rows made better within a time, one instruction after another.
 
         Args:
-            choice: Of rows; one that is too slow comes back as it is.
+            choice: Of rows, within the time.
             budget_s: For the iteration.
             near: Only its rows are tried at first: the earliest would take what room others need.
         """
-        network, careful = self.table.network, False
+        network = self.table.network
         for _ in range(_SWEEPS):
             time_s = taken(self.table, choice, self.latency_s).time_s
-            if network.iteration_s(time_s) > budget_s:
+            better, gained = self._swept(choice, time_s, budget_s, near)
+            better_s = taken(self.table, better, self.latency_s).time_s
+            # A change that came later may be in the way of who was given room before.
+            if network.iteration_s(better_s) > budget_s or not (gained or near):
                 return choice
-            better, gained = self._swept(choice, time_s, budget_s, near=near, careful=careful)
-            if network.iteration_s(taken(self.table, better, self.latency_s).time_s) <= budget_s:
-                choice = better
-                if not gained and near is None:
-                    return choice
-                near = None if not gained else near
-            elif careful:
-                return choice
-            else:
-                careful = True
+            choice, near = better, near if gained else None
         return choice
 
     def _swept(
-        self,
-        choice: Choice,
-        time_s: Floats,
-        budget_s: float,
-        *,
-        near: Choice | None,
-        careful: bool,
+        self, choice: Choice, time_s: Floats, budget_s: float, near: Choice | None
     ) -> tuple[Choice, bool]:
         """Give every instruction the best row that it has room for.
 
@@ -191,7 +169,6 @@ class Rounding:
             time_s: What instructions take by it. Shape (n,).
             budget_s: For the iteration.
             near: Rows that may be tried; ``None`` for all.
-            careful: Whether none may make the next one's change later.
 
         Returns:
             The choice, and whether it is better.
@@ -221,8 +198,6 @@ class Rounding:
                 wait_w = self.program.wait_w[network.rank[i]]
                 cost_j -= wait_w * (now_s + next_s)
                 may = begin_s + now_s + np.maximum(next_s, 0.0) <= due_s[a]
-                if careful:
-                    may &= next_s <= 0.0
                 if near is not None:
                     may &= (rows == near.row[i]) | (rows == near.then[i])
                 may[rows == row[i]] = True

@@ -23,7 +23,6 @@ from underclock.arrays import Floats, Ints
 from underclock.core.job.tables import Choice, JobTable, Taken, taken, total
 from underclock.records.choices import Arm, Cost, Status, Strategy
 
-_SEED = 28
 _DRAWS, _FEWEST = 400, 200
 _CELLS = 4_000_000  # instructions times draws
 _ROUNDING = 1e-9  # of a time
@@ -43,6 +42,7 @@ class Scatter:
         auto: What runs where nothing is set.
         board_spread: Standard deviation of boards' speed, as a fraction.
         latency_s: How late changes of clocks come.
+        seed: Of the draws.
     """
 
     table: JobTable
@@ -50,6 +50,7 @@ class Scatter:
     auto: Choice
     board_spread: float
     latency_s: float
+    seed: int = 28
     _known: dict[Choice, tuple[Floats, Floats]] = field(default_factory=dict)
 
     @cached_property
@@ -60,7 +61,7 @@ class Scatter:
     @cached_property
     def _draws(self) -> tuple[Floats, Floats, Floats]:
         """Factor of each rank, (D, ranks); deviations of each row, (D, profiles, R)."""
-        table, rng = self.table, np.random.default_rng(_SEED)
+        table, rng = self.table, np.random.default_rng(self.seed)
         count = max(_FEWEST, min(_DRAWS, _CELLS // len(table.pair)))
         normal = rng.standard_normal((count, len(table.rank_weight)))
         shape = 2, count, int(self._profile.max()) + 1, table.time_s.shape[1]

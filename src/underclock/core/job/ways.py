@@ -69,7 +69,7 @@ class Ways:
                 choices.append(Choice.rows(np.where(table.pair >= 0, row[table.pair], 0)))
         return sorted(choices, key=lambda choice: self.cost(choice)[1])
 
-    def grouped(self, name: Strategy, budget_s: float) -> Found | None:
+    def grouped(self, name: Strategy, budget_s: float) -> Choice | None:
         """Return one clock a rank, or one a rank and kind; ``None`` where none is fast enough.
 
         Kinds whose instructions are too short to change clocks for have their rank's.
@@ -94,16 +94,14 @@ class Ways:
             for key, mine in zip(keys, ours.tolist(), strict=True)
         ]
         groups = Groups(table=table, of=np.array(of), wait_w=self._least_w(None))
-        aim_s = budget_s
+        aim_s, found = budget_s, groups.chosen(budget_s)
         for _ in range(_TRIES):
+            over = 0.0 if found is None else self.cost(found)[0] / budget_s - 1.0
+            if over <= _ROUNDING:
+                break
+            aim_s *= 1.0 - over - _CLOSER
             found = groups.chosen(aim_s)
-            if found is None:
-                return None
-            late_s = self.cost(found)[0] / budget_s - 1.0
-            if late_s <= _ROUNDING:
-                return Found(choice=found, bound_j=None)
-            aim_s *= 1.0 - late_s - _CLOSER
-        return None
+        return found
 
     def _least_w(self, rows: Bools | None) -> Floats:
         """Return the least that each rank may draw waiting. Shape (ranks,)."""
@@ -159,22 +157,17 @@ class Ways:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
         if not self.latency_s and not self.dwell_s:
             return relaxed.choice
-        aim_s, answer = time_s, relaxed
+        aim_s, answer, most_s = time_s, relaxed, time_s * (1.0 + _ROUNDING)
         for _ in range(_TRIES):
             choice = self._in_parts(answer.choice) if self._long else rounding.rounded(answer)
-            took_s = self.table.network.iteration_s(
-                taken(self.table, choice, self.latency_s).time_s
-            )
-            if took_s <= time_s * (1.0 + _ROUNDING):
-                if self._long:
-                    return choice
-                near = relaxed.choice
-                return rounding.improved(choice, time_s * (1.0 + _ROUNDING), near)
-            aim_s *= time_s / float(took_s) - _CLOSER
+            took_s = self.cost(choice)[0]
+            if took_s <= most_s and self._long:
+                return choice
+            if took_s <= most_s:
+                return rounding.improved(choice, most_s, relaxed.choice)
+            aim_s *= time_s / took_s - _CLOSER
             [lower] = rounding.program.solved([aim_s])
-            if lower is None:
-                return None
-            answer = lower
+            answer = answer if lower is None else lower
         return None
 
     @cached_property

@@ -1,111 +1,370 @@
 """The plan of a job, against trying everything."""
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import msgspec
+import numpy as np
 import pytest
 
+from small_jobs import GPU, fixed, job_of_ranks, profile, profiles, small_job
 from underclock.core.job.costs import auto_clocks, instruction_costs, job_cost
+from underclock.core.job.hulls import hull
+from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
-from underclock.core.job.schedules import Shape, pipeline
-from underclock.errors import DataError
-from underclock.records import Evidence, GpuInfo, Strategy
-from underclock.records.job import Held, Job, JobPlan, Profile, ProfileRow, Waiting
+from underclock.core.job.scatter import Scatter
+from underclock.core.job.stragglers import at_time, movable_w
+from underclock.core.job.tables import Choice, table_of
+from underclock.errors import DataError, UsageError
+from underclock.records import Segment, Strategy
+from underclock.records.choices import Cost, Status
+from underclock.records.job import (
+    Held,
+    Instruction,
+    InstructionKind,
+    Job,
+    JobPlan,
+    Profile,
+    ProfileRow,
+    Rank,
+    Waiting,
+)
 
-WAITING = (Waiting(power_w=60.0),)
+GROUPS = {
+    "best_fixed": (0,) * 8,
+    "rank": (0,) * 4 + (1,) * 4,
+    "direction": (0, 0, 1, 1, 2, 3, 2, 3),
+}
+"""Which instructions of two stages and microbatches share a clock."""
 
 
-def profile(time_s: float, energy_j: float) -> Profile:
-    """Three clocks: slower ones save ever less."""
-    rows = ((1000, 1.5, 0.7), (1200, 1.2, 0.78), (1400, 1.0, 1.0))
-    return Profile(
-        rows=tuple(
-            ProfileRow(core_mhz=mhz, time_s=time_s * slower, energy_j=energy_j * less)
-            for mhz, slower, less in rows
-        ),
-        auto=2,
+def uneven(microbatches: int = 2, *, data: int = 1) -> Job:
+    """Two stages of which the second takes longer by a third."""
+    given = {
+        f"stage {stage} {kind}": profile(time_s * (1.0 + stage / 3.0))
+        for stage in range(2)
+        for kind, time_s in (("forward", 0.1), ("backward", 0.2))
+    }
+    return small_job(microbatches=microbatches, given=given, data=data)
+
+
+def clocks_of(job: Job, rows: Sequence[int]) -> tuple[tuple[Held, ...], ...]:
+    """Rows of every instruction, rank by rank."""
+    each = iter(rows)
+    return tuple(tuple(Held(next(each)) for _ in rank.instructions) for rank in job.ranks)
+
+
+def least_of(costs: Sequence[Cost], budget: float) -> float:
+    """Least change of energy within a budget."""
+    return min(each.energy_change for each in costs if each.time_change <= budget + 1e-9)
+
+
+def with_rows(job: Job, **changes: float) -> Job:
+    """A job whose every row is changed."""
+    return msgspec.structs.replace(
+        job,
+        profiles={
+            name: msgspec.structs.replace(
+                each,
+                rows=tuple(
+                    msgspec.structs.replace(row, **{k: v * row.time_s for k, v in changes.items()})
+                    for row in each.rows
+                ),
+            )
+            for name, each in job.profiles.items()
+        },
     )
 
 
-def small(
-    stages: int = 2, microbatches: int = 2, waiting: tuple[Waiting, ...] = WAITING, *, data: int = 1
-) -> Job:
-    """A pipeline whose first stage is the slower one."""
-    profiles = {}
-    for stage in range(stages):
-        profiles[f"stage {stage} forward"] = profile(0.10 - 0.03 * stage, 30.0 - 9.0 * stage)
-        profiles[f"stage {stage} backward"] = profile(0.20 - 0.06 * stage, 60.0 - 18.0 * stage)
-    return pipeline(
-        "1f1b",
-        Shape(stages=stages, microbatches=microbatches, data=data),
-        profiles,
-        waiting=dict.fromkeys(range(stages), waiting),
-        gpu=GpuInfo(name="made up"),
-        workload="made up",
-        evidence=Evidence.SIMULATED,
-    )
-
-
-def changes(plan: JobPlan) -> list[float]:
+def changes_j(plan: JobPlan) -> list[float]:
     """What each arm changes of the energy."""
     return [arm.energy_change for arm in plan.arms if arm.energy_change is not None]
 
 
-@pytest.mark.slow
-def test_no_choice_of_rows_takes_less_than_a_plan() -> None:
-    job = small()
+@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("name", GROUPS)
+def test_clocks_that_are_shared_are_the_best_of_all(name: str, budget: float) -> None:
+    job = uneven()
+    groups = GROUPS[name]
     costs = [
-        job_cost(job, (tuple(map(Held, rows[:4])), tuple(map(Held, rows[4:]))))
-        for rows in product(range(3), repeat=8)
+        job_cost(job, clocks_of(job, [rows[group] for group in groups]))
+        for rows in product(range(3), repeat=max(groups) + 1)
     ]
-    for budget in (0.0, 0.02, 0.1):
-        plan = plan_job(job, JobGoal(max_slowdown=budget))
-        kept = [each.energy_change for each in costs if each.time_change <= budget + 1e-9]
+    arm = plan_job(job, JobGoal(max_slowdown=budget, points=2)).arm(name)
 
-        assert plan.arm("instruction").gap == pytest.approx(0.0, abs=1e-6)
-        assert plan.promise.energy_change <= min(kept) + 1e-9
+    assert arm.energy_change == pytest.approx(least_of(costs, budget))
+    assert arm.time_change is not None
+    assert arm.time_change <= budget + 1e-9
+
+
+def test_no_rows_take_less_than_a_plan() -> None:
+    job = uneven()
+    table = table_of(job, network_of(job))
+    rows = np.array(list(product(range(3), repeat=8)))
+    time_s, energy_j = (each[table.pair, rows] for each in (table.time_s, table.energy_j))
+    ends_s = table.network.iteration_s(time_s)
+    total_j = energy_j.sum(axis=1) + 50.0 * (2.0 * ends_s - time_s.sum(axis=1))
+    for budget in (0.0, 0.02, 0.1, 0.2):
+        plan = plan_job(job, JobGoal(max_slowdown=budget, points=2))
+        kept = ends_s <= ends_s[-1] * (1.0 + budget + 1e-9)
+
+        assert plan.arm("instruction").status is Status.OPTIMAL
+        assert plan.promise.energy_change <= total_j[kept].min() / total_j[-1] - 1.0 + 1e-9
         assert plan.promise.time_change <= budget + 1e-9
 
 
-def test_what_is_promised_is_what_the_clocks_cost_and_more_freedom_is_never_worse() -> None:
-    plan = plan_job(small(data=2), JobGoal(max_slowdown="1%"))  # type: ignore[arg-type]
+@pytest.mark.parametrize("latency_s", [0.001, 0.02])
+def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None:
+    job = uneven(1)
+    costs = [job_cost(job, clocks_of(job, rows), latency_s) for rows in product(range(3), repeat=4)]
+    for budget in (0.0, 0.05, 0.2):
+        goal = JobGoal(max_slowdown=budget, latency_s=latency_s, points=2)
+        arm, least = plan_job(job, goal).arm("instruction"), least_of(costs, budget)
 
-    assert job_cost(plan.job, plan.clocks).energy_j == pytest.approx(plan.promise.energy_j)
-    assert all(a >= b for a, b in pairwise(changes(plan)))
+        assert arm.gap is not None
+        assert arm.energy_change is not None
+        assert (1.0 + arm.energy_change) * (1.0 - arm.gap) <= 1.0 + least + 1e-9
+        assert arm.energy_change <= least + 0.002
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        JobGoal(max_slowdown=0.01),
+        JobGoal(max_slowdown=0.03, latency_s=0.006),
+        JobGoal(max_slowdown=0.03, min_dwell_s=0.15),
+        JobGoal(max_slowdown=0.03, latency_s=10.0),
+        JobGoal(max_slowdown=0.03, board_spread=0.01),
+    ],
+)
+def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
+    goal: JobGoal,
+) -> None:
+    plan = plan_job(uneven(3, data=2), goal)
+    cost = job_cost(plan.job, plan.clocks, plan.latency_s)
+
+    assert all(a >= b - 1e-12 for a, b in pairwise(changes_j(plan)))
     assert plan.chosen is Strategy.INSTRUCTION
     assert any(point.clocks == plan.clocks for point in plan.frontier)
+    times_s = [point.cost.time_s for point in plan.frontier]
+    energies_j = [point.cost.energy_j for point in plan.frontier if point.clocks != plan.clocks]
+    assert times_s == sorted(times_s)
+    assert energies_j == sorted(energies_j, reverse=True)
+    if not goal.board_spread:
+        assert cost.energy_j == pytest.approx(plan.promise.energy_j)
+        assert cost.time_s == pytest.approx(plan.promise.time_s)
+
+
+def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
+    job = uneven(4)
+    short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15))
+    none = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=5.0))
+
+    for rank, held in zip(job.ranks, short.clocks, strict=True):
+        for before, after, each in zip(held, held[1:], rank.instructions[1:], strict=False):
+            assert each.kind != "forward" or after == before
+    assert all(len(set(held)) == 1 for held in none.clocks)
+
+
+def test_more_time_and_less_latency_are_never_worse() -> None:
+    job = uneven(4)
+    budgets = [
+        plan_job(job, JobGoal(max_slowdown=each, points=2)).promise.energy_j
+        for each in (0.0, 0.01, 0.02, 0.05, 0.3)
+    ]
+    latencies = [
+        plan_job(job, JobGoal(max_slowdown=0.05, latency_s=each, points=4)).promise.energy_j
+        for each in (0.0, 0.006, 0.3)
+    ]
+
+    assert budgets == sorted(budgets, reverse=True)
+    assert latencies == sorted(latencies)
+
+
+def test_more_rows_are_never_worse() -> None:
+    few = {name: profile(each.rows[-1].time_s) for name, each in profiles(2).items()}
+    more = {
+        name: profile(each.rows[-1].time_s, clocks=(1000, 1100, 1200, 1300, 1400))
+        for name, each in profiles(2).items()
+    }
+    plans = [plan_job(small_job(given=each), JobGoal(max_slowdown=0.02)) for each in (few, more)]
+
+    assert plans[1].promise.energy_j <= plans[0].promise.energy_j + 1e-9
 
 
 def test_equal_replicas_take_as_many_times_the_energy_in_the_same_time() -> None:
-    one, two = (plan_job(small(data=data), JobGoal(max_slowdown=0.02)) for data in (1, 2))
+    one, two = (plan_job(uneven(data=data), JobGoal(max_slowdown=0.02)) for data in (1, 2))
 
     assert two.promise.energy_j == pytest.approx(2.0 * one.promise.energy_j)
     assert two.promise.time_s == pytest.approx(one.promise.time_s)
     assert two.clocks[:2] == two.clocks[2:] == one.clocks
 
 
-def test_energy_of_instructions_and_of_waiting_is_all_of_it() -> None:
-    job = small()
-    clocks = auto_clocks(job)
-    time_s, energy_j = instruction_costs(job, clocks)
-    cost = job_cost(job, clocks)
-    waited_s = 2 * cost.time_s - time_s.sum()
+def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
+    job = uneven()
+    inside = tuple(Segment(launches=1, core_mhz=mhz, mem_mhz=None) for mhz in (1400, 1000))
+    made = {
+        name: msgspec.structs.replace(
+            each,
+            rows=(
+                *each.rows,
+                ProfileRow(
+                    time_s=each.rows[-1].time_s,
+                    energy_j=0.8 * (each.rows[-1].energy_j or 0.0),
+                    inside=inside,
+                ),
+            ),
+        )
+        for name, each in job.profiles.items()
+    }
+    plan = plan_job(msgspec.structs.replace(job, profiles=made), JobGoal())
+    kernel, instruction = (
+        plan.arm(name).energy_change or 0.0 for name in ("kernel", "instruction")
+    )
 
-    assert cost.energy_j == pytest.approx(energy_j.sum() + 60.0 * waited_s)
-    assert cost.energy_change == 0.0
+    assert plan.chosen is Strategy.KERNEL
+    assert kernel < instruction - 0.05
+    assert any(held is not None and 3 in {held.row, held.then} for held in plan.clocks[1])
+
+
+@pytest.mark.parametrize(("spread", "budget"), [(0.0, 0.02), (0.03, 0.0), (0.03, 0.05)])
+def test_a_budget_holds_in_draws_that_were_not_planned_with(spread: float, budget: float) -> None:
+    job = with_rows(uneven(4), time_error_s=0.002, energy_error_j=1.0)
+    plan = plan_job(job, JobGoal(max_slowdown=budget, board_spread=spread, points=2))
+    table = table_of(job, network_of(job))
+    again = Scatter(
+        table=table,
+        stands=np.arange(len(table.pair)),
+        auto=Choice.held(auto_clocks(job)),
+        board_spread=spread,
+        latency_s=0.0,
+        seed=29,
+    )
+    arm = plan.arm("instruction")
+
+    ours_s, auto_s = (again.drawn(Choice.held(each))[0] for each in (plan.clocks, auto_clocks(job)))
+    assert (ours_s <= auto_s * (1.0 + budget + 1e-9)).mean() >= 0.95
+    assert changes_j(plan)[-1] < -0.01
+    assert arm.time_interval is not None
+    assert arm.energy_interval is not None
+    assert arm.time_interval[1] <= budget + 0.01
 
 
 def test_a_budget_that_no_clocks_meet_leaves_auto() -> None:
-    plan = plan_job(small(), JobGoal(max_slowdown=-0.05))
+    plan = plan_job(small_job(), JobGoal(max_slowdown=-0.05))
 
     assert plan.chosen is Strategy.AUTO
-    assert plan.arm("instruction").cost is None
+    assert plan.arm("instruction").status is Status.INFEASIBLE
+    assert plan.clocks == auto_clocks(plan.job)
     assert "the least is +0.00 %" in plan.warnings[-1]
 
 
-def test_a_job_of_times_only_is_refused() -> None:
-    job = small()
+def test_a_job_without_energy_or_profiles_is_refused() -> None:
+    job = small_job()
     rows = tuple(ProfileRow(core_mhz=1000 + at, time_s=1.0, energy_j=None) for at in range(2))
     times = {**job.profiles, "stage 1 forward": Profile(rows=rows, auto=1)}
+
     with pytest.raises(DataError, match="not what it takes of energy"):
         plan_job(msgspec.structs.replace(job, profiles=times), JobGoal())
+    with pytest.raises(DataError, match="no clocks can be chosen"):
+        plan_job(job_of_ranks((fixed(1.0),)), JobGoal())
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [{"max_slowdown": 1.0}, {"latency_s": -1.0}, {"confidence": 1.0}, {"points": 1}],
+)
+def test_goals_that_mean_nothing_are_refused(goal: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="must be from"):
+        JobGoal(**goal)  # type: ignore[arg-type]
+
+
+def test_a_straggler_has_a_stored_plan_and_the_others_power() -> None:
+    plan = plan_job(uneven(), JobGoal())
+    slow = at_time(plan, 1.1 * plan.promise.time_s)
+    settable = msgspec.structs.replace(GPU, power_limit_w=300.0, power_range_w=(100.0, 310.0))
+    given = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, gpu=settable))
+
+    assert slow.cost.time_s <= 1.1 * plan.promise.time_s
+    assert slow.cost.energy_j < plan.promise.energy_j
+    assert at_time(plan, 0.0) == plan.frontier[0]
+    assert movable_w(plan, slow, 1, {0, 1}) == 0.0
+    assert movable_w(given, slow, 1, {0, 1}) == 10.0
+    assert movable_w(given, slow, 1, {1}) == 0.0
+    with pytest.raises(UsageError, match="no plans for other times"):
+        at_time(msgspec.structs.replace(plan, frontier=()), 1.0)
+
+
+def test_waiting_is_counted_at_the_clock_that_is_held() -> None:
+    job = uneven()
+    waiting = (Waiting(core_mhz=1000, power_w=20.0), Waiting(power_w=90.0))
+    ranks = tuple(msgspec.structs.replace(rank, waiting=waiting) for rank in job.ranks)
+    plan = plan_job(msgspec.structs.replace(job, ranks=ranks), JobGoal(max_slowdown=0.05))
+    cost = job_cost(plan.job, plan.clocks)
+
+    assert cost.energy_j == pytest.approx(plan.promise.energy_j)
+    assert all(a >= b - 1e-12 for a, b in pairwise(changes_j(plan)))
+
+
+def test_rows_that_a_lower_clock_beats_are_left_out_and_said() -> None:
+    def worse(each: Profile) -> Profile:
+        top = each.rows[-1]
+        same = ProfileRow(core_mhz=1500, time_s=top.time_s, energy_j=1.1 * (top.energy_j or 0.0))
+        slower = msgspec.structs.replace(same, core_mhz=1600, time_s=1.2 * top.time_s)
+        return msgspec.structs.replace(each, rows=(*each.rows, same, slower))
+
+    job = uneven()
+    made = {name: worse(each) for name, each in job.profiles.items()}
+    plan = plan_job(msgspec.structs.replace(job, profiles=made), JobGoal(max_slowdown=0.05))
+
+    assert plan.promise == plan_job(job, JobGoal(max_slowdown=0.05)).promise
+    assert len(plan.warnings) == 1
+    assert plan.warnings[0].startswith("2 of 5 rows left out of stage 0 forward, stage 0 backward")
+
+
+def test_a_hull_has_the_corners_that_are_cheaper_the_slower() -> None:
+    time_s = np.array([1.0, 1.0 + 1e-12, 1.5, 2.0, 3.0, np.inf])
+    cost_j = np.array([5.0, 4.9, 4.5, 3.0, 3.5, 0.0])
+
+    assert hull(time_s, cost_j).tolist() == [0, 3]
+
+
+def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None:
+    job = uneven()
+    first, second = job.ranks
+    aside = Instruction(kind=InstructionKind.COLLECTIVE, time_s=0.2, power_w=150.0, stream=1)
+    beside = Instruction(kind=InstructionKind.OTHER, profile="stage 0 forward", stream=1)
+    busy = msgspec.structs.replace(
+        first, instructions=(first.instructions[0], aside, *first.instructions[1:], beside)
+    )
+    idle = Rank(stage=2, waiting=first.waiting, instructions=(fixed(0.1), fixed(0.1, power_w=80.0)))
+    copies = Rank(stage=3, waiting=first.waiting, instructions=(aside,))
+    lone = Rank(stage=4, waiting=first.waiting, instructions=(second.instructions[0],))
+    lone = msgspec.structs.replace(
+        lone, instructions=(Instruction(kind=InstructionKind.OTHER, profile="stage 0 forward"),)
+    )
+    moved = tuple(
+        msgspec.structs.replace(
+            wait,
+            instruction=wait.instruction + (wait.rank == 0 < wait.instruction),
+            on_instruction=wait.on_instruction + (wait.on_rank == 0 < wait.on_instruction),
+        )
+        for wait in job.waits
+    )
+    made = msgspec.structs.replace(
+        job, ranks=(busy, second, idle, copies, lone), waits=moved, warnings=("as given",)
+    )
+    plan = plan_job(made, JobGoal(max_slowdown=0.1))
+    late = plan_job(made, JobGoal(max_slowdown=0.1, latency_s=0.001))
+    time_s, energy_j = instruction_costs(made, plan.clocks)
+    end_s = plan.promise.time_s
+    stream = np.array([each.stream for rank in made.ranks for each in rank.instructions])
+    waited_s = 5 * end_s - time_s[stream == 0].sum()
+
+    assert plan.promise.energy_j == pytest.approx(energy_j.sum() + 50.0 * waited_s)
+    assert energy_j[1] == pytest.approx(0.2 * 100.0)
+    assert plan.clocks[0][-1] in {Held(row) for row in range(3)}
+    assert plan.clocks[2] == (None, None)
+    assert plan.clocks[4] == late.clocks[4] == (Held(0),)
+    assert plan.warnings == ("as given",)
+    assert late.promise.energy_j >= plan.promise.energy_j
