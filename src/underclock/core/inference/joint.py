@@ -65,9 +65,11 @@ class JointCosts:
             (each.energy_j, self.energy, self.wider[1]),
         ):
             of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
-            own = np.einsum("kc,kcp->kp", of, errors.own)
-            shared = np.einsum("kc,kcs->s", of, errors.shared)
-            rest = float((of**2 * errors.rest).sum())
+            at = np.nonzero(of)
+            weights, own = of[at], np.zeros_like(errors.own[:, 0])
+            np.add.at(own, at[0], weights[:, None] * errors.own[at])
+            shared = weights @ errors.shared[at]
+            rest = float(weights**2 @ errors.rest[at])
             spreads.append(wider * math.sqrt(float((own**2).sum() + shared @ shared) + rest))
         return spreads[0], spreads[1]
 

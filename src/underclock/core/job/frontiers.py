@@ -43,8 +43,10 @@ _KINDS = {
     Pass.BACKWARD: InstructionKind.BACKWARD,
     Pass.OPTIMIZER: InstructionKind.OPTIMIZER,
 }
-_POINTS = 16  # prices of time at which clocks inside are sought
+_POINTS = 24  # prices of time at which clocks inside are sought
+_LEAST, _HIGHEST = 1e-2, 4.0  # of auto's power; of what the steepest part of plain rows pays
 _WORTH = 1e-3  # of an instruction's energy: what switching inside it must save
+_ON = 1.0 + 1e-9  # of a hull
 _ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are of several
 
 
@@ -281,41 +283,56 @@ class _Stage:
         """
         problem = sequence_problem(self.table, self.order[self.member == i].tolist(), rules)
         hull_s, hull_j = supported(Problem(time_s=plain_s[None], energy_j=plain_j[None]))
-        slopes_w = -np.diff(hull_j) / np.diff(hull_s)
-        prices_w = [0.0]
-        if len(slopes_w):
-            prices_w += np.quantile(slopes_w, np.linspace(0.0, 1.0, _POINTS - 1)).tolist()
-        rows, seen = [], set()
-        for choice in once_through(problem, prices_w):
-            key = choice.tobytes()
-            if key in seen or (choice == choice[0]).all():
-                continue
-            seen.add(key)
+        most_w = float((-np.diff(hull_j) / np.diff(hull_s)).max(initial=0.0))
+        locked_s = np.where(plain_j > _ON * np.interp(plain_s, hull_s, hull_j), math.inf, plain_s)
+        locked_s[self.table.baseline] = math.inf
+        cheapest = once_through(problem)
+        found: dict[float, tuple[float, float, Ints]] = {}
+
+        def look(price_w: float) -> None:
+            choice = cheapest(price_w)
+            if choice is None:
+                return
             cost = cost_of(problem, choice)
             # The wrap is no change here: what follows is another instruction.
             wrap = choice[-1], choice[0]
             time_s = cost.time_s - float(problem.switch_time_s[wrap])
             energy_j = cost.energy_j - float(problem.switch_energy_j[wrap])
-            time_s, energy_j = self._under_cap(i, choice, time_s, energy_j, plain_s)
+            nearest = int(np.abs(locked_s - time_s).argmin())
+            found[price_w] = (*self._under_cap(i, choice, nearest, time_s, energy_j), choice)
+
+        least_w = _LEAST * self.table.auto_w
+        look(least_w)
+        look(max(least_w, _HIGHEST * most_w))
+        for _ in range(_POINTS - len(found)):
+            # A price between those two whose schedules are furthest apart.
+            prices_w = sorted(found)
+            apart_s = np.abs(np.diff([found[each][0] for each in prices_w]))
+            if not apart_s.any():
+                break
+            at = int(apart_s.argmax())
+            look(math.sqrt(prices_w[at] * prices_w[at + 1]))
+        rows, seen = [], set()
+        for time_s, energy_j, choice in found.values():
             mixed_j = math.inf if time_s < hull_s[0] else float(np.interp(time_s, hull_s, hull_j))
-            if energy_j < (1.0 - _WORTH) * mixed_j:
+            known = choice.tobytes() in seen or bool((choice == choice[0]).all())
+            seen.add(choice.tobytes())
+            if energy_j < (1.0 - _WORTH) * mixed_j and not known:
                 rows.append(self.row(i, choice, time_s, energy_j))
         return rows
 
     def _under_cap(
-        self, i: int, inside: Ints, time_s: float, energy_j: float, plain_s: Floats
+        self, i: int, inside: Ints, beside: int, time_s: float, energy_j: float
     ) -> tuple[float, float]:
         """Return what the cap and heat leave of a schedule inside an instruction.
 
-        The rest of the step is taken to run at the one setting that takes about as long.
+        The rest of the step is taken to run at one setting, ``beside``.
         """
         table = self.table
         if table.power_cap is None:
             return time_s, energy_j
         own = self.member == i
-        locked_s = plain_s.copy()
-        locked_s[table.baseline] = math.inf
-        choice = np.full(len(own), int(np.abs(locked_s - time_s).argmin()))
+        choice = np.full(len(own), beside)
         choice[own] = inside
         settled = settled_step(table, choice)
         each = table.launches

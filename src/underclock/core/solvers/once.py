@@ -8,8 +8,7 @@ nothing dwells, so one shortest path is exact at each price.
 Shape letters: n launches, K kernels, S settings.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,23 +18,25 @@ from underclock.core.solvers.problems import SequenceProblem
 from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
 
 
-def once_through(problem: SequenceProblem, prices_w: Items[float]) -> Iterator[Ints]:
-    """Yield the schedule of least energy and paid time, at each price. Shapes (n,).
+def once_through(problem: SequenceProblem) -> Callable[[float], Ints | None]:
+    """Return what finds the schedule of least energy and paid time, at a price of time.
 
-    Nothing is yielded where no schedule keeps the rules. Budget and number of switches are not
-    looked at; changes at begin and end cost nothing here.
+    Of a price in joules per second it makes a setting for each launch, (n,), and ``None`` where no
+    schedule keeps the rules. Budget and number of switches are not looked at; changes at begin and
+    end cost nothing here.
 
     Args:
         problem: What to keep.
-        prices_w: Of time, in joules per second.
     """
     ring = ring_of(_opened(problem))
-    if ring is None:
-        return
-    for price_w in prices_w:
+
+    def cheapest(price_w: float) -> Ints | None:
+        if ring is None:
+            return None
         least, choice = shortest_path(ring, lagrangian_of(ring, price_w))
-        if np.isfinite(least):
-            yield ring.expanded(choice[:-1])[1:]
+        return ring.expanded(choice[:-1])[1:] if np.isfinite(least) else None
+
+    return cheapest
 
 
 def _opened(problem: SequenceProblem) -> SequenceProblem:
