@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fitted
-from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.records import Clocks
@@ -91,7 +91,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
         temperature_c=np.full(kernels * len(core), _WARM_C),
     )
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
-    truth = predict(parameters, at).log
+    truth = predicted_rows(parameters, at).log
     log_s, log_w = truth + random.normal(0.0, 1.0, truth.shape) * _NOISE
     rows = Rows(
         names=tuple(f"kernel {k}" for k in range(kernels)),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.campaign.turns import switching_of
+from underclock.campaign.turns import switching_model
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Shape, pipeline
 from underclock.gpus.models import GpuModel, gpu_model
@@ -59,7 +59,7 @@ class Laid:
 
     def boards(self, latency_s: float, *, seed: int, spread: float = 0.0) -> tuple[Board, ...]:
         """Draw boards that switch in so long."""
-        model = dataclasses.replace(self.model, switching=switching_of(latencies(latency_s)))
+        model = dataclasses.replace(self.model, switching=switching_model(latencies(latency_s)))
         return boards_of(model, len(self.job.ranks), seed=seed, spread=spread)
 
     def clocks_mhz(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from underclock import measure, trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign, Grid
-from underclock.campaign.turns import course_of, switching_of
+from underclock.campaign.turns import course_of, switching_model
 from underclock.core.planning.goal import Goal
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
@@ -144,7 +144,7 @@ def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int) -> Ran
 
 def switching(gpu: str, latency_s: float) -> GpuModel:
     """Return a GPU whose clocks take a time to change; as it is where they take none."""
-    takes = switching_of(LatencyTable.constant(latency_s)) if latency_s else None
+    takes = switching_model(LatencyTable.constant(latency_s)) if latency_s else None
     return dataclasses.replace(gpu_model(gpu), switching=takes)
 
 

@@ -28,8 +28,8 @@ from underclock.core.prediction.prior import (
     Prior,
     ReferenceKernel,
     checks_of,
+    prior_widening,
     reference_kernels,
-    widening,
 )
 from underclock.core.prediction.savings import at_baseline, baseline_runs, draw_tables, interval
 from underclock.core.solvers import Problem
@@ -254,7 +254,7 @@ def cases(target: Known, every: Sequence[Known]) -> Iterator[Case]:
                 mem_mhz=target.mem_mhz,
                 limit_w=target.fit.limit_w,
             )
-            off = widening(checks_of(prior, runs, step)) * prior.off
+            off = prior_widening(checks_of(prior, runs, step)) * prior.off
             tables = draw_tables(
                 rows,
                 baseline,

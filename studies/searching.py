@@ -22,7 +22,7 @@ from pages import MEASURED, fill, markdown
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.survey import Campaign, Grid
-from underclock.core.planning.choices import cost_of
+from underclock.core.planning.choices import cost_at
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable, cost_table
@@ -125,7 +125,7 @@ class Problem:
             made = plan(sample_set, goal, baseline=self.baseline, raw=raw)
         except InfeasibleError:
             return auto
-        return cost_of(self.costs, {name: choice.clocks for name, choice in made.kernels.items()})
+        return cost_at(self.costs, {name: choice.clocks for name, choice in made.kernels.items()})
 
     def full_saving(self, max_slowdown: float) -> float:
         """Return what the plan on the whole table saves, as a fraction."""
@@ -133,7 +133,7 @@ class Problem:
         setting = compare_strategies(self.costs, goal).settings[goal.chosen].tolist()
         names = [kernel.name for kernel in self.kernels]
         best = {name: self.costs.settings[s] for name, s in zip(names, setting, strict=True)}
-        return -cost_of(self.costs, best).energy_change
+        return -cost_at(self.costs, best).energy_change
 
     def regret(self, taken: Sequence[Row] | SampleSet, max_slowdown: float) -> float:
         """Return what a plan on what was taken lacks of that saving."""

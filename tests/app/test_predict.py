@@ -10,7 +10,7 @@ import pytest
 
 import underclock
 from underclock.app import main
-from underclock.app.predicting import is_fitted, own_kernels, predict, prior_of, settings_of
+from underclock.app.predicting import is_fitted, own_kernels, planned_settings, predict, prior_of
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.prediction.prior import FITTED, PUBLISHED
 from underclock.core.step.table import cost_table
@@ -266,12 +266,12 @@ def test_only_clocks_that_hold_are_planned_with() -> None:
     model = gpu_model("rtx3080ti")
     slowest = model.mem_mhz[0]
 
-    for clocks in settings_of(model):
+    for clocks in planned_settings(model):
         assert clocks.core_mhz is None or clocks.core_mhz in model.core_mhz
         if clocks.mem_mhz == slowest:
             assert clocks.core_mhz is not None
             assert clocks.core_mhz <= (model.low_mem_core_mhz or 0)
-    assert all(clocks.mem_mhz is None for clocks in settings_of(gpu_model("a100")))
+    assert all(clocks.mem_mhz is None for clocks in planned_settings(gpu_model("a100")))
 
 
 def test_progress_goes_from_drawing_to_planning_and_ends() -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from executing import execute
 from underclock.app.report import write_report
 from underclock.app.validating import validate
-from underclock.campaign.turns import Course, WholeSteps, course_of, switching_of, why_one_by_one
+from underclock.campaign.turns import Course, WholeSteps, course_of, switching_model, why_one_by_one
 from underclock.errors import DataError, DeviceError, UsageError
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.gpu_names import parse_gpu
@@ -476,7 +476,7 @@ def test_a_gpu_lost_in_its_turn_is_an_error(tiny: Step) -> None:
 
 
 def test_assumed_latencies_are_the_simulated_gpus_and_measured_ones_are_not() -> None:
-    assumed = switching_of(LatencyTable.constant(0.006, call_s=0.002))
+    assumed = switching_model(LatencyTable.constant(0.006, call_s=0.002))
 
     assert assumed is not None
     assert (assumed.core_s, assumed.mem_s, assumed.jitter, assumed.mem_stall_s) == (
@@ -486,9 +486,9 @@ def test_assumed_latencies_are_the_simulated_gpus_and_measured_ones_are_not() ->
         0.0,
     )
     assert assumed.setter.points_s == (0.002, 0.002)
-    assert switching_of(None) is None
-    assert switching_of(_measured()) is None
-    stalls = switching_of(msgspec.structs.replace(_measured(), evidence=None, gpu=None))
+    assert switching_model(None) is None
+    assert switching_model(_measured()) is None
+    stalls = switching_model(msgspec.structs.replace(_measured(), evidence=None, gpu=None))
     assert stalls == SwitchingModel(
         setter=assumed.setter,
         core_s=0.0,

@@ -9,7 +9,7 @@ from underclock.core.calibration import (
     Calibrated,
     MeanErrors,
     calibrate,
-    check,
+    errors_by_kernel,
     errors_of,
     held_out,
 )
@@ -158,7 +158,7 @@ def check_calibration(
     if points < 2:  # noqa: PLR2004 - a line needs two
         raise UsageError(f"cannot fit a kernel to {points} rows", hint="--points 4 or more")
     model, sample_set = model_of(name), read_samples(table)
-    results = check(_calibrated(model), sample_set, model.limit_w[0], points)
+    results = errors_by_kernel(_calibrated(model), sample_set, model.limit_w[0], points)
     if not results:
         raise UsageError(
             f"no rows are left to predict after {points} of each kernel", hint="use fewer points"

@@ -36,7 +36,7 @@ def fit(
         DataError: The samples cannot be read or fitted, or are of two GPUs or drivers.
     """
     from underclock.core.model.diagnostics import fit_of
-    from underclock.core.model.sample_sets import joined
+    from underclock.core.model.sample_sets import joined_sets
     from underclock.core.step.whole import as_one, check_kernels_alone, is_only_whole
     from underclock.store import read_samples
 
@@ -46,7 +46,7 @@ def fit(
         return fit_of(as_one(read[0]), at=baseline)
     for each in read:
         check_kernels_alone(each)
-    return fit_of(joined(read), at=baseline)
+    return fit_of(joined_sets(read), at=baseline)
 
 
 @click.command(name="fit")

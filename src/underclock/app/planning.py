@@ -30,7 +30,7 @@ from underclock.core.step.whole import (
     WHOLE,
     as_one,
     is_only_whole,
-    shared_out,
+    shared_by_time,
     whole_step_notes,
 )
 from underclock.errors import InfeasibleError, UsageError
@@ -179,7 +179,7 @@ def _plan(
     chosen = choices(table, compared.settings[goal.chosen])
     told: tuple[str, ...] = ()
     if is_only_whole(sample_set):
-        chosen = shared_out(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
+        chosen = shared_by_time(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
         told = whole_step_notes(sample_set, chosen)
     made = Plan(
         evidence=sample_set.evidence,

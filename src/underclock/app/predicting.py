@@ -14,8 +14,8 @@ from underclock.core.prediction.prior import (
     Prior,
     ReferenceKernel,
     checks_of,
+    prior_widening,
     reference_kernels,
-    widening,
 )
 from underclock.core.prediction.savings import (
     at_baseline,
@@ -86,7 +86,7 @@ def predict(
         basis.baseline,
         dataclasses.replace(prior, off=off * prior.off),
         basis.runs,
-        _table_clocks(basis) or settings_of(basis.model),
+        _table_clocks(basis) or planned_settings(basis.model),
         draws=draws,
         seed=seed,
         progress=lambda share: show(_DRAWING * share),
@@ -169,7 +169,7 @@ def _table_clocks(basis: _Basis) -> tuple[Clocks, ...]:
 
 def _off(basis: _Basis, checks: Sequence[PredictiveCheck]) -> float:
     """Return by how much the prior is off; refuse one that says nothing of this GPU."""
-    off = widening(checks)
+    off = prior_widening(checks)
     if off <= _FARTHEST:
         return off
     raise DataError(
@@ -291,7 +291,7 @@ def own_kernels(model: GpuModel) -> tuple[ReferenceKernel, ...]:
     return reference_kernels(model.constants, constants, bins_mhz, _settled_w(model), model.name)
 
 
-def settings_of(model: GpuModel) -> tuple[Clocks, ...]:
+def planned_settings(model: GpuModel) -> tuple[Clocks, ...]:
     """Return clock pairs to plan with: enough of those that a GPU can hold."""
     step = -(-len(model.core_mhz) // _CORE_CLOCKS)
     cores = model.core_mhz[::-1][::step][::-1]

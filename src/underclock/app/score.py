@@ -72,7 +72,7 @@ def _with_noise(arm: Arm, plan: Plan, sample_set: SampleSet) -> Arm:
 
 
 def _cost(plan: Plan, costs: "CostTable") -> Cost:
-    from underclock.core.planning.choices import cost_of
+    from underclock.core.planning.choices import cost_at
 
     wanted = {name: choice.clocks for name, choice in plan.kernels.items()}
     known = {kernel.name for kernel in costs.kernels}
@@ -83,7 +83,7 @@ def _cost(plan: Plan, costs: "CostTable") -> Cost:
         if names:
             raise DataError(sentence.format(min(names)), hint=_HINT)
     try:
-        return cost_of(costs, wanted)
+        return cost_at(costs, wanted)
     except KeyError as exc:
         name = exc.args[0]
         raise DataError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from underclock.core.planning.achievable import (
     ScheduleRisk,
     achieved,
-    as_record,
+    as_schedule,
     fastest_change,
 )
 from underclock.core.planning.goal import Goal
@@ -213,7 +213,7 @@ def achievable(
             f"no schedule under this latency keeps the time budget: the fastest takes {least}",
         )
     else:
-        schedule = as_record(
+        schedule = as_schedule(
             table, problem, solution, latencies=latencies, wording=switching.wording
         )
         per_launch = [*(start[problem.order] for start in starts), solution.choice]

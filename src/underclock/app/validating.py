@@ -24,7 +24,7 @@ from underclock.campaign.turns import (
     WholeSteps,
     course_of,
     run_in_turns,
-    switching_of,
+    switching_model,
     why_one_by_one,
 )
 from underclock.core.statistics.verdict import (
@@ -199,7 +199,7 @@ def _open_whole_steps(
                     course.scheduled,
                     measuring=settings,
                     seed=seed,
-                    switching=switching_of(course.scheduled.table),
+                    switching=switching_model(course.scheduled.table),
                     limit_w=plan.power_limit_w,
                 )
             )

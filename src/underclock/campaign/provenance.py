@@ -46,7 +46,7 @@ def provenance_of(
     )
 
 
-def check_same(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:
+def check_same_campaign(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:
     """Refuse to mix two campaigns in one file; return what its reader must be told.
 
     Raises:
@@ -87,7 +87,7 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
         expected_samples=wanted.expected_samples,
         lacking=wanted.lacking,
     )
-    check_same(file.path, header, wanted)
+    check_same_campaign(file.path, header, wanted)
     before = {identity(kernel): kernel.name for kernel in begun.kernels}
     same = {kernel.name for kernel in wanted.kernels if before.get(identity(kernel)) == kernel.name}
     apart, left = file.set_apart(header, same)

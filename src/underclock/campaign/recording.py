@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.campaign.provenance import check_same, set_apart
+from underclock.campaign.provenance import check_same_campaign, set_apart
 from underclock.core.design.wanted import Wanted
 from underclock.core.steering.mixing import launch_clocks, spin_mhz
 from underclock.core.step.cap import is_uneven
@@ -149,7 +149,7 @@ def record(
     )
     with file:
         file.note(set_apart(file, header))
-        file.note(check_same(path, file.header, header))
+        file.note(check_same_campaign(path, file.header, header))
         recorder = Recorder(measurer, file, whole=whole)
         try:
             take(recorder)

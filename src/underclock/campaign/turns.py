@@ -116,7 +116,7 @@ def why_one_by_one(
     return None
 
 
-def switching_of(table: LatencyTable | None) -> SwitchingModel | None:
+def switching_model(table: LatencyTable | None) -> SwitchingModel | None:
     """Return how a simulated GPU switches whose latencies somebody assumed.
 
     Each clock takes what the slowest of its changes is said to take; only changes of the memory

@@ -26,7 +26,13 @@ from underclock.core.model.damped_steps import (
     kernel_costs,
 )
 from underclock.core.model.most_likely import learn_prior, restart
-from underclock.core.model.parameters import PER_DRAM_CYCLE, Parameters, Points, Shared, predict
+from underclock.core.model.parameters import (
+    PER_DRAM_CYCLE,
+    Parameters,
+    Points,
+    Shared,
+    predicted_rows,
+)
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
@@ -229,12 +235,12 @@ def held_out(
         known = calibrate(others, start, limit_w)
         left_out = [kernel.name for kernel in out]
         beside = _free(others, limit_w)
-        parts += check(known, sample_set, limit_w, points, left_out, beside).values()
+        parts += errors_by_kernel(known, sample_set, limit_w, points, left_out, beside).values()
         progress((fold + 1) / folds)
     return MeanErrors.over(parts)
 
 
-def check(
+def errors_by_kernel(
     known: Calibrated,
     sample_set: SampleSet,
     limit_w: float,
@@ -295,7 +301,7 @@ def design(known: Calibrated, windows: Sequence[Window], points: int) -> Ints:
         mem_mhz=np.tile(mem_mhz, count),
         temperature_c=np.full(count * len(windows), gpu.ambient_c),
     )
-    by = predict(parameters, at).by_kernel().reshape(2, count, len(windows), PER_KERNEL)
+    by = predicted_rows(parameters, at).by_kernel().reshape(2, count, len(windows), PER_KERNEL)
 
     def repetition(chosen: int) -> Floats:
         # Where the model is off, it is off alike at like clocks: do not ask there twice.

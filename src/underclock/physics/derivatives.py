@@ -226,20 +226,3 @@ class LogCosts:
     def _clock_w_per_v2(self) -> Floats:
         clock: Floats = self.gpu.clock_w_per_ghz_v2 * self.core_mhz / 1000.0
         return clock
-
-
-def log_costs(
-    gpu: GpuConstants,
-    kernels: KernelArrays,
-    core_mhz: Floats,
-    mem_mhz: Floats,
-    temperature_c: Floats,
-) -> LogCosts:
-    """Return time and power of kernels at clocks, ready to be differentiated.
-
-    Args:
-        core_mhz: Shape (R,).
-        mem_mhz: Shape (R,).
-        temperature_c: Shape (R,).
-    """
-    return AtClocks.of(gpu, core_mhz, mem_mhz, temperature_c).costs(kernels)

@@ -13,7 +13,7 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.score import score
 from underclock.app.validating import validate
-from underclock.campaign.provenance import check_same
+from underclock.campaign.provenance import check_same_campaign
 from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, UsageError
@@ -121,11 +121,11 @@ def test_another_profile_of_what_the_step_waits_for_goes_on_with_that_of_the_fil
 ) -> None:
     header = read_samples(begun)
     kernels = tuple(msgspec.structs.replace(k, waited_for=0.5) for k in header.kernels)
-    check_same(begun, header, msgspec.structs.replace(header, kernels=kernels))
+    check_same_campaign(begun, header, msgspec.structs.replace(header, kernels=kernels))
     fewer = msgspec.structs.replace(header, kernels=kernels[1:], order=(), windows=())
 
     with pytest.raises(UsageError, match="another set of kernels"):
-        check_same(begun, header, fewer)
+        check_same_campaign(begun, header, fewer)
 
 
 @pytest.mark.untraced
@@ -150,8 +150,8 @@ def test_what_is_not_known_of_one_is_not_compared(begun: Path) -> None:
         header, gpu=msgspec.structs.replace(header.gpu, uuid=None), provenance=None
     )
 
-    assert check_same(begun, blind, blind) == ()
-    (told,) = check_same(begun, blind, header)
+    assert check_same_campaign(begun, blind, blind) == ()
+    (told,) = check_same_campaign(begun, blind, header)
     assert "begun with underclock unknown" in told
 
 

@@ -11,8 +11,8 @@ from underclock.core.calibration import (
     Calibrated,
     MeanErrors,
     calibrate,
-    check,
     design,
+    errors_by_kernel,
     errors_of,
     held_out,
 )
@@ -108,7 +108,7 @@ def test_kernels_that_overlap_nothing_are_recognised(calibrated: Calibrated) -> 
 
 
 def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: SampleSet) -> None:
-    results = check(calibrated, sweep, _LIMIT_W, 4)
+    results = errors_by_kernel(calibrated, sweep, _LIMIT_W, 4)
     total = MeanErrors.over(list(results.values()))
 
     assert list(results) == list(_KERNELS)
@@ -130,7 +130,7 @@ def test_kernels_left_out_are_predicted_too(sweep: SampleSet) -> None:
 def test_all_rows_as_points_leave_nothing_to_predict(
     calibrated: Calibrated, sweep: SampleSet
 ) -> None:
-    assert check(calibrated, sweep, _LIMIT_W, 15) == {}
+    assert errors_by_kernel(calibrated, sweep, _LIMIT_W, 15) == {}
 
 
 def test_the_chosen_rows_are_distinct_and_apart(calibrated: Calibrated, sweep: SampleSet) -> None:

@@ -12,11 +12,17 @@ from underclock.arrays import Floats
 from underclock.gpus.models import gpu_model
 from underclock.physics.constants import GpuConstants, KernelArrays, KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, LogCosts, log_costs
+from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
 
 _GPU = gpu_model("rtx3080ti").constants
 _STEP = 1e-5
 _ROWS = 12
+
+
+def _log_costs(
+    gpu: GpuConstants, kernels: KernelArrays, core: Floats, mem: Floats, warm_c: Floats
+) -> LogCosts:
+    return AtClocks.of(gpu, core, mem, warm_c).costs(kernels)
 
 
 def _drawn(seed: int) -> tuple[GpuConstants, KernelArrays, Floats, Floats, Floats]:
@@ -52,7 +58,7 @@ def _moved(costs: LogCosts, name: str, step: float) -> Floats:
         kernels = dataclasses.replace(kernels, **{name: getattr(kernels, name) * np.exp(step)})
     else:
         gpu = dataclasses.replace(gpu, **{name: getattr(gpu, name) * np.exp(step)})
-    return log_costs(gpu, kernels, costs.core_mhz, costs.mem_mhz, costs.temperature_c).log
+    return _log_costs(gpu, kernels, costs.core_mhz, costs.mem_mhz, costs.temperature_c).log
 
 
 @settings(max_examples=25)
@@ -61,7 +67,7 @@ def test_many_kernels_cost_what_each_does_alone(seed: int) -> None:
     gpu, kernels, core_mhz, mem_mhz, warm_c = _drawn(seed)
     time_s = duration_s(gpu, kernels, core_mhz, mem_mhz)
     power_w = busy_w(gpu, kernels, core_mhz, mem_mhz, warm_c)
-    costs = log_costs(gpu, kernels, core_mhz, mem_mhz, warm_c)
+    costs = _log_costs(gpu, kernels, core_mhz, mem_mhz, warm_c)
 
     for r in range(_ROWS):
         own = {name: float(getattr(kernels, name)[r]) for name in BY_KERNEL}
@@ -75,7 +81,7 @@ def test_many_kernels_cost_what_each_does_alone(seed: int) -> None:
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_derivatives_by_the_constants_of_kernels(seed: int) -> None:
-    costs = log_costs(*_drawn(seed))
+    costs = _log_costs(*_drawn(seed))
     by = costs.by_kernel()
 
     for column, name in enumerate(BY_KERNEL):
@@ -86,7 +92,7 @@ def test_derivatives_by_the_constants_of_kernels(seed: int) -> None:
 @settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_derivatives_by_the_constants_of_the_gpu(seed: int) -> None:
-    costs = log_costs(*_drawn(seed))
+    costs = _log_costs(*_drawn(seed))
     by = costs.by_gpu()
 
     for column, name in enumerate(BY_GPU):
@@ -98,7 +104,7 @@ def test_derivatives_by_the_constants_of_the_gpu(seed: int) -> None:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_derivatives_by_the_memory_points(name: str, seed: int) -> None:
-    costs = log_costs(*_drawn(seed))
+    costs = _log_costs(*_drawn(seed))
     points = len(costs.gpu.mem_points_mhz)
     first = len(BY_GPU) + (points if name == "mem_points_efficiency" else 0)
     by = costs.by_gpu()[:, :, first : first + points]
@@ -111,7 +117,7 @@ def test_derivatives_by_the_memory_points(name: str, seed: int) -> None:
             moved: dict[str, Any] = {name: tuple(values.tolist())}
             gpu = dataclasses.replace(costs.gpu, **moved)
             where = costs.core_mhz, costs.mem_mhz, costs.temperature_c
-            ends.append(log_costs(gpu, costs.kernels, *where).log)
+            ends.append(_log_costs(gpu, costs.kernels, *where).log)
         assert by[:, :, m] == pytest.approx((ends[0] - ends[1]) / (2 * _STEP), abs=1e-6)
 
 
@@ -126,7 +132,7 @@ def test_a_kernel_that_is_all_fixed_time_follows_no_clock() -> None:
         dram_j=none,
         serial=np.array([False]),
     )
-    costs = log_costs(_GPU, kernels, np.array([1500.0]), np.array([9501.0]), np.array([55.0]))
+    costs = _log_costs(_GPU, kernels, np.array([1500.0]), np.array([9501.0]), np.array([55.0]))
 
     assert costs.by_kernel()[0, 0].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
     assert not costs.by_gpu()[0].any()

@@ -24,7 +24,7 @@ from underclock.core.design.wanted import (
     are_alike,
 )
 from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at, spread
+from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at, spread_out
 from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
 from underclock.core.steering.reach import at_cap
 from underclock.core.steering.taking_off import COMPANION, Left
@@ -172,7 +172,7 @@ class SteeringAgenda:
         waited_s = waited_shares(self.samples.kernels) * step.kernel_s
         of_step = [float(waited_s[k]) for k in self.samples.order]
         hot_s = next((s.hot_s for s in self.samples.mixed if s.hot_s), 0.0)
-        return spread(mix, of_step * mix.launches, hot_s)
+        return spread_out(mix, of_step * mix.launches, hot_s)
 
     def _first_step(self) -> Window | None:
         """Return the first look at the step run whole and by itself; ``None`` before there is one.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.parameters import Parameters, Points, Shared, predict
+from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows
 from underclock.core.model.rows import PER_KERNEL
 from underclock.physics.constants import GpuConstants
 
@@ -85,7 +85,7 @@ def initial_design(base: GpuConstants, core_mhz: Floats, mem_mhz: Floats, points
         mem_mhz=np.tile(mem_mhz, count),
         temperature_c=np.full(count * settings, _WARM_C),
     )
-    prediction = predict(parameters, at)
+    prediction = predicted_rows(parameters, at)
     by = np.concatenate([prediction.by_kernel(), prediction.by_shared()], axis=-1)
     prior = np.concatenate([np.ones(PER_KERNEL), family.spread() ** -2.0])
     return greedy_d_optimal(

@@ -23,7 +23,7 @@ from underclock.core.model.parameters import (
     PredictedRows,
     Shared,
     gpu_at,
-    predict,
+    predicted_rows,
 )
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
@@ -113,7 +113,7 @@ class FitProblem:
 
     def seen(self, state: FitState) -> tuple[PredictedRows, Floats]:
         """Return the rows as predicted, and their residuals, whitened. Shape (2, K, L)."""
-        prediction = predict(state.parameters, self.at)
+        prediction = predicted_rows(state.parameters, self.at)
         return prediction, self.whitening.whitened(self.measured - prediction.log)
 
     def weights(self, state: FitState) -> Floats:
@@ -383,7 +383,7 @@ class _KernelFit:
     def at(self, kernels: Floats) -> _Kernels:
         """Look at kernels, of shape (A · K, P)."""
         parameters = dataclasses.replace(self.parameters, kernels=kernels)
-        prediction = predict(parameters, self.at_rows, self.gpu)
+        prediction = predicted_rows(parameters, self.at_rows, self.gpu)
         residuals = self.whitening.whitened(self.measured - prediction.log)
         by_kernel = self.whitening.whitened(prediction.by_kernel())
         costs = _costs(self.prior, kernels, residuals, self.precision)

@@ -12,7 +12,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predict
+from underclock.core.model.parameters import CORE, DRAM, FIXED, Points, predicted_rows
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats
@@ -48,7 +48,7 @@ def fit_of(sample_set: SampleSet, *, at: Clocks | None = None) -> GpuFit:
         at: Where to state shares of time and energies; by default at each kernel's fastest row.
     """
     rows, model = fit_rows(sample_set, [sample.asked for sample in sample_set.samples])
-    predicted = predict(model.parameters, Points.of(rows)).log
+    predicted = predicted_rows(model.parameters, Points.of(rows)).log
     residuals = np.stack([rows.log_s, rows.log_w]) - predicted  # of all rows, fitted to or not
     known = np.flatnonzero(np.diff(rows.bounds))
     settings, column = _where(rows, known, at)
@@ -122,7 +122,7 @@ def _kernels(
     core, mem = clocks_of(model.rows, posterior.settings)
     warm_c = np.full(len(known), STEADY_C)
     at = Points(kernel=known, core_mhz=core[column], mem_mhz=mem[column], temperature_c=warm_c)
-    shares = predict(model.parameters, at).by_kernel()[0]
+    shares = predicted_rows(model.parameters, at).by_kernel()[0]
     energy_j = np.exp(posterior.log_s + posterior.log_w)
     spread = np.sqrt(posterior.variance(1.0, 1.0))
     fits = [

@@ -20,7 +20,7 @@ from underclock.core.step.under_cap import memories_like_auto
 from underclock.records import Clocks, SampleSet, Window
 
 
-def settings_of(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
+def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
     reach = reach_mhz(sample_set)

@@ -20,7 +20,7 @@ from underclock.core.model.entries import (
     held_means,
     measurable,
     measured_means,
-    settings_of,
+    offered_settings,
     with_boost,
 )
 from underclock.core.model.fitting import fit_rows, temperature_of
@@ -65,7 +65,7 @@ def estimate(
     measured = cost_table(sample_set, baseline=baseline, weights=weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
-    offered = settings_of(sample_set, auto)
+    offered = offered_settings(sample_set, auto)
     settings = _locked(offered, sample_set) if whole else offered
     rows, model = fit_rows(sample_set, settings, weights)
     posterior, known = _posterior(sample_set, rows, model, settings, weights, whole=whole)

@@ -191,7 +191,9 @@ def gpu_at(parameters: Parameters, at: Points) -> AtClocks:
     return AtClocks.of(gpu, at.core_mhz, at.mem_mhz, at.temperature_c)
 
 
-def predict(parameters: Parameters, at: Points, gpu: AtClocks | None = None) -> PredictedRows:
+def predicted_rows(
+    parameters: Parameters, at: Points, gpu: AtClocks | None = None
+) -> PredictedRows:
     """Predict time and power; ``gpu`` is what `gpu_at` says, where that is known."""
     core, dram, fixed, work = np.exp(parameters.kernels).T[:, at.kernel]
     dram_j, per_dram = np.exp(parameters.shared[PER_DRAM_CYCLE])

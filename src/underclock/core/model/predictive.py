@@ -11,7 +11,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import CORE, Points, predict
+from underclock.core.model.parameters import CORE, Points, predicted_rows
 from underclock.core.model.posterior import Posterior, capped
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
@@ -48,7 +48,7 @@ def posterior_of(
             mem_mhz=np.tile(mem_mhz, len(some)),
             temperature_c=np.full(len(some) * len(settings), temperature_c),
         )
-        prediction = predict(model.parameters, at)
+        prediction = predicted_rows(model.parameters, at)
         log[:, some] = prediction.log.reshape(*log[:, some].shape)
         by_shared[:, some] = prediction.by_shared().reshape(*by_shared[:, some].shape)
         by_kernel[:, some] = prediction.by_kernel().reshape(*by_kernel[:, some].shape)

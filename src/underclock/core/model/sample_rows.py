@@ -103,7 +103,7 @@ def rows_of(
         auto_mem_mhz=own_mhz,
         peak_w=told.peak_w,
         step=told.step,
-        idle=idling(sample_set, own_mhz),
+        idle=idle_rows(sample_set, own_mhz),
     )
 
 
@@ -240,7 +240,7 @@ def company_rows(
     ]
 
 
-def idling(sample_set: SampleSet, auto_mem_mhz: float) -> tuple[Idling, ...]:
+def idle_rows(sample_set: SampleSet, auto_mem_mhz: float) -> tuple[Idling, ...]:
     """Return the measurements in which nothing ran."""
     return tuple(
         Idling(

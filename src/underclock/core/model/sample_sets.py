@@ -20,7 +20,7 @@ _PLAUSIBLE_MHZ = (10.0, 20_000.0)
 _PLAUSIBLE_W = (0.1, 100_000.0)
 
 
-def joined(sample_sets: Sequence[SampleSet]) -> SampleSet:
+def joined_sets(sample_sets: Sequence[SampleSet]) -> SampleSet:
     """Return all samples as one sample_set; a kernel in several of them keeps one name.
 
     Raises:

@@ -314,7 +314,7 @@ def fastest_change(table: CostTable, problem: SequenceProblem) -> float:
     return solve(timed, Effort.PLAN).time_s / table.auto_time_s - 1.0
 
 
-def as_record(
+def as_schedule(
     table: CostTable,
     problem: SequenceProblem,
     schedule: Solution,

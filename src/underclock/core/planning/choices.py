@@ -31,7 +31,7 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
     )
 
 
-def cost_of(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
+def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     """Cost given clocks on a table.
 
     Raises:

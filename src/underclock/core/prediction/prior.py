@@ -279,7 +279,7 @@ def checks_of(prior: Prior, runs: Sequence[BaselineRun], seed: int) -> tuple[Pre
     return (*_rest(prior, runs, np.random.default_rng([seed, 1])), *_clocks(prior, runs))
 
 
-def widening(checks: Sequence[PredictiveCheck]) -> float:
+def prior_widening(checks: Sequence[PredictiveCheck]) -> float:
     """Return by how much more a prior is off than it allows for; 1 or more."""
     squares = math.fsum(min(check.deviations, _WORST) ** 2 for check in checks)
     return max(1.0, math.sqrt((_USUAL_CHECKS + squares) / (_USUAL_CHECKS + len(checks))))

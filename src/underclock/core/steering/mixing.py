@@ -232,7 +232,7 @@ def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix
 _PERIOD_S = 0.02  # between pieces: about as often as power caps act
 
 
-def spread(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
+def spread_out(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
     """Return a mix with its company in pieces, as even in time as launches allow.
 
     A round that is short enough has one piece, at its end. Companions are rounded to so many in

@@ -12,7 +12,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.core.step.cap import capped_kernels, driver_says
-from underclock.core.step.following import exponents, follows, in_step_s, step_clock
+from underclock.core.step.following import exponents, follows_core, in_step_s, step_clock
 from underclock.core.step.table import CostTable, cost_table, overlapped, step_means, waited_counts
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError
@@ -131,7 +131,7 @@ def _kernel_parts(
             launches=kernel.count,
             energy_j=joules,
             energy_share=joules / float(energy_j.sum()),
-            follows=follows(fitted.get(kernel.name)),
+            follows=follows_core(fitted.get(kernel.name)),
             exponent=fitted.get(kernel.name),
             bound=bound_of(sample.utilisation),
             in_step_change=change,

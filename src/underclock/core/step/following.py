@@ -67,7 +67,7 @@ def exponents(sample_set: SampleSet) -> dict[str, Exponent]:
     return {name: exponent for name, exponent in fitted.items() if exponent is not None}
 
 
-def follows(exponent: Exponent | None) -> Follows:
+def follows_core(exponent: Exponent | None) -> Follows:
     """Say in a word how a kernel follows the core clock."""
     if exponent is None:
         return Follows.UNMEASURED

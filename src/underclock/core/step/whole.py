@@ -122,7 +122,7 @@ def _parts(steps: Sequence[Window], sample_set: SampleSet) -> Floats:
     return parts
 
 
-def shared_out(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
+def shared_by_time(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
     """Say what one clock for the whole step does to each kernel: its time, as timed in the step.
 
     Energies are the step's, shared by time: nothing tells them apart.

@@ -12,7 +12,7 @@ from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
 from underclock.core.model.sample_rows import CannotFitError
-from underclock.core.model.sample_sets import joined
+from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.models import gpu_model
@@ -280,9 +280,9 @@ def test_a_memory_clock_nobody_named_is_any_clock() -> None:
 def test_one_profile_is_itself_and_none_is_an_error() -> None:
     sample_set = _profile()
 
-    assert joined([sample_set]) is sample_set
+    assert joined_sets([sample_set]) is sample_set
     with pytest.raises(DataError, match="no samples"):
-        joined([])
+        joined_sets([])
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     launch = Launch(function="f", identity="other")
     kernels = (msgspec.structs.replace(one.kernels[0], launch=launch), *one.kernels[1:])
     two = msgspec.structs.replace(one, workload="v", kernels=kernels)
-    both = joined([one, two])
+    both = joined_sets([one, two])
 
     assert both.workload == "w and v"
     assert [k.name for k in both.kernels] == [*_KERNELS, "k0 of file 2"]
@@ -312,14 +312,14 @@ def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
 )
 def test_two_gpus_drivers_or_limits_are_not_one_fit(other: GpuInfo, words: str) -> None:
     with pytest.raises(DataError, match="samples from two GPUs or drivers") as raised:
-        joined([_profile(), _profile(gpu=other)])
+        joined_sets([_profile(), _profile(gpu=other)])
     assert words in str(raised.value)
     assert "by themselves" in raised.value.hint
 
 
 def test_two_kinds_of_evidence_are_not_one_fit() -> None:
     with pytest.raises(DataError, match="measured and simulated samples in one fit"):
-        joined([_profile(), _profile(evidence=Evidence.SIMULATED)])
+        joined_sets([_profile(), _profile(evidence=Evidence.SIMULATED)])
 
 
 def test_samples_at_auto_only_cannot_be_fitted() -> None:

@@ -19,7 +19,7 @@ from underclock.core.model.damped_steps import (
 )
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all, laplace
-from underclock.core.model.parameters import Parameters, Points, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
@@ -49,7 +49,7 @@ def _truth(
     at = every_clock(kernels, np.linspace(450.0, 2100.0, cores).round(), _MEMS, 0.0)
     at = dataclasses.replace(at, temperature_c=random.uniform(45.0, 65.0, len(at.kernel)))
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
-    log = predict(parameters, at).log
+    log = predicted_rows(parameters, at).log
     rows = made_rows(at, log + random.normal(0.0, 1.0, log.shape) * np.array(noise)[:, None], _MEMS)
     return _Truth(
         parameters, dataclasses.replace(rows, kinds=(np.arange(kernels) % 2).astype(np.int64))
@@ -72,7 +72,7 @@ def model(truth: _Truth) -> FittedModel:
 
 
 def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
-    log = predict(truth.parameters, Points.of(truth.rows)).log
+    log = predicted_rows(truth.parameters, Points.of(truth.rows)).log
     gpu = _FAMILY.gpu(truth.parameters.shared)
     dram_j, per_dram = np.exp(truth.parameters.shared[[8, 9]])
     for k, (core, dram, fixed, work) in enumerate(np.exp(truth.parameters.kernels).tolist()):
@@ -97,7 +97,7 @@ def test_the_model_is_that_of_the_simulator(truth: _Truth) -> None:
 def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
     truth = _truth(3, seed, cores=4)
     at = Points.of(truth.rows)
-    prediction = predict(truth.parameters, at)
+    prediction = predicted_rows(truth.parameters, at)
     step = 1e-5
     for name, by in (("kernels", prediction.by_kernel()), ("shared", prediction.by_shared())):
         vectors = getattr(truth.parameters, name)
@@ -106,14 +106,16 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
             for sign in (1.0, -1.0):
                 moved = vectors.copy()
                 moved[..., p] += sign * step
-                ends.append(predict(dataclasses.replace(truth.parameters, **{name: moved}), at).log)
+                ends.append(
+                    predicted_rows(dataclasses.replace(truth.parameters, **{name: moved}), at).log
+                )
             # A clock just at a knee has two slopes; differences to one side see one of them.
             off = 1e-5 if name == "kernels" else 5e-3
             assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=off)
 
 
 def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
-    by = predict(truth.parameters, Points.of(truth.rows)).by_kernel()
+    by = predicted_rows(truth.parameters, Points.of(truth.rows)).by_kernel()
 
     assert by[0].sum(axis=-1) == pytest.approx(1.0)
 
@@ -192,8 +194,8 @@ def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
 
 
 def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, model: FittedModel) -> None:
-    log = predict(truth.parameters, Points.of(truth.rows)).log
-    fitted_log = predict(model.parameters, Points.of(truth.rows)).log
+    log = predicted_rows(truth.parameters, Points.of(truth.rows)).log
+    fitted_log = predicted_rows(model.parameters, Points.of(truth.rows)).log
 
     assert model.errors.noise == pytest.approx([0.003, 0.008], rel=0.3)
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
@@ -268,8 +270,8 @@ def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     truth = _truth(40, 5, cores=12)
     rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 7))
     model = fitted(rows, _FAMILY, most_rows=20, most_kernels=25)
-    log = predict(truth.parameters, Points.of(rows)).log
-    fitted_log = predict(model.parameters, Points.of(rows)).log
+    log = predicted_rows(truth.parameters, Points.of(rows)).log
+    fitted_log = predicted_rows(model.parameters, Points.of(rows)).log
 
     assert np.diff(model.rows.bounds).max() == 20
     assert len(model.rows.names) == len(truth.rows.names)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import OF_ROWS, PER_KERNEL, Rows
@@ -37,7 +37,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
     own[:, 2] -= 3.0
     at = every_clock(_KERNELS, _CORES, _MEMS, _WARM)
     parameters = Parameters(family=_FAMILY, shared=shared, kernels=own)
-    log = predict(parameters, at).log
+    log = predicted_rows(parameters, at).log
     noisy = log + random.normal(0.0, 1.0, log.shape) * np.array([[0.003], [0.008]])
     taken = np.concatenate(
         [

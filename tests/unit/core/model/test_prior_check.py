@@ -11,7 +11,7 @@ from underclock.core.model.diagnostics import constants_of, prior_doubt
 from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import widening
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.rows import PER_KERNEL, Rows
 
 _MEMS = (5001.0, 9501.0)
@@ -32,7 +32,7 @@ def _rows(off: Floats) -> Rows:
         kernels=own - 7.0,
     )
     at = every_clock(_KERNELS, _CORES, _MEMS, 55.0)
-    log = predict(parameters, at).log
+    log = predicted_rows(parameters, at).log
     return made_rows(at, log + random.normal(0.0, 0.004, log.shape), _MEMS)
 
 

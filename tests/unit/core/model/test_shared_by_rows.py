@@ -9,7 +9,7 @@ import pytest
 from made_rows import every_clock, made_rows
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Shared, predict, unknown_gpu
+from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
@@ -32,7 +32,7 @@ def _rows() -> Rows:
     truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own)
     company = np.zeros((len(at.kernel), 1))
     company[::2] = 0.03
-    log = predict(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))
+    log = predicted_rows(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))
     log[1] += _ERROR * company[:, 0]
     return dataclasses.replace(made_rows(at, log, [3000.0]), company=company)
 

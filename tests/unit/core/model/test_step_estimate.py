@@ -9,7 +9,7 @@ import pytest
 
 from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.diagnostics import fit_of
-from underclock.core.model.entries import settings_of
+from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.table import cost_table
@@ -352,7 +352,7 @@ def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) 
         ),
     )
 
-    assert [c.core_mhz for c in settings_of(steered, AUTO)] == [1493, 1500, 1680, 1785]
+    assert [c.core_mhz for c in offered_settings(steered, AUTO)] == [1493, 1500, 1680, 1785]
 
 
 def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.planning.achievable import achieved, as_record, fastest_change
+from underclock.core.planning.achievable import achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import (
     KNOWN_HARDWARE,
@@ -359,7 +359,7 @@ def test_a_schedule_is_told_as_its_segments() -> None:
     order = order_of(costs)
     problem = sequence_problem(costs, order, rules(max_slowdown=0.02))
     _, schedule, _ = achieved(costs, problem, [])
-    told = as_record(
+    told = as_schedule(
         costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
     )
     assert sum(segment.launches for segment in told.segments) == len(order)
@@ -385,7 +385,7 @@ def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -
         bound_j=costs.auto_energy_j,
         switches=0,
     )
-    told = as_record(
+    told = as_schedule(
         costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
     )
     assert math.fsum(told.launch_s) == pytest.approx(costs.auto_time_s)

@@ -14,7 +14,7 @@ import pytest
 from underclock.campaign.worth import worth_of_samples
 from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.estimate import estimate
-from underclock.core.planning.achievable import achieved, as_record
+from underclock.core.planning.achievable import achieved, as_schedule
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.proposals import proposals
@@ -232,7 +232,7 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
     problem = sequence_problem(found.table, _ORDER, rules)
     arm, schedule, _ = achieved(found.table, problem, list(_solved().settings.values()), found)
-    drawn = as_record(
+    drawn = as_schedule(
         found.table, problem, schedule, latencies=rules.latencies, wording="a constant one"
     )
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
-from underclock.core.planning.choices import choices, cost_of
+from underclock.core.planning.choices import choices, cost_at
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable
@@ -21,7 +21,7 @@ def test_choices_and_their_cost_add_up_to_the_arm(table: CostTable, budget: floa
     (arm,) = (arm for arm in compared.arms if arm.name is Strategy.KERNEL_GLOBAL)
 
     chosen = choices(table, compared.settings[Strategy.KERNEL_GLOBAL])
-    again = cost_of(table, {name: choice.clocks for name, choice in chosen.items()})
+    again = cost_at(table, {name: choice.clocks for name, choice in chosen.items()})
 
     assert again == arm.cost
     for k, kernel in enumerate(table.kernels):
@@ -51,5 +51,5 @@ def test_clocks_at_which_a_kernel_was_not_measured_cannot_be_costed() -> None:
         {"a": low},  # nothing is said of b
     ):
         with pytest.raises(KeyError) as caught:
-            cost_of(table, wanted)
+            cost_at(table, wanted)
         assert caught.value.args == ("b",)

@@ -16,7 +16,7 @@ from underclock.core.prediction.prior import (
     ReferenceKernel,
     TimeShares,
     checks_of,
-    widening,
+    prior_widening,
 )
 from underclock.records import Clocks
 
@@ -38,7 +38,7 @@ def test_a_run_that_the_prior_expects_widens_nothing() -> None:
     checks = checks_of(_PRIOR, [_RUN], seed=0)
 
     assert len(checks) == 3
-    assert widening(checks) == 1.0
+    assert prior_widening(checks) == 1.0
 
 
 def test_a_kernel_that_draws_less_than_the_gpu_at_rest_tells_of_another_gpu() -> None:
@@ -95,7 +95,7 @@ def test_clocks_that_nobody_left_to_the_driver_or_read_are_not_checked(
 def test_a_prior_is_off_by_what_its_checks_say(deviations: list[float], factor: float) -> None:
     checks = [PredictiveCheck(deviations=each, words="") for each in deviations]
 
-    assert widening(checks) == pytest.approx(factor)
+    assert prior_widening(checks) == pytest.approx(factor)
 
 
 @pytest.mark.slow

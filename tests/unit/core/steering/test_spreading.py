@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz, spread
+from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz, spread_out
 from underclock.core.step.cap import has_company, is_uneven, with_durations
 from underclock.records import Clocks, Mix, Window
 
@@ -23,7 +23,7 @@ def _periods_s(mix: Mix, launches_s: list[float], hot_s: float) -> list[float]:
 
 def test_a_short_round_has_its_company_at_its_end() -> None:
     mix = Mix(launches=3, hot=10, idle_s=METER_S)
-    assert spread(mix, [1e-3] * 30, 1e-3) == mix
+    assert spread_out(mix, [1e-3] * 30, 1e-3) == mix
 
 
 @pytest.mark.untraced
@@ -38,7 +38,7 @@ def test_company_is_even_in_time_and_hardly_more_or_less(
     if not (hot or idle_s):
         return
     asked = Mix(hot=hot, idle_s=idle_s)
-    mix = spread(asked, launches_s, 1.6e-3)
+    mix = spread_out(asked, launches_s, 1.6e-3)
     if mix.pieces == 1:
         return
 
@@ -52,7 +52,7 @@ def test_company_is_even_in_time_and_hardly_more_or_less(
 
 @pytest.mark.parametrize("mix", [Mix(hot=40), Mix(hot=261), Mix(idle_s=0.1), Mix(idle_s=METER_S)])
 def test_no_stretch_of_40_ms_is_without_company(mix: Mix) -> None:
-    found = spread(mix, _LONG, 1.6e-3)
+    found = spread_out(mix, _LONG, 1.6e-3)
 
     assert found.pieces >= 8
     assert max(_periods_s(found, _LONG, 1.6e-3)) < 0.04
@@ -60,10 +60,10 @@ def test_no_stretch_of_40_ms_is_without_company(mix: Mix) -> None:
 
 
 def test_few_companions_and_long_launches_make_few_pieces() -> None:
-    assert spread(Mix(hot=3), _LONG, 1.6e-3).pieces == 3
-    assert spread(Mix(idle_s=0.05), [0.1, 0.1], 0.0).after == (1, 2)
+    assert spread_out(Mix(hot=3), _LONG, 1.6e-3).pieces == 3
+    assert spread_out(Mix(idle_s=0.05), [0.1, 0.1], 0.0).after == (1, 2)
     # One launch that takes long has all of it at its end, as a short round has.
-    assert spread(Mix(idle_s=0.05), [1.0], 0.0) == Mix(idle_s=0.05)
+    assert spread_out(Mix(idle_s=0.05), [1.0], 0.0) == Mix(idle_s=0.05)
 
 
 def _step(mix: Mix, time_s: float = 0.3, kernel: str = "", **more: object) -> Window:

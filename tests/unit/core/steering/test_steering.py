@@ -22,7 +22,7 @@ from underclock.core.design.agenda import SteeringAgenda, first_measurements
 from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.model.sample_sets import joined
+from underclock.core.model.sample_sets import joined_sets
 from underclock.core.steering.company import Company
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.reach import reach_mhz, told
@@ -187,7 +187,7 @@ def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
 
 
 def test_files_joined_keep_what_was_measured_in_company(steered: SampleSet) -> None:
-    both = joined([steered, steered])
+    both = joined_sets([steered, steered])
     kept = [s for s in steered.mixed if s.kernel or not s.kernel_s]
 
     assert both.mixed == (*kept, *kept)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.step.following import exponents, follows, in_step_s, step_clock
+from underclock.core.step.following import exponents, follows_core, in_step_s, step_clock
 from underclock.records import (
     AUTO,
     Clocks,
@@ -90,7 +90,7 @@ def test_kernels_that_dram_seems_to_bound_follow_the_core_of_an_h200() -> None:
     ]
     found = exponents(samples_of(mixed=mixed, kernels=tuple(H200_US)))
 
-    words = {name: follows(exponent) for name, exponent in found.items()}
+    words = {name: follows_core(exponent) for name, exponent in found.items()}
     assert {name for name, word in words.items() if word is Follows.CORE} == {
         *("layer norm", "softmax", "gelu", "product"),
     }
@@ -125,7 +125,7 @@ def test_more_clocks_further_apart_make_an_exponent_surer() -> None:
     assert far is not None
     assert many is not None
     assert near.error > 0.5 > far.error > many.error > 0.0
-    assert follows(near) is Follows.UNDECIDED
+    assert follows_core(near) is Follows.UNDECIDED
 
 
 def test_times_that_scatter_make_an_exponent_less_sure() -> None:
@@ -151,7 +151,7 @@ def test_times_that_scatter_make_an_exponent_less_sure() -> None:
     ],
 )
 def test_an_exponent_is_one_word(given: Exponent | None, word: Follows) -> None:
-    assert follows(given) is word
+    assert follows_core(given) is word
 
 
 def test_one_clock_tells_no_exponent() -> None:

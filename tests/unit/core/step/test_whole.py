@@ -8,7 +8,7 @@ from underclock.core.step.whole import (
     as_one,
     check_kernels_alone,
     is_only_whole,
-    shared_out,
+    shared_by_time,
     shares,
     whole_step_notes,
 )
@@ -176,7 +176,7 @@ class TestShares:
 class TestSharedOut:
     def test_times_are_those_in_the_step_and_energies_shares_by_time(self) -> None:
         given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
-        by_kernel = shared_out(given, choice(_SLOW))
+        by_kernel = shared_by_time(given, choice(_SLOW))
 
         mm, copy = by_kernel["mm"], by_kernel["copy"]
         assert mm.clocks == copy.clocks == _SLOW
@@ -190,25 +190,25 @@ class TestSharedOut:
         assert (whole_s, whole_j) == pytest.approx((5.5, 400.0))
 
     def test_what_was_not_timed_changes_as_the_step_does(self) -> None:
-        by_kernel = shared_out(samples(), choice(_SLOW))
+        by_kernel = shared_by_time(samples(), choice(_SLOW))
         assert [each.time_change for each in by_kernel.values()] == pytest.approx([0.1] * 2)
 
-        by_kernel = shared_out(samples(ran()), choice(Clocks(core_mhz=1000, mem_mhz=5001)))
+        by_kernel = shared_by_time(samples(ran()), choice(Clocks(core_mhz=1000, mem_mhz=5001)))
         assert [each.energy_change for each in by_kernel.values()] == pytest.approx([-0.2] * 2)
 
 
 class TestTold:
     def test_passes_are_told_with_the_time_that_each_takes_more(self) -> None:
         given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
-        whole, passes = whole_step_notes(given, shared_out(given, choice(_SLOW)))
+        whole, passes = whole_step_notes(given, shared_by_time(given, choice(_SLOW)))
 
         assert "energies of kernels are shares by time" in whole
         assert passes.endswith("forward +25.00 %, optimizer -50.00 %")
 
     def test_at_auto_nothing_changes(self) -> None:
         given = samples(ran())
-        assert len(whole_step_notes(given, shared_out(given, choice(AUTO)))) == 1
+        assert len(whole_step_notes(given, shared_by_time(given, choice(AUTO)))) == 1
 
     def test_where_launches_were_not_timed_that_is_told(self) -> None:
-        sentences = whole_step_notes(samples(), shared_out(samples(), choice(_SLOW)))
+        sentences = whole_step_notes(samples(), shared_by_time(samples(), choice(_SLOW)))
         assert "were not timed" in sentences[1]
