@@ -120,7 +120,9 @@ def _traced(
     """Make a job of TRACES of all its ranks, as they were seen; energies are the profile's.
 
     TRACES are files, or a folder of them: what `torchrun -m underclock trace` left, or other Chrome
-    traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank.
+    traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank. What
+    runs for which microbatch is told by PyTorch's pipelines, by ranges that you put,
+    record_function("forward mb=3 stage=1"), or else by what repeats.
 
     Example: underclock job traced step.rank*.trace.json.gz -o job.json
     """

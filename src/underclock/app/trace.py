@@ -76,7 +76,7 @@ def command(
     folder = output.parent if output and output != STDOUT else None
     what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(_size(text) for text in sizes)
-    keep = _keep(output, workload) if rank is not None and output and folder else None
+    keep = _keep(output, workload, force=force) if rank is not None and output and folder else None
     shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         step = trace(what, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
@@ -91,12 +91,13 @@ def command(
     )
 
 
-def _keep(output: Path, workload: str) -> "Callable[[Mapping[str, Any]], None]":
+def _keep(output: Path, workload: str, *, force: bool) -> "Callable[[Mapping[str, Any]], None]":
     """Return what keeps a rank's trace beside its step."""
     from underclock.tracing.job_files import SUFFIX, leave_trace
 
     file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
     path, source = output.with_suffix(SUFFIX), file if file.is_file() else None
+    check_place(path, force=force)
     return lambda trace: leave_trace(path, trace, source=source)
 
 
