@@ -44,7 +44,7 @@ from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 
 RANKS = 4
-WITHIN_S = 30.0
+WITHIN_S, LOOK_S = 30.0, 5e-3
 R, RR = "a rank", "two ranks"
 WHO: tuple[tuple[Victim | str, ...], ...] = (
     (R,), (RR,), (T,), (C,), (W,), (L,), (R, C), (R, W), (R, L), (T, C), (T, W), (C, W), (C, L),
@@ -209,7 +209,7 @@ def kill_once(rig: Rig, draw: random.Random) -> Kill:
             alive = [one for one in (conductor, watcher) if one is not None and one.lives]
             if run.poll() is not None and not alive:
                 break
-            CLOCK.sleep_s(2e-3)
+            CLOCK.sleep_s(LOOK_S)
         run.kill()
     names = tuple(str(_NAMES.get(each, each)) for each in who)
     return Kill(who=names, was_set=was_set, took_s=seen_s - sent_s, good=rig.is_clean)
@@ -224,7 +224,7 @@ def _kill(pid: int | None) -> None:
 def _wait(condition: Callable[[], bool]) -> None:
     until_s = CLOCK.now_s() + WITHIN_S
     while not condition() and CLOCK.now_s() < until_s:
-        CLOCK.sleep_s(2e-3)
+        CLOCK.sleep_s(LOOK_S)
 
 
 @contextmanager

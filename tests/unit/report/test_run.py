@@ -163,6 +163,26 @@ def test_a_table_has_the_arms() -> None:
             (RUN, step(1, "auto"), msgspec.structs.replace(ARM, arm="auto-again", verdict="")),
             "auto-again: -10.00 % energy at +0.30 % time against auto on this job, simulated;",
         ),
+        (
+            (
+                msgspec.structs.replace(RUN, is_job=True),
+                *(
+                    msgspec.structs.replace(step(at, "learning"), gpu=g)
+                    for at in range(5)
+                    for g in (0, 1)
+                ),
+                *(
+                    msgspec.structs.replace(step(at, "plan", 18.0), gpu=g)
+                    for at in range(5)
+                    for g in (0, 1)
+                ),
+            ),
+            "promised -12.00 % energy, -10.00 % energy at +0.00 % time against its first",
+        ),
+        (
+            (msgspec.structs.replace(RUN, is_job=True), step(1, "plan")),
+            "not measured: no iterations at auto before it (--guard 20)",
+        ),
         ((RUN, WHY), "saved nothing: arms were not compared"),
         ((), "0 steps; nothing was seen of it; what it drew is not known; clocks were given back"),
     ],

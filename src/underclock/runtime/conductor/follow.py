@@ -198,11 +198,12 @@ class Follower:
         What the policy of another GPU ordered meanwhile is taken up here at the latest.
         """
         pid = self.page.pid
-        if self._trainer is None and pid:
+        if pid and (self._trainer is None or self._trainer.pid != pid):
             self._trainer = Process.of(pid)
         if pid and (self._trainer is None or not self._trainer.lives):
             self._end(TRAINER_ENDED)
-        self._expect()
+        else:
+            self._expect()
 
     def _end(self, why: str) -> None:
         """Leave the clocks to the driver; steps are seen no more."""
