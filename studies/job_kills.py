@@ -275,17 +275,16 @@ def rows(kills: list[Kill]) -> str:
 def main() -> None:
     """Kill as often as asked, and fill the page of many."""
     count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop: list[int] = []  # asked to by Ctrl-C: never in the middle of a call
+    signal.signal(signal.SIGINT, lambda number, _: stop.append(number))
     draw = random.Random(seed)  # noqa: S311 - which kill comes next
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     kills: list[Kill] = []
-    with (
-        contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
-        tempfile.TemporaryDirectory() as folder,
-        open_rig(Path(folder)) as rig,
-    ):
+    with tempfile.TemporaryDirectory() as folder, open_rig(Path(folder)) as rig:
         for number in range(count):
+            if stop:  # the page then tells of the kills so far
+                break
             kills.append(kill_once(rig, draw))
             if not kills[-1].good:
                 print(f"{number}: {kills[-1]}: {rig.state()}", file=sys.stderr)
