@@ -72,36 +72,25 @@ class Ways:
     def grouped(self, name: Strategy, budget_s: float) -> Choice | None:
         """Return one clock a rank, or one a rank and kind; ``None`` where none is fast enough.
 
-        Kinds whose instructions are too short to change clocks for have their rank's.
+        Ranks with an instruction that is too short to change clocks for have one clock.
         """
         table = self.table
         ours = (table.pair >= 0) & (table.network.stream == 0)
-        keys = [(rank, "") for rank in table.network.rank.tolist()]
+        kinds, short = [""] * len(self.kinds), np.zeros(len(table.rank_weight), dtype=bool)
         if name is Strategy.DIRECTION:
-            auto_s = np.where(ours, table.time_s[table.pair, table.auto[table.pair]], 0.0)
-            least_s: dict[tuple[int, str], float] = {}
-            kinds = list(zip(table.network.rank.tolist(), map(str, self.kinds), strict=True))
-            for key, time_s in zip(kinds, auto_s.tolist(), strict=True):
-                least_s[key] = min(time_s, least_s.get(key, time_s))
-            long_s = max(self.latency_s, self.dwell_s)
-            keys = [
-                kind if least_s[kind] >= long_s else rank
-                for kind, rank in zip(kinds, keys, strict=True)
-            ]
+            kinds = [str(kind) for kind in self.kinds]
+            at = np.flatnonzero(ours)
+            auto_s = table.time_s[table.pair[at], table.auto[table.pair[at]]]
+            short[table.network.rank[at][auto_s < max(self.latency_s, self.dwell_s)]] = True
         numbers: dict[tuple[int, str], int] = {}
         of = [
-            numbers.setdefault(key, len(numbers)) if mine else -1
-            for key, mine in zip(keys, ours.tolist(), strict=True)
+            numbers.setdefault((rank, "" if short[rank] else kind), len(numbers)) if mine else -1
+            for rank, kind, mine in zip(
+                table.network.rank.tolist(), kinds, ours.tolist(), strict=True
+            )
         ]
         groups = Groups(table=table, of=np.array(of), wait_w=self._least_w(None))
-        aim_s, found = budget_s, groups.chosen(budget_s)
-        for _ in range(_TRIES):
-            over = 0.0 if found is None else self.cost(found)[0] / budget_s - 1.0
-            if over <= _ROUNDING:
-                break
-            aim_s *= 1.0 - over - _CLOSER
-            found = groups.chosen(aim_s)
-        return found
+        return groups.chosen(budget_s)
 
     def _least_w(self, rows: Bools | None) -> Floats:
         """Return the least that each rank may draw waiting. Shape (ranks,)."""

@@ -164,6 +164,25 @@ def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
         for before, after, each in zip(held, held[1:], rank.instructions[1:], strict=False):
             assert each.kind != "forward" or after == before
     assert all(len(set(held)) == 1 for held in none.clocks)
+    assert short.arm("direction").cost == short.arm("rank").cost
+
+
+def test_paths_are_added_until_none_is_too_long() -> None:
+    rng = np.random.default_rng(8)
+    given = {
+        f"stage {stage} {kind}": profile(
+            time_s * float(rng.uniform(0.8, 1.2)), clocks=(1000, 1100, 1200, 1300, 1400)
+        )
+        for stage in range(4)
+        for kind, time_s in (("forward", 0.1), ("backward", 0.2))
+    }
+    job = small_job(stages=4, microbatches=4, given=given)
+    plan = plan_job(job, JobGoal(max_slowdown=0.05, latency_s=0.1, points=2))
+    arm = plan.arm("direction")
+
+    assert arm.time_change is not None
+    assert arm.time_change <= 0.05 + 1e-9
+    assert changes_j(plan)[-1] < changes_j(plan)[0] - 0.05
 
 
 def test_more_time_and_less_latency_are_never_worse() -> None:
