@@ -181,8 +181,8 @@ def _warnings(
     ranks: Sequence[PlacedRank], transfers: Transfers, steps: int, waiting_w: float | None
 ) -> tuple[str, ...]:
     """Say what a reader must know of a traced job."""
-    seen = f"traces of {steps} steps" if steps > 1 else "the trace of one step"
-    words = [f"time only: {seen} tells nothing of energy, and times at the clocks that ran alone"]
+    tell = f"traces of {steps} steps tell" if steps > 1 else "the trace of one step tells"
+    words = [f"time only: {tell} nothing of energy, and times at the clocks that ran alone"]
     if waiting_w is None:
         words.append("what waiting draws is not known and counts as nothing: --blocked-power")
     if not any(rank.trace.gpu for rank in ranks):
