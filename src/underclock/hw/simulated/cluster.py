@@ -11,19 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats
 from underclock.gpus.models import GpuModel
 from underclock.hw.simulated.costs import Piece, Work
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.physics.constants import KernelConstants
 from underclock.records import Kernel
-from underclock.records.job import Profile, ProfileRow, Waiting
-
-_SETTLE_S = 1.0  # until a board's power loop has settled
-_ROUNDS = 3  # in which it does, and in which its heat is looked at
-_WAITED_S = 0.5
-_LEAST_REPEATS = 2  # of which a scatter is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,68 +143,3 @@ def boards_of(
         )
         for at, number in enumerate(numbers)
     )
-
-
-def profiled(
-    board: Board, work: Mapping[str, Work], clocks_mhz: Sequence[int], *, repeats: int = 5
-) -> tuple[dict[str, Profile], tuple[Waiting, ...]]:
-    """Measure what pieces of work take on one board at core clocks, and at auto, in turns.
-
-    They follow one another as in a job, so what the power limit does to them it does there too.
-    The board is as warm at each clock as they make it. Its own noise is in every repeat, and the
-    scatter of repeats in the errors.
-
-    Args:
-        board: That runs them; its locks are given back.
-        work: By name.
-        clocks_mhz: Core clocks, ascending; auto follows.
-        repeats: Of each piece at each clock.
-
-    Returns:
-        What each piece takes, and what waiting draws.
-
-    Raises:
-        ValueError: Fewer than two repeats have no scatter.
-    """
-    if repeats < _LEAST_REPEATS:
-        raise ValueError(f"{repeats} repeats have no scatter")
-    rows: dict[str, list[ProfileRow]] = {name: [] for name in work}
-    waiting = []
-    for core_mhz in (*clocks_mhz, None):
-        board.gpu.lock_core(None if core_mhz is None else (core_mhz, core_mhz))
-        board.wait_until(board.now_s + _SETTLE_S)
-        seen = _repeated(board, work, repeats)
-        for name, each in seen.items():
-            (time_s, energy_j), errors = each.mean(axis=0), each.std(axis=0, ddof=1)
-            time_error_s, energy_error_j = errors / math.sqrt(repeats)
-            row = ProfileRow(
-                core_mhz=core_mhz,
-                time_s=float(time_s),
-                energy_j=float(energy_j),
-                time_error_s=float(time_error_s),
-                energy_error_j=float(energy_error_j),
-            )
-            rows[name].append(row)
-        before_j = board.counted_j
-        board.wait_until(board.now_s + _WAITED_S)
-        waiting.append(Waiting(core_mhz=core_mhz, power_w=(board.counted_j - before_j) / _WAITED_S))
-    profiles = {name: Profile(rows=tuple(some), auto=len(some) - 1) for name, some in rows.items()}
-    return profiles, tuple(waiting)
-
-
-def _repeated(board: Board, work: Mapping[str, Work], repeats: int) -> dict[str, Floats]:
-    """Return time in s and energy in J of every repeat of each piece. Shape (repeats, 2)."""
-    for _ in range(_ROUNDS):
-        begun_s, begun_j = board.now_s, board.gpu.energy_j
-        while board.now_s < begun_s + _SETTLE_S:
-            for each in work.values():
-                board.run(each)
-        board.settle_heat((board.gpu.energy_j - begun_j) / (board.now_s - begun_s))
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in work}
-    for _ in range(repeats):
-        board.draw_noise()
-        for name, each in work.items():
-            before_s, before_j = board.now_s, board.counted_j
-            board.run(each)
-            seen[name].append((board.now_s - before_s, board.counted_j - before_j))
-    return {name: np.array(some) for name, some in seen.items()}

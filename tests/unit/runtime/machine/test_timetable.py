@@ -6,6 +6,7 @@ from underclock.errors import DataError
 from underclock.records import Clocks, ClockSchedule, Segment, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.clock_domains import DomainChanges
+from underclock.runtime.machine.intervals import Intervals
 from underclock.runtime.machine.locks import Lock, LockState
 from underclock.runtime.machine.timetable import timetable, timetable_of
 
@@ -41,6 +42,17 @@ def test_calls_take_a_part_of_a_round() -> None:
     made = timetable([SLOW, FAST, FAST], table, [0.1] * 3, (0,))
 
     assert made.calls == pytest.approx(0.02)  # there and back, of 0.3 s
+
+
+def test_another_timetable_is_expected_to_take_what_this_one_took_against_its_plan() -> None:
+    intervals = Intervals(timetable([SLOW, FAST, FAST], TABLE, [0.1, 0.1, 0.2], (0, 2)))
+    intervals.learn([0.4, 0.2])  # twice as long as planned between the first marks
+    assert intervals.into_s(1) == pytest.approx(0.2)
+
+    intervals.follow(timetable([SLOW, FAST, FAST], TABLE, [0.2, 0.1, 0.2], (0, 2)))
+    assert intervals.remembered == 0
+    assert [intervals.into_s(at) for at in range(3)] == pytest.approx([0.0, 0.4, 0.6])
+    assert intervals.step_s == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("marks", [(), (1,), (0, 3), (0, 2, 1), (0, 0), (0, 1, 2, 3, 4, 5, 6)])
