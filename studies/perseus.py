@@ -279,7 +279,7 @@ def main() -> None:
         parts["planned"] = markdown([header, *rows])
         if args.data == DATA / "even":
             parts["rivals"] = markdown(rival_rows([runs for runs, _ in every], args.only))
-    whole = args.data == DATA / "even" and not (args.only or args.predict or args.no_plans)
+    whole = args.data == DATA / "even" and not (args.only or args.predict)
     fill("executed_jobs", parts, repeats="Both halves of the plans given, once.", whole=whole)
 
 

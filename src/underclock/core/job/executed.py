@@ -235,9 +235,7 @@ class FittedJob:
 
     def _profile(self, stage: int, kind: int, factor: float) -> Profile:
         asked = self.runs.clocks_mhz
-        mhz = np.arange(asked.min(), asked.max() + 1, _BIN_MHZ)
-        if mhz[-1] < asked.max():
-            mhz = np.append(mhz, asked.max())
+        mhz = np.union1d(np.arange(asked.min(), asked.max(), _BIN_MHZ), asked.max())
         group = np.full(len(mhz), stage * len(PASSES) + kind)
         log_s, covariance = self._parts.times.at(group, mhz)
         time_s = np.exp(log_s + factor)
@@ -295,8 +293,6 @@ def _spread(missed: Floats, unsure: Floats) -> float:
     low, high = _LEAST_SPREAD, float(np.abs(missed).max()) + _LEAST_SPREAD
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
-        if np.mean(missed**2 / (middle**2 + unsure**2)) > 1.0:
-            low = middle
-        else:
-            high = middle
+        wider = np.mean(missed**2 / (middle**2 + unsure**2)) > 1.0
+        low, high = (middle, high) if wider else (low, middle)
     return high

@@ -285,7 +285,8 @@ def _descended(
     most = (np.inf, np.inf, 1.0, np.inf)
     at, best = prior.copy(), Links(slow=slow)
     at[1] = start_s
-    for turn in range(_ROUNDS):
+    turn, stepped = 0, np.inf
+    while turn < _ROUNDS and stepped > _CONVERGED:
         usual_s, slower_s, waited_for, reduce_s = at.tolist()
         links = Links(
             usual_s=usual_s,
@@ -300,8 +301,7 @@ def _descended(
         )
         taken_s = path.taken_s + reduce_s
         misfit = _misfit(runs, links, taken_s)
-        if misfit < best.misfit:
-            best = replace(links, misfit=misfit)
+        best = min(best, replace(links, misfit=misfit), key=lambda each: each.misfit)
         slope = np.stack(
             [
                 path.moved.sum(axis=1),
@@ -316,7 +316,7 @@ def _descended(
         rows = np.vstack([slope * weight[:, None], np.diag(1.0 / wide)])
         goal = np.append((left_s + slope @ at) * weight, prior / wide)
         step = lsq_linear(rows, goal, bounds=(0.0, most), method="bvls").x - at
-        if np.abs(step / wide).max() < _CONVERGED:
-            break
+        stepped = float(np.abs(step / wide).max())
         at = at + (0.7 if turn < _ROUNDS // 3 else 0.3) * step
+        turn += 1
     return best
