@@ -204,4 +204,6 @@ def test_a_rank_that_is_killed_leaves_no_other_ranks_clocks(
     killer.join()
     assert ran.code != 0
     assert _as_found(control)
-    assert any("rank 1: the training process ended" in words for words in _events(log))
+    # Torchrun may have ended the other one before anybody looked.
+    (order,) = [words for words in _events(log) if words.startswith("order 2")]
+    assert "the training process ended; from now on: auto on all ranks" in order
