@@ -7,5 +7,8 @@
 * `hulls`, `relaxation`: the least energy within any time, rows mixed
 * `executed`, of `runs`: a job learned from plans that were executed, by `pass_times`, `stage_power`
   and `transfers`
+* `groups`, `rounding`, `ways`: clocks that are shared, rows where changes are late, all by name
+* `scatter`: what clocks come to over boards that differ and times that are not known exactly
 * `planning`: ways of choosing side by side, and the frontier over time
+* `stragglers`: which stored plan a slower replica leaves time for
 """

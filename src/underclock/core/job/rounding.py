@@ -18,7 +18,6 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
 from underclock.core.job.tables import Choice, JobTable, late, taken
 
-_SWEEPS = 8
 _BETTER = 1e-7  # of the energy of an instruction: less is none
 _TIGHT = 1e-12  # of a time
 _EXCESS = 2.0  # a second beyond the relaxed plan's is worth so many of its
@@ -149,7 +148,7 @@ class Rounding:
             near: Only its rows are tried at first: the earliest would take what room others need.
         """
         network = self.table.network
-        for _ in range(_SWEEPS):
+        while True:
             time_s = taken(self.table, choice, self.latency_s).time_s
             better, gained = self._swept(choice, time_s, budget_s, near)
             better_s = taken(self.table, better, self.latency_s).time_s
@@ -157,7 +156,6 @@ class Rounding:
             if network.iteration_s(better_s) > budget_s or not (gained or near):
                 return choice
             choice, near = better, near if gained else None
-        return choice
 
     def _swept(
         self, choice: Choice, time_s: Floats, budget_s: float, near: Choice | None

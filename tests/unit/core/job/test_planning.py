@@ -167,21 +167,36 @@ def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
     assert short.arm("direction").cost == short.arm("rank").cost
 
 
-def test_paths_are_added_until_none_is_too_long() -> None:
-    rng = np.random.default_rng(8)
+def drawn(seed: int, stages: int) -> Job:
+    """As many microbatches as stages of drawn lengths, at five clocks."""
+    rng = np.random.default_rng(seed)
     given = {
         f"stage {stage} {kind}": profile(
             time_s * float(rng.uniform(0.8, 1.2)), clocks=(1000, 1100, 1200, 1300, 1400)
         )
-        for stage in range(4)
+        for stage in range(stages)
         for kind, time_s in (("forward", 0.1), ("backward", 0.2))
     }
-    job = small_job(stages=4, microbatches=4, given=given)
-    plan = plan_job(job, JobGoal(max_slowdown=0.05, latency_s=0.1, points=2))
+    return small_job(stages=stages, microbatches=stages, given=given)
+
+
+def test_rows_are_given_room_where_some_instructions_are_short() -> None:
+    job = drawn(8, 4)
+    free, late = (
+        plan_job(job, JobGoal(max_slowdown=0.05, latency_s=each, points=2)) for each in (0.0, 0.1)
+    )
+
+    assert free.promise.energy_j <= late.promise.energy_j < 0.97 * free.arms[0].cost.energy_j  # type: ignore[union-attr]
+    assert late.promise.time_change <= 0.05 + 1e-9
+
+
+def test_paths_are_added_until_none_is_too_long() -> None:
+    job = drawn(15, 3)
+    plan = plan_job(job, JobGoal(max_slowdown=0.1, points=2))
     arm = plan.arm("direction")
 
     assert arm.time_change is not None
-    assert arm.time_change <= 0.05 + 1e-9
+    assert arm.time_change <= 0.1 + 1e-9
     assert changes_j(plan)[-1] < changes_j(plan)[0] - 0.05
 
 
@@ -387,3 +402,5 @@ def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None
     assert plan.clocks[4] == late.clocks[4] == (Held(0),)
     assert plan.warnings == ("as given",)
     assert late.promise.energy_j >= plan.promise.energy_j
+    stays = plan_job(made, JobGoal(max_slowdown=0.1, min_dwell_s=0.15))
+    assert stays.promise.energy_j >= plan.promise.energy_j
