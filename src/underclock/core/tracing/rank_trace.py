@@ -358,7 +358,10 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
             )
         number = int(inputs[2])
         told = group[number] if number < len(group) else number
-    return Message(_span(event)[0], *_span(run), sends, int(told))
+    asked_s, (begins_s, ends_s) = _span(event)[0], _span(run)
+    if run.get("cat") not in GPU:  # gloo notes that it began once it did
+        begins_s = asked_s
+    return Message(asked_s, begins_s, ends_s, sends, int(told))
 
 
 def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> list[Piece]:
