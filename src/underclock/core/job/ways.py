@@ -1,6 +1,6 @@
 """Ways of choosing a job's clocks: one for all, one a group, one an instruction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,17 +146,34 @@ class Ways:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
         if not self.latency_s and not self.dwell_s:
             return relaxed.choice
-        aim_s, answer, most_s = time_s, relaxed, time_s * (1.0 + _ROUNDING)
+        program, most_s, found = rounding.program, time_s * (1.0 + _ROUNDING), []
+        if self._long or not self.dwell_s:
+            found.append(self._aimed(program, relaxed, time_s, lambda r: self._in_parts(r.choice)))
+            found.append(self._in_parts(relaxed.choice, faster=True))
+        if not self._long:
+            rows = self._aimed(program, relaxed, time_s, rounding.rounded)
+            found.append(rows and rounding.improved(rows, most_s, relaxed.choice))
+        costs = [(self.cost(each), each) for each in found if each is not None]
+        kept = [(energy_j, each) for (took_s, energy_j), each in costs if took_s <= most_s]
+        return min(kept, key=lambda each: each[0])[1] if kept else None
+
+    def _aimed(
+        self,
+        program: Relaxation,
+        relaxed: Relaxed,
+        time_s: float,
+        made: Callable[[Relaxed], Choice],
+    ) -> Choice | None:
+        """Return what is made of a relaxed plan for a time, or for less until it keeps that."""
+        aim_s = time_s
         for _ in range(_TRIES):
-            choice = self._in_parts(answer.choice) if self._long else rounding.rounded(answer)
+            choice = made(relaxed)
             took_s = self.cost(choice)[0]
-            if took_s <= most_s and self._long:
+            if took_s <= time_s * (1.0 + _ROUNDING):
                 return choice
-            if took_s <= most_s:
-                return rounding.improved(choice, most_s, relaxed.choice)
             aim_s *= time_s / took_s - _CLOSER
-            [lower] = rounding.program.solved([aim_s])
-            answer = answer if lower is None else lower
+            [lower] = program.solved([aim_s])
+            relaxed = relaxed if lower is None else lower
         return None
 
     @cached_property
@@ -166,15 +183,22 @@ class Ways:
         least_s = self.table.time_s.min(axis=1)[self.table.pair[at]].min(initial=np.inf)
         return bool(least_s >= max(self.latency_s, self.dwell_s))
 
-    def _in_parts(self, choice: Choice) -> Choice:
-        """Return it with no part too short to change clocks in: left away, or as long as that."""
+    def _in_parts(self, choice: Choice, *, faster: bool = False) -> Choice:
+        """Return it with no part too short to change clocks in: left away, or as long as that.
+
+        Args:
+            choice: Of a fast row first and a slow one then.
+            faster: Whether nothing may take longer for it.
+        """
         table, at, long_s = self.table, self.table.planned, max(self.latency_s, self.dwell_s)
         pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
         least = long_s / table.time_s[pair, row]  # of the work, first and rest
         most = 1.0 - long_s / table.time_s[pair, then]
-        share = np.where(share < 0.5 * least, 0.0, np.maximum(share, least))
-        share = np.where(share > 0.5 * (1.0 + most), 1.0, np.minimum(share, most))
-        share = np.where(least > most, np.round(choice.share[at]), share)
+        none, all_ = (0.0, most) if faster else (0.5 * least, 0.5 * (1.0 + most))
+        share = np.where(share < none, 0.0, np.maximum(share, least))
+        share = np.where(share > all_, 1.0, np.minimum(share, most))
+        whole = 1.0 if faster else np.round(choice.share[at])
+        share = np.where(least > most, whole, share)
         parts = Choice(choice.row.copy(), choice.then.copy(), choice.share.copy())
         parts.row[at] = np.where(share > 0.0, row, then)
         parts.then[at] = np.where(share < 1.0, then, row)
