@@ -23,7 +23,8 @@ _RANK = "import job_kills_work; job_kills_work.rank()"
 
 
 def launch() -> None:
-    """Start the ranks, say their numbers, and end all where one has ended."""
+    """Start the ranks, say their numbers, and end all where one has ended, or who started us."""
+    parent = os.getppid()
     ranks = [
         subprocess.Popen([sys.executable, "-P", "-c", _RANK, str(at)])
         for at in range(int(sys.argv[1]))
@@ -31,7 +32,8 @@ def launch() -> None:
     told = Path(os.environ[PIDS])
     told.with_suffix(".part").write_text(json.dumps([os.getpid(), *(r.pid for r in ranks)]))
     told.with_suffix(".part").rename(told)
-    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+    while all(each.poll() is None for each in ranks) and os.getppid() == parent:
+        CLOCK.sleep_s(0.05)
     CLOCK.sleep_s(NOTICES_S)
     for each in ranks:
         each.kill()
