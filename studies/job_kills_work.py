@@ -26,7 +26,7 @@ def launch() -> None:
     """Start the ranks, say their numbers, and end all where one has ended, or who started us."""
     parent = os.getppid()
     ranks = [
-        subprocess.Popen([sys.executable, "-P", "-c", _RANK, str(at)])
+        subprocess.Popen([sys.executable, "-P", "-c", _RANK, str(at), str(os.getpid())])
         for at in range(int(sys.argv[1]))
     ]
     told = Path(os.environ[PIDS])
@@ -43,7 +43,7 @@ def launch() -> None:
 
 def rank() -> None:
     """Mark iterations until the launcher is gone."""
-    at, parent = int(sys.argv[1]), os.getppid()
+    at, parent = int(sys.argv[1]), int(sys.argv[2])  # which may have ended before we looked
     run = Path(os.environ["UNDERCLOCK_RUN"])
     gpu = json.loads(run.read_text())["gpus"][at]
     launch_s = json.loads((run.parent / "parts.json").read_text())[at]["schedules"][0]["launch_s"]
