@@ -54,6 +54,7 @@ def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
         pair=number[table.pair[kept]],
         fixed_s=table.fixed_s[kept],
         power_w=table.power_w[kept],
+        talks=table.talks[kept],
         auto_wait_w=table.auto_wait_w[ranks],
         pairs=tuple((new_rank[rank], name) for rank, name in pairs),
         **{name: getattr(table, name)[picked] for name in _OF_PAIRS},

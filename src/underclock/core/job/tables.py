@@ -7,10 +7,11 @@ clock before. That is counted where it takes time, never where it saves some. Ho
 in between is not counted on.
 
 While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
-long a gap lasts is known only when it is over, so no clock is set for it. The first gap of an
-iteration has the clock of the last instruction. An instruction without a power of its own draws
-the same. One that runs beside the first stream adds what it draws above waiting, and has the clock
-of the first stream's instruction that is listed before it.
+long a gap lasts is known only when it is over, so no clock is set for it. A gap in which it
+communicates has the clock of the instruction after it, for no clock changes while a transfer is
+under way. The first gap of an iteration is one with the last. An instruction without a power of its
+own draws the same. One that runs beside the first stream adds what it draws above waiting, and has
+the clock of the first stream's instruction that is listed before it.
 
 Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C clocks.
 """
@@ -25,7 +26,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.network import Network
 from underclock.records.common import AUTO, Clocks
-from underclock.records.job import Held, Job, Profile, RankClocks
+from underclock.records.job import Held, InstructionKind, Job, Profile, RankClocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class JobTable:
         pair: Of rank and profile, of each instruction; -1 where it has no profile. Shape (n,).
         fixed_s: What it takes where it has no profile, else 0. Shape (n,).
         power_w: What it draws there; nan for what waiting draws. Shape (n,).
+        talks: Whether it communicates. Shape (n,).
         auto_wait_w: What ranks draw waiting where nothing is set. Shape (ranks,).
         pairs: Rank and name of the profile. Length P.
         auto: Row of each pair. Shape (P,).
@@ -57,6 +59,7 @@ class JobTable:
     pair: Ints
     fixed_s: Floats
     power_w: Floats
+    talks: Bools
     auto_wait_w: Floats
     pairs: tuple[tuple[int, str], ...]
     auto: Ints
@@ -84,6 +87,24 @@ class JobTable:
     def holder(self) -> Ints:
         """Instruction whose clock is held at, and after, each; -1 for none. Shape (n,)."""
         return self._holders(own=True)
+
+    @cached_property
+    def next_held(self) -> tuple[Ints, Bools]:
+        """Instruction that has the clock next after each, and whether it has it as it waits.
+
+        Shapes (n,) and (n,); -1 for none.
+        """
+        after, talking = np.full(len(self.pair), -1), np.zeros(len(self.pair), dtype=bool)
+        first_stream = self.network.stream == 0
+        for rank in range(len(self.rank_weight)):
+            own = np.flatnonzero((self.network.rank == rank) & first_stream)
+            held = np.flatnonzero(self.pair[own] >= 0)
+            if not len(held):
+                continue
+            gap = np.searchsorted(held, np.arange(len(own)), "right") % len(held)
+            after[own] = own[held[gap]]
+            talking[own] = np.bincount(gap, self.talks[own], len(held))[gap] > 0
+        return after, talking
 
     @cached_property
     def before(self) -> Ints:
@@ -176,12 +197,11 @@ def taken(table: JobTable, choice: Choice, latency_s: float = 0.0) -> Taken:
         for late_s, late_j in _changes(table, choice, latency_s):
             time_s[at] += late_s
             energy_j[at] += late_j
-    held = np.maximum(table.holder, 0)
-    held_w = np.where(
-        table.holder >= 0,
-        table.wait_w[table.pair[held], choice.then[held]],
-        table.auto_wait_w[table.network.rank],
-    )
+    (after, talking), held = table.next_held, np.maximum(table.holder, 0)
+    before_w = table.wait_w[table.pair[held], choice.then[held]]
+    after_w = table.wait_w[table.pair[after], choice.row[after]]
+    held_w = np.where(talking, after_w, before_w)
+    held_w = np.where(table.holder >= 0, held_w, table.auto_wait_w[table.network.rank])
     power_w = np.where(np.isnan(table.power_w), held_w, table.power_w)
     energy_j = np.where(table.pair < 0, power_w * time_s, energy_j)
     beside = table.network.stream > 0
@@ -282,6 +302,7 @@ def table_of(job: Job, network: Network) -> JobTable:
         pair=np.array(pair),
         fixed_s=np.array([each.time_s or 0.0 for each in every]),
         power_w=np.array([np.nan if each.power_w is None else each.power_w for each in every]),
+        talks=np.array([each.kind in _TALK for each in every]),
         auto_wait_w=np.array([rank.waiting_w(None) for rank in job.ranks]),
         pairs=tuple(pairs),
         auto=np.array([profile.auto for _, profile in profiles], dtype=np.int64),
@@ -294,6 +315,7 @@ def table_of(job: Job, network: Network) -> JobTable:
     )
 
 
+_TALK = {InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE}
 _QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
 
 

@@ -404,3 +404,32 @@ def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None
     assert late.promise.energy_j >= plan.promise.energy_j
     stays = plan_job(made, JobGoal(max_slowdown=0.1, min_dwell_s=0.15))
     assert stays.promise.energy_j >= plan.promise.energy_j
+
+
+def test_a_rank_waits_at_the_clock_before_or_where_it_communicates_at_the_one_after() -> None:
+    waiting = tuple(
+        Waiting(core_mhz=mhz, power_w=mhz / 20.0 if mhz else 90.0) for mhz in (1000, 1400, None)
+    )
+
+    def energy_j(transfer_s: float) -> float:
+        job = small_job(microbatches=1, transfer_s=(transfer_s,) if transfer_s else ())
+        ranks = tuple(msgspec.structs.replace(rank, waiting=waiting) for rank in job.ranks)
+        job = msgspec.structs.replace(job, ranks=ranks)
+        ends = iter((Held(0), Held(2), Held(2), Held(0)))
+        clocks = tuple(
+            tuple(None if each.profile is None else next(ends) for each in rank.instructions)
+            for rank in job.ranks
+        )
+        own_j = sum(
+            (job.profiles[each.profile].rows[held.row].energy_j or 0.0)
+            for rank, row in zip(job.ranks, clocks, strict=True)
+            for each, held in zip(rank.instructions, row, strict=True)
+            if each.profile and held
+        )
+        return job_cost(job, clocks).energy_j - own_j
+
+    # Forward and backward of rank 0 take 0.14 and 0.2 s, of rank 1 0.12 and 0.322 s.
+    assert energy_j(0.0) == pytest.approx(0.442 * 50.0 + 0.34 * 50.0)
+    transferred = energy_j(0.01)
+    # Rank 0 waits at 1400 MHz from its forward to its backward, rank 1 at 1400 and then 1400 MHz.
+    assert transferred == pytest.approx((0.442 + 0.02) * 70.0 + (0.14 + 0.01) * 70.0 + 0.21 * 70.0)
