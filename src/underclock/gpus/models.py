@@ -113,6 +113,7 @@ class ReportedLatency:
 _REPORTED = {
     r"[BG]?B[123]00|RTX 50\d\d|Blackwell": (1e-5, 1e-4, "of Blackwell GPUs, unpublished"),
     r"G?H[128]00|H20": (6e-3, 0.1, "of Hopper GPUs, second-hand"),
+    r"A100|A40": (3e-3, 13e-3, "of A100s in executed pipelines, and of calls on an A800"),
     r"V100": (24.5e-3, 24.5e-3, "of a V100"),
     r"Quadro RTX \d+|TITAN RTX|RTX 20\d\d|T4": (0.15, 0.15, "of a Quadro RTX 6000, second-hand"),
     r"A\d+0|A\d000|RTX [34]0\d\d|L4|L40": (6e-3, 0.15, "of Hopper and Turing GPUs"),

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.score import score
@@ -23,6 +24,11 @@ G,a,,,1.0,100,100,2
 G,a,900,,1.05,80,,2
 G,b,,,2.0,300,150,1
 G,b,900,,2.0,250,,1
+"""
+_PROFILE = """stage,instruction,frequency,time,energy
+0,forward,1400,0.1,30
+0,forward,1000,0.13,24
+0,backward,1400,0.2,60
 """
 
 
@@ -55,6 +61,9 @@ def main(folder: Path) -> None:
         sample_set = measure(gpu=f"replay:{table}", to=samples)
         made = plan(sample_set, Goal(max_slowdown=0.1))
         assumed = LatencyTable.constant(0.006)
+        profile = Path(aside) / "profile.csv"
+        profile.write_text(_PROFILE)
+        job = pipeline_job("1f1b", profile, stages=1, microbatches=2, blocked_w=50.0)
         documents: dict[str, Record] = {
             "step": Step(
                 name="a step",
@@ -68,6 +77,8 @@ def main(folder: Path) -> None:
                 evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
             ),
             "fit": _fit(sample_set.gpu),
+            "job": job,
+            "job plan": plan_job(job),
         }
         for kind, record in documents.items():
             path = folder / f"{kind}.{SCHEMAS[kind]}.json"

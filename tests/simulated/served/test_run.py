@@ -432,4 +432,4 @@ def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:
     run_.remove()
     with pytest.raises(DataError, match="holds no run"):
         Run.open(run_.folder)
-    assert pages.VERSION == 2
+    assert pages.VERSION == 3

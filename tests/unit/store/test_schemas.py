@@ -9,6 +9,7 @@ import pytest
 from underclock.errors import DataError
 from underclock.records import SCHEMAS, Plan, Record, SampleSet, Score, Step, Validation
 from underclock.records.fitted import GpuFit
+from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.store import read_document, read_samples
 
@@ -20,6 +21,8 @@ KINDS: dict[str, type[Record]] = {
     "score": Score,
     "latencies": LatencyTable,
     "fit": GpuFit,
+    "job": Job,
+    "job plan": JobPlan,
 }
 
 
