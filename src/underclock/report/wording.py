@@ -39,9 +39,9 @@ ARM_TITLES: dict[str, str] = {
     Strategy.KERNEL_GLOBAL: "kernel, global",
     Strategy.ACHIEVABLE: "achievable here",
     Strategy.RANK: "each rank",
-    Strategy.DIRECTION: "each rank and direction",
+    Strategy.DIRECTION: "each direction",
     Strategy.INSTRUCTION: "each instruction",
-    Strategy.KERNEL: "kernels in instructions",
+    Strategy.KERNEL: "each kernel",
 }
 
 ARM_SENTENCES: dict[str, str] = {
