@@ -23,6 +23,7 @@ from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
 from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
+_FEWEST, _MOST_STORED = 5, 100_000  # points of a frontier, and instructions of all of them
 _ROUNDING = 1e-9  # of a time
 _DEVIATIONS = (0.0, 0.7, 1.4, 2.1, 2.8)  # of what is off, for which room is left
 _AIMS = 2  # of each
@@ -39,7 +40,7 @@ class JobGoal:
         min_dwell_s: Least time between changes.
         board_spread: Standard deviation of boards' speed, as a fraction.
         confidence: With which the budget is to hold.
-        points: Of the frontier that is stored.
+        points: Of the frontier that is stored, at most: fewer of thousands of instructions.
     """
 
     max_slowdown: float = 0.0
@@ -242,7 +243,8 @@ class _Planner:
     def frontier(self, ways: Ways, rows: Bools, aim_s: float) -> list[Found]:
         """Return clocks from the fastest to those of least energy."""
         least_s, most_s = ways.range_s(rows)
-        part = np.linspace(0.0, 1.0, self.goal.points) ** 2
+        most = max(_FEWEST, _MOST_STORED // len(self.full.pair))
+        part = np.linspace(0.0, 1.0, min(self.goal.points, most)) ** 2
         times_s = (least_s + part * (most_s - least_s)).tolist()
         return [each for each in ways.free(rows, times_s, aim_s) if each]
 

@@ -15,6 +15,7 @@ from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
 
 _ROUNDING = 1e-9  # of a time
+_ENOUGH = 1e-4  # of the energy: what is as near to its bound is not looked at further
 _TRIES = 6  # of aims below a time that changes of clocks overran
 _CLOSER = 1e-6  # of a time: an aim is lowered by so much more than it was overrun by
 
@@ -148,8 +149,11 @@ class Ways:
             return relaxed.choice
         program, most_s, found = rounding.program, time_s * (1.0 + _ROUNDING), []
         if self._long or not self.dwell_s:
-            found.append(self._aimed(program, relaxed, time_s, lambda r: self._in_parts(r.choice)))
-            found.append(self._in_parts(relaxed.choice, faster=True))
+            faster = self._in_parts(relaxed.choice, faster=True)
+            took_s, energy_j = self.cost(faster)
+            if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + _ENOUGH):
+                return faster
+            found += [faster, self._aimed(program, relaxed, time_s, self._parts_of)]
         if not self._long:
             rows = self._aimed(program, relaxed, time_s, rounding.rounded)
             found.append(rows and rounding.improved(rows, most_s, relaxed.choice))
@@ -182,6 +186,9 @@ class Ways:
         at = self.table.planned[self.table.network.stream[self.table.planned] == 0]
         least_s = self.table.time_s.min(axis=1)[self.table.pair[at]].min(initial=np.inf)
         return bool(least_s >= max(self.latency_s, self.dwell_s))
+
+    def _parts_of(self, relaxed: Relaxed) -> Choice:
+        return self._in_parts(relaxed.choice)
 
     def _in_parts(self, choice: Choice, *, faster: bool = False) -> Choice:
         """Return it with no part too short to change clocks in: left away, or as long as that.
