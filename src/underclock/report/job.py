@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from underclock.records.job import Held, Job, JobPlan, RankClocks
+from underclock.records.outcomes import TOLERANCE
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
     arm_title,
@@ -37,9 +38,11 @@ def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
     """Return the answer of a job's plan: what it saves, the arms, and what ranks hold."""
     cost = plan.promise
     budget = format_percent(plan.max_slowdown).removeprefix("+")
+    sure = plan.arm(plan.chosen).time_interval is None
+    kept = "" if sure or plan.board_spread else f" + {100.0 * TOLERANCE:.2f}"
     answer = (
         f"{change_text(cost.energy_change)} energy at {change_text(cost.time_change)} time an "
-        f"iteration (at most {budget} slower), all {len(plan.job.ranks)} ranks together"
+        f"iteration (at most {budget}{kept} slower), all {len(plan.job.ranks)} ranks together"
     )
     arms = filled(
         f"{plan.job.schedule} of {plan.workload} on {plan.gpu.name}: {plan.evidence}",

@@ -20,6 +20,7 @@ from underclock.core.job.ways import Found, Ways
 from underclock.errors import UsageError
 from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
+from underclock.records.outcomes import TOLERANCE
 from underclock.units import as_fraction, format_percent
 
 _PROVEN = 1e-6
@@ -150,9 +151,12 @@ class _Planner:
         if self.ways.table.inside.any():
             free[Strategy.KERNEL] = self.rows
         finest = list(free)[-1]
-        ways, aim_s = self.aimed(free[finest])
-        points = self.frontier(ways, free[finest], aim_s)
-        own = {name: ways.free(rows, [aim_s], aim_s)[0] for name, rows in free.items()}
+        aims = {name: self.aimed(rows) for name, rows in free.items()}
+        points = self.frontier(*aims[finest], free[finest])
+        own: dict[Strategy, Found | None] = {}
+        for name, (ways, aim_s) in aims.items():
+            [own[name]] = ways.free(free[name], [aim_s], aim_s)
+        ways, aim_s = aims[Strategy.INSTRUCTION]
         found: dict[Strategy, Choice] = {}
         arms = [self.scatter.arm(Strategy.AUTO, ways.auto, Status.BASELINE, None)]
         for name in (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free):
@@ -225,8 +229,14 @@ class _Planner:
         return ways, aim_s
 
     def over(self, choice: Choice) -> float:
-        """Return by how much of auto's time a choice overruns the budget, with confidence."""
-        return self.scatter.over(choice, self.goal.max_slowdown, self.goal.confidence)
+        """Return by how much of auto's time a choice overruns the budget, with confidence.
+
+        Where times are known with errors, a budget is kept as well as they can be told.
+        """
+        budget = self.goal.max_slowdown
+        if not self.scatter.certain and not self.goal.board_spread:
+            budget += TOLERANCE
+        return self.scatter.over(choice, budget, self.goal.confidence)
 
     def best(self, choices: Iterable[Choice]) -> Choice | None:
         """Return the choice of least energy that keeps the budget; ``None`` where none does."""
@@ -240,7 +250,7 @@ class _Planner:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
         return None if bound_j is None else max(0.0, 1.0 - bound_j / self.ways.cost(choice)[1])
 
-    def frontier(self, ways: Ways, rows: Bools, aim_s: float) -> list[Found]:
+    def frontier(self, ways: Ways, aim_s: float, rows: Bools) -> list[Found]:
         """Return clocks from the fastest to those of least energy."""
         least_s, most_s = ways.range_s(rows)
         most = max(_FEWEST, _MOST_STORED // len(self.full.pair))

@@ -16,7 +16,7 @@ from underclock.core.job.scatter import Scatter
 from underclock.core.job.stragglers import at_time, movable_w
 from underclock.core.job.tables import Choice, table_of
 from underclock.errors import DataError, UsageError
-from underclock.records import Segment, Strategy
+from underclock.records import TOLERANCE, Segment, Strategy
 from underclock.records.choices import Cost, Status
 from underclock.records.job import (
     Held,
@@ -277,7 +277,8 @@ def test_a_budget_holds_in_draws_that_were_not_planned_with(spread: float, budge
     arm = plan.arm("instruction")
 
     ours_s, auto_s = (again.drawn(Choice.held(each))[0] for each in (plan.clocks, auto_clocks(job)))
-    assert (ours_s <= auto_s * (1.0 + budget + 1e-9)).mean() >= 0.95
+    kept = budget + (0.0 if spread else TOLERANCE)  # to which errors let a time be told
+    assert (ours_s <= auto_s * (1.0 + kept + 1e-9)).mean() >= 0.95
     assert changes_j(plan)[-1] < -0.01
     assert arm.time_interval is not None
     assert arm.energy_interval is not None
