@@ -136,8 +136,7 @@ def _key(range_mhz: tuple[int, int], left_px: float) -> list[str]:
         if said:
             parts.append(text(x_px, 12, said))
             x_px += text_px(said) + 10
-    parts.append(_swatch(x_px + 6, _FIXED))
-    return [*parts, text(x_px + 22, 12, "transfers; blank: waits")]
+    return parts
 
 
 def _swatch(left_px: float, colour: str) -> str:
