@@ -18,6 +18,7 @@ from underclock.runtime.holding.applied import applied
 from underclock.runtime.holding.run import HowToRun
 from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import named_in
+from underclock.runtime.undo.processes import Process
 from underclock.testing import Control
 
 Comes = Callable[..., None]
@@ -70,11 +71,19 @@ class Bench:
 
     def pids(self) -> tuple[int, int]:
         """Return who sets clocks, and who watches."""
-        (lock,) = [path for path in self.folder.glob("GPU-*.lock") if path.stat().st_size]
-        conductor, watcher = named_in(lock)
+        conductor, watcher = self._named()
         assert conductor
         assert watcher
         return conductor.pid, watcher.pid
+
+    def has_another_watcher(self, pid: int) -> bool:
+        """Whether one watches that is not this one; between the two nobody is named."""
+        _, watcher = self._named()
+        return watcher is not None and watcher.pid != pid
+
+    def _named(self) -> tuple[Process | None, Process | None]:
+        (lock,) = [path for path in self.folder.glob("GPU-*.lock") if path.stat().st_size]
+        return named_in(lock)
 
     def train(
         self, befalls: Callable[[], None], made: Plan | None = None

@@ -106,7 +106,7 @@ def test_what_does_not_end_a_run_leaves_it_as_it_was(
         goes_on("suspended")
         assert bench.pids() == pids
         os.kill(pids[1], _KILL)
-        bench.until("watcher", lambda: bench.pids()[1] != pids[1])
+        bench.until("watcher", lambda: bench.has_another_watcher(pids[1]))
         goes_on("watcher")
 
     losses, usual = bench.train(befalls)

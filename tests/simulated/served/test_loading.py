@@ -35,9 +35,9 @@ def test_nothing_is_loaded_while_clocks_are_held(
     paths = [str(tmp_path / "first"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
-    made = plan(launch_s=1e-3)
+    made = plan(launch_s=2e-3)
     bound_by_core = tuple(
-        msgspec.structs.replace(each, flops=1e10, bytes_moved=1e6) for each in made.runs
+        msgspec.structs.replace(each, flops=2e10, bytes_moved=2e6) for each in made.runs
     )
     with applied(msgspec.structs.replace(made, runs=bound_by_core), bench.how(window=5)):
         for step, _ in enumerate(

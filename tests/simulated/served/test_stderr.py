@@ -41,7 +41,7 @@ def _runs(bench: Bench, path: Path) -> None:
             bench.comes((bench.folder / "over.begun").exists)
             conductor, watcher = bench.pids()
             os.kill(watcher, signal.SIGKILL)  # of which the conductor tells on stderr
-            bench.comes(lambda: bench.pids()[1] != watcher)
+            bench.comes(lambda: bench.has_another_watcher(watcher))
             assert bench.pids()[0] == conductor
         finally:
             over.touch()
