@@ -187,6 +187,7 @@ def test_idle_connections_keep_nobody_out(attacked: _Attacked, comes: Comes) -> 
         send(newcomer, {"do": "lease", "gpu": attacked.uuids[0]})
         assert "silent_s" in Reader(newcomer).receive()
         send(first[-1], {"do": "beat"})
+        comes(lambda: bool(attacked.honest.waits_s))  # it has been answered since it began
         attacked.still_serves()
     comes(lambda: not attacked.honest.lost)
 
