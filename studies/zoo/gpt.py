@@ -165,6 +165,11 @@ def xl_layer() -> None:
     _built(replace(XL, layers=1, batch=40, vocabulary=0))()
 
 
+def xl_layer_8() -> None:
+    """Run that layer at batch 8."""
+    _built(replace(XL, layers=1, vocabulary=0))()
+
+
 def xl() -> None:
     """Run GPT-3 XL whole."""
     _built(XL)()
