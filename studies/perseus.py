@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from learned_jobs.executed import FittedJob, Prediction, job_of_executed
+from learned_jobs.runs import PASSES, ExecutedRuns, MicrobatchRun, RankRun
 from pages import ROOT, fill, markdown, percent
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.costs import auto_clocks
-from underclock.core.job.executed import FittedJob, Prediction, job_of_executed
 from underclock.core.job.hulls import usable
 from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
-from underclock.core.job.runs import PASSES, ExecutedRuns, MicrobatchRun, RankRun
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import Choice, table_of, taken, total
 from underclock.records import GpuInfo

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from learned_jobs.runs import ExecutedRuns
+from learned_jobs.transfers import Links, PipelineTimes
 from underclock.arrays import Floats, Ints
-from underclock.core.job.runs import ExecutedRuns
-from underclock.core.job.transfers import Links, PipelineTimes
 from underclock.records import GpuInfo
 
 STAGES, MICROBATCHES = 3, 6

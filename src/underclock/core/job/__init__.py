@@ -5,8 +5,6 @@
 * `tables`, `costs`: a job as numbers, and what given clocks come to
 * `sharing`: equal ranks, planned once
 * `hulls`, `relaxation`: the least energy within any time, rows mixed
-* `executed`, of `runs`: a job learned from plans that were executed, by `pass_times`, `stage_power`
-  and `transfers`
 * `groups`, `rounding`, `ways`: clocks that are shared, rows where changes are late, all by name
 * `scatter`: what clocks come to over boards that differ and times that are not known exactly
 * `planning`: ways of choosing side by side, and the frontier over time

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from learned_jobs.runs import PASSES, ExecutedRuns
 from underclock.arrays import Floats, Ints
-from underclock.core.job.runs import PASSES, ExecutedRuns
 
 _COMMON, _KIND, _OWN = 0.15, 0.03, 0.03  # standard deviations of ln time
 _LENGTH = 0.3  # of ln clock

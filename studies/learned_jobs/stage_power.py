@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from learned_jobs.pass_times import near
+from learned_jobs.runs import ExecutedRuns
 from underclock.arrays import Floats, Ints
-from underclock.core.job.pass_times import near
-from underclock.core.job.runs import ExecutedRuns
 
 _STEP_MHZ = 30.0
 _WAITING = 0.33  # of what passes draw, before anything is known

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.pass_times import PassTimes
-from underclock.core.job.runs import LEAST_PLANS, PASSES, ExecutedRuns
-from underclock.core.job.stage_power import StagePower
-from underclock.core.job.transfers import (
+from learned_jobs.pass_times import PassTimes
+from learned_jobs.runs import LEAST_PLANS, PASSES, ExecutedRuns
+from learned_jobs.stage_power import StagePower
+from learned_jobs.transfers import (
     Links,
     PipelineTimes,
     fit_links,
     laid_out,
     waited_loads,
 )
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.statistics.student import student_quantile
 from underclock.errors import DataError
 from underclock.records.job import Job, Profile, ProfileRow

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec.structs import replace as replace_struct
 from scipy.optimize import lsq_linear
 
+from learned_jobs.runs import PASSES, ExecutedRuns
 from underclock.arrays import Floats
 from underclock.core.job.network import Network, network_of
-from underclock.core.job.runs import PASSES, ExecutedRuns
 from underclock.core.job.schedules import Shape, pipeline
 from underclock.records import Evidence
 from underclock.records.job import Instruction, InstructionKind, Job, Profile, ProfileRow, Waiting
