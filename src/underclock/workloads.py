@@ -15,7 +15,12 @@ With tp GPUs the kernels are those of one, sharded as Megatron-LM does with sequ
 * layer norms, residuals and the biases after attproj and fcproj by the sequence;
 * the embedding, the logits and their loss by the vocabulary, tokens spread evenly over it.
 
-Collectives between GPUs are not listed, as in the paper.
+Collectives are Megatron-LM's too: the sequence is gathered before products that are sharded by
+columns, and what products sharded by rows make is summed and scattered over it; in the backward
+pass the other way round, and inputs are gathered once more for gradients of weights. The loss is
+summed over the vocabulary, gradients of what every GPU holds at the end. The step waits for each;
+their bytes are those that one GPU of a ring sends. ``collectives=0`` leaves them out, as the paper
+does.
 """
 
 import dataclasses
@@ -61,11 +66,15 @@ class Shape:
     """Resident threads of an SM, for the same reason."""
     tp: int = 1
     """GPUs that share one step by tensor and sequence parallelism; the kernels are those of one."""
+    collectives: int = 1
+    """Whether what these GPUs tell one another is listed: 1 or 0."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
+            if getattr(self, field.name) < 1 and field.name != "collectives":
                 raise ValueError(f"{field.name} must be at least 1")
+        if self.collectives not in {0, 1}:
+            raise ValueError(f"collectives are listed or not, 1 or 0, got {self.collectives}")
         if self.hidden % self.heads:
             raise ValueError(f"hidden {self.hidden} is not a multiple of {self.heads} heads")
         if self.sequence > self.positions:
@@ -94,12 +103,17 @@ class Shape:
         return dataclasses.replace(self, **overrides)
 
     def as_parameters(self) -> dict[str, int]:
-        """Return every size by name; ``tp`` only where there is any parallelism.
+        """Return every size by name; ``tp`` and ``collectives`` only where there are any.
 
-        A step of one GPU is thus the same file, byte for byte, as before ``tp`` existed.
+        A step of one GPU is thus the same file, byte for byte, as before ``tp`` existed, and one
+        without collectives as before these did.
         """
         sizes = dataclasses.asdict(self)
-        return sizes if self.tp > 1 else {k: v for k, v in sizes.items() if k != "tp"}
+        if self.tp == 1 or not self.collectives:
+            del sizes["collectives"]
+        if self.tp == 1:
+            del sizes["tp"]
+        return sizes
 
     @property
     def part(self) -> str:
@@ -125,7 +139,12 @@ class Shape:
         """
         c = self.hidden
         sharded = self.padded_vocabulary * c + self.layers * (12 * c * c + 7 * c)
-        return sharded // self.tp + self.positions * c + self.layers * 6 * c + 2 * c
+        return sharded // self.tp + self.replicated_parameters
+
+    @property
+    def replicated_parameters(self) -> int:
+        """Trainable parameters that every one of the GPUs holds."""
+        return (self.positions + self.layers * 6 + 2) * self.hidden
 
 
 # GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
@@ -167,6 +186,34 @@ class _Builder:
         batch = self.shape.batch * self.shape.heads // self.shape.tp
         moved = _BF16 * batch * (m * k + k * n + m * n)
         self._add(name, Kind.GEMM, f"{batch}x[{m}x{n}x{k}]", 2.0 * batch * m * n * k, moved)
+
+    def collective(self, name: str, rows: int, columns: int = 1, *, item: int = _BF16) -> None:
+        """Add what the GPUs do together to a tensor of all of them, by the name's first word.
+
+        A ring gathers or scatters it in tp - 1 sends of a part, and reduces it for all in twice as
+        many (Patarasuk and Yuan, 2009).
+        """
+        p = self.shape.tp
+        if p == 1 or not self.shape.collectives:
+            return
+        what = name.partition(" ")[0]
+        sent = (p - 1) * rows * columns / p
+        own = rows // p if what == "all-gather" else rows
+        self._add(
+            name,
+            Kind.COLLECTIVE,
+            f"{p}x[{own}x{columns}]" if columns > 1 else f"{p}x[{own}]",
+            0.0 if what == "all-gather" else sent,
+            item * sent * (2 if what == "all-reduce" else 1),
+        )
+
+    def columns_backward(self, name: str, tokens: int, columns: int) -> None:
+        """Add the gradients of a product that is sharded by columns, and its input once more."""
+        hidden = self.shape.hidden
+        self.collective(f"all-gather {name} input", tokens, hidden)
+        self.gemm(f"{name} dgrad", hidden, tokens, columns)
+        self.collective(f"reduce-scatter {name} dgrad", tokens, hidden)
+        self.gemm(f"{name} wgrad", hidden, columns, tokens, accumulate=True)
 
     def bias_backward(self, suffix: str, tokens: int, channels: int) -> None:
         """Add the column sum of a gradient, and its second stage where llm.c needs one."""
@@ -211,8 +258,10 @@ def _forward(add: _Builder) -> None:
     # A GPU finds the tokens of its part of the vocabulary, and writes zeros for all others.
     embed = _BF16 * (nc + n * c + t * c // p) + _INT32 * n
     add.memory("encoder_forward_kernel3", f"{n}x{c}", nc, embed)
+    add.collective("reduce-scatter embedding", n, c)
     add.memory("layernorm_forward_kernel6", f"{own}x{c}", 8 * nc, 2 * _BF16 * nc + norm_stats)
     add.section = "Lf"
+    add.collective("all-gather qkv", n, c)
     add.gemm("qkv", 3 * c // p, n, c)
     add.memory("permute_kernel", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
     add.batched("bgemm QK^T", t, t, head)
@@ -221,15 +270,22 @@ def _forward(add: _Builder) -> None:
     add.batched("bgemm att.V", head, t, t)
     add.memory("unpermute_kernel", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
     add.gemm("attproj", c, n, c // p)
+    add.collective("reduce-scatter attproj", n, c)
     residual = (f"{own}xC", 9 * nc, 4 * _BF16 * nc + norm_stats)
     add.memory("fused_residual_forward_kernel5 (ln2)", *residual)
+    add.collective("all-gather fc", n, c)
     add.gemm("fc", 4 * c // p, n, c)
     add.memory("gelu_forward_kernel2", f"{n}x4C{s.part}", 32 * nc, 8 * _BF16 * nc)
     add.gemm("fcproj", c, n, 4 * c // p)
+    add.collective("reduce-scatter fcproj", n, c)
     add.memory("fused_residual_forward_kernel5 (ln1/lnf)", *residual)
     add.section = "fwd"
+    add.collective("all-gather lm_head", n, c)
     add.gemm("lm_head", v, n, c)
     add.section = "loss"
+    # Of every token the greatest logit; then the sum of exponentials and the target's logit.
+    add.collective("all-reduce loss maximum", n, item=_FP32)
+    add.collective("all-reduce loss sums", 2 * n, item=_FP32)
     add.memory("fused_classifier_kernel5", f"{n}x{v}", 6 * n * v, 3 * _BF16 * n * v)
 
 
@@ -243,20 +299,20 @@ def _backward(add: _Builder) -> None:
     causal = b * heads * t * (t + 1) // 2
     wide, norm = f"{n}x4C{s.part}", (f"{own}xC", 12 * nc, 4 * _BF16 * nc)
     add.section = "bwd"
-    add.gemm("lm_head dgrad", c, n, v)
-    add.gemm("lm_head wgrad", c, v, n, accumulate=True)
+    add.columns_backward("lm_head", n, v)
     add.memory("layernorm_backward_kernel10 (lnf)", *norm)
     add.section = "Lb"
     add.memory("gelu_forward_kernel2 (recompute=1)", wide, 32 * nc, 8 * _BF16 * nc)
     add.bias_backward("fcproj", own, c)
+    add.collective("all-gather fcproj gradient", n, c)
     add.gemm("fcproj dgrad", 4 * c // p, n, c)
     add.memory("gelu_backward_inplace_kernel", wide, 64 * nc, 12 * _BF16 * nc)
     add.gemm("fcproj wgrad", 4 * c // p, c, n, accumulate=True)
     add.bias_backward("fc", n, 4 * c // p)
-    add.gemm("fc dgrad", c, n, 4 * c // p)
-    add.gemm("fc wgrad", c, 4 * c // p, n, accumulate=True)
+    add.columns_backward("fc", n, 4 * c // p)
     add.memory("layernorm_backward_kernel10 (ln2)", *norm)
     add.bias_backward("attproj", own, c)
+    add.collective("all-gather attproj gradient", n, c)
     add.gemm("attproj dgrad", c // p, n, c)
     add.gemm("attproj wgrad", c // p, c, n, accumulate=True)
     add.memory("unpermute_kernel_backward", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
@@ -269,19 +325,21 @@ def _backward(add: _Builder) -> None:
     add.batched("bgemm dk", head, t, t)
     add.memory("permute_kernel_backward", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
     add.bias_backward("qkv", n, 3 * c // p)
-    add.gemm("qkv dgrad", c, n, 3 * c // p)
-    add.gemm("qkv wgrad", c, 3 * c // p, n, accumulate=True)
+    add.columns_backward("qkv", n, 3 * c // p)
     add.memory("layernorm_backward_kernel10 (ln1)", *norm)
     add.section = "bwd"
     positions = _BF16 * (nc + 2 * t * c // p)
     add.memory("wpe_backward_kernel", f"{t // p}xC", nc, positions)
+    add.collective("all-gather embedding gradient", n, c)
     add.memory("wte_backward_kernel", f"{own}xC gather-scatter", nc, 3 * _BF16 * nc)
+    add.collective("all-reduce replicated gradients", s.replicated_parameters)
 
 
 def _optimizer(add: _Builder) -> None:
     p = add.shape.rank_parameters
     add.section = "opt"
     add.memory("global_norm_squared_kernel", str(p), 2 * p, _BF16 * p)
+    add.collective("all-reduce gradient norm", 1, item=_FP32)
     # Reads gradient, master weight and both moments, writes the last three and the weight.
     add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)
 

@@ -222,7 +222,7 @@ def _transfers(
 def _transfer(
     measurer: Measurer, plan: Plan, batch: int, degree: int, paper: PercentChange | None
 ) -> Transfer:
-    kernels = before_optimizer(trace(WORKLOAD, batch=batch, tp=degree)).kernels
+    kernels = before_optimizer(trace(WORKLOAD, batch=batch, tp=degree, collectives=0)).kernels
     # Narrower layers take a second stage of the bias reduction that the plan has not seen.
     unplanned = tuple(kernel.name for kernel in kernels if kernel.name not in plan.kernels)
     wanted = [

@@ -32,10 +32,11 @@ class Pass(StrEnum):
 
 
 class Kind(StrEnum):
-    """What a kernel mostly does: matrix products, or moving memory."""
+    """What a kernel mostly does: matrix products, moving memory, or moving it between GPUs."""
 
     GEMM = "gemm"
     MEMORY = "mem"
+    COLLECTIVE = "collective"
 
 
 class Launch(Record, frozen=True, kw_only=True):
@@ -78,7 +79,8 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         shape: Problem size as text, e.g. ``6144x40960x2048``.
         count: Invocations per step.
         flops: Floating-point operations of one invocation; ``None`` when unknown.
-        bytes_moved: Least bytes of DRAM traffic of one invocation; ``None`` when unknown.
+        bytes_moved: Least bytes of DRAM traffic of one invocation, of a collective what one rank
+            sends; ``None`` when unknown.
         launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
         waited_for: Share of its launches' time for which the step waits; for the rest others
             overlap it. Of a profile, so noisy: it is no part of what a kernel is.

@@ -1,6 +1,7 @@
 """Tensor and sequence parallelism: the GPUs together do the work of one, each with less to move."""
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.errors import UsageError
-from underclock.records import Kernel, Kind, Pass, Step
+from underclock.records import Kernel, Kind, Step
 from underclock.workloads import MODELS, Shape, gpt3_step, workload
 
 _TABLE = Path(__file__).parents[4] / "shared/data/llmc_gpt3xl_kernels_b40.csv"
@@ -31,7 +32,11 @@ def _shapes(draw: st.DrawFn) -> Shape:
 
 
 def _step(shape: Shape, tp: int) -> Step:
-    return gpt3_step("drawn", shape.changed({"tp": tp}))
+    return gpt3_step("drawn", shape.changed({"tp": tp, "collectives": 0}))
+
+
+def _collectives(step: Step) -> list[Kernel]:
+    return [kernel for kernel in step.kernels if kernel.kind is Kind.COLLECTIVE]
 
 
 def _by_name(step: Step) -> dict[str, Kernel]:
@@ -81,9 +86,56 @@ def test_the_gpus_together_hold_every_parameter(shape: Shape, tp: int) -> None:
     assert tp * part.rank_parameters == shape.parameters + (tp - 1) * replicated
 
 
+@given(_shapes(), st.sampled_from(_DEGREES[1:]))
+def test_a_layer_gathers_before_columns_and_scatters_after_rows(shape: Shape, tp: int) -> None:
+    step = gpt3_step("drawn", shape.changed({"tp": tp}))
+    words = [
+        kernel.name if kernel.kind is Kind.COLLECTIVE else kernel.name.split()[-1]
+        for kernel in step.kernels
+        if kernel.kind in {Kind.GEMM, Kind.COLLECTIVE} and kernel.section == "Lf"
+    ]
+
+    assert words == [
+        "all-gather qkv",
+        *("qkv", "QK^T", "att.V", "attproj"),
+        "reduce-scatter attproj",
+        "all-gather fc",
+        *("fc", "fcproj"),
+        "reduce-scatter fcproj",
+    ]
+    backward = Counter(
+        kernel.name.split()[0] for kernel in _collectives(step) if kernel.section == "Lb"
+    )
+    assert backward == {"all-gather": 4, "reduce-scatter": 2}
+
+
+@given(_shapes(), st.sampled_from(_DEGREES[1:]))
+def test_a_gpu_of_a_ring_sends_all_but_its_own_part(shape: Shape, tp: int) -> None:
+    tokens = shape.batch * shape.sequence
+    for kernel in _collectives(gpt3_step("drawn", shape.changed({"tp": tp}))):
+        if "loss" in kernel.name:
+            sums = 2 if "sums" in kernel.name else 1
+            whole = 2 * 4 * tokens * sums  # there and back, in single precision
+        elif "replicated" in kernel.name:
+            whole = 2 * 2 * shape.replicated_parameters
+        elif "norm" in kernel.name:
+            whole = 2 * 4
+        else:
+            whole = 2 * tokens * shape.hidden
+        assert _bytes(kernel) == pytest.approx(whole * (tp - 1) / tp), kernel.name
+        assert (_flops(kernel) == 0.0) == kernel.name.startswith("all-gather")
+
+
 @given(_shapes(), st.sampled_from(_DEGREES))
-def test_no_collective_is_listed(shape: Shape, tp: int) -> None:
-    assert all(kernel.pass_ is not Pass.COMMUNICATION for kernel in _step(shape, tp).kernels)
+def test_without_its_collectives_the_step_is_the_papers(shape: Shape, tp: int) -> None:
+    listed, bare = gpt3_step("drawn", shape.changed({"tp": tp})), _step(shape, tp)
+
+    assert not _collectives(bare)
+    assert "collectives" not in bare.parameters
+    assert [k for k in listed.kernels if k.kind is not Kind.COLLECTIVE] == list(bare.kernels)
+    assert bool(_collectives(listed)) == (tp > 1) == ("collectives" in listed.parameters)
+    order = [listed.kernels[k].name for k in listed.order if listed.kernels[k] in bare.kernels]
+    assert order == [bare.kernels[k].name for k in bare.order]
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -122,6 +174,7 @@ def test_gpt3_xl_divides_among_the_papers_gpus(tp: int) -> None:
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
+        ({"collectives": 2}, "collectives are listed or not"),
         ({"tp": 0}, "tp must be at least 1"),
         ({"tp": 3}, "heads 16 does not divide among tp 3"),
         ({"tp": 32}, "heads 16 does not divide among tp 32"),

@@ -35,7 +35,7 @@ from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, SampleSet, Window
 
-_KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2}
+_KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: 3}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 
 

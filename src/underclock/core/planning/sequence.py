@@ -15,7 +15,7 @@ from underclock.core.planning.misses import usual_misses
 from underclock.core.solvers import SequenceProblem
 from underclock.core.step.table import CostTable, overlapped
 from underclock.errors import DataError
-from underclock.records import Clocks, Kernel, Pass
+from underclock.records import Clocks, Kernel, Kind, Pass
 from underclock.records.latencies import Domain, LatencyTable, Switch, mhz_of
 
 _CALL_TAIL = 3.0  # one call in a hundred takes thrice the median (A800: 4.5 ms and 13 ms)
@@ -101,7 +101,9 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
         order: Kernel of each launch. Shape (n,).
     """
     beside = overlapped(kernels)
-    collective = np.array([kernel.pass_ is Pass.COMMUNICATION for kernel in kernels], dtype=bool)
+    collective = np.array(
+        [k.kind is Kind.COLLECTIVE or k.pass_ is Pass.COMMUNICATION for k in kernels], dtype=bool
+    )
     during = (collective & ~beside)[order]
     blocked: Bools = during | np.roll(during, 1) | beside[order]
     return blocked
