@@ -264,9 +264,6 @@ class Prediction(Record, frozen=True, kw_only=True):
     def arm(self, name: str) -> PredictedArm:
         """Return the arm of a strategy.
 
-        Args:
-            name: The strategy, or its value, such as ``kernel_global``.
-
         Raises:
             KeyError: The prediction has no such arm.
         """

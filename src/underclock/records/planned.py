@@ -230,7 +230,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
         """Refuse to be used on a GPU it was not made for; return what the reader must be told.
 
         Args:
-            gpu: The GPU.
             limit_w: Which power limit it must have: the one planned for, to run the plan, or the
                 one measured at, to measure for it again. ``None`` when unknown.
 
@@ -271,7 +270,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
         """Refuse to be held where it was not made; return what the reader must be told.
 
         Args:
-            gpu: The GPU.
             limit_w: As of `check_gpu`.
             anyway: Whether another board or driver will do.
             hint: What to do where it does not.

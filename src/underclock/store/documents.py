@@ -40,7 +40,6 @@ def write_document(
     """Write a record as JSON; indented where a person may read it.
 
     Args:
-        path: Where it goes.
         inputs: Files that it was made from, which are never replaced.
     """
     body = msgspec.json.encode(record)

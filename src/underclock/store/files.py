@@ -25,7 +25,6 @@ def check_output(
     A pipe or a device other than a disk may always be written to: nothing there is replaced.
 
     Args:
-        path: Where the file will go.
         inputs: Files that are read meanwhile, which are never replaced.
         begins: How files of the kind that will be written begin; a file that begins otherwise is
             somebody's table or script, and never replaced.

@@ -113,9 +113,6 @@ def _head(path: Path) -> bytes:
 def load(path: str | Path) -> Saved:
     """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
 
-    Args:
-        path: A step, samples, a plan, a score, a validation, latencies, a fit, a job or its plan.
-
     Raises:
         DataError: It cannot be read.
     """
@@ -128,8 +125,6 @@ def save(record: Saved, path: str | Path, *, force: bool = False) -> None:
     """Write a record as the command that makes it does: `load` reads it.
 
     Args:
-        record: A step, samples, a plan, a score, a validation, latencies, a fit, a job or its plan.
-        path: Where to; samples as a database.
         force: Whether an existing file may be replaced; samples never are.
 
     Raises:

@@ -72,9 +72,6 @@ def trace_step(
     """Trace a step; leave everything it changes as it was.
 
     Args:
-        step: Runs one whole training step; takes nothing.
-        name: What to call it.
-        tell: Told of every phase as it begins.
         keep: Given the trace of a plain run.
 
     Raises:

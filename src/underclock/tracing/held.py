@@ -37,8 +37,6 @@ def held_launcher(
     """Make a step ready to run on a GPU, and check that it is the one that was traced.
 
     Args:
-        gpu: Where.
-        step: The traced step.
         run: Its function, or where that may be found; by default under the working directory.
         anew: As for `step_now`.
         pace: When it may launch; by default whenever it likes.
@@ -117,8 +115,6 @@ def step_now(traced: Step, captured: Step, *, anew: bool) -> Recaptured:
     step goes on as it is now.
 
     Args:
-        traced: As it was.
-        captured: As it is.
         anew: Whether all is measured anew, so that operators may launch other numbers of kernels;
             else each launch must be where it was, for a plan says its clocks.
 

@@ -27,8 +27,6 @@ def leave_trace(path: Path, trace: Mapping[str, Any], *, source: Path | None) ->
     """Write what a rank's profile saw of one step, with what tells its job from others.
 
     Args:
-        path: Of the rank's own.
-        trace: As PyTorch writes it.
         source: Of the step; ``None`` where that is no file.
 
     Raises:
@@ -55,7 +53,6 @@ def job_of_traces(
     """Make a job of traces of all its ranks, in the Chrome format of Kineto.
 
     Args:
-        given: Files, plain or compressed, or folders of them.
         workload: What is trained; by default what the first of them is called.
         waiting_w: What a rank draws while it waits; ``None`` where that is not known.
 

@@ -105,11 +105,6 @@ def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
     """Say of which other ranks, as far as they have written theirs, the step is another.
 
     Stages of a pipeline, which send to one another, run different steps: of them nothing is said.
-
-    Args:
-        step: Of this rank.
-        path: Where steps are written, without a rank.
-        rank: This one.
     """
     told: list[str] = []
     launches = (kernel.launch for kernel in step.kernels)

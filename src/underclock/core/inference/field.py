@@ -171,10 +171,6 @@ class Field:
     """A fitted field of one quantity.
 
     Args:
-        curves: What physics says.
-        grid: The settings.
-        rows: Of every kernel.
-        sizes: How large the parts are.
         coupled: Errors of the kernels' times, which power follows; ``None`` for a field of times.
     """
 

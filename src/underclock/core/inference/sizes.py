@@ -50,7 +50,6 @@ def likeliest(
     """Return the sizes that rows and repeats find likeliest.
 
     Args:
-        rows: Of every kernel; sizes are learned from a part of many.
         start: Where to begin; by default where sizes usually are.
     """
     some = _some(rows)

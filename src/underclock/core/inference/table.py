@@ -55,7 +55,6 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
     """Infer every entry from runs.
 
     Args:
-        runs: Of kernels at these settings; every kernel has one.
         sizes: How large the parts of both fields are; by default that is learned.
     """
     learn = sizes is None
@@ -131,11 +130,7 @@ class _Fields:
 
 
 def inferred_costs(sample_set: SampleSet, *, baseline: Clocks | None = None) -> JointCosts:
-    """Return what a table of runs says of every setting that it set out to visit.
-
-    Args:
-        baseline: The setting to call auto; as for `cost_table`.
-    """
+    """Return what a table of runs says of every setting that it set out to visit."""
     known = InferredTable.of(sample_set, baseline)
     return costed(known.table, known.told, known.seen, known.offered)
 
@@ -213,7 +208,6 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
     """Return costs of a step.
 
     Args:
-        table: With kernels, settings and baseline; its costs are made anew.
         seen: Where there are rows. Shape (K, C).
         offered: Where there may be. Shape (K, C).
     """
@@ -260,7 +254,6 @@ def as_measured(
     Args:
         variances: Of the logarithms of each sample's time and energy; by default as its own
             repeats tell. Shape (2, N).
-        baseline: The setting to call auto; as for `cost_table`.
     """
     table = cost_table(sample_set, baseline=baseline)
     runs = runs_of(sample_set, table.settings)

@@ -90,7 +90,6 @@ def draw_costs(
     """Draw what kernels may cost at other clocks.
 
     Args:
-        runs: One of each kernel. Length K.
         settings: The other clocks. Length S.
     """
     random = np.random.default_rng(seed)

@@ -271,11 +271,7 @@ class PredictiveCheck:
 
 
 def checks_of(prior: Prior, runs: Sequence[BaselineRun], seed: int) -> tuple[PredictiveCheck, ...]:
-    """Check a prior by what was measured at the baseline.
-
-    Args:
-        runs: What each kernel did. Length K.
-    """
+    """Check a prior by what was measured at the baseline."""
     return (*_rest(prior, runs, np.random.default_rng([seed, 1])), *_clocks(prior, runs))
 
 

@@ -37,7 +37,6 @@ def given_rows(
     Args:
         sample_set: Samples of every kernel at the baseline, and of some elsewhere.
         settings: Length S.
-        baseline: Index of the baseline.
         gpu: What is known of it: its fastest clocks are those that auto stands for.
     """
     runs = _run_logs(sample_set, settings, baseline)

@@ -135,7 +135,6 @@ def baseline_runs(
     """Return what each kernel did at the baseline, repeats averaged. Length K.
 
     Args:
-        sample_set: Samples at the baseline only.
         mem_mhz: Memory clock that auto stands for, where nobody read it.
 
     Raises:

@@ -44,7 +44,6 @@ def solve(
     """Return the best choice met, no worse than any of ``start`` that keeps the rules.
 
     Args:
-        problem: A knapsack, or a step in which changing clocks takes time.
         start: Schedules to begin with. Shapes (n,).
         judge: Says which schedule is the best; its costs in the problem unless given.
     """

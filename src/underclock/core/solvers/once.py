@@ -24,9 +24,6 @@ def once_through(problem: SequenceProblem) -> Callable[[float], Ints | None]:
     Of a price in joules per second it makes a setting for each launch, (n,), and ``None`` where no
     schedule keeps the rules. Budget and number of switches are not looked at; changes at begin and
     end cost nothing here.
-
-    Args:
-        problem: What to keep.
     """
     ring = ring_of(_opened(problem))
 

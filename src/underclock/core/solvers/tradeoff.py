@@ -327,7 +327,6 @@ def solve_tradeoff(
     """Return the least cost within each of the times, in their order, with a proof.
 
     Args:
-        problem: The network and its curves.
         times_s: Within which all activities are to end.
         engine: What is asked for plans and multipliers; HiGHS unless given.
     """

@@ -141,7 +141,6 @@ class Company:
         """Learn from the measurements in which nothing ran but company.
 
         Args:
-            mixed: All measurements in company; others are passed over.
             shape: How idle power is assumed to follow clock and temperature.
             below_w: What the companion draws where it runs at the clock that is read.
         """

@@ -152,7 +152,6 @@ def mix_at(
     Args:
         core_mhz: The clock wanted; at the boost clock it boosts for sure.
         seen: What is known of the kernel or the step; of the companion itself nothing.
-        bench: Where it runs.
 
     Returns:
         The mix; ``None`` where no company brings it there, or so much that nothing is left to see.
@@ -240,9 +239,6 @@ def spread_out(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
 
     Args:
         launches_s: About how long each launch of the round takes. Length n.
-
-    Returns:
-        The mix, alike but for where its company runs.
     """
     ends_s = list(itertools.accumulate(launches_s))
     round_s = ends_s[-1] + mix.hot * hot_s + mix.idle_s

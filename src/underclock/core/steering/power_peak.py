@@ -74,7 +74,6 @@ def peak_seen_w(pile_w: float, companion: AtBoost | None, limit_w: float) -> flo
 
     Args:
         pile_w: What several kernels draw at most; ``inf`` where they differ.
-        companion: At boost; ``None`` where it was not seen there.
     """
     if companion is None:
         return pile_w

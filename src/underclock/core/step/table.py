@@ -330,9 +330,7 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
     """Return costs, alike at all settings of a kernel that runs beside others. Shape (K, S).
 
     Args:
-        kernels: Of the step. Length K.
         costs: Shape (K, S).
-        baseline: Index of the setting whose cost stands for all.
     """
     alike: Floats = np.where(overlapped(kernels)[:, None], costs[:, [baseline]], costs)
     return alike
@@ -342,7 +340,6 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
     """Share a step's cost out among its kernels; what runs beside others keeps its own. (K,).
 
     Args:
-        kernels: Of the step. Length K.
         order: Kernel of each launch. Shape (n,).
         of_launches: In proportion to what. Shape (n,).
         total: What parts add up to, in s or J.
@@ -368,7 +365,6 @@ def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...
     """Say what a reader of costs must know of launches beside others; nothing where none are.
 
     Args:
-        kernels: Of the step. Length K.
         launch_s: What a launch of each takes at auto. Shape (K,).
     """
     some = np.array([kernel.waited_for < 1.0 for kernel in kernels], dtype=bool)

@@ -109,13 +109,7 @@ def step_cost_and_heat(table: CostTable, choice: Ints) -> tuple[Cost, float]:
 
 
 def heat_w(table: CostTable, choice: Ints, settled: SettledStep) -> float:
-    """Return what a schedule draws more in W, for being at another temperature than at auto.
-
-    Args:
-        table: Costs of the step.
-        choice: Setting of each launch. Shape (n,).
-        settled: What the cap makes of it.
-    """
+    """Return what a schedule draws more in W, for being at another temperature than at auto."""
     if table.heat is None:
         return 0.0
     w_per_c = float(np.average(table.heat.w_per_c[choice], weights=settled.time_s))
@@ -138,7 +132,6 @@ def fixed_part_costs(table: CostTable, part: Ints) -> tuple[Floats, Floats]:
     """Return what parts of the step take with one setting for all launches; ``inf`` where unknown.
 
     Args:
-        table: Costs of the step.
         part: Of each launch, counted from 0. Shape (n,).
 
     Returns:
@@ -307,9 +300,6 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
 
     The loop settles as far below one limit as below another. Whatever is chosen draws about the
     limit, so all of it runs at the temperature that belongs to that.
-
-    Args:
-        table: Costs of the step under the limit it was measured at.
 
     Raises:
         ValueError: Costs are of kernels alone.

@@ -46,7 +46,6 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
     """Make a step of the operators that were seen of it.
 
     Args:
-        name: What to call it.
         trace: PyTorch's, in the Chrome format; an annotation stands where each was handed over.
         operators: In the order of these annotations' numbers.
 

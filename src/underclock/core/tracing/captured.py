@@ -45,7 +45,6 @@ class PlainRun:
         """Read it off a profiler's trace.
 
         Args:
-            trace: The trace.
             step_s: What the run takes without the profiler, which slows its host.
 
         Raises:
@@ -67,11 +66,7 @@ def captured_step(
     """Make a step of what was captured.
 
     Args:
-        name: What to call it.
-        nodes: Of its graphs, in launch order.
         calls: What asked for each node, as far as `profile.captured_calls` knows.
-        plain: A run of it as it is written.
-        cleared: As for `step.launch_groups`.
         data_sizes: As for `step.traced_step`.
 
     Raises:

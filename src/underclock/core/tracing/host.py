@@ -133,7 +133,6 @@ def walk_threads(
     """Walk every host thread in time.
 
     Args:
-        events: Of the whole trace.
         call: Is told of each GPU call, and of the ranges open around it, outermost first.
         opened: Is told of each range as it opens, and of those open around it.
     """
@@ -186,9 +185,6 @@ def operator_and_shapes(
     Args:
         event: Of the GPU.
         chain: What was open on the host as it was asked for, outermost first.
-
-    Returns:
-        ``None`` where it is no collective, or nothing was written of it.
     """
     told = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
     facts = next((each for each in told if each.get(_NAME)), None)
@@ -213,7 +209,6 @@ def bytes_of(operator: str, shapes: str) -> float | None:
 
     Args:
         operator: Which, as `operator_and_shapes` returned it.
-        shapes: Likewise.
     """
     if not is_collective(operator):
         return None
@@ -222,11 +217,6 @@ def bytes_of(operator: str, shapes: str) -> float | None:
 
 
 def ranks_of(operator: str, shapes: str) -> int:
-    """Return how many ranks an operator needs; 1 where it is no collective.
-
-    Args:
-        operator: As for `bytes_of`.
-        shapes: Likewise.
-    """
+    """Return how many ranks an operator needs; 1 where it is no collective."""
     found = _AMONG.search(shapes) if is_collective(operator) else None
     return int(found[1]) if found else 1

@@ -74,11 +74,7 @@ class _Tensor:
 
 
 def named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Give traced kernels their names, each its own.
-
-    Args:
-        kernels: With launches, in order of first launch.
-    """
+    """Give traced kernels their names, each its own."""
     rows = _forward_rows(kernels)
     alike: defaultdict[str, list[int]] = defaultdict(list)
     launches = [kernel.launch for kernel in kernels if kernel.launch is not None]
@@ -290,7 +286,6 @@ def flops_of(operator: str, shapes: str) -> float | None:
     """Return 2·m·n·k of a matrix product, from its factors; ``None`` for all else.
 
     Args:
-        operator: Which.
         shapes: Of its inputs; where it writes into a tensor it is given, that comes last.
     """
     first = FACTORS_FROM.get(operator.removeprefix("aten::"))

@@ -95,9 +95,6 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     Captured calls run later, so that neither functions nor durations are known (empty, 0 s); what
     asked for each node is known exactly. What runs between two parts is no call of theirs.
 
-    Args:
-        trace: As for `activities`, of a capture.
-
     Raises:
         DataError: It is no such trace.
     """
@@ -138,9 +135,6 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     is named, with what it was last asked to do; some of that ends too late to be waited for, which
     tells those streams apart.
 
-    Args:
-        trace: As for `activities`.
-
     Raises:
         DataError: It is no such trace.
     """
@@ -175,9 +169,6 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
     Each with those it was called by, outermost first: that is what the user wrote, ``item()``, not
     what it is made of.
-
-    Args:
-        trace: As for `activities`.
 
     Raises:
         DataError: It is no such trace.
@@ -319,9 +310,6 @@ def _dense(size: Sequence[int]) -> list[int]:
 def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many kernels a trace has a call for and no time, and how many calls.
 
-    Args:
-        trace: In the Chrome format, with host and GPU events. What is captured there runs later.
-
     Raises:
         DataError: It is no such trace.
     """
@@ -341,9 +329,6 @@ def saw_all(trace: Mapping[str, Any]) -> bool:
     The first look that detaches after others that stayed attached sees neither calls nor kernels,
     the one after it both (PyTorch 2.11 on an H200, seen by us).
 
-    Args:
-        trace: As for `launches_lost`.
-
     Raises:
         DataError: It is no such trace.
     """
@@ -353,9 +338,6 @@ def saw_all(trace: Mapping[str, Any]) -> bool:
 
 def lost_note(trace: Mapping[str, Any]) -> str | None:
     """Say how many kernels have no time; ``None`` where all have.
-
-    Args:
-        trace: As for `launches_lost`.
 
     Raises:
         DataError: It is no such trace.

@@ -83,7 +83,6 @@ def recaptured(traced: Step, captured: Step) -> Recaptured:
     """Return a step as it is captured now, told in the names of the traced one.
 
     Args:
-        traced: As it was.
         captured: As it is; it asks for the same, so that there is no `difference`. What it waits
             for a profile of it tells anew, and no two alike: as traced it stays.
     """

@@ -38,7 +38,6 @@ def launch_groups(
     second time. What serves an operator that launches no kernel after it stands alone.
 
     Args:
-        nodes: The graph's, in launch order.
         matched: The activity of each, as `alignment.align` returns it.
         cleared: For each node the earlier memsets whose memory it points into; empty if unknown.
     """
@@ -85,8 +84,6 @@ def traced_step(
     """Make a step of a graph's nodes.
 
     Args:
-        name: The step's name.
-        nodes: The graph's, in launch order.
         matched: The activity of each; ``None`` where unknown.
         cleared: As for `launch_groups`.
         warnings: Sentences the reader must see beside the trace.

@@ -67,7 +67,6 @@ class Board:
     """One board that runs what it is given and waits between, with its clocks up.
 
     Args:
-        gpu: The board; nothing else may run on it.
         slowness: What it takes longer than its model at equal clocks, as a factor.
     """
 
@@ -126,8 +125,6 @@ def boards_of(
     """Return boards of one model that differ.
 
     Args:
-        model: Of all of them.
-        count: How many.
         seed: Of the draw of boards, and of their noise.
         spread: Standard deviation of their speeds at equal clocks, as a fraction.
         units: Which units of the model they are; by default the model itself where boards do not

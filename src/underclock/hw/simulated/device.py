@@ -41,7 +41,6 @@ class VirtualGpu:
     """A GPU in virtual time.
 
     Args:
-        model: Which GPU.
         seed: Of its noise, its calls' latencies and its switching jitter.
         unit: Which GPU of that model; number 0 is exactly what the model says.
     """

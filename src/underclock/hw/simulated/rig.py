@@ -62,7 +62,6 @@ def simulated_driver(
     A program that keeps a session of its own must close it inside the block.
 
     Args:
-        model: Name, as in ``sim:NAME``, or a model.
         read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
         unit: Which unit of the model GPU 0 is; the others follow. Unit 0 is the model itself.
 

@@ -114,8 +114,6 @@ class Gauges:
     """Reads one GPU until it is closed.
 
     Args:
-        gpu: Which one.
-        clock: The machine's.
         closely_s: For how long it is read often to begin with.
         exactly: Whether the energy counter is read as it climbs, every fourth time. Counters climb
             ten times a second, so that any other reading is up to a tenth of a second old: 1 % of

@@ -78,10 +78,6 @@ def conduct(
 
     Args:
         gpus: Which GPUs the work may set.
-        begin: Makes the work.
-        trainer: The trainer's pidfd.
-        folder: Where runs keep their files.
-        watching: Its watcher, which is let go at the end, unless it has something to undo.
         tell: Hears that everything is armed, and what was mended first.
 
     Raises:
@@ -171,7 +167,6 @@ def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Endin
         order: What `starting.Conducting` writes: ``gpus``, UUIDs of what to set; ``trainer``, the
             process whose end is the conductor's; ``work``, where to find the function that makes
             the work, as ``module:name``; and the ``options`` that it is called with.
-        watching: Its watcher.
         tell: Hears that everything is armed.
 
     Raises:

@@ -92,9 +92,7 @@ class Run:
         """Make them.
 
         Args:
-            plan: What is held.
             held: The marks that all GPUs have, or the part of each rank of a job.
-            gpus: UUID and index of each.
             simulated: The model that another process serves; empty for real GPUs.
 
         Raises:

@@ -417,7 +417,6 @@ def serve(
     """Serve leases until a signal asks to end; then undo what is set under them.
 
     Args:
-        path: Of the socket.
         group: Who may use it; by default the user who serves, and root.
         rules: File that says who may lease which GPU; by default the usual one, if there is any.
         limit_s: No lease lasts longer.

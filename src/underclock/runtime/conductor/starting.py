@@ -29,8 +29,6 @@ class Conducting:
     """A conductor that was started, as seen by who started it.
 
     Args:
-        process: Its process.
-        told: What it tells.
         rescue: Called where it is stopped and its watcher does not act: undoes what they left, and
             ends them; by default nobody does.
     """

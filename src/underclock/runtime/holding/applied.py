@@ -29,7 +29,6 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[He
     given has a ``summary``.
 
     Args:
-        plan: With a schedule, or its file.
         how: By default on the GPU that this process trains on.
 
     Raises:

@@ -113,9 +113,7 @@ def holding(
     however the block, this process or the one that holds it ends.
 
     Args:
-        plan: A plan, or its file.
         gpu: Where; a real GPU, or one that `underclock simulate` serves.
-        anyway: Whether another board or driver than the plan's will do.
 
     Raises:
         UsageError: The plan has nothing to hold, the GPU cannot be set from here, or somebody else

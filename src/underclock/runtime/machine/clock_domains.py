@@ -195,12 +195,7 @@ class ClockDomains:
         return self._next_s
 
     def next_change(self, now_s: float, asked_mhz: Mapping[Domain, int | None]) -> Ask | None:
-        """Return the newest change that is due, unless the clock was asked to be there.
-
-        Args:
-            now_s: The time.
-            asked_mhz: What each clock was asked for last; ``None`` is auto.
-        """
+        """Return the newest change that is due, unless the clock was asked to be there."""
         now_s += _ROUNDING_S
         position, latencies = self._position, self._latencies
         while True:

@@ -35,7 +35,6 @@ class Machine:
     """Follows a timetable.
 
     Args:
-        timetable: Of the step.
         first: What clocks are held as it begins.
         low_mhz: Core clock to wait at while the step stands still; ``None`` changes nothing then.
     """
@@ -93,8 +92,6 @@ class Machine:
         """Take note of the page.
 
         Args:
-            mark: One more than the last mark reached, 0 before any.
-            at_s: When it was.
             steps: Number of its step; ``None`` where nobody counts.
         """
         position = self.position
@@ -227,7 +224,6 @@ class Machine:
             clocks: Those that run; ``None`` where locks are only pretended, so that the clocks
                 that run say nothing of them.
             reasons: Why they are what they are.
-            at_s: When that was read.
             power_w: What the board draws; tells a step that waits from marks that are lost.
         """
         if clocks is not None:

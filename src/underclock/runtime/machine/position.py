@@ -141,7 +141,6 @@ class Position:
 
         Args:
             word: One more than the index of the last mark that the stream reached; 0 before any.
-            at_s: When that was read.
             steps: Number of that mark's step, which begins anew at `STEPS`; ``None`` where nobody
                 counts: then a mark that is not after the last is taken to be of the next step.
         """

@@ -83,7 +83,6 @@ def timetable(
     other. If either could be, the core's is: the memory's stall belongs at the boundary.
 
     Args:
-        clocks: One setting for each launch.
         latencies: What changes are believed to take.
         launch_s: What each launch is expected to take, stalls apart.
         marks: Launches that are seen to begin, ascending; the first is launch 0.

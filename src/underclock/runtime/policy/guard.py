@@ -92,7 +92,6 @@ class Guard:
         """Take note of a step; return what to do from now on where that is something else.
 
         Args:
-            time_s: What it took.
             stalled: Whether it stood still or was not of one stage; it is not counted then.
         """
         if self._skipped < _SETTLING:

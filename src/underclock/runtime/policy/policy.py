@@ -213,8 +213,6 @@ def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int
     """Return what decides.
 
     Args:
-        machine: What is told.
-        plan: What is held.
         arms: As after ``--arms``; empty for none.
         window: Steps that a guard judges together; 0 for no guard.
         seed: Of the order in which arms take turns.

@@ -12,9 +12,6 @@ class RankPolicy(Policy):
     """Tells the job what one rank's iterations took, and has its machine do what the job orders.
 
     Args:
-        machine: That follows one of the part's timetables.
-        part: Of the rank.
-        rank: Which; its peers are in this order.
         job: What decides.
         peers: The policies of all ranks, to which this one is added.
     """

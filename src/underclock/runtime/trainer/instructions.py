@@ -39,7 +39,6 @@ def watch(
     """Have somebody told of instructions: an event, and kind and chunk as ``forward 0``.
 
     Args:
-        torch: PyTorch.
         counted: Returns the optimizer whose steps count: a rank may have one for each chunk.
         tell: Is told.
 

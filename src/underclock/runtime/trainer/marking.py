@@ -32,8 +32,6 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
     """Begin to mark the steps of this process, as its run's file says.
 
     Args:
-        torch: PyTorch.
-        path: Of the file.
         rank: Of this process on its machine; by default what its launcher says.
 
     Returns:

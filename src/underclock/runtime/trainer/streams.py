@@ -164,9 +164,6 @@ class ServedStream:
         """Load a step on a GPU, and have the server map a page.
 
         Args:
-            path: Of the socket.
-            gpu: Index of the GPU.
-            step: File of the step.
             page: File that writes go to; ``None`` for no writes.
             marks: Launch before which each mark is; `mark` puts the launches before it there too.
             waits: Whether `mark` waits until they are done, as who hands on what they compute.

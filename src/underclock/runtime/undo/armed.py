@@ -41,7 +41,6 @@ def refuse_beside_others(
     """Refuse to set GPUs that another program holds; inside an `nvml_session`.
 
     Args:
-        uuids: Of the GPUs.
         profiles: Reads which workload power profiles are in force.
         run: Where services keep what they know of themselves.
 
@@ -271,7 +270,6 @@ def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], Non
     """Make one GPU ready to be set; what an earlier run left behind is undone first.
 
     Args:
-        gpu: Which one.
         folder: Where runs keep their files.
         share_lock: Gives the watcher the lock, and returns when it watches.
 

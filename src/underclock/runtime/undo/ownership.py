@@ -131,9 +131,6 @@ class Ownership:
         would stay as long as they do.
 
         Args:
-            folder: Where this user's runs keep their files.
-            uuid: Which GPU.
-            wait_s: How long to wait.
             machine: Where root's locks are, for a user who sets this GPU past them.
 
         Raises:

@@ -139,7 +139,6 @@ def served_gpus(
     """Serve simulated GPUs over a socket for the length of a block.
 
     Args:
-        model: Name, as in ``sim:NAME``, or a model.
         load: A step that each of them runs over and over; by default they rest.
         speed: Virtual seconds in one of the machine's.
         everyone: Whether all users may look at them, as at real ones; only root, and who serves
