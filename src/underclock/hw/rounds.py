@@ -17,11 +17,7 @@ from underclock.records import Mix
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Launches of one place in a row.
-
-    Attributes:
-        place: Which.
-    """
+    """Launches of one place in a row."""
 
     place: int
     times: int

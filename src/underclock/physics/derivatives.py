@@ -122,12 +122,6 @@ class LogCosts:
     """Time and power of kernels at clocks, with what their derivatives are made of.
 
     Attributes:
-        kernels: The kernel of each row.
-        core_mhz: Shape (R,).
-        mem_mhz: Shape (R,).
-        temperature_c: Shape (R,).
-        time_s: Duration of one launch. Shape (R,).
-        power_w: Board power. Shape (R,).
         volts: Core voltage in V. Shape (R,).
         joined_s: Time but the fixed. Shape (R,).
         parts_s: What core, DRAM and crossbar would take alone. Shape (3, R).

@@ -126,9 +126,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step; all costs are ``None`` when infeasible.
 
     Attributes:
-        name: The strategy.
         time_change: Fraction of auto, as ``energy_change``.
-        status: How the choice came about.
         gap: How far the objective may be from its optimum, as a fraction; ``None`` where nothing
             was optimised or nothing found.
         time_interval: Least and greatest ``time_change`` with 95 % confidence; ``None`` where
@@ -327,7 +325,6 @@ class Proposal(Record, frozen=True, kw_only=True):
     """A way to run a step that makes switching pay, planned as if it were done.
 
     Attributes:
-        name: What would be done.
         needs: What it takes.
         time_change: Fraction of the same step at auto, as ``energy_change``.
         switches: In one such step.

@@ -8,10 +8,7 @@ class Constant(Record, frozen=True, kw_only=True):
     """A constant of the GPU, shared by all kernels.
 
     Attributes:
-        name: In words.
         unit: Of what follows; empty for a plain number.
-        value: Most likely.
-        error: Standard error.
         told: Share of its prior variance that the samples remove, 0 to 1.
     """
 
@@ -67,7 +64,6 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
         samples: Of all kernels, those with a co-load and of the whole step included.
         rows: Observations of single kernels at known clocks. A whole step or a sample with a
             co-load may hold several, and one at the power cap none.
-        constants: Of the GPU.
         cap_w: Power that capped samples settle at; ``None`` where none was capped.
         boost_mhz: Least core clock the GPU boosted to by itself; ``None`` where it was not seen.
         time_noise: Standard deviation of one sample's time about its mean, as a fraction; of power
@@ -77,7 +73,6 @@ class GpuFit(Record, frozen=True, kw_only=True, tag_field="kind", tag="fit"):
         time_rms: Residual over all rows, as a fraction.
         common_share: Of the variance of all kernels' summed energy, the part that an error in a
             constant of the GPU moves in all of them together.
-        kernels: In the files' order.
     """
 
     schema: int = SCHEMAS["fit"]

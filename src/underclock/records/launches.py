@@ -32,10 +32,6 @@ class Node(Record, frozen=True, kw_only=True):
     """One node of a captured CUDA graph, in launch order.
 
     Attributes:
-        function: Demangled name of its GPU function; empty where it runs none.
-        grid: Blocks in x, y, z.
-        block: Threads of a block in x, y, z.
-        shared_bytes: Dynamic shared memory of a block.
         attributes: Launch attributes that are not at their default, as text.
         bytes: That a memset or copy writes.
         parameters: Hash of its parameters, pointers left out.
@@ -56,14 +52,10 @@ class TracedActivity(Record, frozen=True, kw_only=True):
 
     Attributes:
         function: Demangled name of the GPU function; empty for a memset or copy.
-        start_s: On the profile's clock.
         operator: Innermost operator that launched it; empty when unknown.
         shapes: The operator's input tensors, as in `records.Launch`.
         module: Path of the module it ran for; empty when unknown.
         callers: Paths of the modules whose calls were open around that one's, outermost first.
-        device: Index of the GPU it ran on.
-        stream: Number of the stream it ran on; 0 where the profile does not say.
-        waited_for: As a kernel's.
     """
 
     kind: NodeKind

@@ -34,15 +34,7 @@ class Follows(StrEnum):
 
 
 class Exponent(Record, frozen=True, kw_only=True):
-    """How the time of a kernel follows the core clock: as the clock to the power of ``-value``.
-
-    Attributes:
-        value: 1 where the core alone bounds it, 0 where the core does not matter.
-        error: Its standard error.
-        points: Times it was fitted to.
-        least_mhz: Least core clock of these.
-        most_mhz: Greatest core clock of these.
-    """
+    """How the time of a kernel follows the core clock: as the clock to the power of ``-value``."""
 
     value: float
     error: float
@@ -59,7 +51,6 @@ class StepClock(Record, frozen=True, kw_only=True):
     """The core clock at which a whole step runs at auto.
 
     Attributes:
-        core_mhz: Mean.
         spread_mhz: Standard deviation within a window; ``None`` where the clock was not read
             throughout, but once at the end of each.
     """
@@ -73,14 +64,9 @@ class StepClock(Record, frozen=True, kw_only=True):
 
 
 class KernelPart(Record, frozen=True, kw_only=True):
-    """One kernel of a step at auto clocks.
+    """One kernel of a step at auto clocks; launches and energy are per step.
 
     Attributes:
-        kernel: Its name.
-        launches: Per step.
-        energy_j: Per step.
-        energy_share: Fraction of the step's energy.
-        follows: How its time follows the core clock.
         exponent: The same as a number; ``None`` where it was seen at one core clock only.
         bound: What bounds it by utilisation, at the clock it has alone.
         in_step_change: Duration of a launch inside the step against alone, as a fraction of the
@@ -98,16 +84,7 @@ class KernelPart(Record, frozen=True, kw_only=True):
 
 
 class Share(Record, frozen=True, kw_only=True):
-    """One part of a step.
-
-    Attributes:
-        name: Of the part.
-        launches: Per step.
-        time_s: Per step.
-        energy_j: Per step.
-        time_share: Fraction of the step's time.
-        energy_share: Fraction of its energy.
-    """
+    """One part of a step: what it launches and takes in each."""
 
     name: str
     launches: int
@@ -121,11 +98,9 @@ class Breakdown(Record, frozen=True, kw_only=True):
     """Where the energy of a step at auto clocks goes, three ways and kernel by kernel.
 
     Attributes:
-        evidence: Of every number.
         time_s: Of the step; as it runs whole where that was measured.
         energy_j: Of the step; as it runs whole where that was measured.
         by_pass: By pass of the step; this and the two that follow list most energy first.
-        by_operator: By the operator that launched a kernel.
         by_bound: By how times follow the core clock (see `Follows`); kernels of which that is not
             known go by utilisation, and their parts say so.
         kernels: Most energy first.
@@ -134,7 +109,6 @@ class Breakdown(Record, frozen=True, kw_only=True):
         undecided_j: Energy of kernels whose following is undecided or not measured.
         step_clock: At which the step runs; ``None`` where nobody read it.
         capped_share: Fraction of the time of kernels alone that is spent at the power cap.
-        closure: Isolated sum against the whole step; ``None`` where that was not run.
     """
 
     evidence: Evidence
@@ -155,14 +129,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
 
 
 class KernelClock(Record, frozen=True, kw_only=True):
-    """What a log says of one kernel.
-
-    Attributes:
-        kernel: Its name.
-        entries: Readings while it ran.
-        core_mhz: Their mean core clock.
-        power_w: Their mean power, as the driver averages it.
-    """
+    """What a log says of one kernel."""
 
     kernel: str
     entries: int
@@ -174,14 +141,8 @@ class ClockLog(Record, frozen=True, kw_only=True):
     """What a log shows.
 
     Attributes:
-        evidence: Of every number.
-        entries: Readings taken.
         rate_hz: Readings a second, as it turned out.
-        core_mhz: Least, mean and greatest core clock.
-        power_w: Least, mean and greatest power.
-        throttle_reasons: All that were seen.
         step_s: Length of a step; ``None`` where none ran.
-        kernels: In launch order; empty where none ran.
     """
 
     evidence: Evidence
@@ -210,13 +171,7 @@ class Interval(Record, frozen=True, kw_only=True):
 
 
 class PredictedArm(Record, frozen=True, kw_only=True):
-    """What one way of choosing clocks would do, as fractions of auto.
-
-    Attributes:
-        name: The strategy.
-        time_change: Of the step.
-        energy_change: Of the step.
-    """
+    """What one way of choosing clocks would do, as fractions of auto."""
 
     name: Strategy
     time_change: Interval
@@ -229,13 +184,9 @@ class Prediction(Record, frozen=True, kw_only=True):
     Attributes:
         evidence: Of the samples; every number here is predicted from them, none measured.
         gpu: The GPU they are of.
-        workload: Name of the step or table.
         like: The model whose constants and kernels stand for what was not measured.
         calibration: How well that model is known.
-        max_slowdown: Time budget as a fraction above auto.
         confidence: That the truth lies in an interval, as far as the model goes.
-        draws: How many possible tables were planned on.
-        kernels: Of the step.
         counted: Of which so many have readings of utilisation.
         arms: What measuring at other clocks and planning on it would bring, in order of freedom.
         without_measuring: What locking at once would bring: the plan for the mean of the possible

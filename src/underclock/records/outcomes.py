@@ -88,8 +88,6 @@ class OtherArm(Record, frozen=True, kw_only=True):
     """A simpler way of choosing clocks, run in turns with auto and plan, and compared with auto.
 
     Attributes:
-        name: The strategy.
-        clocks: What it holds for the whole step.
         time_s: One total per repeat, as ``energy_j``.
         time_change: Against auto, over all pairs.
         time_interval: Low and high end of the true change at 95 %; ``None`` of a single run.
@@ -117,7 +115,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         accounting: What a run is: the whole step as it runs, or its kernels measured one by one.
         latency: Which switching latency the plan ran under, in words; ``None`` where it was taken
             as free.
-        repeats: Runs of each arm.
         auto_time_s: One total per repeat, as in the three that follow it.
         time_change: Plan against auto over all ``repeats``² pairs; of energy likewise, here and
             below.
@@ -232,7 +229,6 @@ class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
     """What a plan really costs on a full table, in a plan's own terms.
 
     Attributes:
-        plan: The strategy whose clocks the plan holds.
         time_s: Per step, under the plan's clocks, as ``energy_j``.
         time_change: Fraction of the table's auto cost, as ``energy_change``.
         promised_time_change: What the plan said.
@@ -281,14 +277,11 @@ class CheckedPromise(Record, frozen=True, kw_only=True):
     """Plans for one time budget.
 
     Attributes:
-        max_slowdown: The budget.
         promised_energy: Mean promise, as a change against auto.
         executed_energy: Mean change on the other half.
         energy_bias: Promise less execution; below zero too much was promised.
-        time_bias: The same for time.
         energy_coverage: Share of splits in which the promise's 95 % interval holds what came, the
             noise of the other half granted.
-        time_coverage: The same for time.
         over_budget: Share of splits that took longer than the budget.
         beyond_noise: Share that took longer by more than the noise of the other half explains.
     """
@@ -308,14 +301,10 @@ class PromiseCheck(Record, frozen=True, kw_only=True):
     """A table's check.
 
     Attributes:
-        workload: Name of the table.
         baseline: The clocks called auto.
-        splits: How often repeats were split.
         seed: Of the splits.
         kernels: How many could be split.
         rows: How many rows they have with repeats.
-        runs: How many runs these have.
-        promises: For each budget.
     """
 
     evidence: Evidence

@@ -7,9 +7,6 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     """The first line of a run; a file may hold several runs.
 
     Attributes:
-        evidence: Of all that follows.
-        gpus: Names of the GPUs, by local rank.
-        workload: Name of the plan's step.
         marks: In a step.
         dry: Whether nothing is set.
         is_job: Whether the GPUs are the ranks of one job, and what they take is one iteration's.
@@ -18,7 +15,6 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
         energy_change: What the plan promised against auto, as ``time_change``; ``None`` where it
             promises nothing.
         arms: That take turns, as after ``--arms``; empty for none.
-        seed: Of their order.
     """
 
     evidence: Evidence
@@ -39,10 +35,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
     """One step of one GPU, or several in a row that were not polled in between.
 
     Attributes:
-        gpu: Local rank.
         step: Counted from 0; the first of several.
-        steps: How many.
-        began_s: On the machine's monotonic clock.
         time_s: How long it took; here and below, the mean of several.
         state: What the conductor did, in words.
         arm: What was held, where arms are compared; empty else.
@@ -100,7 +93,6 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
 
     Attributes:
         cpu_s: Of the conductor's processor time.
-        wall_s: Meanwhile.
         looks: At pages.
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
         executed: Of which the GPUs were seen to have begun; likewise.
@@ -147,7 +139,6 @@ class RunSummary(Record, frozen=True, kw_only=True):
     """A run in a few numbers; ``None`` where nothing was seen.
 
     Attributes:
-        run: What it was of; ``None`` where it never began.
         marks: In a step, as planned.
         steps: That were seen whole.
         enqueued: That trainers put on their streams, the first ones too; ``None`` where that is
@@ -163,8 +154,6 @@ class RunSummary(Record, frozen=True, kw_only=True):
         late_p50_s: How long after its launch a change took effect; the median.
         conductor: Share of one core that the conductor took.
         looks_hz: How often it looked at pages.
-        events: What a reader should know.
-        arms: What each did against auto, where arms took turns.
         energy_j: That the GPUs drew in all of the run.
         since_auto: Of a job, what its iterations take under the plan against those at auto before,
             all ranks together: changes of energy and time, as fractions.

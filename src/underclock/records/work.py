@@ -130,9 +130,7 @@ class StepSource(Record, frozen=True, kw_only=True):
     Attributes:
         file: Its file, relative to the folder of the file that says so.
         function: Its name there; empty for a script.
-        sha256: Of the file's content when it was traced.
         steps: First step of a script that was looked at, and the last; ``None`` for a function.
-        arguments: Of a script's command line.
     """
 
     file: str

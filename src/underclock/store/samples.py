@@ -33,12 +33,7 @@ from underclock.store.files import check_output
 
 
 class SampleFile:
-    """An open samples file. Use as a context manager.
-
-    Attributes:
-        path: Where it is.
-        header: What all its windows share; a `SampleSet` without windows.
-    """
+    """An open samples file. Use as a context manager."""
 
     def __init__(
         self,

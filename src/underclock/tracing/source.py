@@ -42,10 +42,7 @@ class Script:
     """A training script and which of its steps to look at.
 
     Attributes:
-        path: Its file.
-        arguments: Of its command line.
         first: The first step to look at, counted from 0.
-        last: The last one.
     """
 
     path: Path

@@ -63,11 +63,8 @@ class SteeringAgenda:
     """Where a campaign stands.
 
     Attributes:
-        samples: Everything on file.
         bench: Where mixes run; ``None`` while company is not measured.
         companion: Whether the hot companion can run; without it nothing runs below its own clock.
-        error: Standard deviation of the step's energy, as a sum of kernels, as a fraction; ``inf``
-            where a kernel was never seen.
     """
 
     samples: SampleSet

@@ -30,12 +30,7 @@ _LEAST_GAIN = 0.01  # of a kernel's variance, for which nobody measures
 
 @dataclass(frozen=True, slots=True)
 class StepEnergy:
-    """What is known of a step's energy as a sum of kernels.
-
-    Attributes:
-        samples: Everything on file.
-        bench: Where mixes run.
-    """
+    """What is known of a step's energy as a sum of kernels."""
 
     samples: SampleSet
     bench: Bench

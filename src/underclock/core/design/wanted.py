@@ -20,7 +20,6 @@ class Wanted:
 
     Attributes:
         kernel: Of which launches run; empty for the whole step, or for company by itself.
-        asked: Clocks to hold.
         timed: Whether launches are timed inside, and the core clock is read all through; the step
             by itself is where it can be.
         warm: Whether the GPU is brought to the step's own heat before.

@@ -32,8 +32,6 @@ class RunLogs:
     """Runs of kernels.
 
     Attributes:
-        kernel: Shape (N,).
-        setting: Shape (N,).
         log: Logarithms of time in s and power in W. Shape (2, N).
     """
 

@@ -154,8 +154,6 @@ class _Step:
     """A step under its cap, for which a schedule is sought.
 
     Attributes:
-        starts: Schedules to start from. Shapes (n,).
-        risk: How sure the costs of the step are.
         bound_j: No schedule that keeps the budget and the limit takes less.
     """
 

@@ -55,7 +55,6 @@ class Task:
     """What one strategy solves: who shares clocks, who keeps the budget, what is minimised.
 
     Attributes:
-        groups: Who shares clocks.
         max_slowdown: Its budget, or an aim below it, as a fraction above auto.
         priced_s: What each setting of a group takes of that beside its time; ``None`` for nothing.
             Shape (G, S).

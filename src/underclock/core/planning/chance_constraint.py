@@ -108,11 +108,7 @@ Choose = Callable[[Aim], "Candidate | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A choice of clocks, and how the solver came to it.
-
-    Attributes:
-        setting: Index into the cost table's settings, of each kernel. Shape (K,).
-    """
+    """A choice of clocks, and how the solver came to it."""
 
     setting: Ints
     proof: Proof
@@ -128,7 +124,6 @@ class _Search:
     """A search for the choice of least energy that keeps a budget with confidence.
 
     Attributes:
-        budget: Fraction above auto.
         free: What would be chosen if all were certain, and what it changes; ``None`` where nothing
             is fast enough.
         best: Of the choices that keep the budget, that of least energy; ``None`` while there is

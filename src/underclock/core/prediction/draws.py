@@ -67,12 +67,7 @@ _LEAST_CORE = (1e-4, 0.1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostDraws:
-    """Costs of kernels at settings, over those of their run, in every draw.
-
-    Attributes:
-        time: Shape (D, K, S).
-        energy: Shape (D, K, S).
-    """
+    """Costs of kernels at settings, over those of their run, in every draw."""
 
     time: Floats
     energy: Floats

@@ -141,8 +141,6 @@ class BaselineRun:
     """What one kernel did at the baseline clocks.
 
     Attributes:
-        core_mhz: Mean core clock; ``None`` where nobody read it.
-        mem_mhz: Mean memory clock.
         temperature_c: ``None`` where nobody read it.
         capped: Whether it was at the power cap.
         locked: Whether its core clock was held rather than auto.

@@ -26,7 +26,6 @@ class Suggestion:
     """What a solver says; nothing of it need be true, and nan is what it does not know.
 
     Attributes:
-        duration_s: Of each activity. Shape (A,).
         flow_w: Multiplier of each wait. Shape (E,).
         source_w: Of each activity's not beginning before 0. Shape (A,).
         sink_w: Of each activity's ending in time. Shape (A,).
@@ -51,7 +50,6 @@ class Program:
     """When each activity begins and ends, and how far it goes along each piece of its curve.
 
     Attributes:
-        shortest_s: What activities take at least. Shape (A,).
         of: Activity of each piece. Shape (Q,).
         length_s: Of each piece. Shape (Q,).
         slope_w: Cost by time along it, weights included. Shape (Q,).

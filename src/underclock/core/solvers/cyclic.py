@@ -132,7 +132,6 @@ class Incumbent:
 
     Attributes:
         judge: Says which is the best.
-        choice: The schedule. Shape (n,).
         energy: What it was judged to take, in J.
     """
 

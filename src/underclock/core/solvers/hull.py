@@ -36,7 +36,6 @@ class Quanta:
     Attributes:
         time: 0 where a setting is not available. Shape (G, S).
         energy: 0 in the same places. Shape (G, S).
-        available: Shape (G, S).
         budget: In time quanta; -1 for any that is negative.
         rounding_j: What rounding can at most change the energy of a choice by.
     """

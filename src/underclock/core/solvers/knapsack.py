@@ -225,7 +225,6 @@ class Stages:
     """The groups that may move, by how much time they can move, and their moves, end to end.
 
     Attributes:
-        group: Shape (J,).
         first: Where a stage's moves begin; one more than there are stages. Shape (J + 1,).
         setting: Shape (sum of I,).
         time: Relative to the base. Shape (sum of I,).

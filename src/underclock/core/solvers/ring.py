@@ -66,8 +66,6 @@ class Ring:
         energy: Zero in the same places. Shape (m, S).
         shut: ``inf`` where an item cannot run, else zero; ``None`` if all can. Shape (m, S).
         lasts: Time of the items before each boundary, at each setting. Shape (m + 1, S).
-        switch_time: Shape (S, S).
-        switch_energy: Shape (S, S).
         dwell: ``None`` where segments may end at any boundary.
         first: First invocation of each item, in the ring. Shape (m,).
         settings: The problem's number of each setting. Shape (S,).

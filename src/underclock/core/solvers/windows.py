@@ -175,7 +175,6 @@ class _Met:
     """A choice that some multipliers led to.
 
     Attributes:
-        choice: Setting of each group. Shape (G,).
         time_s: Of every launch. Shape (n,).
         energy_j: Of every launch. Shape (n,).
         cost_j: What is minimised: the energy, or time at the power of the limit.

@@ -84,9 +84,7 @@ class Bench:
     """Where mixes run.
 
     Attributes:
-        limit_w: Mean power at which the cap holds a round.
         boost_mhz: Core clock of a GPU below its cap.
-        temperature_c: Of the GPU.
         peak_w: Power that no kernel exceeds, however low the mean; ``inf`` where none was seen.
     """
 

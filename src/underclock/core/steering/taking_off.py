@@ -190,12 +190,7 @@ def _windows(draw: Draw) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraw:
-    """What the whole step drew at one clock, its company taken off.
-
-    Attributes:
-        core_mhz: Mean core clock.
-        spread_w: Standard deviation of that.
-    """
+    """What the whole step drew at one clock, its company taken off."""
 
     core_mhz: float
     power_w: float

@@ -104,7 +104,6 @@ class PowerCap:
 
     Attributes:
         limit_w: Mean power at which the loop settles.
-        order: Kernel of each launch. Shape (n,).
         boost: The setting that stands for auto before the cap: the highest core clock, and the
             memory clock that the driver chooses.
         window_s: Time constant of the mean.

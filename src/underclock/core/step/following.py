@@ -38,7 +38,6 @@ class _Point:
 
     Attributes:
         source: How it ran; times from unlike sources differ by more than their clocks.
-        core_mhz: At which it ran.
     """
 
     source: str

@@ -60,12 +60,10 @@ class CostTable:
     """What every kernel costs per step at every setting.
 
     Attributes:
-        kernels: Length K.
         settings: Length S, slowest first; auto counts as fastest.
         time_s: Time per step of all invocations of a kernel for which the step waits, ``inf`` where
             not measured. Shape (K, S).
         energy_j: Energy per step of all invocations, ``inf`` where not measured. Shape (K, S).
-        baseline: Index of the setting called auto.
         closure: What kernels say of the step, against the step as it ran; ``None`` where it was
             not run whole.
         power_cap: What holds the step's power, where costs are those of the step as it runs: then
@@ -74,7 +72,6 @@ class CostTable:
         heat: What another temperature makes of the step's power; ``None`` where nothing is known.
         beside_j: Part of each kernel's energy that is the same at every setting, for it runs beside
             others. Shape (K,); ``None`` where none does.
-        warnings: Sentences the reader must see beside the numbers.
     """
 
     kernels: tuple[Kernel, ...]

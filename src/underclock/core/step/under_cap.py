@@ -24,7 +24,6 @@ class KnownStep:
     """A step whose kernels are known at the clocks that auto gives them.
 
     Attributes:
-        table: Costs of the step.
         at_auto: Setting of each launch that comes nearest to auto. Shape (n,).
     """
 

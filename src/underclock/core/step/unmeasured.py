@@ -27,10 +27,8 @@ class Unmeasured:
 
     Attributes:
         places: Which kernels they are. Shape (U,).
-        time_s: Of a launch, as in the step. Shape (U,).
         power_w: As expected. Shape (U,).
         spread: Standard deviation of its logarithm. Shape (U,).
-        warnings: What the reader must know of it.
     """
 
     places: Ints

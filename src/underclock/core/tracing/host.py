@@ -68,7 +68,6 @@ class HostTimeline:
         chains: Ranges around each call, outermost first, by correlation id.
         called_us: When each call began.
         backward_ends_us: Last moment of autograd's work.
-        optimizer_ends_us: Last moment of an optimizer's work.
         modules: Modules around the forward operator of each autograd sequence number.
         differentiated: Modules around the operator that was differentiated last.
     """

@@ -54,7 +54,6 @@ class Recaptured:
     """A step as it is captured now.
 
     Attributes:
-        step: Its kernels, each named as what it is, or took the place of, in the traced step.
         changes: What runs otherwise, in words; none where all is as it was.
     """
 

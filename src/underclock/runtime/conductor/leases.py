@@ -42,7 +42,6 @@ class LeaseRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the operator's file says.
 
     Attributes:
-        policy: Which users may lease a GPU.
         owners: Folder of one file per GPU, named by UUID, with the numbers of its users.
         start_s: So long a lease waits for its user to compute on a GPU that nobody computes on.
     """

@@ -34,9 +34,6 @@ class RunGpu(Record, frozen=True, kw_only=True):
     """One GPU of a run, for the local rank that stands at its place.
 
     Attributes:
-        uuid: Which GPU.
-        index: As the driver counts.
-        page: Its page of marks.
         places: What it marks: as `MarkSite` has them, in its order of fields but the launch.
         marks: Launches of those.
         step: File of the step, where a simulated GPU is to run it; empty else.
@@ -56,7 +53,6 @@ class RunFile(Record, frozen=True, kw_only=True):
     Attributes:
         version: Of the pages.
         digest: Of the plan and its mark sites.
-        gpus: By local rank.
         world: Ranks of the job that is planned; 0 for a plan of one GPU, held by any number.
         schedule: Name of the job's pipeline schedule; empty for none.
     """
@@ -69,12 +65,7 @@ class RunFile(Record, frozen=True, kw_only=True):
 
 
 class Run:
-    """The files of a run.
-
-    Attributes:
-        folder: Of all but the pages.
-        gpus: By local rank.
-    """
+    """The files of a run."""
 
     def __init__(self, folder: Path, gpus: tuple[RunGpu, ...]) -> None:
         self.folder = folder

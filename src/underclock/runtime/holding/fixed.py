@@ -30,8 +30,6 @@ class Holding:
 
     Attributes:
         asked: What was asked for; the driver accepted it.
-        warnings: What the reader must know.
-        mended: What an earlier run had left set, and was undone first.
     """
 
     def __init__(

@@ -167,7 +167,6 @@ class HeldRun:
     """The files of a run and its conductor.
 
     Attributes:
-        run: Its files.
         ran: How it went; ``None`` until it ended, or where it never began.
     """
 

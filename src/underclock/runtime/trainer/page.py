@@ -62,10 +62,7 @@ class Page:
     """An open page.
 
     Attributes:
-        path: Its file.
-        digest: Of the plan and its marks.
         marks: Launch index of each mark, ascending; the first is 0.
-        size: How long it is, in bytes.
     """
 
     def __init__(self, path: str, fd: int) -> None:

@@ -39,7 +39,6 @@ class MarkSite(Record, frozen=True, kw_only=True):
     """Something that can be seen of a live step, and where it stands.
 
     Attributes:
-        launch: The launch that comes next.
         event: What is seen, as `marks` names it.
         path: Module that it happens to; empty where to none.
         occurrence: Which of these in a step, from 0.
@@ -58,8 +57,6 @@ class MarkedStep(Record, frozen=True, kw_only=True):
 
     Attributes:
         sites: In launch order; the first is the step's begin.
-        unmarked: Launches at which clocks change and that no site marks: they are timed from the
-            mark before.
         digest: Of the plan and these sites, in hexadecimal.
     """
 

@@ -160,8 +160,6 @@ class Armed:
     """One GPU that this process may set once `arm` has made it ready. Every change goes by `set`.
 
     Attributes:
-        gpu: Which one.
-        lock: The right to set it.
         mended: What was undone of an earlier run.
     """
 
