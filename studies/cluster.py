@@ -15,6 +15,10 @@ from typing import Any
 import numpy as np
 
 from pages import fill, markdown, percent
+from simulated_jobs.cluster import Board, Link, boards_of, piece_of
+from simulated_jobs.job import Iteration, SimulatedJob
+from simulated_jobs.policed import policed
+from simulated_jobs.profiling import profiled_in, settled
 from underclock.arrays import Floats
 from underclock.campaign.turns import switching_model
 from underclock.core.job.costs import auto_clocks, instruction_costs
@@ -22,16 +26,12 @@ from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import SCHEDULES, Shape, pipeline
 from underclock.gpus.models import GpuModel, gpu_model
-from underclock.hw.simulated.cluster import Board, Link, boards_of, piece_of
 from underclock.hw.simulated.costs import Work
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.records import Cost, Evidence, GpuInfo, Strategy
 from underclock.records.job import Job, JobPlan, Profile, ProfileRow, RankClocks, Waiting
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.policy.job import JobPolicy
-from underclock.runtime.simulated.job import Iteration, SimulatedJob
-from underclock.runtime.simulated.policed import policed
-from underclock.runtime.simulated.profiling import profiled_in, settled
 from underclock.workloads import workload
 
 RANKS, LAYERS, MICROBATCHES, BATCH = 8, 24, 16, 16

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simulated_jobs.cluster import Board, Link, boards_of, piece_of
 from underclock.gpus.models import gpu_model
-from underclock.hw.simulated.cluster import Board, Link, boards_of, piece_of
 from underclock.hw.simulated.costs import Costs, Piece
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.physics.constants import KernelConstants

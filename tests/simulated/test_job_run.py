@@ -6,12 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from simulated_jobs.cluster import Board, boards_of
+from simulated_jobs.job import SimulatedJob
+from simulated_jobs.policed import policed
+from simulated_jobs.profiling import profiled_in
 from underclock.core.job.costs import auto_clocks, job_cost
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Shape, pipeline
 from underclock.errors import DataError
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
-from underclock.hw.simulated.cluster import Board, boards_of
 from underclock.hw.simulated.costs import Piece, Work
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
@@ -30,9 +33,6 @@ from underclock.records.job import (
 )
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.policy.job import JobPolicy
-from underclock.runtime.simulated.job import SimulatedJob
-from underclock.runtime.simulated.policed import policed
-from underclock.runtime.simulated.profiling import profiled_in
 
 LATENCY_S = 2e-3
 TABLE = LatencyTable.constant(LATENCY_S)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from simulated_jobs.job import Iteration, SimulatedJob
 from underclock.arrays import Bools, Floats
 from underclock.records import Clocks
 from underclock.records.job import Job, Profile, ProfileRow, Waiting
-from underclock.runtime.simulated.job import Iteration, SimulatedJob
 
 _SETTLING = 3  # iterations at a clock before it is looked at
 _LEAST_REPEATS = 2  # of which a scatter is known

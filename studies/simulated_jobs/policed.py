@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simulated_jobs.job import Iteration, SimulatedJob
 from underclock.core.job.costs import auto_clocks
 from underclock.records.job import COMPUTES
 from underclock.runtime.policy.job import JobPolicy, Order
-from underclock.runtime.simulated.job import Iteration, SimulatedJob
 
 
 def policed(running: SimulatedJob, policy: JobPolicy) -> Iterator[Iteration]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simulated_jobs.cluster import Board
 from underclock.arrays import Floats
 from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.network import network_of
 from underclock.errors import DataError
-from underclock.hw.simulated.cluster import Board
 from underclock.hw.simulated.costs import Work
 from underclock.records import AUTO, Clocks
 from underclock.records.job import Held, Instruction, Job, ProfileRow, RankClocks
