@@ -3,12 +3,14 @@
 import pytest
 
 from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.gpus.links import link_of
 from underclock.hw.base import Capability
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings, Mix, Step
+from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, MeasurementSettings, Mix, Step
+from underclock.workloads import workload
 
 
 def _bench(rig: Rig, measuring: MeasurementSettings | None = None) -> GpuMeasurer:
@@ -200,3 +202,23 @@ def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:
 def test_a_protocol_that_measures_nothing_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"window|waiting"):
         MeasurementSettings(**options)  # type: ignore[arg-type]
+
+
+def test_what_is_assumed_of_collectives_is_said_once_one_ran(rig: Rig, gemm: Kernel) -> None:
+    measurer = _bench(rig)
+    gather = next(
+        kernel
+        for kernel in workload("gpt3-125m", {"layers": 1, "tp": 2}).kernels
+        if kernel.kind is Kind.COLLECTIVE
+    )
+    with measurer.hold(Clocks(core_mhz=1050)):
+        measurer.measure([gemm])
+        before = measurer.notes()
+        reading = measurer.measure([gather])
+
+    (after,) = measurer.notes()
+    assert not before
+    assert "assumed" in after
+    assert "PCIe 4.0" in after
+    link_s = link_of(rig.device.model.name).taken_s(gather)
+    assert reading.time_s == pytest.approx(link_s, rel=2e-3)

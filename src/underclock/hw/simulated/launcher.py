@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from underclock.errors import DeviceError
+from underclock.gpus.links import link_of
 from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
 from underclock.hw.simulated.costs import companion, idling
@@ -161,8 +162,9 @@ class VirtualLauncher:
         return constants
 
     def notes(self) -> tuple[str, ...]:
-        """Return nothing: a model's kernels are what they are."""
-        return ()
+        """Say that collectives are assumed; a model's other kernels are what they are."""
+        ran = any(kernel.kind is Kind.COLLECTIVE for kernel in self._constants)
+        return (str(link_of(self.gpu.model.name)),) if ran else ()
 
 
 def _in_rows(round_: Round, lasts_s: Mapping[int, float]) -> tuple[tuple[Turn, ...], int]:

@@ -1,0 +1,67 @@
+"""What GPUs send to one another over, and how long that takes: assumed, nobody measured it here.
+
+A collective is a ring, as NCCL counts it (``src/graph/tuning.cc``, protocol Simple): 8.4 µs to
+begin, 3.4 µs a send over NVLink or 5.7 µs over PCIe, and its bytes at a part of the link's
+bandwidth. That part is NCCL's own for an A100, 235 of 300 GB/s, taken for every link. Bandwidths
+are of one direction, from NVIDIA's data sheets and the PCIe specification (16 lanes). GPUs without
+peer-to-peer, such as GeForce cards, go through host memory and are slower than this.
+"""
+
+import re
+from dataclasses import dataclass
+
+from underclock.records import Kernel
+
+_BEGINS_S, _NVLINK_SEND_S, _PCIE_SEND_S = 8.4e-6, 3.4e-6, 5.7e-6
+_REACHED = 235 / 300
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A GPU's way to the others.
+
+    Attributes:
+        name: As people call it.
+        gb_per_s: Bandwidth of one direction in GB/s.
+        is_known: Whether this GPU's link is known; else it is the usual one.
+    """
+
+    name: str
+    gb_per_s: float
+    is_known: bool = True
+
+    def taken_s(self, kernel: Kernel) -> float:
+        """Return how long a collective takes; one that does not say of how many GPUs, of two."""
+        of = re.match(r"(\d+)x\[", kernel.shape)
+        sends = (int(of[1]) if of else 2) - 1
+        if re.search("all.?reduce", kernel.name):
+            sends *= 2
+        send_s = _NVLINK_SEND_S if self.name.startswith("NVLink") else _PCIE_SEND_S
+        moving_s = (kernel.bytes_moved or 0.0) / (_REACHED * self.gb_per_s * 1e9)
+        return _BEGINS_S + sends * send_s + moving_s
+
+    def __str__(self) -> str:
+        unknown = "" if self.is_known else ", as nothing is known of this GPU's link"
+        return (
+            "times and powers of collectives are assumed, not measured: a ring over "
+            f"{self.name} at {_REACHED * self.gb_per_s:.3g} GB/s{unknown}"
+        )
+
+
+_LINKS = {  # words of a GPU's name; the first that fits
+    r"PCIe.*(H100|H200)|(H100|H200).*(PCIe|NVL)|RTX 50\d\d|RTX PRO": Link("PCIe 5.0", 63.0),
+    r"A100.*PCIe|A[346]0\b|A\d000\b|RTX [34]0\d\d|\bL40?S?\b": Link("PCIe 4.0", 31.5),
+    r"V100.*PCIe|TITAN|RTX 20\d\d|GTX 10\d\d|\bT4\b": Link("PCIe 3.0", 15.8),
+    r"\bG?B[123]00": Link("NVLink 5", 900.0),
+    r"\b(G?H[128]00|H20)": Link("NVLink 4", 450.0),
+    r"\bA[18]00": Link("NVLink 3", 300.0),
+    r"\bV100": Link("NVLink 2", 150.0),
+}
+
+
+def link_of(model: str) -> Link:
+    """Return the link of a GPU model, by its name; the usual one where it is not known."""
+    return next(
+        (link for words, link in _LINKS.items() if re.search(words, model, re.IGNORECASE)),
+        Link("PCIe 4.0", 31.5, is_known=False),
+    )

@@ -1,0 +1,103 @@
+"""What is assumed of links between GPUs, and of collectives over them."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from underclock.errors import UsageError
+from underclock.gpus.links import link_of
+from underclock.gpus.models import gpu_model, model_names
+from underclock.physics.costs import busy_w, duration_s
+from underclock.records import Kernel, Kind
+
+_H200 = gpu_model("h200")
+
+
+def _all_reduce(sent: float, *, of: int = 2) -> Kernel:
+    shape = f"{of}x[{int(sent)}]"
+    return Kernel(name="all-reduce it", kind=Kind.COLLECTIVE, shape=shape, bytes_moved=sent)
+
+
+@pytest.mark.parametrize(
+    ("model", "link"),
+    [
+        ("NVIDIA H200", "NVLink 4"),
+        ("NVIDIA H100 80GB HBM3", "NVLink 4"),
+        ("NVIDIA H100 PCIe", "PCIe 5.0"),
+        ("NVIDIA A100-SXM4-40GB", "NVLink 3"),
+        ("NVIDIA A100 80GB PCIe", "PCIe 4.0"),
+        ("NVIDIA GeForce RTX 3080 Ti", "PCIe 4.0"),
+        ("NVIDIA B200", "NVLink 5"),
+        ("Tesla V100-SXM2-16GB", "NVLink 2"),
+        ("NVIDIA GeForce GTX TITAN X", "PCIe 3.0"),
+    ],
+)
+def test_a_gpus_link_is_known_by_the_gpus_name(model: str, link: str) -> None:
+    found = link_of(model)
+
+    assert (found.name, found.is_known) == (link, True)
+    assert str(found).startswith("times and powers of collectives are assumed, not measured")
+    assert "nothing is known" not in str(found)
+
+
+def test_every_packaged_gpus_link_is_known() -> None:
+    assert all(link_of(gpu_model(name).name).is_known for name in model_names())
+
+
+def test_a_gpu_of_unknown_link_has_the_usual_one_and_says_so() -> None:
+    link = link_of("Somebody's GPU")
+
+    assert link.name == "PCIe 4.0"
+    assert "nothing is known of this GPU's link" in str(link)
+
+
+@given(st.floats(1.0, 1e10), st.integers(2, 16))
+def test_an_all_reduce_takes_a_ring_there_and_back(sent: float, of: int) -> None:
+    link = link_of(_H200.name)
+    there = Kernel(
+        name="all-gather it", kind=Kind.COLLECTIVE, shape=f"{of}x[8]", bytes_moved=sent / 2
+    )
+
+    both_s = link.taken_s(_all_reduce(sent, of=of))
+    begins_s = 2 * link.taken_s(there) - both_s
+
+    assert begins_s == pytest.approx(8.4e-6, rel=1e-3)  # once, not twice
+    assert both_s == pytest.approx(8.4e-6 + 2 * (of - 1) * 3.4e-6 + sent / 352.5e9, rel=1e-6)
+
+
+def test_no_clock_makes_a_link_faster_and_low_clocks_make_it_slower() -> None:
+    reduce = _all_reduce(268435456.0)
+    constants, link_s = _H200.kernel(reduce), link_of(_H200.name).taken_s(reduce)
+    taken_s = [
+        float(duration_s(_H200.constants, constants, float(mhz), 3201.0)) for mhz in _H200.core_mhz
+    ]
+
+    flat = [mhz for mhz, each_s in zip(_H200.core_mhz, taken_s, strict=True) if each_s == link_s]
+    assert flat[-1] == _H200.core_mhz[-1]
+    assert 1000 < flat[0] < 1400
+    assert taken_s == sorted(taken_s, reverse=True)
+    assert taken_s[0] > 2 * link_s
+
+
+def test_an_all_reduce_draws_what_one_drew_on_an_h200() -> None:
+    """290 to 307 W over and over at 1980 MHz, of 256 MiB on two of them."""
+    constants = _H200.kernel(_all_reduce(268435456.0))
+
+    power_w = float(busy_w(_H200.constants, constants, 1980.0, 3201.0, 50.0))
+
+    assert 290.0 <= power_w <= 307.0
+
+
+def test_a_gpu_that_runs_its_own_kernels_only_has_a_link_all_the_same() -> None:
+    model = gpu_model("rtx3080ti")
+    without = dataclasses.replace(model, throughput=None)
+    reduce = _all_reduce(1e6)
+
+    constants = without.kernel(reduce)
+
+    assert constants.core_mcycles == 0.0
+    assert constants.least_s == model.kernel(reduce).least_s
+    with pytest.raises(UsageError, match="what it costs is unknown"):
+        without.kernel(Kernel(name="another", kind=Kind.COLLECTIVE))
