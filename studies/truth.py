@@ -75,7 +75,7 @@ class Truth:
         times, energies = np.moveaxis(np.array(costs), 1, 0)
         budget_s = self.auto_s * (1.0 + max_slowdown)
         solution = Exact().solve(Problem(time_s=times, energy_j=energies, budget_s=budget_s))
-        if not solution.choice:
+        if not len(solution.choice):
             return 0.0
         chosen = zip(self.step.kernels, solution.choice, strict=True)
         return self.of_clocks({kernel.name: pairs[c] for kernel, c in chosen})[1]

@@ -26,6 +26,7 @@ from underclock.core.model.predicted_change import (
 )
 from underclock.core.model.rows import Rows
 from underclock.core.step.cap import settle
+from underclock.core.step.drawn_boards import DrawnBoards
 from underclock.core.step.table import CostTable, share_of_sum, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost, step_cost_and_heat, under_limit
 from underclock.records import Closure
@@ -50,6 +51,7 @@ class CostEstimate:
             table, of which another row costs nothing but a look. Shape (K, C).
         step_error: By how much more than its own errors the model misses the step at auto, as
             fractions: time, energy.
+        boards: Boards that it may be of; ``None`` where it is of one.
     """
 
     rows: Rows
@@ -61,6 +63,7 @@ class CostEstimate:
     measurable: Bools
     can: Bools
     step_error: tuple[float, float] = (0.0, 0.0)
+    boards: DrawnBoards | None = None
 
     @property
     def exact(self) -> bool:
@@ -158,12 +161,15 @@ class CostEstimate:
         time, energy = self.step_error
         # What heat adds is as unsure as the ambient temperature is against the step's own.
         energy = math.hypot(energy, _OF_HEAT * added)
-        return PredictedChange(
+        known = PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,
             time_spread=math.hypot(change.time_spread, (1.0 + cost.time_change) * time),
             energy_spread=math.hypot(change.energy_spread, (1.0 + cost.energy_change) * energy),
         )
+        if self.boards is None:
+            return known
+        return known.on_boards(self.boards.differing(self.table, choice))
 
 
 _LESS = 0.99  # of the limit, to see how time follows power

@@ -90,7 +90,7 @@ class FitProblem:
     @classmethod
     def of(cls, rows: Rows, family: Shared) -> "FitProblem":
         """Prepare rows; the work grows with K · L², so see `fitting.fitted` for how many."""
-        family = dataclasses.replace(family, company=rows.by_company.shape[1])
+        family = dataclasses.replace(family, common=rows.by_common.shape[2])
         return cls(
             rows=rows,
             at=Points.of(rows),

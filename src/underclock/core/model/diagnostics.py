@@ -211,8 +211,8 @@ def prior_doubt(model: FittedModel) -> tuple[str, ...]:
 
 
 def _own(model: FittedModel) -> int:
-    """Return how many shared parameters are the GPU's: errors of company come last."""
-    return len(model.parameters.shared) - model.parameters.family.company
+    """Return how many shared parameters are the GPU's: errors in common come last."""
+    return len(model.parameters.shared) - model.parameters.family.common
 
 
 def _words(model: FittedModel) -> tuple[tuple[str, str, float], ...]:

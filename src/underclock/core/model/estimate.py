@@ -9,6 +9,7 @@ Shape letters: K kernels, C settings but the baseline, N samples.
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
@@ -28,7 +29,7 @@ from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.posterior import Posterior, with_means
 from underclock.core.model.predicted_change import ONE_SIDED, Baseline
-from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.predictive import ByCommon, clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.steering.reach import told
@@ -47,11 +48,27 @@ from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFit:
+    """A fit of more samples than are asked about: those of other boards.
+
+    Attributes:
+        weights: How much each sample counts in time and energy. Shape (2, N).
+        by_common: How costs on the board that is asked about move with errors in common.
+    """
+
+    rows: Rows
+    model: FittedModel
+    weights: Floats
+    by_common: ByCommon | None = None
+
+
 def estimate(
     sample_set: SampleSet,
     *,
     baseline: Clocks | None = None,
     isolated: bool = False,
+    known: KnownFit | None = None,
 ) -> CostEstimate:
     """Fit a sample_set and predict every setting it set out to visit.
 
@@ -60,22 +77,26 @@ def estimate(
         baseline: The setting to call auto; as for `cost_table`.
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
+        known: The fit, where it is not of this sample_set alone.
     """
-    weights = sample_weights(sample_set)
+    weights = sample_weights(sample_set) if known is None else known.weights
     measured = cost_table(sample_set, baseline=baseline, weights=weights)
     auto = measured.settings[measured.baseline]
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = offered_settings(sample_set, auto)
     settings = _locked(offered, sample_set) if whole else offered
-    rows, model = fit_rows(sample_set, settings, weights)
-    posterior, known = _posterior(sample_set, rows, model, settings, weights, whole=whole)
+    if known is None:
+        rows, model = fit_rows(sample_set, settings, weights)
+        known = KnownFit(rows=rows, model=model, weights=weights)
+    rows, model = known.rows, known.model
+    posterior, told_of = _posterior(sample_set, known, settings, whole=whole)
     beside_j = _beside_j(sample_set, model, posterior)
     counts = waited_counts(sample_set.kernels)
     if whole:
         ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
-    can = answered & known
+    can = answered & told_of
     warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
@@ -105,23 +126,19 @@ def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, .
 
 
 def _posterior(
-    sample_set: SampleSet,
-    rows: Rows,
-    model: FittedModel,
-    settings: Sequence[Clocks],
-    weights: Floats,
-    *,
-    whole: bool,
+    sample_set: SampleSet, known: KnownFit, settings: Sequence[Clocks], *, whole: bool
 ) -> tuple[Posterior, Bools]:
     """Return what the fit and measurements say of every entry, and of which they say anything."""
+    rows = known.rows
     posterior = posterior_of(
-        model,
+        known.model,
         settings,
         temperature_c=temperature_of(sample_set),
         limit_w=rows.peak_w if whole else rows.limit_w,
+        by_common=known.by_common,
     )
     posterior = _with_guesses(posterior, sample_set, rows)
-    log_s, log_w, repeats = measured_means(sample_set, settings, weights)
+    log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0
     as_measured = np.where(unknown[:, None], log_s, np.nan)
     posterior = with_means(posterior, as_measured, log_w, repeats)

@@ -117,7 +117,7 @@ def _only(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
     some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
     apart = None if rows.apart is None else rows.apart[chosen]
-    return dataclasses.replace(rows, **some, apart=apart, company=rows.by_company[chosen])
+    return dataclasses.replace(rows, **some, apart=apart, common=rows.by_common[:, chosen])
 
 
 def _of(rows: Rows, kernels: Ints) -> Rows:

@@ -151,7 +151,7 @@ def learn_prior(problem: FitProblem, state: FitState) -> FitState:
 def check_shared(problem: FitProblem, state: FitState) -> FitState:
     """Let the prior of what kernels share be as wide as the rows show that it must be."""
     curvature = Linear.of(problem, state).curvature(problem.weights(state))
-    own = slice(len(state.parameters.shared) - problem.family.company)
+    own = slice(len(state.parameters.shared) - problem.family.common)
     precision = problem.shared_precision[own]
     away2 = precision * (state.parameters.shared - problem.shared_mean)[own] ** 2
     left = precision * np.diag(curvature.shared_covariance())[own] / state.shared_scale**2

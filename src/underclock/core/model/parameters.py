@@ -45,12 +45,12 @@ class Shared:
 
     Attributes:
         base: Constants that no sweep tells, and where the others begin.
-        company: How many errors company has in common: the last of the vector, each over its
+        common: How many errors rows have in common: the last of the vector, each over its
             standard deviation.
     """
 
     base: GpuConstants
-    company: int = 0
+    common: int = 0
 
     def start(self) -> Floats:
         """Return the vector to begin with; also the mean of the prior. Shape (S,)."""
@@ -60,7 +60,7 @@ class Shared:
         dram_j = _TRAFFIC * self.base.mem_points_w[-1] / self.base.mem_points_mhz[-1]
         given = [dram_j, _GIVEN_XBAR]
         logs = np.log([*values, *given, *self.base.mem_points_w, *efficiency])
-        return np.concatenate([logs, np.zeros(self.company)])
+        return np.concatenate([logs, np.zeros(self.common)])
 
     def spread(self) -> Floats:
         """Return the prior's standard deviations. Shape (S,)."""
@@ -71,13 +71,13 @@ class Shared:
                 *(_DRAM_J_SPREAD, _XBAR_SPREAD),
                 *[_MEM_W_SPREAD] * points,
                 *[_EFFICIENCY_SPREAD] * (points - 1),
-                *[1.0] * self.company,
+                *[1.0] * self.common,
             ]
         )
 
     def gpu(self, shared: Floats) -> GpuConstants:
         """Return the constants of a vector."""
-        values = np.exp(shared[: len(shared) - self.company])
+        values = np.exp(shared[: len(shared) - self.common])
         points = len(self.base.mem_points_mhz)
         memory = values[_XBAR + 1 :].tolist()
         return dataclasses.replace(
@@ -97,15 +97,15 @@ class Points:
         core_mhz: Shape (R,).
         mem_mhz: Shape (R,).
         temperature_c: Shape (R,).
-        by_company: How log power as measured moves with errors of company. Shape (R, H); ``None``
-            where it does not.
+        by_common: How log time and power as measured move with errors in common. Shape
+            (2, R, H); ``None`` where they do not.
     """
 
     kernel: Ints
     core_mhz: Floats
     mem_mhz: Floats
     temperature_c: Floats
-    by_company: Floats | None = None
+    by_common: Floats | None = None
 
     @classmethod
     def of(cls, rows: Rows) -> "Points":
@@ -115,19 +115,19 @@ class Points:
             core_mhz=rows.core_mhz,
             mem_mhz=rows.mem_mhz,
             temperature_c=rows.temperature_c,
-            by_company=rows.by_company,
+            by_common=rows.by_common,
         )
 
     def repeated(self, times: int, kernels: int) -> "Points":
         """Return so many copies of these points, each of so many kernels of its own."""
-        company = None if self.by_company is None else np.tile(self.by_company, (times, 1))
+        common = None if self.by_common is None else np.tile(self.by_common, (1, times, 1))
         first = np.repeat(kernels * np.arange(times), len(self.kernel))
         return Points(
             kernel=np.tile(self.kernel, times) + first,
             core_mhz=np.tile(self.core_mhz, times),
             mem_mhz=np.tile(self.mem_mhz, times),
             temperature_c=np.tile(self.temperature_c, times),
-            by_company=company,
+            by_common=common,
         )
 
 
@@ -158,11 +158,11 @@ class PredictedRows:
     @property
     def log(self) -> Floats:
         """Logarithms of time in s and power in W, as they would be measured. Shape (2, R)."""
-        company, by = self.parameters.family.company, self.at.by_company
-        if not company or by is None:
+        common, by = self.parameters.family.common, self.at.by_common
+        if not common or by is None:
             return self.costs.log
-        errors = by @ self.parameters.shared[-company:]
-        return self.costs.log + np.stack([np.zeros_like(errors), errors])
+        log: Floats = self.costs.log + by @ self.parameters.shared[-common:]
+        return log
 
     def by_kernel(self) -> Floats:
         """Return derivatives by the kernel's own parameters. Shape (2, R, P)."""
@@ -179,10 +179,10 @@ class PredictedRows:
         per_dram = by_constant[:, :, [_COLUMNS["dram_j"], _COLUMNS["xbar_mcycles"]]]
         # The greatest memory clock is what efficiency is relative to.
         memory = by_gpu[:, :, len(BY_GPU) : -1]
-        company = np.zeros((*memory.shape[:2], self.parameters.family.company))
-        if self.at.by_company is not None:
-            company[1] = self.at.by_company
-        return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory, company], axis=2)
+        common = np.zeros((*memory.shape[:2], self.parameters.family.common))
+        if self.at.by_common is not None:
+            common = self.at.by_common
+        return np.concatenate([by_gpu[:, :, : len(BY_GPU)], per_dram, memory, common], axis=2)
 
 
 def gpu_at(parameters: Parameters, at: Points) -> AtClocks:

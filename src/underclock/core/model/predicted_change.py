@@ -7,6 +7,7 @@ say, so the least of many entries is not low by luck of its own noise.
 Shape letters: K kernels, C settings.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -14,9 +15,12 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.posterior import Posterior, kernel_variance
+from underclock.core.step.drawn_boards import Differing
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many
+
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +50,40 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedChange:
-    """Expected changes against auto, as fractions, and their standard deviations."""
+    """Expected changes against auto, as fractions, and their standard deviations.
+
+    Attributes:
+        uneven: The 95 % intervals about the changes of time and energy, where boards differ more to
+            one side; then deviations are those of a normal distribution with as much beyond 95 %.
+    """
 
     time_change: float
     energy_change: float
     time_spread: float
     energy_spread: float
+    uneven: tuple[Interval, Interval] | None = None
+
+    @property
+    def intervals(self) -> tuple[Interval, Interval]:
+        """The 95 % intervals about the changes of time and energy."""
+        if self.uneven is not None:
+            return self.uneven
+        time, energy = TWO_SIDED * self.time_spread, TWO_SIDED * self.energy_spread
+        return (-time, time), (-energy, energy)
+
+    def on_boards(self, boards: Differing) -> "PredictedChange":
+        """Return what is known of a mean board as what is known of any of them."""
+        (_, time), (_, energy) = self.intervals
+        intervals = [
+            (-math.hypot(known, below), math.hypot(known, above))
+            for known, below, above in zip((time, energy), boards.below, boards.above, strict=True)
+        ]
+        return dataclasses.replace(
+            self,
+            time_spread=math.hypot(self.time_spread, boards.late / ONE_SIDED),
+            energy_spread=max(-intervals[1][0], intervals[1][1]) / TWO_SIDED,
+            uneven=(intervals[0], intervals[1]),
+        )
 
 
 def predicted_change(

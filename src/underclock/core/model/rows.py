@@ -1,6 +1,6 @@
 """Rows: what a fit rests on, as arrays, and one row of it by itself.
 
-Shape letters: R rows, K kernels, M memory clocks, H errors of company.
+Shape letters: R rows, K kernels, M memory clocks, H errors in common.
 """
 
 import dataclasses
@@ -79,8 +79,9 @@ class Rows:
         step: What the whole step drew, where it ran in company.
         apart: Standard deviation of log clock that rows of a kernel in the whole step have in
             common. Shape (R,); ``None`` where none has any.
-        company: How log power of each row moves with each error that company has in common, by its
-            standard deviation. Shape (R, H); ``None`` where nothing ran in company.
+        common: How log time and power of each row move with each error that several rows have in
+            common, by its standard deviation: of company, of the board they were measured on.
+            Shape (2, R, H); ``None`` where none has any.
     """
 
     names: tuple[str, ...]
@@ -100,7 +101,7 @@ class Rows:
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
     apart: Floats | None = None
-    company: Floats | None = None
+    common: Floats | None = None
 
     def of_first(self, kernels: int) -> "Rows":
         """Return the rows of the first kernels only."""
@@ -113,14 +114,14 @@ class Rows:
             names=self.names[:kernels],
             kinds=self.kinds[:kernels],
             apart=None if self.apart is None else self.apart[some],
-            company=self.by_company[some],
+            common=self.by_common[:, some],
             **of_rows,
         )
 
     @property
-    def by_company(self) -> Floats:
-        """How log power moves with errors of company. Shape (R, H), H = 0 without any."""
-        return np.zeros((len(self.kernel), 0)) if self.company is None else self.company
+    def by_common(self) -> Floats:
+        """How logarithms move with errors in common. Shape (2, R, H), H = 0 without any."""
+        return np.zeros((2, len(self.kernel), 0)) if self.common is None else self.common
 
     @property
     def bounds(self) -> Ints:

@@ -128,10 +128,11 @@ def _columns(rows: Sequence[FitRow], company_errors: int) -> dict[str, Any]:
     """Return what is known of each row as arrays, by the names that `Rows` has for them."""
     columns = dict(zip(FitRow._fields[:-1], np.array([row[:-1] for row in rows]).T, strict=True))
     company = np.array([row.by_company or (0.0,) * company_errors for row in rows])
+    of_power = company.reshape(len(rows), -1)
     return {
         "kernel": columns.pop("kernel").astype(np.int64),
         "windows": np.stack([columns.pop("time_windows"), columns.pop("power_windows")]),
-        "company": company.reshape(len(rows), -1),
+        "common": np.stack([np.zeros_like(of_power), of_power]),
         **columns,
     }
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
+from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.step.table import CostTable, overlapped
 from underclock.core.step.under_cap import against_auto, step_cost
 from underclock.records import Arm, Choice, Clocks, Cost
@@ -97,12 +97,9 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
 
 def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
     """Return an arm with the 95 % intervals of its changes."""
+    time, energy = change.intervals
     return msgspec.structs.replace(
         arm,
-        time_interval=_interval(change.time_change, change.time_spread),
-        energy_interval=_interval(change.energy_change, change.energy_spread),
+        time_interval=(change.time_change + time[0], change.time_change + time[1]),
+        energy_interval=(change.energy_change + energy[0], change.energy_change + energy[1]),
     )
-
-
-def _interval(mean: float, spread: float) -> tuple[float, float]:
-    return mean - TWO_SIDED * spread, mean + TWO_SIDED * spread

@@ -30,11 +30,11 @@ def _rows() -> Rows:
     own[:, 3] += math.log(400.0)
     at = every_clock(_KERNELS, np.linspace(1000.0, 2000.0, _CLOCKS), [3000.0], 55.0)
     truth = Parameters(family=_FAMILY, shared=_FAMILY.start(), kernels=own)
-    company = np.zeros((len(at.kernel), 1))
-    company[::2] = 0.03
+    common = np.zeros((2, len(at.kernel), 1))
+    common[1, ::2] = 0.03
     log = predicted_rows(truth, at).log + random.normal(0.0, 0.001, (2, len(at.kernel)))
-    log[1] += _ERROR * company[:, 0]
-    return dataclasses.replace(made_rows(at, log, [3000.0]), company=company)
+    log[1] += _ERROR * common[1, :, 0]
+    return dataclasses.replace(made_rows(at, log, [3000.0]), common=common)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,10 @@ def test_an_error_of_company_is_told_from_all_that_share_it(model: FittedModel) 
 
 
 def test_costs_do_not_have_the_error_that_company_had(model: FittedModel) -> None:
-    ignored = fit_all(dataclasses.replace(_rows(), company=None), _FAMILY)
+    ignored = fit_all(dataclasses.replace(_rows(), common=None), _FAMILY)
     rows = _rows()
     alone = np.flatnonzero(rows.core_mhz == rows.core_mhz[1])  # rows that nothing was beside
-    alone = alone[rows.by_company[alone, 0] == 0.0]
+    alone = alone[rows.by_common[1, alone, 0] == 0.0]
     at = (Clocks(core_mhz=round(rows.core_mhz[1])),)
     off, off_ignored = (
         posterior_of(one, at, temperature_c=55.0, limit_w=math.inf).log_w[rows.kernel[alone], 0]
@@ -74,7 +74,7 @@ def test_the_companion_is_left_out_once_it_told(model: FittedModel) -> None:
     assert model.of_first(_KERNELS) is model
     assert apart.of_first(_KERNELS) is apart
     assert rows.apart is not None
-    assert len(rows.apart) == len(rows.by_company) == len(rows.kernel)
+    assert len(rows.apart) == rows.by_common.shape[1] == len(rows.kernel)
     everybody, others = _posterior(model), _posterior(fewer)
     assert others.log_w == pytest.approx(everybody.log_w[:-1])
     assert others.variance(1.0, 1.0) == pytest.approx(everybody.variance(1.0, 1.0)[:-1])
@@ -101,7 +101,7 @@ def test_some_rows_keep_what_they_share() -> None:
     few = fitted(rows, _FAMILY, most_rows=4).rows
 
     assert few.apart is not None
-    assert len(few.apart) == len(few.by_company) == len(few.kernel) == 4 * _KERNELS
+    assert len(few.apart) == few.by_common.shape[1] == len(few.kernel) == 4 * _KERNELS
 
 
 def test_dram_is_expected_to_draw_as_its_cycles_carry() -> None:

@@ -1,0 +1,333 @@
+"""Boards of one GPU model fitted together: what they share, and in what each differs.
+
+Kernels and most constants are the model's. A board differs from it in a few ways: log cost on
+board b is log cost on the model + Σ x_bw·σ_w·d_w, where d_w is how the cost moves with a way and
+σ_w how far boards differ in it. The x are errors that all rows of a board have in common, with a
+normal prior of size 1. The sizes σ are learned from the boards, with a prior worth two boards more:
+a scaled inverse-χ², so that what is expected of a board nobody measured has Student's t.
+
+What a board's power sensor shows too much or too little (±5 %) it shows of auto and of a plan alike,
+so it cancels in what is saved. Where the cap holds the step, all powers are taken over what the
+board shows there: a gain is then no way in which boards differ, whatever the cap's loop acts on.
+
+Shape letters: B boards, W ways, R rows, K kernels, S settings, H errors in common; a leading 2 is
+time and power.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from scipy.special import stdtrit
+
+from underclock.arrays import Floats, Ints
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import KnownFit, estimate
+from underclock.core.model.fitting import MOST_ROWS, fitted, start_of, temperature_of
+from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows
+from underclock.core.model.predicted_change import ONE_SIDED
+from underclock.core.model.predictive import clocks_of
+from underclock.core.model.row_runs import sample_weights
+from underclock.core.model.rows import OF_ROWS, Rows
+from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_sets import seen_cap
+from underclock.core.step.drawn_boards import DrawnBoards
+from underclock.core.step.table import step_means
+from underclock.physics.derivatives import BY_GPU, BY_KERNEL
+from underclock.records import SampleSet
+
+# In words, and how far boards are expected to differ before any was measured, as a logarithm. Of
+# the gain: within 5 % either way (Yang et al., SC'24). Sixty A100s of one machine differ by 8 % in
+# what they do under the cap (Sinha et al., SC'22): as a deviation 2 %, which voltage, leakage and
+# memory make together. None of them is measured by itself: sizes are learned.
+WAYS = (
+    ("what its sensor shows", 0.05 / math.sqrt(3.0)),
+    ("time of every cycle", 0.003),
+    ("leakage", 0.15),
+    ("core voltage", 0.01),
+    ("clock from which voltage rises", 0.01),
+    ("power of memory", 0.03),
+)
+_EXPECTED = np.array([size for _, size in WAYS])
+_CAP_READ = 0.003  # how well a few windows at the cap show what a sensor shows there
+_OF_PLANS = slice(1, None)  # gains cancel
+_AS_BOARDS = 2.0  # what the prior of a size counts for
+_SEED = 29  # of the boards drawn
+_TURNS = 60  # of sizes and deviations, which depend on one another
+
+
+def by_way(parameters: Parameters, at: Points) -> Floats:
+    """Return how log time and power move with each way in which boards differ. Shape (2, R, W)."""
+    costs = predicted_rows(parameters, at).costs
+    by_gpu, by_kernel = costs.by_gpu(), costs.by_kernel()
+    gpu = {name: by_gpu[..., column] for column, name in enumerate(BY_GPU)}
+    work = by_kernel[..., BY_KERNEL.index("work_j_per_v2")]
+    points = len(parameters.family.base.mem_points_mhz)
+    nothing = np.zeros_like(work)
+    one = np.ones(work.shape[1])
+    squares = gpu["clock_w_per_ghz_v2"] + work
+    # An offset, so it counts for less where the voltage is higher.
+    volts = parameters.family.base.floor_v / costs.volts
+    voltage = volts * (3.0 * gpu["leak_w_per_v3"] + 2.0 * squares)
+    return np.stack(
+        [
+            np.stack([nothing[0], one]),
+            np.stack([one, nothing[0]]),
+            gpu["leak_w_per_v3"],
+            np.stack([nothing[0], voltage[1]]),
+            gpu["knee_mhz"],
+            by_gpu[..., len(BY_GPU) : len(BY_GPU) + points].sum(axis=-1),
+        ],
+        axis=-1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedBoards:
+    """Boards fitted together.
+
+    Attributes:
+        sample_sets: Of each board, in watts of the first.
+        weights: How much each of their samples counts. Shapes (2, N).
+        sizes: How far each board may differ in each way, as logarithms. Shape (B, W).
+    """
+
+    sample_sets: tuple[SampleSet, ...]
+    weights: tuple[Floats, ...]
+    rows: Rows
+    model: FittedModel
+    sizes: Floats
+
+    def board(self, number: int) -> CostEstimate:
+        """Return what everything costs on one of the boards."""
+        return self._on(_pooled(self.sample_sets, number), _of_one(number, len(self.sample_sets)))
+
+    def any_board(self) -> CostEstimate:
+        """Return what everything costs on a board nobody measured.
+
+        As on the mean of the boards measured, and as unsure as boards differ from that.
+        """
+        boards = len(self.sample_sets)
+        estimated = self._on(self.pooled, np.full(boards, 1.0 / boards))
+        return dataclasses.replace(estimated, boards=self._drawn(estimated))
+
+    @property
+    def pooled(self) -> SampleSet:
+        """Samples of all boards as one set; steps at auto as if all boards had taken the mean."""
+        return _pooled(self.sample_sets, None)
+
+    @property
+    def expected_sizes(self) -> Floats:
+        """How far a board nobody measured may be from the mean of those measured. Shape (W,).
+
+        As a deviation of a normal distribution that has as much beyond its 95 % as Student's t.
+        """
+        boards = len(self.sample_sets)
+        wider = float(stdtrit(_AS_BOARDS + boards, 0.95)) / ONE_SIDED
+        sizes: Floats = wider * math.sqrt(1.0 + 1.0 / boards) * self.sizes[0]
+        return sizes
+
+    def _on(self, sample_set: SampleSet, share: Floats) -> CostEstimate:
+        def by_common(parameters: Parameters, at: Points) -> Floats:
+            ways = by_way(parameters, at)
+            of_boards = share[:, None] * self.sizes * ways[:, :, None, :]
+            of_boards = of_boards.reshape(*ways.shape[:2], -1)
+            company = np.zeros((*ways.shape[:2], parameters.family.common - of_boards.shape[-1]))
+            return np.concatenate([company, of_boards], axis=-1)
+
+        kernels = len(sample_set.kernels)
+        return estimate(
+            sample_set,
+            known=KnownFit(
+                rows=self.rows.of_first(kernels),
+                model=self.model.of_first(kernels),
+                weights=np.concatenate(self.weights, axis=1),
+                by_common=by_common,
+            ),
+        )
+
+    def _drawn(self, estimated: CostEstimate) -> DrawnBoards:
+        """Draw boards of the model."""
+        posterior = estimated.posterior
+        core_mhz, mem_mhz = clocks_of(self.rows, posterior.settings)
+        shape = posterior.log_s.shape
+        kernels = np.repeat(np.arange(shape[0]), shape[1])
+        at = Points(
+            kernel=kernels,
+            core_mhz=np.tile(core_mhz, shape[0]),
+            mem_mhz=np.tile(mem_mhz, shape[0]),
+            temperature_c=np.full(len(kernels), _steady_c(self.sample_sets)),
+        )
+        moves = (by_way(self.model.parameters, at) * self.expected_sizes)[..., _OF_PLANS]
+        moves = np.moveaxis(moves.reshape(2, *shape, -1), -1, 0)
+        return DrawnBoards.of(estimated.table, moves, seed=_SEED)
+
+
+def fit_boards(
+    sample_sets: Sequence[SampleSet], known: FittedBoards | None = None
+) -> FittedBoards:
+    """Fit boards of one model together.
+
+    Args:
+        sample_sets: Of each board: of one step, on GPUs that `check_alike` takes for alike. The
+            powers of all are told as the first shows them.
+        known: Boards that tell how far boards differ; by default these do.
+    """
+    caps_w = [seen_cap(each)[0] for each in sample_sets]
+    sets = tuple(_in_watts_of(sample_sets, caps_w))
+    weights = tuple(sample_weights(each) for each in sets)
+    each = [rows_of(one, weights=counts) for one, counts in zip(sets, weights, strict=True)]
+    rows, board = _joined(each)
+    family = Shared(start_of(rows, [s for one in sets for s in one.settings]))
+    most = MOST_ROWS * len(sets)
+    parameters = fitted(rows, family, most_rows=most).parameters if known is None else known.model.parameters
+    ways = by_way(parameters, Points.of(rows))
+    sizes = _sizes_of(_EXPECTED if known is None else known.sizes[0], caps_w)
+    model = fitted(_with_boards(rows, board, ways, sizes), family, most_rows=most)
+    if known is None:
+        sizes = _sizes_of(_likeliest(model, sizes), caps_w)
+        model = fitted(_with_boards(rows, board, ways, sizes), family, most_rows=most)
+    return FittedBoards(
+        sample_sets=sets,
+        weights=weights,
+        rows=_with_boards(rows, board, ways, sizes),
+        model=model,
+        sizes=sizes,
+    )
+
+
+def _in_watts_of(sample_sets: Sequence[SampleSet], cap_w: Sequence[float]) -> list[SampleSet]:
+    """Return samples in watts as the first board shows them, where the cap shows how each does.
+
+    Args:
+        cap_w: Power that held samples of each show; ``inf`` where none was held.
+    """
+    scaled = []
+    for each, shown_w in zip(sample_sets, cap_w, strict=True):
+        gain = cap_w[0] / shown_w if math.isfinite(cap_w[0]) and math.isfinite(shown_w) else 1.0
+        windows = [
+            msgspec.structs.replace(window, energy_j=gain * window.energy_j)
+            for window in each.windows
+        ]
+        scaled.append(msgspec.structs.replace(each, windows=tuple(windows)))
+    return scaled
+
+
+def _pooled(sample_sets: Sequence[SampleSet], number: int | None) -> SampleSet:
+    """Return kernels by themselves on all boards, and the step on one, or levelled on all."""
+    own = sample_sets[number or 0]
+    if number is None:
+        means = [step_means(each.in_situ) for each in sample_sets]
+        mean_s, mean_j = np.mean(means, axis=0).tolist()
+        steps = [
+            msgspec.structs.replace(
+                window.untimed(),
+                time_s=window.time_s * mean_s / time_s,
+                energy_j=window.energy_j * mean_j / energy_j,
+            )
+            for each, (time_s, energy_j) in zip(sample_sets, means, strict=True)
+            for window in each.in_situ
+        ]
+    else:
+        steps = list(own.in_situ)
+    samples = [window for each in sample_sets for window in each.samples]
+    every = dict.fromkeys(clocks for each in sample_sets for clocks in each.settings)
+    return msgspec.structs.replace(own, windows=(*samples, *steps), settings=tuple(every))
+
+
+def _of_one(number: int, boards: int) -> Floats:
+    share: Floats = np.eye(boards)[number]
+    return share
+
+
+def _steady_c(sample_sets: Sequence[SampleSet]) -> float:
+    return float(np.median([temperature_of(each) for each in sample_sets]))
+
+
+def _joined(each: Sequence[Rows]) -> tuple[Rows, Ints]:
+    """Return the rows of all boards as rows of the same kernels, and which board each is of."""
+    most = max(each, key=lambda rows: len(rows.names))
+    order = np.argsort(np.concatenate([rows.kernel for rows in each]), kind="stable")
+    columns = {
+        name: np.concatenate([getattr(rows, name) for rows in each], axis=-1)[..., order]
+        for name in OF_ROWS
+    }
+    board = np.repeat(np.arange(len(each)), [len(rows.kernel) for rows in each])[order]
+    errors = np.cumsum([0, *(rows.by_common.shape[2] for rows in each)])
+    common = np.zeros((2, len(order), errors[-1]))
+    for b, rows in enumerate(each):
+        common[:, board == b, errors[b] : errors[b + 1]] = rows.by_common
+    aparts = [np.zeros(len(r.kernel)) if r.apart is None else r.apart for r in each]
+    limits = [rows.limit_w for rows in each if math.isfinite(rows.limit_w)]
+    return dataclasses.replace(
+        most,
+        **columns,
+        common=common,
+        apart=np.concatenate(aparts)[order] if any(r.apart is not None for r in each) else None,
+        mem_points_mhz=np.unique(np.concatenate([rows.mem_points_mhz for rows in each])),
+        limit_w=float(np.median(limits)) if limits else math.inf,
+        ceiling_mhz=min(rows.ceiling_mhz for rows in each),
+        peak_w=min(rows.peak_w for rows in each),
+        idle=tuple(idle for rows in each for idle in rows.idle),
+        step=tuple(draw for rows in each for draw in rows.step),
+    ), board
+
+
+def _sizes_of(sizes: Floats, caps_w: Sequence[float]) -> Floats:
+    """Return the sizes for each board: what gains leave over is less where caps were seen.
+
+    Args:
+        sizes: How far boards differ. Shape (W,).
+
+    Returns:
+        Shape (B, W).
+    """
+    every = np.tile(sizes, (len(caps_w), 1))
+    every[:, 0] = np.where(np.isfinite(caps_w), _CAP_READ, _EXPECTED[0])
+    return every
+
+
+def _with_boards(rows: Rows, board: Ints, ways: Floats, sizes: Floats) -> Rows:
+    """Return rows that have the deviations of their board in common.
+
+    Args:
+        board: Of each row. Shape (R,).
+        ways: How rows move with each way. Shape (2, R, W).
+        sizes: How far each board may differ. Shape (B, W).
+    """
+    mine = np.eye(len(sizes))[board][:, :, None] * sizes
+    of_boards = mine * ways[:, :, None, :]
+    common = np.concatenate([rows.by_common, of_boards.reshape(*ways.shape[:2], -1)], axis=2)
+    return dataclasses.replace(rows, common=common)
+
+
+def _likeliest(model: FittedModel, sizes: Floats) -> Floats:
+    """Return how far boards differ in each way, by the deviations of those that were fitted.
+
+    Expectation and maximisation in turn: deviations are integrated out, as a normal distribution
+    around where they are.
+
+    Args:
+        sizes: Under which the model was fitted. Shape (B, W).
+
+    Returns:
+        Shape (W,).
+    """
+    boards = len(sizes)
+    tail = slice(len(model.parameters.shared) - sizes.size, None)
+    # In units of the sizes under which they were fitted, all have one prior, of size 1.
+    precision = np.linalg.inv(model.shared_cov[tail, tail])
+    told, side = precision - np.eye(len(precision)), precision @ model.parameters.shared[tail]
+    ratio = np.ones(sizes.shape[1])
+    expected = (_EXPECTED / sizes[0]) ** 2
+    for _ in range(_TURNS):
+        left = np.linalg.inv(told + np.diag(np.tile(ratio**-2.0, boards)))
+        away2 = ((left @ side) ** 2 + np.diag(left)).reshape(sizes.shape).sum(axis=0)
+        ratio = np.sqrt((_AS_BOARDS * expected + away2) / (_AS_BOARDS + boards))
+        ratio[0] = 1.0  # gains are not learned
+    likeliest: Floats = sizes[0] * ratio
+    return likeliest

@@ -1,0 +1,110 @@
+"""What a schedule costs on boards that differ, each against its own auto.
+
+A board that draws more is held lower at auto, while a lock below the cap stays where it is: so how
+much slower a plan is differs from board to board, even where all kernels take the same at one
+clock. Boards are drawn, and what the cap makes of each is worked out.
+
+Shape letters: K kernels, S settings, W ways in which boards differ, D boards drawn, n launches.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from underclock.arrays import Floats, Ints
+from underclock.core.step.cap import LaunchCosts, settle
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of
+
+_BOARDS, _FEWEST = 64, 16
+_CELLS = 10_000_000  # kernels times settings times boards
+
+
+_SURE = (0.025, 0.95, 0.975)
+
+
+class Differing(NamedTuple):
+    """How what a schedule changes on boards lies about that on the mean board: 95 % of them.
+
+    Attributes:
+        below: Of time and energy, none positive.
+        above: Of both, none negative.
+        late: By how much more time 95 % of boards change at most.
+    """
+
+    below: tuple[float, float] = (0.0, 0.0)
+    above: tuple[float, float] = (0.0, 0.0)
+    late: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnBoards:
+    """Boards that a plan may be run on.
+
+    Attributes:
+        launches: What launches cost on each. Length D.
+        auto: Logarithms of what the step takes there at auto. Shape (D, 2).
+    """
+
+    launches: tuple[LaunchCosts, ...]
+    auto: Floats
+
+    @classmethod
+    def of(cls, table: CostTable, moves: Floats, *, seed: int) -> Self:
+        """Draw boards.
+
+        Args:
+            table: Costs on the mean board; auto is its last setting.
+            moves: Logarithms of time and power of kernels at locked settings, a deviation up in
+                each way. Shape (W, 2, K, S - 1).
+        """
+        count = int(np.clip(_CELLS // moves[0, 0].size, _FEWEST, _BOARDS)) // 2
+        half = np.random.default_rng(seed).standard_normal((count, len(moves)))
+        known, each = table.launches, []
+        for draw in (*half, *-half):  # so that their mean is the mean board
+            time, power = np.tensordot(draw, moves, axes=1)
+            time_s, energy_j = known.time_s.copy(), known.energy_j.copy()
+            time_s[:, :-1] *= np.exp(time)
+            energy_j[:, :-1] *= np.exp(time + power)
+            each.append(dataclasses.replace(known, time_s=time_s, energy_j=energy_j))
+        boosted = np.full(len(cap_of(table).order), cap_of(table).boost)
+        return cls(tuple(each), np.array([_logs(table, board, boosted) for board in each]))
+
+    def changes(self, table: CostTable, choice: Ints) -> Floats:
+        """Return what a schedule changes on each board: time and energy. Shape (D, 2).
+
+        Args:
+            choice: Setting of each launch; the baseline asks for boost. Shape (n,).
+        """
+        if (choice == table.baseline).all():
+            return np.zeros_like(self.auto)
+        asked = np.where(choice == table.baseline, cap_of(table).boost, choice)
+        logs = np.array([_logs(table, board, asked) for board in self.launches])
+        changes: Floats = np.expm1(logs - self.auto)
+        return changes
+
+    def differing(self, table: CostTable, choice: Ints) -> Differing:
+        """Say how far from what the mean board changes others may be."""
+        if (choice == table.baseline).all():
+            return Differing()
+        cap, known = cap_of(table), table.launches
+        asked = np.where(choice == table.baseline, cap.boost, choice)
+        boosted = np.full(len(cap.order), cap.boost)
+        here = np.expm1(_logs(table, known, asked) - _logs(table, known, boosted))
+        away = np.quantile(self.changes(table, choice) - here, _SURE, axis=0)
+        below, above = np.minimum(away[0], 0.0), np.maximum(away[2], 0.0)
+        return Differing(
+            below=(float(below[0]), float(below[1])),
+            above=(float(above[0]), float(above[1])),
+            late=max(0.0, float(away[1, 0])),
+        )
+
+
+def _logs(table: CostTable, launches: LaunchCosts, asked: Ints) -> Floats:
+    """Return logarithms of time and energy of a schedule as it settles. Shape (2,)."""
+    settled = settle(cap_of(table), launches, asked)
+    logs: Floats = np.log([math.fsum(settled.time_s), math.fsum(settled.energy_j)])
+    return logs
