@@ -36,6 +36,7 @@ import importlib
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
     from underclock.app.fit import fit as fit
+    from underclock.app.fleet import plan_fleet as plan_fleet
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
     from underclock.app.latency import measure_latency as measure_latency
@@ -142,6 +143,7 @@ _HOMES = {
     name: home
     for home, names in {
         "app.fit": "fit",
+        "app.fleet": "plan_fleet",
         "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",
         "app.measuring": "measure refine",

@@ -24,6 +24,7 @@ _COMMANDS = {
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
     "predict": "Say what clocks would save, from auto clocks only.",
     "plan": "Choose clocks for every kernel.",
+    "fleet": "Choose clocks for all boards of a model, from samples of a few.",
     "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
     "check": "Say what promises are worth, from a table's repeats.",

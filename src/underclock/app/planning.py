@@ -111,12 +111,27 @@ def plan(
         goal = _of_the_step(goal, switching)
     check_goal(sample_set.gpu, goal, alone=isolated or raw is True)
     if switching is not None:
-        _check_has_budget(goal)
+        check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
     costs = under_goal(of_kernels, costs_of(of_kernels, baseline, raw=raw, isolated=isolated), goal)
+    return decided(sample_set, goal, costs, switching, progress)
+
+
+def decided(
+    sample_set: SampleSet,
+    goal: Goal,
+    costs: PlanCosts,
+    switching: Switching | None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Choose clocks where it is known what everything costs.
+
+    Raises:
+        InfeasibleError: No choice meets the time budget.
+    """
     table, risk = costs.table, costs.risk
     compared = compare_strategies(table, goal, risk)
-    if whole:
+    if is_only_whole(sample_set):
         compared = one_clock_only(compared)
     _check_feasible(compared, goal)
     gained = Achievable()
@@ -149,7 +164,7 @@ def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
         )
 
 
-def _check_has_budget(goal: Goal) -> None:
+def check_has_budget(goal: Goal) -> None:
     """Refuse to plan switching without a time budget."""
     if goal.objective is not Objective.WASTE:
         raise UsageError(

@@ -37,8 +37,9 @@ from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import seen_cap
 from underclock.core.step.drawn_boards import DrawnBoards
 from underclock.core.step.table import step_means
+from underclock.errors import DataError
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL
-from underclock.records import SampleSet
+from underclock.records import Evidence, SampleSet
 
 # In words, and how far boards are expected to differ before any was measured, as a logarithm. Of
 # the gain: within 5 % either way (Yang et al., SC'24). Sixty A100s of one machine differ by 8 % in
@@ -167,9 +168,7 @@ class FittedBoards:
         return DrawnBoards.of(estimated.table, moves, seed=_SEED)
 
 
-def fit_boards(
-    sample_sets: Sequence[SampleSet], known: FittedBoards | None = None
-) -> FittedBoards:
+def fit_boards(sample_sets: Sequence[SampleSet], known: FittedBoards | None = None) -> FittedBoards:
     """Fit boards of one model together.
 
     Args:
@@ -184,7 +183,10 @@ def fit_boards(
     rows, board = _joined(each)
     family = Shared(start_of(rows, [s for one in sets for s in one.settings]))
     most = MOST_ROWS * len(sets)
-    parameters = fitted(rows, family, most_rows=most).parameters if known is None else known.model.parameters
+    if known is None:
+        parameters = fitted(rows, family, most_rows=most).parameters
+    else:
+        parameters = known.model.parameters
     ways = by_way(parameters, Points.of(rows))
     sizes = _sizes_of(_EXPECTED if known is None else known.sizes[0], caps_w)
     model = fitted(_with_boards(rows, board, ways, sizes), family, most_rows=most)
@@ -198,6 +200,49 @@ def fit_boards(
         model=model,
         sizes=sizes,
     )
+
+
+def check_alike(sample_sets: Sequence[SampleSet]) -> None:
+    """Refuse boards that cannot be fitted together.
+
+    Raises:
+        DataError: There is none, one is there twice, or they are of two models, drivers, limits or
+            steps; or samples do not tell what the step takes as it runs.
+    """
+    if not sample_sets:
+        raise DataError("there are no boards", hint="measure the step on one, better on four")
+    first = sample_sets[0]
+    for number, other in enumerate(sample_sets, 1):
+        if other.evidence is Evidence.REPLAYED or not (other.in_situ and other.order):
+            raise DataError(
+                f"board {number}: the step was not run whole, so nobody knows what its cap makes "
+                "of it",
+                hint="measure a step on each board with `underclock measure`",
+            )
+        for noun, one, own in (
+            ("GPU models", first.gpu.name, other.gpu.name),
+            ("drivers", first.gpu.driver, other.gpu.driver),
+            ("power limits", first.gpu.power_limit_w, other.gpu.power_limit_w),
+            ("kinds of evidence", first.evidence, other.evidence),
+            ("steps", first.workload, other.workload),
+            ("captures of the step", first.fingerprint, other.fingerprint),
+        ):
+            if one != own:
+                raise DataError(
+                    f"boards 1 and {number} are of two {noun}: {one} and {own}",
+                    hint="boards are fitted together where only the boards differ",
+                )
+        for before, earlier in enumerate(sample_sets[: number - 1], 1):
+            if earlier.windows == other.windows:
+                raise DataError(
+                    f"boards {before} and {number} have the same samples",
+                    hint="name each file once",
+                )
+            if earlier.gpu.uuid is not None and earlier.gpu.uuid == other.gpu.uuid:
+                raise DataError(
+                    f"boards {before} and {number} are one: {other.gpu.uuid}",
+                    hint="name one file of each board: twice it would count as two that are alike",
+                )
 
 
 def _in_watts_of(sample_sets: Sequence[SampleSet], cap_w: Sequence[float]) -> list[SampleSet]:

@@ -85,7 +85,9 @@ def estimate(
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     offered = offered_settings(sample_set, auto)
     settings = _locked(offered, sample_set) if whole else offered
+    odd: tuple[str, ...] = ()
     if known is None:
+        odd = odd_repeats(sample_set)
         rows, model = fit_rows(sample_set, settings, weights)
         known = KnownFit(rows=rows, model=model, weights=weights)
     rows, model = known.rows, known.model
@@ -97,7 +99,7 @@ def estimate(
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & told_of
-    warnings = (*odd_repeats(sample_set), *told(sample_set), *prior_doubt(model))
+    warnings = (*odd, *told(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     step = known_step(table, sample_set, rows.limit_w) if whole else None
