@@ -1,6 +1,5 @@
 """``underclock fleet``: samples of a few boards in, a plan for all boards of their model out."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ from underclock.errors import UsageError
 from underclock.units import format_percent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underclock.core.model.boards import FittedBoards
     from underclock.core.model.cost_estimate import CostEstimate
     from underclock.core.planning.goal import Goal

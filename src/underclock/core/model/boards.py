@@ -1,14 +1,14 @@
 """Boards of one GPU model fitted together: what they share, and in what each differs.
 
 Kernels and most constants are the model's. A board differs from it in a few ways: log cost on
-board b is log cost on the model + Σ x_bw·σ_w·d_w, where d_w is how the cost moves with a way and
-σ_w how far boards differ in it. The x are errors that all rows of a board have in common, with a
-normal prior of size 1. The sizes σ are learned from the boards, with a prior worth two boards more:
+board b is log cost on the model + Σ x_bw·s_w·d_w, where d_w is how the cost moves with a way and
+s_w how far boards differ in it. The x are errors that all rows of a board have in common, with a
+normal prior of size 1. The sizes s are learned from the boards, with a prior worth two boards more:
 a scaled inverse-χ², so that what is expected of a board nobody measured has Student's t.
 
-What a board's power sensor shows too much or too little (±5 %) it shows of auto and of a plan alike,
-so it cancels in what is saved. Where the cap holds the step, all powers are taken over what the
-board shows there: a gain is then no way in which boards differ, whatever the cap's loop acts on.
+What a board's power sensor shows too much or too little (±5 %) it shows of auto and of a plan
+alike, so it cancels in what is saved. Where the cap held kernels, all powers are taken over what
+the board shows there: a gain is then no way in which boards differ, whatever the cap acts on.
 
 Shape letters: B boards, W ways, R rows, K kernels, S settings, H errors in common; a leading 2 is
 time and power.
