@@ -18,6 +18,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -297,7 +298,7 @@ def _joined(each: Sequence[Rows]) -> tuple[Rows, Ints]:
     """Return the rows of all boards as rows of the same kernels, and which board each is of."""
     most = max(each, key=lambda rows: len(rows.names))
     order = np.argsort(np.concatenate([rows.kernel for rows in each]), kind="stable")
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate([getattr(rows, name) for rows in each], axis=-1)[..., order]
         for name in OF_ROWS
     }
