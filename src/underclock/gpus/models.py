@@ -20,7 +20,7 @@ import numpy as np
 from underclock.errors import DataError, UsageError
 from underclock.gpus.links import link_of
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
-from underclock.physics.costs import voltage_v
+from underclock.physics.costs import duration_s, voltage_v
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 from underclock.units import name_hint
@@ -28,7 +28,7 @@ from underclock.units import name_hint
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
 # Of two H200 (700 W) at 1980 MHz: 148 W waiting in a collective where idling draws 124 W, and 290
 # to 307 W in an all-reduce: what waiting and copying do not explain is the link's. Of every GPU.
-_WAITING, _SENT_BYTE_J, _COPYING = 24 / 700, 0.2e-9, 1 / 4
+_WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.2e-9, 1 / 4
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -317,23 +317,30 @@ class GpuModel:
         )
 
     def _collective(self, kernel: Kernel, sent: float) -> KernelConstants:
-        """Return what is assumed of a collective: no clock makes its link faster.
+        """Return what is assumed of a collective: at the highest clocks, its link's time.
 
-        What it sends it reads from memory, and as much comes in, on a quarter of the SMs (NCCL has
-        32 blocks at most): at clocks too low for that it is slower.
+        What it sends it reads from memory, and as much comes in. Most of that hides behind the
+        link; the rest goes with the clocks.
         """
+        volts = voltage_v(self.constants, float(self.core_mhz[-1]))
         taken_s = link_of(self.name).taken_s(kernel)
-        copying = KernelConstants(least_s=taken_s)
+        copying, shown_s = KernelConstants(fixed_s=taken_s), 0.0
         if self.throughput is not None:
             copying = self.throughput.kernel(flops=0.0, bytes_moved=2.0 * sent, tensor=False)
+            copying = dataclasses.replace(
+                copying,
+                core_mcycles=_SHOWN * copying.core_mcycles,
+                dram_mcycles=_SHOWN * copying.dram_mcycles,
+                xbar_mcycles=0.0,
+                fixed_s=0.0,
+                serial=True,
+            )
+            highest = float(self.core_mhz[-1]), float(self.mem_mhz[-1])
+            shown_s = float(duration_s(self.constants, copying, *highest))
         waiting_j = _WAITING * self.limit_w[0] * taken_s
-        volts = voltage_v(self.constants, float(self.core_mhz[-1]))
         return dataclasses.replace(
             copying,
-            serial=True,
-            core_mcycles=copying.core_mcycles / _COPYING,
-            fixed_s=0.0,
-            least_s=taken_s,
+            fixed_s=max(taken_s - shown_s, 0.0),
             work_j_per_v2=copying.work_j_per_v2 + waiting_j / volts**2,
             dram_j=copying.dram_j + _SENT_BYTE_J * sent,
         )

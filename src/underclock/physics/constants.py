@@ -3,7 +3,7 @@
 Cycles are counted in millions, so that Mcycles / MHz = s.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -89,13 +89,10 @@ class KernelConstants:
     """Energy of its memory traffic."""
     serial: bool = False
     """Too few warps to overlap core and memory: their times add."""
-    least_s: float = 0.0
-    """Its parts together take no less, whatever the clocks: a link to other GPUs does not."""
 
     def __post_init__(self) -> None:
         """Reject a kernel that takes no time."""
-        cycles = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles)
-        parts = (*cycles, self.fixed_s, self.least_s)
+        parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
         if min(parts) < 0 or max(parts) <= 0:
             raise ValueError("a kernel needs cycles, and none of them negative")
 
@@ -118,7 +115,6 @@ class KernelArrays:
     work_j_per_v2: Floats
     dram_j: Floats
     serial: Bools
-    least_s: Floats = field(default_factory=lambda: np.zeros(1))
 
     def exponent(self, gpu: GpuConstants) -> Floats:
         """Return the exponent that joins the parts of each kernel's time. Shape (R,)."""
@@ -140,8 +136,6 @@ class KernelLike(Protocol[Constant_co]):
     def work_j_per_v2(self) -> Constant_co: ...  # noqa: D102
     @property
     def dram_j(self) -> Constant_co: ...  # noqa: D102
-    @property
-    def least_s(self) -> Constant_co: ...  # noqa: D102
 
     def exponent(self, gpu: GpuConstants) -> Constant_co: ...  # noqa: D102
 

@@ -49,8 +49,7 @@ def duration_s(
 ) -> Values:
     """Return the duration of one launch in s."""
     core_s, dram_s, xbar_s = parts_s(gpu, kernel, core_mhz, mem_mhz)
-    together: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu))
-    duration: Values = np.maximum(together, kernel.least_s) + kernel.fixed_s
+    duration: Values = joined(core_s, dram_s, xbar_s, kernel.exponent(gpu)) + kernel.fixed_s
     return duration
 
 

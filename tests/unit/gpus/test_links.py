@@ -67,18 +67,19 @@ def test_an_all_reduce_takes_a_ring_there_and_back(sent: float, of: int) -> None
     assert both_s == pytest.approx(8.4e-6 + 2 * (of - 1) * 3.4e-6 + sent / 352.5e9, rel=1e-6)
 
 
-def test_no_clock_makes_a_link_faster_and_low_clocks_make_it_slower() -> None:
-    reduce = _all_reduce(268435456.0)
-    constants, link_s = _H200.kernel(reduce), link_of(_H200.name).taken_s(reduce)
-    taken_s = [
-        float(duration_s(_H200.constants, constants, float(mhz), 3201.0)) for mhz in _H200.core_mhz
-    ]
+@pytest.mark.parametrize("name", model_names())
+def test_a_collective_takes_its_links_time_and_follows_the_core_little(name: str) -> None:
+    model, reduce = gpu_model(name), _all_reduce(268435456.0)
+    highest, mem_mhz = float(model.core_mhz[-1]), float(model.mem_mhz[-1])
 
-    flat = [mhz for mhz, each_s in zip(_H200.core_mhz, taken_s, strict=True) if each_s == link_s]
-    assert flat[-1] == _H200.core_mhz[-1]
-    assert 1000 < flat[0] < 1400
-    assert taken_s == sorted(taken_s, reverse=True)
-    assert taken_s[0] > 2 * link_s
+    constants = model.kernel(reduce)
+    there_s, halved_s = (
+        float(duration_s(model.constants, constants, highest * share, mem_mhz))
+        for share in (1.0, 0.5)
+    )
+
+    assert there_s == pytest.approx(link_of(model.name).taken_s(reduce))
+    assert there_s < halved_s < 1.05 * there_s
 
 
 def test_an_all_reduce_draws_what_one_drew_on_an_h200() -> None:
@@ -98,6 +99,6 @@ def test_a_gpu_that_runs_its_own_kernels_only_has_a_link_all_the_same() -> None:
     constants = without.kernel(reduce)
 
     assert constants.core_mcycles == 0.0
-    assert constants.least_s == model.kernel(reduce).least_s
+    assert constants.fixed_s == pytest.approx(link_of(model.name).taken_s(reduce))
     with pytest.raises(UsageError, match="what it costs is unknown"):
         without.kernel(Kernel(name="another", kind=Kind.COLLECTIVE))

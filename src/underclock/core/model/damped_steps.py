@@ -25,7 +25,7 @@ from underclock.core.model.parameters import (
     gpu_at,
     predicted_rows,
 )
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
 from underclock.core.model.whitening import ErrorModel, Whitening
 from underclock.physics.costs import idle_w
 from underclock.physics.derivatives import AtClocks
@@ -105,7 +105,12 @@ class FitProblem:
         """Return the state before anything is known: every parameter at the mean of its prior."""
         prior = typical(self.rows, self.family.base)
         return FitState(
-            parameters=Parameters(family=self.family, shared=self.shared_mean, kernels=prior.mean),
+            parameters=Parameters(
+                family=self.family,
+                shared=self.shared_mean,
+                kernels=prior.mean,
+                serial=self.rows.kinds == COLLECTIVE,
+            ),
             errors=ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01])),
             scale=np.ones(len(self.rows.names)),
             prior=prior,

@@ -15,6 +15,8 @@ from underclock.core.steering.taking_off import StepDraw
 
 PER_KERNEL = 4
 """Parameters of a kernel, which as many rows determine."""
+COLLECTIVE = 3
+"""Kernels of this kind wait for a link, and what they take of the GPU adds to that."""
 OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
 """Attributes of `Rows` whose last axis is R."""
 STEADY_C = 55.0

@@ -17,7 +17,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import PER_KERNEL, STEADY_C, FitRow, Idling, Rows
+from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, STEADY_C, FitRow, Idling, Rows
 from underclock.core.model.sample_sets import (
     ceiling_mhz,
     check_values,
@@ -35,7 +35,7 @@ from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, SampleSet, Window
 
-_KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: 3}
+_KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: COLLECTIVE}
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 
 
