@@ -35,6 +35,7 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
+    from underclock.app.comparing import compare as compare
     from underclock.app.fit import fit as fit
     from underclock.app.fleet import plan_fleet as plan_fleet
     from underclock.app.job import pipeline_job as pipeline_job
@@ -120,6 +121,9 @@ if TYPE_CHECKING:
     from underclock.records.observed import Interval as Interval
     from underclock.records.observed import PredictedArm as PredictedArm
     from underclock.records.observed import Prediction as Prediction
+    from underclock.records.rivals import Comparison as Comparison
+    from underclock.records.rivals import Rival as Rival
+    from underclock.records.rivals import RivalChoice as RivalChoice
     from underclock.records.runs import ArmLine as ArmLine
     from underclock.records.runs import RunLine as RunLine
     from underclock.records.runs import RunSummary as RunSummary
@@ -142,6 +146,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
+        "app.comparing": "compare",
         "app.fit": "fit",
         "app.fleet": "plan_fleet",
         "app.job": "pipeline_job plan_job",
@@ -174,6 +179,7 @@ _HOMES = {
         ),
         "records.latencies": "Domain LatencyTable Switch",
         "records.observed": "Interval PredictedArm Prediction",
+        "records.rivals": "Comparison Rival RivalChoice",
         "records.runs": "ArmLine RunLine RunSummary",
         "runtime.holding.applied": "applied lightning_callback transformers_callback",
         "runtime.holding.run": "HeldRun HowToRun Ran run",

@@ -4,7 +4,7 @@ Rules that choose kernel by kernel do not see what a switch costs, nor the budge
 round; they are costed as they are, status ``GIVEN``, whether or not they keep the rules. The others
 answer with the best schedule they met that keeps them. None has a bound but zero.
 
-Shape letters: K kernels, n invocations, S settings, G groups, P population.
+Shape letters: K kernels, n invocations, S settings, P population.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers import SequenceProblem, Solution, solution_of
+from underclock.core.solvers import GeneticSearch, SequenceProblem, Solution, solution_of
 from underclock.core.solvers.cyclic import Incumbent
 from underclock.records import Status
 
@@ -64,51 +64,24 @@ class FixedClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Genetic:
+class Genetic(GeneticSearch):
     """A genetic search over one setting per kernel, as Wang et al. did (ASPLOS 2025)."""
-
-    seed: int = 0
-    """Of its random numbers."""
-    generations: int = 200
-    """How often the population is replaced."""
-    population: int = 64
-    """How many choices live at a time."""
-    mutation: float = 0.02
-    """Share of the kernels that get a random setting."""
-    penalty: float = 10.0
-    """Added fraction of the energy per fraction of the budget overrun."""
 
     def solve(self, problem: SequenceProblem, start: Items[Ints] = ()) -> Solution:
         """Return the best that was met and keeps the rules."""
-        random = np.random.default_rng(self.seed)
         best = Incumbent.among(problem, start)
         best.offer_constants()
-        kernels, settings = problem.time_s.shape
-        people = random.integers(0, settings, (self.population, kernels))
-        cheapest, fastest = problem.energy_j.argmin(axis=1), problem.time_s.argmin(axis=1)
-        people[:2] = cheapest, fastest
-        people = np.where(np.isfinite(problem.time_s[np.arange(kernels), people]), people, fastest)
-        for _ in range(self.generations):
-            time, energy = _costs_of(problem, people)
-            over = np.maximum(0.0, time / max(problem.latest_s, 1e-300) - 1.0)
-            fitness = energy * (1.0 + self.penalty * over)
-            for which in np.flatnonzero((over == 0) & (energy < best.energy)).tolist():
+        first = np.stack([problem.energy_j.argmin(axis=1), problem.time_s.argmin(axis=1)])
+        for people, time, energy in self.lives(
+            lambda choices: _costs_of(problem, choices),
+            np.isfinite(problem.time_s),
+            first,
+            problem.latest_s,
+        ):
+            in_time = time <= problem.latest_s
+            for which in np.flatnonzero(in_time & (energy < best.energy)).tolist():
                 best.offer(people[which][problem.order])
-            people = self._next(problem, people[np.argsort(fitness, kind="stable")], random)
         return best.answer(0.0)
-
-    def _next(self, problem: SequenceProblem, people: Ints, random: np.random.Generator) -> Ints:
-        """Keep the best tenth, and cross and mutate winners of pairs for the rest."""
-        size, kernels = people.shape
-        parents = random.integers(0, size, (2, 2, size)).min(axis=0)  # sorted: the lower is fitter
-        mixed = np.where(random.random(people.shape) < 0.5, people[parents[0]], people[parents[1]])  # noqa: PLR2004
-        changes = random.random(people.shape) < self.mutation
-        other = random.integers(0, problem.time_s.shape[1], people.shape)
-        changes &= np.isfinite(problem.time_s[np.arange(kernels), other])
-        children = np.where(changes, other, mixed)
-        kept = max(1, size // 10)
-        children[:kept] = people[:kept]
-        return children
 
 
 def _costs_of(problem: SequenceProblem, people: Ints) -> tuple[Floats, Floats]:

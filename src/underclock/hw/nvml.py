@@ -4,6 +4,7 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisatio
 from underclock.records.latencies import Domain
 
 _PERCENT = 100.0
+_PROFILE = "NVML_POWER_PROFILE_"
 _METRICS = {  # NVML's GPM counters, which Hopper and newer have
     "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
     "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
@@ -200,6 +202,25 @@ class NvmlGpu:
         """Return the power limit that was set, or the default."""
         return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
 
+    def power_profiles(self) -> tuple[str, ...]:
+        """Return the workload power profiles that the driver lists; none where it knows of none."""
+        read = getattr(pynvml, "nvmlDeviceWorkloadPowerProfileGetProfilesInfo", None)
+        if read is None:  # an older nvidia-ml-py
+            return ()
+        listed = pynvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
+        try:
+            self._get("power profiles", read, ctypes.byref(listed))
+        except NotSupportedError:
+            return ()
+        names = {
+            value: name.removeprefix(_PROFILE).lower().replace("_", "-")
+            for name, value in vars(pynvml).items()
+            if name.startswith(_PROFILE) and not name.startswith(f"{_PROFILE}OPERATION")
+        }
+        words = list(listed.perfProfilesMask.mask)
+        numbers = (32 * at + bit for at, word in enumerate(words) for bit in _bits(word))
+        return tuple(names.get(number, f"profile {number}") for number in numbers)
+
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:
         """Say what gives the clocks back where this process could not."""
@@ -217,6 +238,10 @@ class NvmlGpu:
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call(f"read the {what}", function, self._handle, *arguments)
+
+
+def _bits(word: int) -> list[int]:
+    return [bit for bit in range(word.bit_length()) if word >> bit & 1]
 
 
 def _busy_between(first: Any, second: Any) -> Utilisation:

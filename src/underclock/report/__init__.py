@@ -23,6 +23,7 @@ from underclock.report.plan_tables import (
     score_table,
     validation_table,
 )
+from underclock.report.rivals import rivals_page, rivals_tables
 from underclock.report.run import closing_line, run_page, run_table
 from underclock.report.wording import verdict_text
 
@@ -43,6 +44,8 @@ __all__ = [
     "plan_tables",
     "prediction_sentence",
     "prediction_table",
+    "rivals_page",
+    "rivals_tables",
     "run_page",
     "run_table",
     "savings_table",

@@ -175,7 +175,7 @@ class _Step:
         key = choice.astype(np.int64).tobytes()
         if key not in self._known:
             planned = cost_of(self.problem, choice)
-            cost = _settled_cost(self.table, self.problem, self._of(choice))
+            cost = settled_cost(self.table, self.problem, self._of(choice))
             change = None if self.risk is None else self.risk.predicted_schedule(choice)
             margin = 0.0 if change is None else room(change.time_spread, TOLERANCE)
             overrun = cost.time_change + margin - self.budget
@@ -264,10 +264,11 @@ def _arm(schedule: Solution, cost: Cost | None, change: PredictedChange | None) 
 
 def schedule_cost(table: CostTable, problem: SequenceProblem, schedule: Solution) -> Cost | None:
     """Return what a step takes under a schedule, against auto; ``None`` if it is infeasible."""
-    return None if schedule.status is Status.INFEASIBLE else _settled_cost(table, problem, schedule)
+    return None if schedule.status is Status.INFEASIBLE else settled_cost(table, problem, schedule)
 
 
-def _settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution) -> Cost:
+def settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution) -> Cost:
+    """Return what a step takes under a feasible schedule, against auto."""
     time_s, energy_j = float(schedule.time_s), float(schedule.energy_j)
     if table.power_cap is not None and not (schedule.choice == table.baseline).all():
         free = table.launches

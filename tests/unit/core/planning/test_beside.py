@@ -11,6 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from steps_beside import (
+    AUTO_MHZ,
+    GPU,
+    MEM_MHZ,
+    ORDER,
+    STEADY_C,
+    campaign_beside,
+    step_beside,
+    taken,
+)
 from underclock.campaign.worth import worth_of_samples
 from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.estimate import estimate
@@ -22,119 +32,20 @@ from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError
-from underclock.gpus.models import gpu_model
-from underclock.physics.constants import KernelConstants
-from underclock.physics.costs import busy_w, duration_s, idle_w
+from underclock.physics.costs import idle_w
 from underclock.records import (
-    AUTO,
     Accounting,
-    Clocks,
-    Evidence,
-    GpuInfo,
-    Kernel,
     Objective,
     Pass,
-    SampleSet,
     Strategy,
-    ThrottleReason,
-    Window,
 )
 from underclock.records.latencies import LatencyTable
-from windows import gathered, having
-
-_GPU = gpu_model("rtx3080ti").constants
-_MEM_MHZ, _BOOST_MHZ, _STEADY_C, _AUTO_MHZ = 9251, 1890, 62.0, 1740
-_CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
-_PRODUCTS = tuple(
-    KernelConstants(
-        core_mcycles=0.4 + 0.3 * i,
-        dram_mcycles=(1.8 - 0.25 * i) * 4.0,
-        fixed_s=1e-5,
-        work_j_per_v2=0.04 + 0.06 * i,
-        dram_j=0.05,
-    )
-    for i in range(5)
-)
-_COLLECTIVE = KernelConstants(  # the network bounds it
-    core_mcycles=0.05, dram_mcycles=2.0, fixed_s=1.2e-3, work_j_per_v2=0.05, dram_j=0.02
-)
-_ALL = (*_PRODUCTS, _COLLECTIVE)
-_ORDER = (0, 1, 5, 2, 3, 4) * 2
-
-
-def _taken(k: int, core_mhz: float) -> tuple[float, float]:
-    """Return time in s and power in W of a launch by itself."""
-    return (
-        duration_s(_GPU, _ALL[k], core_mhz, _MEM_MHZ),
-        busy_w(_GPU, _ALL[k], core_mhz, _MEM_MHZ, _STEADY_C),
-    )
-
-
-def _step(core_mhz: float, share: float) -> tuple[float, float]:
-    """Return time in s and energy in J of a step that waits for a share of its collectives."""
-    anyway_w = float(idle_w(_GPU, core_mhz, _MEM_MHZ, _STEADY_C))
-    time_s = energy_j = 0.0
-    for k in _ORDER:
-        each_s, each_w = _taken(k, core_mhz)
-        waited_s = each_s * (share if k == 5 else 1.0)
-        time_s += waited_s
-        energy_j += anyway_w * waited_s + (each_w - anyway_w) * each_s
-    return time_s, energy_j
-
-
-def _sample(k: int, asked: Clocks, seed: int, limit_w: float) -> Window:
-    random = np.random.default_rng([seed, k])
-    wanted = asked.core_mhz or _BOOST_MHZ
-    core = next(mhz for mhz in range(wanted, 0, -1) if _taken(k, mhz)[1] <= limit_w)
-    time_s, power_w = _taken(k, core)
-    time_s *= random.normal(1.0, 0.001)
-    return Window(
-        kernel=f"k{k}",
-        asked=asked,
-        time_s=time_s,
-        energy_j=time_s * power_w * random.normal(1.0, 0.004),
-        observed=Clocks(core_mhz=core, mem_mhz=_MEM_MHZ),
-        throttle_reasons=ThrottleReason.SW_POWER_CAP if core < wanted else ThrottleReason.NONE,
-        temperature_c=_STEADY_C,
-    )
-
-
-def _campaign(true: float, told: float) -> SampleSet:
-    """Return samples of a step that waits for a share of its collectives, and is told one."""
-    time_s, energy_j = _step(_AUTO_MHZ, true)
-    limit_w = energy_j / time_s
-    settings = [Clocks(core_mhz=core) for core in _CORES]
-    whole = Window(
-        kernel="w",
-        time_s=time_s,
-        energy_j=energy_j,
-        observed=Clocks(core_mhz=_AUTO_MHZ, mem_mhz=_MEM_MHZ),
-        throttle_reasons=ThrottleReason.SW_POWER_CAP,
-        temperature_c=_STEADY_C,
-    )
-    kernels = [Kernel(name=f"k{k}", count=2, pass_=Pass.FORWARD) for k in range(6)]
-    kernels[5] = msgspec.structs.replace(kernels[5], pass_=Pass.COMMUNICATION, waited_for=told)
-    return SampleSet(
-        evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name="G", power_limit_w=limit_w),
-        workload="w",
-        kernels=tuple(kernels),
-        order=_ORDER,
-        settings=tuple(settings),
-        windows=gathered(
-            tuple(
-                _sample(k, asked, i, limit_w)
-                for i, asked in enumerate([*settings, AUTO])
-                for k in range(6)
-            ),
-            in_situ=tuple(msgspec.structs.replace(whole, repeat=i) for i in range(5)),
-        ),
-    )
+from windows import having
 
 
 @cache
 def _found(true: float, told: float) -> CostEstimate:
-    return estimate(_campaign(true, told))
+    return estimate(campaign_beside(true, told))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
@@ -150,14 +61,14 @@ def test_without_the_share_kernels_take_as_much_longer_as_they_run_side_by_side(
     closure = _found(0.0, 1.0).table.closure
 
     assert closure is not None
-    side_by_side = _step(_AUTO_MHZ, 1.0)[0] / _step(_AUTO_MHZ, 0.0)[0]
+    side_by_side = step_beside(AUTO_MHZ, 1.0)[0] / step_beside(AUTO_MHZ, 0.0)[0]
     assert closure.time - 1.0 > 0.8 * (side_by_side - 1.0) > 0.2
 
 
 def test_what_is_not_waited_for_costs_the_same_at_every_setting() -> None:
     table = _found(0.0, 0.0).table
-    each_s, each_w = _taken(5, _AUTO_MHZ)
-    beyond_w = each_w - float(idle_w(_GPU, _AUTO_MHZ, _MEM_MHZ, _STEADY_C))
+    each_s, each_w = taken(5, AUTO_MHZ)
+    beyond_w = each_w - float(idle_w(GPU, AUTO_MHZ, MEM_MHZ, STEADY_C))
 
     assert np.ptp(table.energy_j[5]) == 0.0
     assert np.ptp(table.time_s[5]) == 0.0
@@ -196,14 +107,14 @@ def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
     found, setting = _found(0.0, 0.0), _solved().settings[Strategy.KERNEL_GLOBAL]
     change = found.predicted_change(setting)
     time_s = energy_j = 0.0
-    for k in _ORDER:
-        core_mhz = found.table.settings[setting[k]].core_mhz or _AUTO_MHZ
-        each_s, each_w = _taken(k, core_mhz)
+    for k in ORDER:
+        core_mhz = found.table.settings[setting[k]].core_mhz or AUTO_MHZ
+        each_s, each_w = taken(k, core_mhz)
         if k == 5:
-            each_w -= float(idle_w(_GPU, core_mhz, _MEM_MHZ, _STEADY_C))
+            each_w -= float(idle_w(GPU, core_mhz, MEM_MHZ, STEADY_C))
         time_s += each_s * (k != 5)
         energy_j += each_s * each_w
-    auto_s, auto_j = _step(_AUTO_MHZ, 0.0)
+    auto_s, auto_j = step_beside(AUTO_MHZ, 0.0)
 
     assert change.energy_change < -0.05
     assert time_s / auto_s - 1.0 == pytest.approx(change.time_change, abs=3 * change.time_spread)
@@ -215,7 +126,7 @@ def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
 
 
 def test_sums_of_kernels_alone_know_of_it_too() -> None:
-    found = estimate(_campaign(0.0, 0.0), isolated=True)
+    found = estimate(campaign_beside(0.0, 0.0), isolated=True)
     table, setting = found.table, np.zeros(6, dtype=np.int64)
     change = found.predicted_change(setting)
     energy_j = math.fsum(table.energy_j[:, 0])
@@ -230,7 +141,7 @@ def test_sums_of_kernels_alone_know_of_it_too() -> None:
 def test_no_change_of_clocks_is_spent_on_it() -> None:
     found = _found(0.0, 0.0)
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
-    problem = sequence_problem(found.table, _ORDER, rules)
+    problem = sequence_problem(found.table, ORDER, rules)
     arm, schedule, _ = achieved(found.table, problem, list(_solved().settings.values()), found)
     drawn = as_schedule(
         found.table, problem, schedule, latencies=rules.latencies, wording="a constant one"
@@ -241,7 +152,7 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     assert arm.energy_change < -0.03
     assert schedule.switches > 2
     assert (schedule.choice[[2, 8]] == schedule.choice[[1, 7]]).all()
-    assert math.fsum(drawn.launch_s) == pytest.approx(_step(_AUTO_MHZ, 0.0)[0], rel=0.03)
+    assert math.fsum(drawn.launch_s) == pytest.approx(step_beside(AUTO_MHZ, 0.0)[0], rel=0.03)
 
 
 def test_no_further_sample_of_it_is_worth_a_second() -> None:
@@ -266,12 +177,12 @@ def test_longer_segments_leave_it_beside_what_it_is_overlapped() -> None:
     table = dataclasses.replace(table, kernels=tuple(kernels))
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
 
-    assert proposals(table, _ORDER, rules)
+    assert proposals(table, ORDER, rules)
 
 
 def test_another_limit_leaves_it_as_it_is() -> None:
     found = _found(0.0, 0.0)
-    limit_w = _campaign(0.0, 0.0).gpu.power_limit_w or 0.0
+    limit_w = campaign_beside(0.0, 0.0).gpu.power_limit_w or 0.0
     limited = LimitedEstimate.of(found, 0.9 * limit_w, limit_w)
     solved = solve_strategies(limited.table, Goal(objective=Objective.TIME), limited)
 
@@ -281,7 +192,7 @@ def test_another_limit_leaves_it_as_it_is() -> None:
 
 
 def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -> None:
-    campaign = _campaign(0.0, 0.0)
+    campaign = campaign_beside(0.0, 0.0)
     little = tuple(msgspec.structs.replace(s, energy_j=0.1) for s in campaign.in_situ)
 
     with pytest.raises(
@@ -292,7 +203,7 @@ def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -
 
 
 def test_a_step_that_waits_for_nothing_is_refused() -> None:
-    campaign = _campaign(0.0, 0.0)
+    campaign = campaign_beside(0.0, 0.0)
     none = tuple(msgspec.structs.replace(kernel, waited_for=0.0) for kernel in campaign.kernels)
 
     with pytest.raises(DataError, match="waits for none of its kernels") as refused:
