@@ -138,10 +138,10 @@ def _feedback(contest: Contest, name: Strategy) -> Rival:
     changes = [contest.change_of(setting) for setting in settings]
     # Clocks next to each other are wrong together: their deviations add up.
     mean = PredictedChange(
-        **{
-            field.name: float(weights @ [getattr(each, field.name) for each in changes])
-            for field in dataclasses.fields(PredictedChange)
-        }
+        time_change=float(weights @ [each.time_change for each in changes]),
+        energy_change=float(weights @ [each.energy_change for each in changes]),
+        time_spread=float(weights @ [each.time_spread for each in changes]),
+        energy_spread=float(weights @ [each.energy_spread for each in changes]),
     )
     cost = against_auto(
         table,
