@@ -291,8 +291,7 @@ def test_everything_printed_is_escaped_in_one_place() -> None:
     folder = Path(underclock.app.__file__).parent
     echoing = {path.name for path in folder.glob("*.py") if "click.echo(" in path.read_text()}
 
-    # A page is a document of its own, which escapes what it holds.
-    assert echoing == {"output.py", "report.py"}
+    assert echoing == {"output.py"}
 
 
 def test_auto_rows_alone_are_for_predict(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from underclock.app.options import file_argument, json_option
-from underclock.app.output import print_json, print_table, warn
+from underclock.app.options import delivered, file_argument
+from underclock.app.output import Delivery
 
 
 @click.command(name="breakdown")
 @file_argument("samples")
-@json_option
-def command(samples: Path, *, as_json: bool) -> None:
+@delivered()
+def command(*, samples: Path, to: Delivery) -> None:
     """Show where the energy of a step goes at auto clocks, and what of it a plan could reach.
 
     Example: underclock breakdown samples.db
@@ -21,8 +21,4 @@ def command(samples: Path, *, as_json: bool) -> None:
     from underclock.store import read_samples
 
     parts = breakdown(read_samples(samples))
-    warn(parts.warnings)
-    if as_json:
-        print_json(parts)
-    else:
-        print_table(*breakdown_tables(parts))
+    to.give(parts, lambda: breakdown_tables(parts))

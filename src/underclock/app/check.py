@@ -1,12 +1,12 @@
 """``underclock check``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from underclock.app.options import CLOCKS, FRACTION, file_argument, json_option
-from underclock.app.output import counted_bar, print_json, print_table, say, warn
-from underclock.records import Clocks
+from underclock.app.options import CLOCKS, FRACTION, delivered, file_argument
+from underclock.app.output import Delivery, counted_bar
 
 
 @click.command(name="check")
@@ -21,15 +21,13 @@ from underclock.records import Clocks
 @click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
-@json_option
+@delivered()
 def command(
     *,
     table: Path,
     slowdowns: tuple[float, ...],
-    splits: int,
-    seed: int,
-    baseline: Clocks | None,
-    as_json: bool,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `check` has, by its names
 ) -> None:
     """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
 
@@ -42,17 +40,5 @@ def command(
     from underclock.report import check_sentence, check_table
 
     with counted_bar("checking") as show:
-        checked = check(
-            table,
-            slowdowns=slowdowns or BUDGETS,
-            splits=splits,
-            seed=seed,
-            baseline=baseline,
-            progress=show,
-        )
-    if as_json:
-        print_json(checked)
-    else:
-        warn(checked.warnings)
-        say(check_sentence(checked))
-        print_table(check_table(checked))
+        checked = check(table, slowdowns=slowdowns or BUDGETS, progress=show, **asked)
+    to.give(checked, lambda: (check_sentence(checked), check_table(checked)))

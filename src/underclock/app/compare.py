@@ -2,25 +2,17 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from underclock.app.options import (
-    CLOCKS,
-    FRACTION,
-    file_argument,
-    force_option,
-    json_option,
-    output_option,
-)
-from underclock.app.output import STDOUT, print_json, print_table, say, share_bar, warn
+from underclock.app.options import CLOCKS, FRACTION, delivered, file_argument
+from underclock.app.output import STDOUT, Delivery, print_json, print_table, share_bar, warn
 from underclock.errors import InfeasibleError
-from underclock.records import Clocks
 
 
 @click.command(name="compare")
 @file_argument("samples")
-@output_option("page", required=False)
 @click.option(
     "--max-slowdown", type=FRACTION, default=0.0, help="Time budget: 1% or 0.01. [default: 0]"
 )
@@ -35,20 +27,12 @@ from underclock.records import Clocks
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
 @click.option("--gpu", metavar="GPU", help="Ask its driver which power profiles it lists.")
 @click.option("--seed", default=0, help="Of what searches at random.")
-@json_option
-@force_option
+@delivered("page")
 def command(
     *,
     samples: Path,
-    output: Path | None,
-    max_slowdown: float,
-    policies: tuple[str, ...],
-    latency: str,
-    baseline: Clocks | None,
-    gpu: str | None,
-    seed: int,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `compare` has, by its names
 ) -> None:
     """Compare ways of choosing clocks on SAMPLES: a samples file, or a CSV table of a sweep.
 
@@ -59,31 +43,14 @@ def command(
     """
     from underclock.app.comparing import compare
     from underclock.report import rivals_page, rivals_tables
-    from underclock.store import check_output, write_text
 
-    to_file = output is not None and output != STDOUT
-    if output is not None and to_file:
-        check_output(output, force=force, inputs=(samples,), begins="<")
+    to.check(samples, begins="<")
     with share_bar("comparing"):
-        found = compare(
-            samples,
-            max_slowdown,
-            policies=policies,
-            latency=latency,
-            baseline=baseline,
-            gpu=gpu,
-            seed=seed,
-        )
-    if output is not None and to_file:
-        write_text(output, rivals_page(found), force=force)
+        found = compare(samples, **asked)
     warn(found.warnings)
-    if output == STDOUT:
-        click.echo(rivals_page(found))
-    elif as_json:
-        print_json(found)
-    else:
-        print_table(*rivals_tables(found))
-        if to_file:
-            say(f"wrote {output}")
+    if to.output != STDOUT:
+        print_json(found) if to.as_json else print_table(*rivals_tables(found))
+    if to.output is not None:
+        to.write(rivals_page(found))
     if not any(choice.keeps_budget for rival in found.rivals for choice in rival.choices):
         sys.exit(InfeasibleError.exit_code)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from underclock.app.options import FRACTION, folder_option, force_option, json_option, seed_option
-from underclock.app.output import make_folder, print_json, print_table, progress_bar, say
-from underclock.app.validate import show_validation
+from underclock.app.output import make_folder, print_json, print_table, progress_bar
+from underclock.app.validate import validation_parts
 from underclock.errors import UnderclockError
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ def command(*, output: Path, max_slowdown: float, seed: int, as_json: bool, forc
     if as_json:
         print_json({"plan": made, "validation": validation, "report": str(page)})
         return
-    print_table(*plan_tables(made))
-    show_validation(validation)
-    say(f"page: {page}")
+    print_table(*plan_tables(made), *validation_parts(validation), f"page: {page}")
 
 
 def run_demo(

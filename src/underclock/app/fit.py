@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import (
-    CLOCKS,
-    force_option,
-    json_option,
-    output_option,
-)
-from underclock.app.output import check_place, deliver, print_table, share_bar
+from underclock.app.options import CLOCKS, delivered
+from underclock.app.output import Delivery, share_bar
 from underclock.records import Clocks, SampleSet
 
 if TYPE_CHECKING:
@@ -52,17 +47,8 @@ def fit(
 @click.command(name="fit")
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--baseline", type=CLOCKS, help="State kernels here, not at their fastest sample.")
-@output_option("fit", required=False)
-@json_option
-@force_option
-def command(
-    *,
-    samples: tuple[Path, ...],
-    baseline: Clocks | None,
-    output: Path | None,
-    as_json: bool,
-    force: bool,
-) -> None:
+@delivered("fit")
+def command(*, samples: tuple[Path, ...], baseline: Clocks | None, to: Delivery) -> None:
     """Fit one model of a GPU to SAMPLES: one or more files of one GPU.
 
     Shows its constants, how sure they are, and which kernels the model describes.
@@ -71,14 +57,7 @@ def command(
     """
     from underclock.report import fit_tables
 
-    check_place(output, force=force, inputs=samples)
+    to.check(*samples)
     with share_bar("fitting"):
         model = fit(samples, baseline=baseline)
-    deliver(
-        model,
-        output,
-        lambda: print_table(*fit_tables(model)),
-        as_json=as_json,
-        force=force,
-        warnings=model.warnings,
-    )
+    to.give(model, lambda: fit_tables(model))

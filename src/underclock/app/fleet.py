@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import FRACTION, force_option, json_option, output_option
-from underclock.app.output import check_place, counted_bar, deliver, print_table
+from underclock.app.options import FRACTION, delivered
+from underclock.app.output import Delivery, counted_bar
 from underclock.errors import UsageError
 from underclock.units import format_percent
 
@@ -134,7 +134,6 @@ def _told(
 
 @click.command(name="fleet")
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
-@output_option("plan", required=False)
 @click.option("--max-slowdown", type=FRACTION, help="Time budget: 1% or 0.01. [default: 0, strict]")
 @click.option(
     "--boards", default=_BOARDS, show_default=True, help="How many boards the plan is for."
@@ -142,17 +141,14 @@ def _told(
 @click.option(
     "--latency", default="known", show_default=True, help="What changing clocks takes, as of plan."
 )
-@json_option
-@force_option
+@delivered("plan")
 def command(
     *,
     samples: tuple[Path, ...],
-    output: Path | None,
     max_slowdown: float | None,
     boards: int,
     latency: str,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
 ) -> None:
     """Choose clocks for all boards of a model from SAMPLES of a few: a samples file of each board.
 
@@ -164,7 +160,7 @@ def command(
     from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
 
-    check_place(output, force=force, inputs=samples)
+    to.check(*samples)
     with counted_bar("planning") as show:
         made = plan_fleet(
             samples,
@@ -173,11 +169,4 @@ def command(
             latency=latency,
             progress=show,
         )
-    deliver(
-        made,
-        output,
-        lambda: print_table(*plan_tables(made)),
-        as_json=as_json,
-        force=force,
-        warnings=made.warnings,
-    )
+    to.give(made, lambda: plan_tables(made))

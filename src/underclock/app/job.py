@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from underclock.app.options import DURATION, force_option, json_option, output_option
-from underclock.app.output import check_place, deliver, print_table
+from underclock.app.options import DURATION, delivered
+from underclock.app.output import Delivery
 from underclock.errors import UsageError
 from underclock.units import parse_duration
 
@@ -86,9 +86,7 @@ def _add(schedule: str, summary: str) -> None:
     @click.option("--load", type=DURATION, default="0s", help="Bringing a microbatch's data takes.")
     @click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
     @click.option("--gpu-name", help="What the profile was measured on.")
-    @output_option("job", required=False)
-    @json_option
-    @force_option
+    @delivered("job")
     def scheduled(**asked: Any) -> None:  # noqa: ANN401 - what the options above say
         _scheduled(schedule, **asked)
 
@@ -102,9 +100,7 @@ for _name, _summary in _SCHEDULES.items():
 @click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
 @_cost_options
 @click.option("--blocked-power", type=float, metavar="W", help="What a rank draws while it waits.")
-@output_option("job", required=False)
-@json_option
-@force_option
+@delivered("job")
 def _traced(
     traces: tuple[Path, ...],
     *,
@@ -113,9 +109,7 @@ def _traced(
     samples: tuple[Path, ...],
     latency: str | None,
     blocked_power: float | None,
-    output: Path | None,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
 ) -> None:
     """Make a job of TRACES of all its ranks, as they were seen; energies are the profile's.
 
@@ -131,7 +125,7 @@ def _traced(
     from underclock.tracing.job_files import job_of_traces
 
     given = [*traces, *samples, *([] if profile is None else [profile])]
-    check_place(output, force=force, inputs=[each for each in given if each.is_file()])
+    to.check(*(each for each in given if each.is_file()))
     _check_watts(blocked_power)
     costed = bool(samples) or profile is not None
     # What waiting draws is told with the costs.
@@ -139,14 +133,7 @@ def _traced(
     job = job_of_traces(traces, workload=workload, waiting_w=waiting_w)
     if costed:
         job = with_costs(job, profile, samples, latency, blocked_w=blocked_power)
-    deliver(
-        job,
-        output,
-        lambda: print_table(*job_tables(job)),
-        as_json=as_json,
-        force=force,
-        warnings=job.warnings,
-    )
+    to.give(job, lambda: job_tables(job))
 
 
 def _check_watts(blocked_w: float | None) -> None:
@@ -164,14 +151,12 @@ def _scheduled(
     *,
     profile: Path | None,
     samples: tuple[Path, ...],
-    output: Path | None,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
     **asked: Any,  # noqa: ANN401 - of a `Shape` mostly, by its names
 ) -> None:
     from underclock.report import job_tables
 
-    check_place(output, force=force, inputs=samples if profile is None else (profile, *samples))
+    to.check(profile, *samples)
     times_s = tuple(parse_duration(each) for each in asked.pop("transfer").split(",") if each)
     job = pipeline_job(
         schedule,
@@ -183,14 +168,7 @@ def _scheduled(
         transfer_s=times_s,
         **asked,
     )
-    deliver(
-        job,
-        output,
-        lambda: print_table(*job_tables(job)),
-        as_json=as_json,
-        force=force,
-        warnings=job.warnings,
-    )
+    to.give(job, lambda: job_tables(job))
 
 
 def pipeline_job(

@@ -1,18 +1,12 @@
 """``underclock latency``: how long a GPU takes to change its clocks."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import (
-    force_option,
-    json_option,
-    output_option,
-    seed_option,
-)
-from underclock.app.output import check_place, deliver, print_table, progress_bar
+from underclock.app.options import delivered, seed_option
+from underclock.app.output import Delivery, progress_bar
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,22 +84,11 @@ def measure_latency(
 
 @click.command(name="latency")
 @click.option("--gpu", required=True, metavar="GPU", help="sim:rtx3080ti.")
-@output_option("latencies", required=True)
 @click.option("--targets", default=TARGETS, show_default=True, help="Core clocks to sample.")
 @click.option("--repeats", default=REPEATS, show_default=True, help="Of every change of a clock.")
 @seed_option
-@json_option
-@force_option
-def command(
-    *,
-    gpu: str,
-    output: Path,
-    targets: int,
-    repeats: int,
-    seed: int,
-    as_json: bool,
-    force: bool,
-) -> None:
+@delivered("latencies", required=True)
+def command(*, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - of `measure_latency`, by its names
     """Measure how long a GPU takes to change its clocks.
 
     Locks clocks, and gives them back at the end. Auto and every memory clock are sampled too.
@@ -114,14 +97,7 @@ def command(
     """
     from underclock.report import latency_table
 
-    check_place(output, force=force)
+    to.check()
     with progress_bar("changing clocks") as show:
-        table = measure_latency(gpu, targets=targets, repeats=repeats, seed=seed, progress=show)
-    deliver(
-        table,
-        output,
-        lambda: print_table(latency_table(table)),
-        as_json=as_json,
-        force=force,
-        warnings=table.warnings,
-    )
+        table = measure_latency(**asked, progress=show)
+    to.give(table, lambda: (latency_table(table),))

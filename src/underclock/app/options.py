@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from underclock.app.output import STDOUT, say
+from underclock.app.output import STDOUT, Delivery, say
 from underclock.errors import UnderclockError, UsageError
 from underclock.units import parse_duration, parse_fraction, parse_mhz
 
@@ -86,6 +87,27 @@ def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable
         help=f"Where the {noun} go{'' if noun.endswith('s') else 'es'}"
         f"{'; - is stdout' if stdout else ''}.",
     )
+
+
+def delivered(noun: str = "", *, required: bool = False) -> Callable[[_F], _F]:
+    """Ask where an answer goes, and give the command a `Delivery` named ``to``.
+
+    Args:
+        noun: What may be written to a file; nothing unless given.
+    """
+
+    def add(command: _F) -> _F:
+        @wraps(command)
+        def deliver(*, as_json: bool, **asked: Any) -> None:  # noqa: ANN401 - other options
+            place = {each: asked.pop(each) for each in ("output", "force")} if noun else {}
+            command(to=Delivery(as_json=as_json, **place), **asked)
+
+        wrapped: Any = json_option(deliver)
+        if noun:
+            wrapped = output_option(noun, required=required)(force_option(wrapped))
+        return cast("_F", wrapped)
+
+    return add
 
 
 def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:

@@ -9,6 +9,7 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,12 +67,15 @@ def print_json(body: object) -> None:
 
 
 def print_table(*parts: "RenderableType") -> None:
-    """Print tables for a person."""
+    """Print tables for a person, and sentences between them as they are."""
     from rich.console import Console
 
     console = Console()
     for part in parts:
-        console.print(_Printable(part))
+        if isinstance(part, str):
+            say(part)
+        else:
+            console.print(_Printable(part))
 
 
 class _Printable:
@@ -86,19 +90,6 @@ class _Printable:
             yield segment if segment.control else segment._replace(text=clean(segment.text))
 
 
-def check_place(output: Path | None, *, force: bool, inputs: Iterable[Path | None] = ()) -> None:
-    """Make sure that the output can be written, before any work is spent on it.
-
-    Args:
-        output: Where it goes, if anywhere.
-        inputs: Files that are read, which are never replaced.
-    """
-    from underclock.store import check_output
-
-    if output is not None and output != STDOUT:
-        check_output(output, force=force, inputs=inputs, begins="{")
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder for several files, unless it is there.
 
@@ -111,29 +102,59 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
 
 
-def deliver(
-    record: "Record",
-    output: Path | None,
-    show: Callable[[], None],
-    *,
-    as_json: bool,
-    force: bool,
-    warnings: tuple[str, ...] = (),
-) -> None:
-    """Hand a record over: to a file, to stdout, to a person.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Where a command's answer goes: to a file, to a machine, to a person."""
 
-    Args:
-        output: Where it goes; ``-`` is stdout, and then nothing else goes there.
-    """
-    from underclock.store import write_document
+    output: Path | None = None
+    as_json: bool = False
+    force: bool = False
 
-    if output is not None and output != STDOUT:
-        write_document(output, record, force=force)
-    warn(warnings)
-    if as_json or output == STDOUT:
-        print_json(record)
-    else:
-        show()
+    def check(self, *inputs: Path | None, begins: str = "{") -> None:
+        """Make sure that the answer can be written, before any work is spent on it.
+
+        Args:
+            inputs: Files that are read, which are never replaced.
+            begins: How an answer begins.
+        """
+        from underclock.store import check_output
+
+        if self.output is not None and self.output != STDOUT:
+            check_output(self.output, force=self.force, inputs=inputs, begins=begins)
+
+    def write(self, text: str) -> None:
+        """Write a page, to where it was asked for, and say so."""
+        from underclock.store import write_text
+
+        if self.output == STDOUT:
+            click.echo(text)
+        elif self.output is not None:
+            write_text(self.output, text, force=self.force)
+            if not self.as_json:
+                say(f"wrote {self.output}")
+
+    def give(
+        self,
+        record: "Record",
+        shown: "Callable[[], Iterable[RenderableType]]",
+        *,
+        warnings: tuple[str, ...] | None = None,
+    ) -> None:
+        """Hand a record over; where it goes to stdout, nothing else goes there.
+
+        Args:
+            shown: Says it to a person: tables, and sentences.
+            warnings: By default the record's own.
+        """
+        from underclock.store import write_document
+
+        if self.output is not None and self.output != STDOUT:
+            write_document(self.output, record, force=self.force)
+        warn(getattr(record, "warnings", ()) if warnings is None else warnings)
+        if self.as_json or self.output == STDOUT:
+            print_json(record)
+            return
+        print_table(*shown())
 
 
 @contextmanager

@@ -12,12 +12,10 @@ from underclock.app.options import (
     CLOCKS,
     DURATION,
     FRACTION,
+    delivered,
     file_argument,
-    force_option,
-    json_option,
-    output_option,
 )
-from underclock.app.output import check_place, counted_bar, deliver, print_table
+from underclock.app.output import Delivery, counted_bar
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 @click.command(name="plan")
 @file_argument("samples")
-@output_option("plan", required=False)
 @click.option(
     "--objective",
     type=click.Choice([o.value for o in Objective]),
@@ -84,12 +81,10 @@ if TYPE_CHECKING:
     help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
 )
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
-@json_option
-@force_option
+@delivered("plan")
 def command(
     *,
     samples: Path,
-    output: Path | None,
     baseline: Clocks | None,
     accounting: str,
     latency: str,
@@ -97,8 +92,7 @@ def command(
     min_dwell: float | None,
     board_spread: float | None,
     raw: bool,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
@@ -112,30 +106,21 @@ def command(
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.app.job import plan_job
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
-    from underclock.report import job_plan_tables, plan_tables
+    from underclock.report import plan_tables
     from underclock.store import read_samples
     from underclock.store.given import is_job
 
-    check_place(output, force=force, inputs=(samples, Path(latency)))
+    to.check(samples, Path(latency))
     if is_job(samples):
-        _refuse_for_jobs()
-        of_job = plan_job(
+        _plan_job(
             samples,
+            to,
             latency=latency,
             max_slowdown=asked["max_slowdown"] or 0.0,
             min_dwell_s=min_dwell or 0.0,
             board_spread=board_spread or 0.0,
-        )
-        deliver(
-            of_job,
-            output,
-            lambda: print_table(*job_plan_tables(of_job)),
-            as_json=as_json,
-            force=force,
-            warnings=of_job.warnings,
         )
         return
     if board_spread is not None:
@@ -154,14 +139,7 @@ def command(
             isolated=accounting == Accounting.ISOLATED,
             progress=show,
         )
-    deliver(
-        made,
-        output,
-        lambda: print_table(*plan_tables(made)),
-        as_json=as_json,
-        force=force,
-        warnings=made.warnings,
-    )
+    to.give(made, lambda: plan_tables(made))
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
 
@@ -172,12 +150,11 @@ _OF_JOBS = {"samples", "output", "max_slowdown", "latency", "min_dwell", "board_
 }
 
 
-def _refuse_for_jobs() -> None:
-    """Refuse options that say nothing of a job.
+def _plan_job(job: Path, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - as `plan_job` has it
+    """Plan a job of many GPUs; refuse options that say nothing of one."""
+    from underclock.app.job import plan_job
+    from underclock.report import job_plan_tables
 
-    Raises:
-        UsageError: One was given.
-    """
     context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "")
@@ -186,6 +163,8 @@ def _refuse_for_jobs() -> None:
                 f"{parameter.opts[0]} says nothing of a job",
                 hint="a job has --max-slowdown, --latency, --min-dwell and --board-spread",
             )
+    made = plan_job(job, **asked)
+    to.give(made, lambda: job_plan_tables(made))
 
 
 def _goal(asked: dict[str, Any]) -> "Goal":

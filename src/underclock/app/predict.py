@@ -1,34 +1,32 @@
 """``underclock predict``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from underclock.app.options import (
-    CLOCKS,
-    FRACTION,
-    file_argument,
-    json_option,
-)
-from underclock.app.output import print_json, print_table, say, share_bar, warn
-from underclock.records import Clocks
+from underclock.app.options import CLOCKS, FRACTION, delivered, file_argument
+from underclock.app.output import Delivery, share_bar
 
 
 @click.command(name="predict")
 @file_argument("samples")
-@click.option("--max-slowdown", type=FRACTION, help="Time budget: 1% or 0.01. [default: 0, strict]")
+@click.option(
+    "--max-slowdown",
+    type=FRACTION,
+    default=0.0,
+    help="Time budget: 1% or 0.01. [default: 0, strict]",
+)
 @click.option(
     "--like", metavar="GPU", help="Whose kernels to compare with: sim:NAME, or a calibrated file."
 )
 @click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
-@json_option
+@delivered()
 def command(
     *,
     samples: Path,
-    max_slowdown: float | None,
-    like: str | None,
-    baseline: Clocks | None,
-    as_json: bool,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `predict` has, by its names
 ) -> None:
     """Say what clocks would save, from SAMPLES at auto clocks only.
 
@@ -40,16 +38,5 @@ def command(
     from underclock.report import prediction_sentence, prediction_table
 
     with share_bar("predicting") as show:
-        prediction = predict(
-            samples,
-            max_slowdown=max_slowdown or 0.0,
-            like=like,
-            baseline=baseline,
-            progress=show,
-        )
-    warn(prediction.warnings)
-    if as_json:
-        print_json(prediction)
-    else:
-        say(prediction_sentence(prediction))
-        print_table(prediction_table(prediction))
+        prediction = predict(samples, progress=show, **asked)
+    to.give(prediction, lambda: (prediction_sentence(prediction), prediction_table(prediction)))

@@ -5,23 +5,13 @@ from pathlib import Path
 import click
 
 from underclock.app.options import (
+    delivered,
     file_argument,
-    force_option,
     gpu_option,
-    json_option,
-    output_option,
     source_option,
     step_file,
 )
-from underclock.app.output import (
-    STDOUT,
-    check_place,
-    deliver,
-    print_table,
-    progress_bar,
-    say,
-    share_bar,
-)
+from underclock.app.output import STDOUT, Delivery, progress_bar, share_bar
 from underclock.errors import UsageError
 from underclock.records import Plan, SampleSet
 from underclock.units import format_percent
@@ -30,7 +20,6 @@ from underclock.units import format_percent
 @click.command(name="refine")
 @file_argument("plan")
 @gpu_option
-@output_option("plan", required=True)
 @click.option(
     "--samples",
     type=click.Path(path_type=Path),
@@ -38,18 +27,8 @@ from underclock.units import format_percent
     help="Where the samples go. [default: beside the plan, as .samples.db]",
 )
 @source_option
-@json_option
-@force_option
-def command(
-    *,
-    plan: Path,
-    gpu: str,
-    output: Path,
-    samples: Path | None,
-    source: str,
-    as_json: bool,
-    force: bool,
-) -> None:
+@delivered("plan", required=True)
+def command(*, plan: Path, gpu: str, samples: Path | None, source: str, to: Delivery) -> None:
     """Measure PLAN's clocks and their neighbours on another GPU of its model, and plan again.
 
     The goal stays that of PLAN. Goes on where an earlier run into the same samples stopped;
@@ -65,12 +44,12 @@ def command(
     from underclock.store import read_document
 
     given = read_document(plan, Plan)
-    check_place(output, force=force, inputs=(plan,))
+    to.check(plan)
     with progress_bar("refining") as show:
         sample_set = refine(
             given,
             gpu=gpu,
-            to=samples or _beside(output),
+            to=samples or _beside(to.output),
             progress=show,
             run=step_file(plan, source),
         )
@@ -79,17 +58,13 @@ def command(
         refined = plan_on(
             sample_set, goal, baseline=given.baseline, switching=switching_as_of(given)
         )
-
-    def shown() -> None:
-        print_table(*plan_tables(refined))
-        say(_compared(refined, given, sample_set))
-
-    deliver(refined, output, shown, as_json=as_json, force=force, warnings=refined.warnings)
+    said = _compared(refined, given, sample_set)
+    to.give(refined, lambda: (*plan_tables(refined), said))
 
 
-def _beside(output: Path) -> Path:
+def _beside(output: Path | None) -> Path:
     """Return where samples go that nobody named a place for."""
-    if output == STDOUT:
+    if output is None or output == STDOUT:
         raise UsageError("the samples need a file", hint="name one: --samples mine.samples.db")
     return output.with_suffix(".samples.db")
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from underclock.app.options import file_argument, force_option, json_option, output_option
-from underclock.app.output import STDOUT, print_json, say
+from underclock.app.options import delivered, file_argument
+from underclock.app.output import STDOUT, Delivery, print_json
 from underclock.errors import DataError
 from underclock.records import Plan, Validation
 
@@ -175,13 +175,9 @@ def _check_same(plan: Plan, validation: Validation) -> None:
 @click.command(name="report")
 @file_argument("plan")
 @file_argument("validation", required=False)
-@output_option("page", required=True)
 @click.option("--trace", is_flag=True, help="Of a job's plan: a Chrome trace, for Perfetto.")
-@json_option
-@force_option
-def command(
-    *, plan: Path, validation: Path | None, output: Path, trace: bool, as_json: bool, force: bool
-) -> None:
+@delivered("page", required=True)
+def command(*, plan: Path, validation: Path | None, trace: bool, to: Delivery) -> None:
     """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
 
     PLAN may be of a job of many GPUs too.
@@ -190,17 +186,7 @@ def command(
 
     Example: underclock report plan.json validation.json -o report.html
     """
-    from underclock.store import check_output, write_text
-
-    begins = "{" if trace else "<"
-    if output != STDOUT:
-        check_output(output, force=force, inputs=[plan, validation], begins=begins)
-    body = render_trace(plan) if trace else render_report(plan, validation)
-    if output == STDOUT:
-        click.echo(body)
-        return
-    write_text(output, body, force=force)
-    if as_json:
-        print_json({"report": str(output)})
-    else:
-        say(f"wrote {output}")
+    to.check(plan, validation, begins="{" if trace else "<")
+    to.write(render_trace(plan) if trace else render_report(plan, validation))
+    if to.as_json and to.output != STDOUT:
+        print_json({"report": str(to.output)})

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import file_argument, json_option
-from underclock.app.output import print_json, print_table, warn
+from underclock.app.options import delivered, file_argument
+from underclock.app.output import Delivery
 from underclock.errors import DataError
 from underclock.records import Arm, Cost, Plan, SampleSet, Score, Status, Strategy
 
@@ -94,8 +94,8 @@ def _cost(plan: Plan, costs: "CostTable") -> Cost:
 @click.command(name="score")
 @file_argument("plan")
 @file_argument("table")
-@json_option
-def command(plan: Path, table: Path, *, as_json: bool) -> None:
+@delivered()
+def command(*, plan: Path, table: Path, to: Delivery) -> None:
     """Say what PLAN really costs on a full TABLE of measurements.
 
     Example: underclock score plan.json sweep.csv --json
@@ -103,8 +103,4 @@ def command(plan: Path, table: Path, *, as_json: bool) -> None:
     from underclock.report import score_table
 
     cost = score(plan, table)
-    warn(cost.warnings)
-    if as_json:
-        print_json(cost)
-    else:
-        print_table(score_table(cost))
+    to.give(cost, lambda: (score_table(cost),))

@@ -2,18 +2,19 @@
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import WORKLOAD, force_option, json_option, output_option
-from underclock.app.output import STDOUT, check_place, deliver, phase_bar, say
+from underclock.app.options import WORKLOAD, delivered
+from underclock.app.output import STDOUT, Delivery, phase_bar
 from underclock.errors import UsageError
 from underclock.records import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from underclock.tracing.source import Script
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 @click.command(name="trace")
 @click.argument("workload", type=WORKLOAD)
 @click.argument("arguments", nargs=-1)
-@output_option("step", required=False)
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
 @click.option(
     "--steps",
@@ -32,18 +32,15 @@ if TYPE_CHECKING:
 @click.option(
     "--assume", is_flag=True, help="Without a GPU: run it on the CPU, and assume a GPU's kernels."
 )
-@json_option
-@force_option
+@delivered("step")
 def command(
     *,
     workload: str,
     arguments: tuple[str, ...],
-    output: Path | None,
     sizes: tuple[str, ...],
     steps: str | None,
     assume: bool,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
 ) -> None:
     """List the kernels of one training step of WORKLOAD.
 
@@ -68,36 +65,31 @@ def command(
     from underclock.tracing.source import TracePhase
     from underclock.tracing.trace import trace
 
-    given, rank = output, Rank.of(os.environ)
+    given, rank = to.output, Rank.of(os.environ)
     tells = rank is None or rank.leads
-    if rank is not None and output and output != STDOUT:
-        output = rank.file(output)
-    check_place(output, force=force)
-    folder = output.parent if output and output != STDOUT else None
+    place = rank.file(given) if rank is not None and given and given != STDOUT else given
+    to = replace(to, output=place, as_json=to.as_json and tells)
+    to.check()
+    folder = to.output.parent if to.output and to.output != STDOUT else None
     what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(_size(text) for text in sizes)
-    keep = _keep(output, workload, force=force) if rank is not None and output and folder else None
+    keep = _keep(to, workload) if rank is not None and folder else None
     shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         step = trace(what, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
     differs = told_of_ranks(step, given, rank) if given and rank else ()
-    deliver(
-        step,
-        output,
-        lambda: _show(step) if tells else None,
-        as_json=as_json and tells,
-        force=force,
-        warnings=(*(step.warnings if tells else ()), *differs),
-    )
+    warnings = (*(step.warnings if tells else ()), *differs)
+    to.give(step, lambda: _lines(step) if tells else (), warnings=warnings)
 
 
-def _keep(output: Path, workload: str, *, force: bool) -> "Callable[[Mapping[str, Any]], None]":
+def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
     """Return what keeps a rank's trace beside its step."""
     from underclock.tracing.job_files import SUFFIX, leave_trace
 
     file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
-    path, source = output.with_suffix(SUFFIX), file if file.is_file() else None
-    check_place(path, force=force)
+    path = (to.output or Path()).with_suffix(SUFFIX)
+    source = file if file.is_file() else None
+    replace(to, output=path).check()
     return lambda trace: leave_trace(path, trace, source=source)
 
 
@@ -128,12 +120,12 @@ def _steps(text: str) -> tuple[int, int]:
     return int(first), int(end) - 1
 
 
-def _show(step: Step) -> None:
+def _lines(step: Step) -> "Iterator[str]":
     launches = len(step.order)
     assumed = " (assumed, no GPU was seen)" if step.is_assumed else ""
-    say(f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step{assumed}")
+    yield f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step{assumed}"
     for kernel in step.kernels:
-        say(f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}")
+        yield f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}"
 
 
 def _size(text: str) -> tuple[str, int]:

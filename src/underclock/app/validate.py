@@ -2,24 +2,24 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from underclock.app.options import (
     FRACTION,
+    delivered,
     file_argument,
-    force_option,
     gpu_option,
-    json_option,
-    output_option,
     seed_option,
     source_option,
     step_file,
 )
-from underclock.app.output import check_place, deliver, print_table, progress_bar, say
+from underclock.app.output import Delivery, progress_bar
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from underclock.records import Validation
 
 NOT_KEPT = 7
@@ -29,7 +29,6 @@ INCONCLUSIVE = 8
 @click.command(name="validate")
 @file_argument("plan")
 @gpu_option
-@output_option("validation", required=False)
 @click.option("--repeats", default=10, show_default=True, help="Runs of auto and of the plan.")
 @click.option(
     "--tolerance",
@@ -45,21 +44,14 @@ INCONCLUSIVE = 8
 @click.option("--only-plan", is_flag=True, help="Do not run the best fixed clock too.")
 @source_option
 @seed_option
-@json_option
-@force_option
+@delivered("validation")
 def command(
     *,
     plan: Path,
-    gpu: str,
-    output: Path | None,
-    repeats: int,
-    tolerance: float,
     accounting: str | None,
-    only_plan: bool,
     source: str,
-    seed: int,
-    as_json: bool,
-    force: bool,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `validate` has, by its names
 ) -> None:
     """Run the step under PLAN and at auto clocks again, and say whether the promise holds.
 
@@ -72,25 +64,18 @@ def command(
     from underclock.app.validating import validate
     from underclock.records import Accounting, Verdict
 
-    check_place(output, force=force, inputs=(plan,))
+    to.check(plan)
     with progress_bar("validating") as show:
         validation = validate(
             plan,
-            gpu=gpu,
-            repeats=repeats,
-            tolerance=tolerance,
-            only_plan=only_plan,
             accounting=None if accounting is None else Accounting(accounting),
-            seed=seed,
             progress=show,
             run=step_file(plan, source),
+            **asked,
         )
-    deliver(
+    to.give(
         validation,
-        output,
-        lambda: show_validation(validation),
-        as_json=as_json,
-        force=force,
+        lambda: validation_parts(validation),
         warnings=validation.warnings if validation.repeats else (),
     )
     if validation.verdict is Verdict.NOT_KEPT:
@@ -99,13 +84,10 @@ def command(
         sys.exit(INCONCLUSIVE)
 
 
-def show_validation(validation: "Validation") -> None:
-    """Print what was promised, what was measured, and the verdict."""
+def validation_parts(validation: "Validation") -> "tuple[RenderableType, ...]":
+    """Return what was promised, what was measured, and the verdict."""
     from underclock.report import validation_table, verdict_text
 
     if validation.repeats == 0:
-        for sentence in validation.warnings:
-            say(sentence)
-        return
-    print_table(validation_table(validation))
-    say(f"verdict: {verdict_text(validation)}")
+        return validation.warnings
+    return validation_table(validation), f"verdict: {verdict_text(validation)}"

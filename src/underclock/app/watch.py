@@ -1,39 +1,38 @@
 """``underclock watch``."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from underclock.app.options import (
     DURATION,
+    delivered,
     file_argument,
     force_option,
     gpu_option,
-    json_option,
     output_option,
     source_option,
     step_file,
 )
-from underclock.app.output import print_json, print_table, progress_bar
+from underclock.app.output import Delivery, progress_bar
 
 
 @click.command(name="watch")
 @file_argument("step", required=False)
 @gpu_option
 @output_option("log", required=False, stdout=False)
-@click.option("--for", "duration", type=DURATION, default=10.0, help="How long. [default: 10s]")
+@click.option("--for", "duration_s", type=DURATION, default=10.0, help="How long. [default: 10s]")
 @source_option
-@json_option
 @force_option
+@delivered()
 def command(
     *,
     step: Path | None,
-    gpu: str,
-    output: Path | None,
-    duration: float,
     source: str,
-    as_json: bool,
-    force: bool,
+    output: Path | None,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `watch` has, by its names
 ) -> None:
     """Log clocks, power and throttle reasons a thousand times a second; set nothing.
 
@@ -49,15 +48,10 @@ def command(
     # Drawn rarely: the log takes a thousand readings a second.
     with progress_bar("watching", per_second=2) as show:
         log = watch(
-            gpu,
-            duration_s=duration,
             step=read_document(step, Step) if step else None,
             to=output,
-            force=force,
             run=step_file(step, source),
             progress=show,
+            **asked,
         )
-    if as_json:
-        print_json(log)
-    else:
-        print_table(clock_log_table(log))
+    to.give(log, lambda: (clock_log_table(log),))
