@@ -24,8 +24,8 @@ from underclock.arrays import Floats
 from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
 from underclock.core.job.rounding import Rounding
-from underclock.core.job.schedules import Shape, pipeline
-from underclock.core.job.tables import Choice, JobTable, table_of, taken, total
+from underclock.core.job.schedules import Layout, pipeline
+from underclock.core.job.tables import JobTable, RowChoice, table_of, taken, total
 from underclock.records import GpuInfo
 from underclock.records.job import Job, Profile, ProfileRow, Waiting
 
@@ -65,7 +65,7 @@ def job_of(workload: str, stages: int, microbatches: int) -> Job:
                 )
     return pipeline(
         "1f1b",
-        Shape(stages=stages, microbatches=microbatches),
+        Layout(stages=stages, microbatches=microbatches),
         {
             f"stage {stage} {kind}": Profile(rows=tuple(own), auto=len(own) - 1)
             for stage in range(stages)
@@ -84,7 +84,7 @@ def program_of(table: JobTable) -> Relaxation:
     return Relaxation.of(table, np.isfinite(table.time_s), waiting_w)
 
 
-def frontier_of(job: Job) -> list[Choice]:
+def frontier_of(job: Job) -> list[RowChoice]:
     """Return plans from the least time to that of least energy."""
     program = program_of(table_of(job, network_of(job)))
     times_s = np.linspace(*program.range_s, POINTS).tolist()
@@ -115,7 +115,7 @@ def compared(table: JobTable, walk: phillips.Walk) -> tuple[Floats, Floats]:
         one clock each. Shapes (plans,).
     """
     at = np.unique(np.linspace(0, len(walk.rows) - 1, COMPARED).astype(int))
-    theirs = [total(table, taken(table, Choice.rows(rows))) for rows in walk.rows[at]]
+    theirs = [total(table, taken(table, RowChoice.rows(rows))) for rows in walk.rows[at]]
     program, changes = program_of(table), []
     rounding = Rounding(program=program, rows=np.isfinite(table.time_s), latency_s=0.0, dwell_s=0.0)
     for (their_s, their_j), plan in zip(
@@ -123,7 +123,7 @@ def compared(table: JobTable, walk: phillips.Walk) -> tuple[Floats, Floats]:
     ):
         if plan is None:
             raise AssertionError("there is no plan for a time that a plan takes")
-        faster = Choice.rows(plan.choice.row)
+        faster = RowChoice.rows(plan.choice.row)
         rounded = (rounding.improved(faster, float(their_s), near) for near in (None, plan.choice))
         ours = [total(table, taken(table, choice)) for choice in (plan.choice, faster, *rounded)]
         if max(our_s for our_s, _ in ours) > their_s * (1.0 + 1e-9):

@@ -24,7 +24,7 @@ from underclock.campaign.turns import switching_model
 from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
-from underclock.core.job.schedules import SCHEDULES, Shape, pipeline
+from underclock.core.job.schedules import SCHEDULES, Layout, pipeline
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.simulated.costs import Work
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
@@ -103,7 +103,7 @@ def laid(schedule: str, *, gpu: str = "a100", stages: int = RANKS, data: int = 1
         }
     work = {f"stage {s} {kind}": kinds[kind] for s in range(stages * chunks) for kind in kinds}
     unknown = Profile(rows=(ProfileRow(time_s=0.03, energy_j=10.0),), auto=0)
-    shape = Shape(
+    shape = Layout(
         stages=stages,
         microbatches=MICROBATCHES,
         chunks=chunks,

@@ -22,8 +22,8 @@ from underclock.campaign.survey import Campaign, Grid
 from underclock.core.job.frontiers import stage_profiles
 from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
-from underclock.core.job.schedules import Shape, pipeline
-from underclock.core.job.tables import Choice, table_of, taken, total
+from underclock.core.job.schedules import Layout, pipeline
+from underclock.core.job.tables import RowChoice, table_of, taken, total
 from underclock.core.planning.sequence import Rules
 from underclock.core.solvers import Problem, supported
 from underclock.core.step.table import CostTable
@@ -119,7 +119,7 @@ def job_of(stage: Stage, latency_s: float | None) -> Job:
     most_w = max((row.energy_j or 0.0) / row.time_s for of in known.values() for row in of.rows)
     return pipeline(
         "1f1b",
-        Shape(stages=4, microbatches=16),
+        Layout(stages=4, microbatches=16),
         {f"stage {at} {kind}": each for at in range(4) for kind, each in known.items()},
         waiting=dict.fromkeys(range(4), (Waiting(power_w=0.2 * most_w),)),
         gpu=stage.sample_set.gpu,
@@ -136,7 +136,7 @@ def jobs(stage: Stage) -> Iterator[list[str]]:
         table = table_of(job, network_of(job))
         waiting_w = np.array([rank.waiting[-1].power_w for rank in job.ranks])
         program = Relaxation.of(table, np.isfinite(table.time_s), waiting_w)
-        auto_s, auto_j = total(table, taken(table, Choice.rows(table.auto[table.pair])))
+        auto_s, auto_j = total(table, taken(table, RowChoice.rows(table.auto[table.pair])))
         times_s = [float(auto_s) * (1.0 + budget) for budget in BUDGETS]
         found = [math.nan if each is None else each.bound_j for each in program.solved(times_s)]
         shown.append([percent(each / float(auto_j) - 1.0) for each in found])

@@ -32,7 +32,7 @@ import job_kills_work
 from kills import CLOCK, C, L, T, Victim, W
 from pages import fill, markdown
 from underclock.core.job.network import network_of
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
@@ -88,7 +88,7 @@ def plan() -> JobPlan:
     }
     job = pipeline(
         "1f1b",
-        Shape(stages=RANKS, microbatches=RANKS),
+        Layout(stages=RANKS, microbatches=RANKS),
         profiles,
         waiting=dict.fromkeys(range(RANKS), (Waiting(power_w=60.0),)),
         gpu=GpuInfo(name="RTX 3080 Ti"),

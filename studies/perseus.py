@@ -25,7 +25,7 @@ from underclock.core.job.hulls import usable
 from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
 from underclock.core.job.sharing import shared
-from underclock.core.job.tables import Choice, table_of, taken, total
+from underclock.core.job.tables import RowChoice, table_of, taken, total
 from underclock.records import GpuInfo
 from underclock.records.job import Held, Job, RankClocks
 
@@ -204,10 +204,10 @@ def planned(fit: FittedJob) -> tuple[str, ...]:
     for at, (_, name_) in enumerate(table.pairs):
         rows[at, : len(job.profiles[name_].rows)] = usable(job.profiles[name_])
     program = Relaxation.of(table, rows, table.auto_wait_w)
-    auto_s, auto_j = total(full, taken(full, Choice.held(auto_clocks(job))))
+    auto_s, auto_j = total(full, taken(full, RowChoice.held(auto_clocks(job))))
     theirs = np.array(
         [
-            total(full, taken(full, Choice.held(_as_held(job, clocks))))
+            total(full, taken(full, RowChoice.held(_as_held(job, clocks))))
             for clocks in runs.clocks_mhz[~runs.cold]
         ]
     )

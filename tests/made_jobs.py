@@ -3,7 +3,7 @@
 import numpy as np
 
 from underclock.core.job.network import network_of
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.records import Arm, Cost, Evidence, GpuInfo, Status, Strategy
 from underclock.records.job import (
     Held,
@@ -37,7 +37,7 @@ def job(
     schedule: str = "1f1b", *, unit_s: float = 0.01, gpu: GpuInfo = GPU, **shape: object
 ) -> Job:
     """Return a job whose forwards take ``unit_s`` and whose backwards twice that."""
-    made = Shape(**{"stages": 2, "microbatches": 4, **shape})  # type: ignore[arg-type]
+    made = Layout(**{"stages": 2, "microbatches": 4, **shape})  # type: ignore[arg-type]
     profiles = {
         f"stage {stage} {kind}": profile(unit_s * times)
         for stage in range(made.stages)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.records import Evidence, GpuInfo
 from underclock.records.job import (
     Instruction,
@@ -54,7 +54,7 @@ def small_job(
     """Return a job by a schedule's name."""
     return pipeline(
         schedule,
-        Shape(stages=stages, microbatches=microbatches, **shape),
+        Layout(stages=stages, microbatches=microbatches, **shape),
         profiles(stages * shape.get("chunks", 1)) if given is None else given,
         waiting=dict.fromkeys(range(stages), WAITING),
         gpu=GPU,

@@ -15,7 +15,7 @@ from scipy.optimize import lsq_linear
 from learned_jobs.runs import PASSES, ExecutedRuns
 from underclock.arrays import Floats
 from underclock.core.job.network import Network, network_of
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.records import Evidence
 from underclock.records.job import Instruction, InstructionKind, Job, Profile, ProfileRow, Waiting
 
@@ -78,7 +78,7 @@ def laid_out(
         waiting_w: What ranks of each stage draw while they wait. Shape (S,).
         alone: Whether only one of equal pipelines is wanted.
     """
-    shape = Shape(
+    shape = Layout(
         stages=runs.stages,
         microbatches=runs.microbatches,
         data=1 if alone else runs.data,

@@ -12,7 +12,7 @@ from simulated_jobs.policed import policed
 from simulated_jobs.profiling import profiled_in
 from underclock.core.job.costs import auto_clocks, job_cost
 from underclock.core.job.planning import JobGoal, plan_job
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.errors import DataError
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.simulated.costs import Piece, Work
@@ -231,7 +231,7 @@ def test_a_weak_board_and_a_slow_link_hold_all_up() -> None:
     slow = running(job)
     slow.slow_link(0, 1, 3.0)
     assert slow.iterate().time_s == pytest.approx(0.040 + 0.015, rel=2e-3)
-    shape = Shape(stages=2, microbatches=2, transfer_s=(0.01,))
+    shape = Layout(stages=2, microbatches=2, transfer_s=(0.01,))
     names = [f"stage {s} {kind}" for s in range(2) for kind in ("forward", "backward", "weights")]
     waiting = dict.fromkeys(range(2), (Waiting(power_w=80.0),))
     lagging = pipeline(

@@ -25,7 +25,7 @@ from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
 from underclock.store import read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
-from underclock.tracing.ranks import Rank
+from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction
 
 
@@ -89,7 +89,7 @@ def open_gpu(
             )
         return
     with nvml_session():
-        rank = Rank.needed(step, os.environ) if step is not None and runs else None
+        rank = ProcessRank.needed(step, os.environ) if step is not None and runs else None
         if rank is not None and not rank.leads:
             raise UsageError(
                 f"rank {rank.number} cannot measure: the first of {rank.world} ranks does",

@@ -152,7 +152,7 @@ def _scheduled(
     profile: Path | None,
     samples: tuple[Path, ...],
     to: Delivery,
-    **asked: Any,  # noqa: ANN401 - of a `Shape` mostly, by its names
+    **asked: Any,  # noqa: ANN401 - of a `Layout` mostly, by its names
 ) -> None:
     from underclock.report import job_tables
 
@@ -179,7 +179,7 @@ def pipeline_job(
     latency: str | None = None,
     blocked_w: float | None = None,
     gpu_name: str | None = None,
-    **shape: Any,  # noqa: ANN401 - of a `Shape`, by its names
+    **shape: Any,  # noqa: ANN401 - of a `Layout`, by its names
 ) -> "Job":
     """Lay out a job from a schedule's name and what its stages cost.
 
@@ -193,7 +193,7 @@ def pipeline_job(
         blocked_w: What a rank draws while it waits; ``None`` for a share of its stage's greatest.
         gpu_name: What it runs on; ``None`` for what was measured.
         shape: ``stages`` and ``microbatches``; ``chunks``, ``data``, ``tensor``, ``transfer_s``,
-            ``load_s``, ``reduce_s``: see `underclock.core.job.schedules.Shape`.
+            ``load_s``, ``reduce_s``: see `underclock.core.job.schedules.Layout`.
 
     Raises:
         DataError: Profile or samples cannot be read, or are no stage's.
@@ -202,12 +202,12 @@ def pipeline_job(
     from msgspec.structs import replace
 
     from underclock.app.stages import stage_costs, with_waiting
-    from underclock.core.job.schedules import Shape, pipeline
+    from underclock.core.job.schedules import Layout, pipeline
     from underclock.records import GpuInfo
     from underclock.records.job import Waiting
 
     _check_watts(blocked_w)
-    laid_out = Shape(**shape)
+    laid_out = Layout(**shape)
     stages, chunks = laid_out.stages, laid_out.chunks
     costs = stage_costs(profile, samples, latency, stages=stages, chunks=chunks)
     gpus = costs.gpus if gpu_name is None else {0: GpuInfo(name=gpu_name)}

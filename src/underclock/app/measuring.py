@@ -40,7 +40,7 @@ from underclock.records import (
 )
 from underclock.store import as_record
 from underclock.tracing.held import held_launcher
-from underclock.tracing.ranks import Rank
+from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 REACH = 2
@@ -147,7 +147,7 @@ def follows(step: Step | None, gpu: str) -> bool:
     """
     if step is None or parse_gpu(gpu).kind is not GpuKind.REAL:
         return False
-    rank = Rank.needed(step, os.environ)
+    rank = ProcessRank.needed(step, os.environ)
     return rank is not None and not rank.leads
 
 
@@ -168,7 +168,7 @@ def follow(
             another.
     """
     name = parse_gpu(gpu)
-    rank = Rank.needed(step, os.environ)
+    rank = ProcessRank.needed(step, os.environ)
     if rank is None or rank.leads:
         raise UsageError(
             "there is no other rank to follow", hint="the first rank measures; others follow it"

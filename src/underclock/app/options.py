@@ -44,9 +44,9 @@ source_option = click.option(
 
 def own_file(document: Path | None) -> Path | None:
     """Return the file of this rank where ``torchrun`` gave all of them one name."""
-    from underclock.tracing.ranks import Rank
+    from underclock.tracing.ranks import ProcessRank
 
-    rank = Rank.of(os.environ)
+    rank = ProcessRank.of(os.environ)
     return document if rank is None or document is None else rank.own(document)
 
 

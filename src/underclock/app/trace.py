@@ -61,11 +61,11 @@ def command(
 
     Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
     """
-    from underclock.tracing.ranks import Rank, told_of_ranks
+    from underclock.tracing.ranks import ProcessRank, told_of_ranks
     from underclock.tracing.source import TracePhase
     from underclock.tracing.trace import trace
 
-    given, rank = to.output, Rank.of(os.environ)
+    given, rank = to.output, ProcessRank.of(os.environ)
     tells = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
     to = replace(to, output=place, as_json=to.as_json and tells)

@@ -18,7 +18,7 @@ _PAIRWISE = ("::send", "::recv", "::recv_", "::coalesced")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class ProcessRank:
     """One of several processes that train together.
 
     Attributes:
@@ -32,7 +32,7 @@ class Rank:
     local: int = 0
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "Rank | None":
+    def of(cls, environment: Mapping[str, str]) -> "ProcessRank | None":
         """Return this process's rank, as ``torchrun`` tells it; ``None`` for a process alone.
 
         Raises:
@@ -51,7 +51,7 @@ class Rank:
         return cls(number=number, world=world, local=int(local) if local.isdecimal() else 0)
 
     @classmethod
-    def needed(cls, step: Step, environment: Mapping[str, str]) -> "Rank | None":
+    def needed(cls, step: Step, environment: Mapping[str, str]) -> "ProcessRank | None":
         """Return which rank of a step this process runs; ``None`` where it waits for no other.
 
         Raises:
@@ -101,7 +101,7 @@ class Rank:
         return mine if (mine := self.file(path)).is_file() else path
 
 
-def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
+def told_of_ranks(step: Step, path: Path, rank: ProcessRank) -> tuple[str, ...]:
     """Say of which other ranks, as far as they have written theirs, the step is another.
 
     Stages of a pipeline, which send to one another, run different steps: of them nothing is said.
@@ -111,7 +111,7 @@ def told_of_ranks(step: Step, path: Path, rank: Rank) -> tuple[str, ...]:
     if any(one is not None and one.operator.endswith(_PAIRWISE) for one in launches):
         return ()
     for number in range(rank.world):
-        other = Rank(number=number, world=rank.world).file(path)
+        other = ProcessRank(number=number, world=rank.world).file(path)
         if number == rank.number or not other.is_file():
             continue
         try:

@@ -19,7 +19,7 @@ from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.driver import INSTALL_TORCH
 from underclock.records import Step, StepSource
 from underclock.store import read_document
-from underclock.tracing.ranks import Rank
+from underclock.tracing.ranks import ProcessRank
 from underclock.units import name_hint
 from underclock.workloads import MODELS, workload
 
@@ -212,7 +212,7 @@ def _take_own_gpu() -> None:
     library: Any = sys.modules.get("torch")
     if library is None or not library.cuda.is_available():
         return
-    cuda, rank = library.cuda, Rank.of(os.environ)
+    cuda, rank = library.cuda, ProcessRank.of(os.environ)
     own = rank and rank.own_gpu(there=cuda.device_count(), current=cuda.current_device())
     if own is not None:
         cuda.set_device(own)

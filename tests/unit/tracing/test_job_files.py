@@ -9,7 +9,7 @@ import pytest
 
 from traced_ranks import traces_of
 from underclock.app import main
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.errors import DataError, UsageError
 from underclock.records import GpuInfo
 from underclock.records.job import Job, Profile, ProfileRow, Waiting
@@ -22,7 +22,7 @@ def _traces(*, gpu: bool = True) -> list[dict[str, Any]]:
     kinds = [f"stage {stage} {kind}" for stage in range(2) for kind in ("forward", "backward")]
     job = pipeline(
         "1f1b",
-        Shape(stages=2, microbatches=4, transfer_s=(0.001,)),
+        Layout(stages=2, microbatches=4, transfer_s=(0.001,)),
         {kind: Profile(rows=(row,), auto=0) for kind in kinds},
         waiting=dict.fromkeys(range(2), (Waiting(power_w=70.0),)),
         gpu=GpuInfo(name="GPU"),

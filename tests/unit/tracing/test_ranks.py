@@ -7,9 +7,9 @@ import pytest
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Kernel, Launch, Pass, Step
 from underclock.store import write_document
-from underclock.tracing.ranks import Rank, told_of_ranks
+from underclock.tracing.ranks import ProcessRank, told_of_ranks
 
-_FIRST, _SECOND = (Rank(number=number, world=2, local=number) for number in range(2))
+_FIRST, _SECOND = (ProcessRank(number=number, world=2, local=number) for number in range(2))
 
 
 def _step(*operators: str, ranks: int = 2) -> Step:
@@ -36,11 +36,11 @@ _DDP = _step("aten::mm", "nccl::allreduce")
 
 @pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
 def test_a_process_alone_has_no_rank(told: dict[str, str]) -> None:
-    assert Rank.of(told) is None
+    assert ProcessRank.of(told) is None
 
 
 def test_a_rank_writes_a_file_of_its_own() -> None:
-    rank = Rank.of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    rank = ProcessRank.of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
     assert rank == _SECOND
     assert rank is not None
     assert rank.file(Path("out/step.json")) == Path("out/step.rank1.json")
@@ -57,7 +57,7 @@ def test_a_rank_writes_a_file_of_its_own() -> None:
 )
 def test_a_rank_that_makes_no_sense_is_a_sentence(told: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="are no rank of so many processes") as refused:
-        Rank.of(told)
+        ProcessRank.of(told)
     assert "torchrun" in refused.value.hint
 
 
@@ -99,12 +99,13 @@ def test_a_rank_reads_its_own_file_where_there_is_one(tmp_path: Path) -> None:
 
 def test_a_step_without_collectives_waits_for_nobody() -> None:
     for step in (_step("aten::mm"), _step("aten::mm", "nccl::allreduce", ranks=1)):
-        assert Rank.needed(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
+        assert ProcessRank.needed(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
 def test_a_step_with_collectives_has_a_rank_that_leads() -> None:
     first, second = (
-        Rank.needed(_DDP, {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}) for rank in "01"
+        ProcessRank.needed(_DDP, {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank})
+        for rank in "01"
     )
     assert first is not None
     assert second is not None
@@ -123,7 +124,7 @@ def test_a_step_whose_ranks_do_not_run_is_not_run_over_and_over(
     told: dict[str, str], words: str
 ) -> None:
     with pytest.raises(NotSupportedError, match="collectives among 4 ranks") as refused:
-        Rank.needed(_step("aten::mm", "nccl::allreduce", ranks=4), told)
+        ProcessRank.needed(_step("aten::mm", "nccl::allreduce", ranks=4), told)
     assert words in str(refused.value)
     assert "torchrun" in refused.value.hint
 
@@ -144,6 +145,6 @@ def test_a_rank_takes_its_own_gpu_unless_one_was_chosen(
 ) -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "4"}
     environment |= {} if told is None else {"LOCAL_RANK": told}
-    rank = Rank.of(environment)
+    rank = ProcessRank.of(environment)
     assert rank is not None
     assert rank.own_gpu(there=there, current=current) == own

@@ -4,7 +4,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.job.network import network_of
-from underclock.core.job.tables import Choice, table_of, taken, total, waiting_j
+from underclock.core.job.tables import RowChoice, table_of, taken, total, waiting_j
 from underclock.records.choices import Cost
 from underclock.records.job import Held, Job, RankClocks
 
@@ -35,7 +35,7 @@ def instruction_costs(
     Raises:
         DataError: Ranks wait in a circle.
     """
-    each = taken(table_of(job, network_of(job)), Choice.held(clocks), latency_s)
+    each = taken(table_of(job, network_of(job)), RowChoice.held(clocks), latency_s)
     return each.time_s, each.energy_j
 
 
@@ -51,7 +51,7 @@ def rank_power_w(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.
         DataError: Ranks wait in a circle.
     """
     table = table_of(job, network_of(job))
-    each = taken(table, Choice.held(clocks), latency_s)
+    each = taken(table, RowChoice.held(clocks), latency_s)
     energy_j = np.bincount(table.network.rank, each.energy_j) + waiting_j(table, each)
     power_w: Floats = energy_j / table.network.iteration_s(each.time_s)
     return power_w
@@ -71,8 +71,8 @@ def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
         DataError: Ranks wait in a circle.
     """
     table = table_of(job, network_of(job))
-    auto_s, auto_j = total(table, taken(table, Choice.held(auto_clocks(job))))
-    time_s, energy_j = total(table, taken(table, Choice.held(clocks), latency_s))
+    auto_s, auto_j = total(table, taken(table, RowChoice.held(auto_clocks(job))))
+    time_s, energy_j = total(table, taken(table, RowChoice.held(clocks), latency_s))
     return Cost(
         time_s=float(time_s),
         energy_j=float(energy_j),

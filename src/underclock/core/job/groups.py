@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
-from underclock.core.job.tables import Choice, JobTable
+from underclock.core.job.tables import JobTable, RowChoice
 
 _ENOUGH = 1e-9  # of a time: a path longer by less is short enough
 _LOOSE = 1e-6  # the same of mixtures, more than what the program may be off by
@@ -93,7 +93,7 @@ class Groups:
         np.add.at(cost_j, group, energy_j + above_w * budget_s)
         return cost_j
 
-    def chosen(self, budget_s: float) -> Choice | None:
+    def chosen(self, budget_s: float) -> RowChoice | None:
         """Return good clocks within a budget; ``None`` where none are as fast."""
         cost_j = self._costs_j(budget_s)[self._columns]
         cuts: list[Floats] = []
@@ -216,7 +216,7 @@ class Groups:
         cell_s: Floats = (part[self._cells[1]] * self._times_s).sum(axis=1)
         return cell_s
 
-    def _choice(self, at: Ints) -> Choice:
+    def _choice(self, at: Ints) -> RowChoice:
         clocks = np.where(self.of >= 0, self._columns[1][at][self.of], 0)
         row = np.where(self.table.pair >= 0, self.table.at_clocks[self.table.pair, clocks], 0)
-        return Choice.rows(row)
+        return RowChoice.rows(row)

@@ -15,7 +15,7 @@ from underclock.core.job.hulls import checked_energy, rows_left_out, usable
 from underclock.core.job.network import network_of
 from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
 from underclock.core.job.sharing import shared
-from underclock.core.job.tables import Choice, JobTable, table_of
+from underclock.core.job.tables import JobTable, RowChoice, table_of
 from underclock.core.job.ways import Found, Ways
 from underclock.errors import UsageError
 from underclock.records.choices import Arm, Status, Strategy
@@ -157,7 +157,7 @@ class _Planner:
         for name, (ways, aim_s) in aims.items():
             [own[name]] = ways.free(free[name], [aim_s], aim_s)
         ways, aim_s = aims[Strategy.INSTRUCTION]
-        found: dict[Strategy, Choice] = {}
+        found: dict[Strategy, RowChoice] = {}
         arms = [self.scatter.arm(Strategy.AUTO, ways.auto, Status.BASELINE, None)]
         for name in (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free):
             least = own[name if name in free else Strategy.INSTRUCTION]
@@ -228,7 +228,7 @@ class _Planner:
         _, ways, aim_s = min(tried[::-1], key=lambda each: each[0])
         return ways, aim_s
 
-    def over(self, choice: Choice) -> float:
+    def over(self, choice: RowChoice) -> float:
         """Return by how much of auto's time a choice overruns the budget, with confidence.
 
         Where times are known with errors, a budget is kept as well as they can be told.
@@ -238,7 +238,7 @@ class _Planner:
             budget += TOLERANCE
         return self.scatter.over(choice, budget, self.goal.confidence)
 
-    def best(self, choices: Iterable[Choice]) -> Choice | None:
+    def best(self, choices: Iterable[RowChoice]) -> RowChoice | None:
         """Return the choice of least energy that keeps the budget; ``None`` where none does."""
         costs = [(*self.ways.cost(each), each) for each in choices]
         soon = [each for each in costs if each[0] <= self.budget_s * (1.0 + _ROUNDING)]
@@ -246,7 +246,7 @@ class _Planner:
         kept = [next((each for each in ranked if self.over(each) <= 0.0), None)]
         return kept[0]
 
-    def gap(self, choice: Choice, bound_j: float | None) -> float | None:
+    def gap(self, choice: RowChoice, bound_j: float | None) -> float | None:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
         return None if bound_j is None else max(0.0, 1.0 - bound_j / self.ways.cost(choice)[1])
 
@@ -268,6 +268,6 @@ class _Planner:
                 kept.append(JobPoint(cost=cost, gap=gap, clocks=self.clocks(each.choice)))
         return tuple(kept)
 
-    def clocks(self, choice: Choice) -> tuple[RankClocks, ...]:
+    def clocks(self, choice: RowChoice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)

@@ -17,7 +17,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.hulls import hull
-from underclock.core.job.tables import Choice, JobTable
+from underclock.core.job.tables import JobTable, RowChoice
 from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
 from underclock.records import Status
 
@@ -34,7 +34,7 @@ class Relaxed:
         duration_s: Of each instruction. Shape (n,).
     """
 
-    choice: Choice
+    choice: RowChoice
     bound_j: float
     duration_s: Floats
 
@@ -136,7 +136,7 @@ class Relaxation:
             for time_s, answer in zip(times_s, answers, strict=True)
         )
 
-    def _mixed(self, duration_s: Floats) -> Choice:
+    def _mixed(self, duration_s: Floats) -> RowChoice:
         """Return the rows of hulls that take given times."""
         count = len(duration_s)
         row, then, share = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones(count)
@@ -151,10 +151,10 @@ class Relaxation:
             row[own] = np.where(part > 0.0, on[fast], on[slow])
             then[own] = np.where(part < 1.0, on[slow], on[fast])
             share[own] = np.where(part > 0.0, part, 1.0)
-        return following(self.table, Choice(row, then, share))
+        return following(self.table, RowChoice(row, then, share))
 
 
-def following(table: JobTable, choice: Choice) -> Choice:
+def following(table: JobTable, choice: RowChoice) -> RowChoice:
     """Return a choice where what runs beside the first stream has its clocks."""
     at = table.planned[table.network.stream[table.planned] > 0]
     row, then, share = choice.row.copy(), choice.then.copy(), choice.share.copy()
@@ -162,7 +162,7 @@ def following(table: JobTable, choice: Choice) -> Choice:
     clocks = np.where(beside >= 0, table.last[table.pair[beside], choice.then[beside]], 0)
     row[at] = then[at] = table.at_clocks[table.pair[at], clocks]
     share[at] = 1.0
-    return Choice(row, then, share)
+    return RowChoice(row, then, share)
 
 
 def _fixed(table: JobTable, wait_w: Floats) -> tuple[Floats, float]:

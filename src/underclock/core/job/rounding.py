@@ -16,7 +16,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
-from underclock.core.job.tables import Choice, JobTable, late, taken
+from underclock.core.job.tables import JobTable, RowChoice, late, taken
 
 _BETTER = 1e-7  # of the energy of an instruction: less is none
 _TIGHT = 1e-12  # of a time
@@ -76,7 +76,7 @@ class Rounding:
         stays = clock == table.first[:, None, :]
         return np.where(stays, 0.0, late_s), np.where(stays, 0.0, late_j)
 
-    def rounded(self, relaxed: Relaxed) -> Choice:
+    def rounded(self, relaxed: Relaxed) -> RowChoice:
         """Return rows near a relaxed plan, changes priced as seconds are worth there."""
         row = np.zeros(len(self.table.pair), dtype=np.int64)
         worth_w = self._worths_w(relaxed)
@@ -87,7 +87,7 @@ class Rounding:
             ]
             if len(own):
                 row[own] = self._picked(own, relaxed.duration_s, worth_w)
-        return following(self.table, Choice.rows(row))
+        return following(self.table, RowChoice.rows(row))
 
     def _worths_w(self, relaxed: Relaxed) -> Floats:
         """Return what a second of each instruction is worth: the slope of its hull. Shape (n,)."""
@@ -139,7 +139,9 @@ class Rounding:
             at = int(came[at])
         return np.array(picked[::-1])
 
-    def improved(self, choice: Choice, budget_s: float, near: Choice | None = None) -> Choice:
+    def improved(
+        self, choice: RowChoice, budget_s: float, near: RowChoice | None = None
+    ) -> RowChoice:
         """Return a choice of rows made better within a time, one instruction after another.
 
         Args:
@@ -158,8 +160,8 @@ class Rounding:
             choice, near = better, near if gained else None
 
     def _swept(
-        self, choice: Choice, time_s: Floats, budget_s: float, near: Choice | None
-    ) -> tuple[Choice, bool]:
+        self, choice: RowChoice, time_s: Floats, budget_s: float, near: RowChoice | None
+    ) -> tuple[RowChoice, bool]:
         """Give every instruction the best row that it has room for.
 
         Args:
@@ -207,7 +209,7 @@ class Rounding:
                     taken_s[a] = now_s[best]
                     taken_s[network.activity[n]] += next_s[best]
             ends_s[a] = begin_s + taken_s[a]
-        return following(table, Choice.rows(row)), gained
+        return following(table, RowChoice.rows(row)), gained
 
     @cached_property
     def _free(self) -> Ints:

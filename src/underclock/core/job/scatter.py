@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.job.tables import Choice, JobTable, Taken, taken, total
+from underclock.core.job.tables import JobTable, RowChoice, Taken, taken, total
 from underclock.records.choices import Arm, Cost, Status, Strategy
 
 _DRAWS, _FEWEST = 400, 200
@@ -47,11 +47,11 @@ class Scatter:
 
     table: JobTable
     stands: Ints
-    auto: Choice
+    auto: RowChoice
     board_spread: float
     latency_s: float
     seed: int = 28
-    _known: dict[Choice, tuple[Floats, Floats]] = field(default_factory=dict)
+    _known: dict[RowChoice, tuple[Floats, Floats]] = field(default_factory=dict)
 
     @cached_property
     def certain(self) -> bool:
@@ -74,13 +74,13 @@ class Scatter:
         numbers: dict[str, int] = {}
         return np.array([numbers.setdefault(name, len(numbers)) for _, name in self.table.pairs])
 
-    def drawn(self, choice: Choice) -> tuple[Floats, Floats]:
+    def drawn(self, choice: RowChoice) -> tuple[Floats, Floats]:
         """Return time in s and energy in J of an iteration in each draw. Shapes (D,)."""
         if choice not in self._known:
             self._known[choice] = self._drawn(choice.spread(self.stands))
         return self._known[choice]
 
-    def _drawn(self, choice: Choice) -> tuple[Floats, Floats]:
+    def _drawn(self, choice: RowChoice) -> tuple[Floats, Floats]:
         table, each = self.table, taken(self.table, choice, self.latency_s)
         if self.certain:
             time_s, energy_j = total(table, each)
@@ -98,7 +98,7 @@ class Scatter:
         time_s = np.maximum(time_s, _LEAST * each.time_s)
         return total(table, Taken(time_s=time_s, energy_j=energy_j, wait_w=each.wait_w))
 
-    def over(self, choice: Choice, max_slowdown: float, confidence: float) -> float:
+    def over(self, choice: RowChoice, max_slowdown: float, confidence: float) -> float:
         """Return by how much of auto's time a choice overruns a budget; 0 or less if it keeps it.
 
         Of as many draws as have to keep it, in the worst.
@@ -109,7 +109,7 @@ class Scatter:
         over = float(slower[kept - 1]) - max_slowdown
         return 0.0 if abs(over) <= _ROUNDING else over
 
-    def cost(self, choice: Choice) -> Cost:
+    def cost(self, choice: RowChoice) -> Cost:
         """Return what a choice costs in the mean of draws, against auto's mean."""
         time_s, energy_j = (float(each.mean()) for each in self.drawn(choice))
         auto_s, auto_j = (float(each.mean()) for each in self.drawn(self.auto))
@@ -120,7 +120,7 @@ class Scatter:
             energy_change=energy_j / auto_j - 1.0,
         )
 
-    def arm(self, name: Strategy, choice: Choice, status: Status, gap: float | None) -> Arm:
+    def arm(self, name: Strategy, choice: RowChoice, status: Status, gap: float | None) -> Arm:
         """Return an arm with what it promises, and the intervals of draws."""
         cost = self.cost(choice)
         arm = Arm.of(name, cost, status, gap)
@@ -148,7 +148,7 @@ def relative_error(table: JobTable) -> float:
     return float((table.time_error_s[known] / table.time_s[known]).mean())
 
 
-def reserved(table: JobTable, auto: Choice, part: float, scale: float) -> JobTable:
+def reserved(table: JobTable, auto: RowChoice, part: float, scale: float) -> JobTable:
     """Return a job where planned instructions are followed by room to be longer.
 
     A part of what each takes at auto, or as much less as keeps auto's time: what is critical at

@@ -42,7 +42,7 @@ _RENDEZVOUS = {"1f1b", "gpipe"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class Layout:
     """How a job is laid out over ranks.
 
     Attributes:
@@ -92,7 +92,7 @@ class Shape:
 
 def pipeline(
     schedule: str,
-    shape: Shape,
+    shape: Layout,
     profiles: Mapping[str, Profile],
     *,
     waiting: Mapping[int, tuple[Waiting, ...]],
@@ -159,18 +159,18 @@ def pipeline(
     )
 
 
-def _gpipe(shape: Shape, stage: int) -> list[_Task]:
+def _gpipe(shape: Layout, stage: int) -> list[_Task]:
     del stage
     every = range(shape.microbatches)
     return [*((FORWARD, m, 0) for m in every), *((BACKWARD, m, 0) for m in every)]
 
 
-def _ahead(shape: Shape, stage: int) -> int:
+def _ahead(shape: Layout, stage: int) -> int:
     """Return how many forwards a stage of 1F1B runs before its first backward may follow."""
     return min(shape.stages - 1 - stage, shape.microbatches)
 
 
-def _one_forward_one_backward(shape: Shape, stage: int) -> list[_Task]:
+def _one_forward_one_backward(shape: Layout, stage: int) -> list[_Task]:
     ahead, count = _ahead(shape, stage), shape.microbatches
     order: list[_Task] = [(FORWARD, m, 0) for m in range(ahead)]
     for m in range(ahead, count):
@@ -178,7 +178,7 @@ def _one_forward_one_backward(shape: Shape, stage: int) -> list[_Task]:
     return [*order, *((BACKWARD, m, 0) for m in range(count - ahead, count))]
 
 
-def _interleaved(shape: Shape, stage: int) -> list[_Task]:
+def _interleaved(shape: Layout, stage: int) -> list[_Task]:
     if shape.microbatches % shape.stages:
         raise UsageError(
             f"{shape.microbatches} microbatches on {shape.stages} stages cannot be interleaved",
@@ -200,7 +200,7 @@ def _interleaved(shape: Shape, stage: int) -> list[_Task]:
     return [*order, *(task(BACKWARD, turn) for turn in range(total - ahead, total))]
 
 
-def _zero_bubble(shape: Shape, stage: int) -> list[_Task]:
+def _zero_bubble(shape: Layout, stage: int) -> list[_Task]:
     """Return the order of ZB-H1: a later stage leaves its weights as many microbatches behind.
 
     So each runs ahead by as many forwards as in 1F1B, and backwards go on to the stage before at
@@ -231,7 +231,7 @@ class _Profiles:
     """Which profile an instruction has; chunks that share a rank's are an even part of it."""
 
     given: dict[str, Profile]
-    shape: Shape
+    shape: Layout
     splits: bool
     used: dict[str, Profile] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -278,7 +278,7 @@ def _part(profile: Profile, parts: int) -> Profile:
 class _Line:
     """The instructions of one rank as they are laid out."""
 
-    def __init__(self, shape: Shape, stage: int, profiles: _Profiles, replica: int) -> None:
+    def __init__(self, shape: Layout, stage: int, profiles: _Profiles, replica: int) -> None:
         self._shape, self._stage, self._profiles = shape, stage, profiles
         self._replica = replica  # meetings of each are numbered apart
         self.together = False  # whether a forward and a backward may cross a boundary at once
@@ -376,7 +376,7 @@ class _Line:
         )
 
 
-def _waits(shape: Shape, ranks: list[Rank], places: list[dict[_Task, int]]) -> list[Wait]:
+def _waits(shape: Layout, ranks: list[Rank], places: list[dict[_Task, int]]) -> list[Wait]:
     """Say which forward and backward waits for whose, where transfers hold nobody up."""
     last = shape.stages * shape.chunks - 1
     at = {rank.place: i for i, rank in enumerate(ranks)}

@@ -123,7 +123,7 @@ class JobTable:
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class RowChoice:
     """How planned instructions are run; what others have is of no meaning.
 
     Attributes:
@@ -166,9 +166,9 @@ class Choice:
         ends = np.cumsum(np.bincount(table.network.rank)).tolist()
         return tuple(tuple(every[a:b]) for a, b in zip([0, *ends], ends, strict=False))
 
-    def spread(self, of: Ints) -> "Choice":
+    def spread(self, of: Ints) -> "RowChoice":
         """Return the choice for all instructions that those of this one stand for."""
-        return Choice(self.row[of], self.then[of], self.share[of])
+        return RowChoice(self.row[of], self.then[of], self.share[of])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ class Taken:
     wait_w: Floats
 
 
-def taken(table: JobTable, choice: Choice, latency_s: float = 0.0) -> Taken:
+def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
     """Return what each instruction takes, and what waiting after it draws."""
     at = table.planned
     pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
@@ -210,7 +210,7 @@ def taken(table: JobTable, choice: Choice, latency_s: float = 0.0) -> Taken:
 
 
 def _changes(
-    table: JobTable, choice: Choice, latency_s: float
+    table: JobTable, choice: RowChoice, latency_s: float
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
     """Return what changes of clocks add to planned instructions: before them, and inside."""
     at = table.planned

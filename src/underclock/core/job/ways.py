@@ -10,7 +10,7 @@ from underclock.arrays import Bools, Floats
 from underclock.core.job.groups import Groups
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
 from underclock.core.job.rounding import Rounding
-from underclock.core.job.tables import Choice, JobTable, taken, total, waiting_j
+from underclock.core.job.tables import JobTable, RowChoice, taken, total, waiting_j
 from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
 
@@ -29,7 +29,7 @@ class Found:
         bound_j: Less than this no clocks of the kind take in the time; ``None`` where unknown.
     """
 
-    choice: Choice
+    choice: RowChoice
     bound_j: float | None
 
 
@@ -50,27 +50,27 @@ class Ways:
     dwell_s: float
 
     @cached_property
-    def auto(self) -> Choice:
+    def auto(self) -> RowChoice:
         """What runs where nothing is set."""
         pair = self.table.pair
-        return Choice.rows(np.where(pair >= 0, self.table.auto[pair], 0))
+        return RowChoice.rows(np.where(pair >= 0, self.table.auto[pair], 0))
 
-    def cost(self, choice: Choice) -> tuple[float, float]:
+    def cost(self, choice: RowChoice) -> tuple[float, float]:
         """Return time in s and energy in J where nothing scatters."""
         time_s, energy_j = total(self.table, taken(self.table, choice, self.latency_s))
         return float(time_s), float(energy_j)
 
-    def fixed(self) -> list[Choice]:
+    def fixed(self) -> list[RowChoice]:
         """Return choices of one clock for all ranks, those of least energy first."""
         table, choices = self.table, [self.auto]
         pairs = np.arange(len(table.pairs))
         for clocks in range(1, table.at_clocks.shape[1]):
             row = table.at_clocks[:, clocks]
             if (table.first[pairs, row] == clocks).all():
-                choices.append(Choice.rows(np.where(table.pair >= 0, row[table.pair], 0)))
+                choices.append(RowChoice.rows(np.where(table.pair >= 0, row[table.pair], 0)))
         return sorted(choices, key=lambda choice: self.cost(choice)[1])
 
-    def grouped(self, name: Strategy, budget_s: float) -> Choice | None:
+    def grouped(self, name: Strategy, budget_s: float) -> RowChoice | None:
         """Return one clock a rank, or one a rank and kind; ``None`` where none is fast enough.
 
         Ranks with an instruction that is too short to change clocks for have one clock.
@@ -134,7 +134,7 @@ class Ways:
         """Return the shortest iteration, and the one beyond which more time saves nothing."""
         return Relaxation.of(self.table, rows, self._least_w(rows)).range_s
 
-    def _mean_w(self, choice: Choice, least_w: Floats) -> Floats:
+    def _mean_w(self, choice: RowChoice, least_w: Floats) -> Floats:
         """Return what ranks draw waiting in the mean with some clocks. Shape (ranks,)."""
         each = taken(self.table, choice)
         blocked_s = self.table.network.blocked_s(each.time_s)
@@ -143,7 +143,7 @@ class Ways:
         mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=least_w.copy())
         return np.maximum(mean_w, least_w)
 
-    def _real(self, rounding: Rounding, relaxed: Relaxed, time_s: float) -> Choice | None:
+    def _real(self, rounding: Rounding, relaxed: Relaxed, time_s: float) -> RowChoice | None:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
         if not self.latency_s and not self.dwell_s:
             return relaxed.choice
@@ -166,8 +166,8 @@ class Ways:
         program: Relaxation,
         relaxed: Relaxed,
         time_s: float,
-        made: Callable[[Relaxed], Choice],
-    ) -> Choice | None:
+        made: Callable[[Relaxed], RowChoice],
+    ) -> RowChoice | None:
         """Return what is made of a relaxed plan for a time, or for less until it keeps that."""
         aim_s = time_s
         for _ in range(_TRIES):
@@ -187,10 +187,10 @@ class Ways:
         least_s = self.table.time_s.min(axis=1)[self.table.pair[at]].min(initial=np.inf)
         return bool(least_s >= max(self.latency_s, self.dwell_s))
 
-    def _parts_of(self, relaxed: Relaxed) -> Choice:
+    def _parts_of(self, relaxed: Relaxed) -> RowChoice:
         return self._in_parts(relaxed.choice)
 
-    def _in_parts(self, choice: Choice, *, faster: bool = False) -> Choice:
+    def _in_parts(self, choice: RowChoice, *, faster: bool = False) -> RowChoice:
         """Return it with no part too short to change clocks in: left away, or as long as that.
 
         Args:
@@ -206,7 +206,7 @@ class Ways:
         share = np.where(share > all_, 1.0, np.minimum(share, most))
         whole = 1.0 if faster else np.round(choice.share[at])
         share = np.where(least > most, whole, share)
-        parts = Choice(choice.row.copy(), choice.then.copy(), choice.share.copy())
+        parts = RowChoice(choice.row.copy(), choice.then.copy(), choice.share.copy())
         parts.row[at] = np.where(share > 0.0, row, then)
         parts.then[at] = np.where(share < 1.0, then, row)
         parts.share[at] = np.where((share > 0.0) & (row != then), share, 1.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from underclock.core.tracing.rank_trace import HOW_TO_MARK, Piece, RankStep, RankTrace
+from underclock.core.tracing.rank_trace import HOW_TO_MARK, PassRun, RankIteration, RankTrace
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 
@@ -30,7 +30,7 @@ class PlacedRank:
 
     index: int
     trace: RankTrace
-    step: RankStep
+    step: RankIteration
     pipeline: int = 0
     stage: int = 0
     tasks: list[Task | None] = field(default_factory=list)
@@ -38,7 +38,7 @@ class PlacedRank:
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[PassRun, ...]:
         """What it does, in the order in which it began."""
         return self.step.pieces
 

@@ -80,7 +80,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Timed):
+class Activity(Timed):
     """Something that a GPU did, or without one the host."""
 
     token: str
@@ -88,7 +88,7 @@ class Work(Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Timed):
+class PassRun(Timed):
     """What a rank did of one instruction.
 
     Attributes:
@@ -118,11 +118,11 @@ class Gathering(Timed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStep:
+class RankIteration:
     """What a rank did in one step; pieces in the order in which they began."""
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[PassRun, ...]
     messages: tuple[Message, ...]
     gatherings: tuple[Gathering, ...]
 
@@ -146,7 +146,7 @@ class RankTrace:
     identity: Mapping[str, str]
     groups: Mapping[str, tuple[int, ...]]
     gpu: str
-    steps: tuple[RankStep, ...]
+    steps: tuple[RankIteration, ...]
 
 
 def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
@@ -183,7 +183,7 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         mine, said = _within(done, span), _within(messages, span)
         told = _within(pieces, span) or _repeated(mine, said, f"step {number} of {name}")
         found.append(
-            RankStep(
+            RankIteration(
                 number=number,
                 pieces=_laid(told, mine, said, on_gpu=_on_gpu(events)),
                 messages=tuple(said),
@@ -201,7 +201,7 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
     )
 
 
-_T = TypeVar("_T", Work, Piece, Message, Gathering)
+_T = TypeVar("_T", Activity, PassRun, Message, Gathering)
 
 
 def _within(some: Sequence[_T], span: _Span) -> list[_T]:
@@ -239,14 +239,14 @@ def _groups(about: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _marked(events: Sequence[_Event]) -> list[Piece]:
+def _marked(events: Sequence[_Event]) -> list[PassRun]:
     """Return pieces as ranges tell them.
 
     Of ranges of one kind inside one another the innermost counts; what is of another kind (a
     forward run again inside of a backward) belongs to the one around it.
     """
     every = re.compile(f"{_SAID.pattern}|{_ACTION.pattern}|{_PASS.pattern}", re.IGNORECASE)
-    pieces: list[Piece] = []
+    pieces: list[PassRun] = []
     for event in _ranges(events, every):
         told, (begins_s, ends_s) = _told(event), _span(event)
         inside = bool(pieces) and ends_s <= pieces[-1].ends_s + SAME_S
@@ -254,7 +254,7 @@ def _marked(events: Sequence[_Event]) -> list[Piece]:
             continue
         if inside:
             pieces.pop()
-        pieces.append(Piece(begins_s, begins_s, ends_s, *told))
+        pieces.append(PassRun(begins_s, begins_s, ends_s, *told))
     return pieces
 
 
@@ -272,7 +272,9 @@ def _told(event: _Event) -> tuple[InstructionKind, int, int | None] | None:
     return _KINDS[kind.lower()], int(microbatch), None if stage is None else int(stage)
 
 
-def _done(trace: Mapping[str, Any], events: Sequence[_Event]) -> tuple[list[Work], list[Gathering]]:
+def _done(
+    trace: Mapping[str, Any], events: Sequence[_Event]
+) -> tuple[list[Activity], list[Gathering]]:
     """Return work and collectives, in the order in which they were asked for."""
     if not _on_gpu(events):
         gloo = [each for each in events if str(each["name"]).startswith("gloo:")]
@@ -284,7 +286,7 @@ def _done(trace: Mapping[str, Any], events: Sequence[_Event]) -> tuple[list[Work
         asked_s = host.called_us.get(correlation_of(event), float(event["ts"])) * _US
         group = str(event.get("args", {}).get("Process Group Name", ""))
         if not one.function.startswith(_NCCL):
-            work.append(Work(asked_s, *_span(event), one.function or one.kind, one.pass_))
+            work.append(Activity(asked_s, *_span(event), one.function or one.kind, one.pass_))
         elif not _is_pairwise(event):
             gatherings.append(Gathering(asked_s, *_span(event), group))
     return work, gatherings
@@ -295,9 +297,9 @@ def _is_pairwise(event: _Event) -> bool:
     return "SendRecv" in str(event["name"]) and said in _PAIRWISE
 
 
-def _on_host(events: Sequence[_Event]) -> list[Work]:
+def _on_host(events: Sequence[_Event]) -> list[Activity]:
     """Return the outermost operators, which without a GPU are the work."""
-    found: list[Work] = []
+    found: list[Activity] = []
     ends_s: dict[object, float] = {}
     optimizers = [_span(event) for event in events if str(event["name"]).startswith(_OPTIMIZER)]
     some = [event for event in events if event.get("cat") == "cpu_op"]
@@ -311,7 +313,7 @@ def _on_host(events: Sequence[_Event]) -> list[Work]:
         if any(first_s <= begins_s < last_s for first_s, last_s in optimizers):
             pass_ = Pass.OPTIMIZER
         token = f"{name} {event.get('args', {}).get('Input Dims', '')}"
-        found.append(Work(begins_s, begins_s, end_s, token, pass_))
+        found.append(Activity(begins_s, begins_s, end_s, token, pass_))
     return found
 
 
@@ -364,7 +366,7 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
     return Message(asked_s, begins_s, ends_s, sends, int(told))
 
 
-def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> list[Piece]:
+def _repeated(work: Sequence[Activity], messages: Sequence[Message], where: str) -> list[PassRun]:
     """Tell microbatches of a step without ranges by what repeats.
 
     What does not run as often for every microbatch (only the first of them has no gradient to add
@@ -395,15 +397,19 @@ def _repeated(work: Sequence[Work], messages: Sequence[Message], where: str) -> 
             )
         for number, at in enumerate(starts):
             first_s, last_s = alike[at].asked_s, alike[at + length - 1].asked_s
-            pieces.append(Piece(first_s, first_s, math.nextafter(last_s, math.inf), kind, number))
+            pieces.append(PassRun(first_s, first_s, math.nextafter(last_s, math.inf), kind, number))
     if not pieces:
         raise DataError(f"{where} has neither a forward nor a backward", hint=HOW_TO_MARK)
     return sorted(pieces, key=lambda each: each.asked_s)
 
 
 def _laid(
-    told: Sequence[Piece], work: Sequence[Work], messages: Sequence[Message], *, on_gpu: bool
-) -> tuple[Piece, ...]:
+    told: Sequence[PassRun],
+    work: Sequence[Activity],
+    messages: Sequence[Message],
+    *,
+    on_gpu: bool,
+) -> tuple[PassRun, ...]:
     """Give each piece its work, and what belongs to none pieces of their own."""
     asked = [each.asked_s for each in told]
     owned: dict[int, list[_Span]] = {}
@@ -411,7 +417,7 @@ def _laid(
         owner = bisect_right(asked, one.asked_s) - 1
         after = owner == len(told) - 1 and one.asked_s >= told[-1].ends_s
         owned.setdefault(len(told) if after else owner, []).append((one.begins_s, one.ends_s))
-    laid: list[Piece] = []
+    laid: list[PassRun] = []
     for at, piece in enumerate(told):
         mine = _merged(owned.get(at, []))
         begins_s, ends_s = piece.begins_s, piece.ends_s
@@ -426,7 +432,7 @@ def _laid(
         laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine))
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
         if mine := _merged(owned.get(at, [])):
-            laid.append(Piece(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
+            laid.append(PassRun(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from underclock.core.tracing.rank_places import PlacedRank
-from underclock.core.tracing.rank_trace import SAME_S, Gathering, Message, Piece
+from underclock.core.tracing.rank_trace import SAME_S, Gathering, Message, PassRun
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 
@@ -86,7 +86,7 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]]) -> list
     return found
 
 
-def _idle_s(span: tuple[float, float], piece: Piece) -> float:
+def _idle_s(span: tuple[float, float], piece: PassRun) -> float:
     """Return how much of a span a rank was not busy with a piece."""
     busy_s = (max(0.0, min(e, span[1]) - max(b, span[0])) for b, e in piece.work)
     return max(0.0, span[1] - span[0] - sum(busy_s))

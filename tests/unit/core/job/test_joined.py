@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from underclock.core.job.joined import with_profiles
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo, Segment
 from underclock.records.job import Job, Profile, ProfileRow, Waiting
@@ -33,7 +33,7 @@ def traced(**more: Profile) -> Job:
     names = {"forward": timed(1.0), "backward": timed(2.0), **more}
     return pipeline(
         "1f1b",
-        Shape(stages=2, microbatches=2),
+        Layout(stages=2, microbatches=2),
         {f"stage {at} {name}": each for at in range(2) for name, each in names.items()},
         waiting=dict.fromkeys(range(2), (Waiting(power_w=50.0),)),
         gpu=GpuInfo(name="G"),

@@ -14,7 +14,7 @@ from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.scatter import Scatter
 from underclock.core.job.stragglers import at_time, movable_w
-from underclock.core.job.tables import Choice, table_of
+from underclock.core.job.tables import RowChoice, table_of
 from underclock.errors import DataError, UsageError
 from underclock.records import TOLERANCE, Segment, Strategy
 from underclock.records.choices import Cost, Status
@@ -269,14 +269,16 @@ def test_a_budget_holds_in_draws_that_were_not_planned_with(spread: float, budge
     again = Scatter(
         table=table,
         stands=np.arange(len(table.pair)),
-        auto=Choice.held(auto_clocks(job)),
+        auto=RowChoice.held(auto_clocks(job)),
         board_spread=spread,
         latency_s=0.0,
         seed=29,
     )
     arm = plan.arm("instruction")
 
-    ours_s, auto_s = (again.drawn(Choice.held(each))[0] for each in (plan.clocks, auto_clocks(job)))
+    ours_s, auto_s = (
+        again.drawn(RowChoice.held(each))[0] for each in (plan.clocks, auto_clocks(job))
+    )
     kept = budget + (0.0 if spread else TOLERANCE)  # to which errors let a time be told
     assert (ours_s <= auto_s * (1.0 + kept + 1e-9)).mean() >= 0.95
     assert changes_j(plan)[-1] < -0.01

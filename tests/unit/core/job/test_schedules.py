@@ -5,7 +5,7 @@ import pytest
 
 from small_jobs import GPU, WAITING, at_auto, profile, profiles, small_job
 from underclock.core.job.network import network_of
-from underclock.core.job.schedules import SCHEDULES, Shape, pipeline
+from underclock.core.job.schedules import SCHEDULES, Layout, pipeline
 from underclock.errors import DataError, UsageError
 from underclock.records.job import InstructionKind, Job
 
@@ -136,17 +136,17 @@ def test_what_cannot_be_laid_out_is_refused() -> None:
     with pytest.raises(DataError, match="no profile of 'stage 2 forward'"):
         small_job("1f1b", 3, 3, profiles(2))
     with pytest.raises(UsageError, match="one or more stages, not 0"):
-        Shape(stages=0, microbatches=1)
+        Layout(stages=0, microbatches=1)
     with pytest.raises(UsageError, match="not negative"):
-        Shape(stages=2, microbatches=1, load_s=-1.0)
+        Layout(stages=2, microbatches=1, load_s=-1.0)
     with pytest.raises(UsageError, match="2 transfer times for 3 boundaries"):
-        Shape(stages=4, microbatches=1, transfer_s=(0.1, 0.2))
+        Layout(stages=4, microbatches=1, transfer_s=(0.1, 0.2))
 
 
 def test_stages_may_draw_differently_while_they_wait() -> None:
     job = pipeline(
         "gpipe",
-        Shape(stages=1, microbatches=1),
+        Layout(stages=1, microbatches=1),
         profiles(1),
         waiting={0: WAITING},
         gpu=GPU,

@@ -11,7 +11,7 @@ import pytest
 
 from traced_ranks import durations_s, laid_out, traces_of
 from underclock.core.job.network import network_of
-from underclock.core.job.schedules import Shape, pipeline
+from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import rank_trace
 from underclock.errors import DataError
@@ -40,7 +40,7 @@ def _job(
     }
     return pipeline(
         schedule,
-        Shape(stages=stages, microbatches=microbatches, transfer_s=transfer_s, **shape),
+        Layout(stages=stages, microbatches=microbatches, transfer_s=transfer_s, **shape),
         profiles,
         waiting=dict.fromkeys(range(stages), (Waiting(power_w=70.0),)),
         gpu=GpuInfo(name="GPU"),
