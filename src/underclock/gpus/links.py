@@ -32,8 +32,8 @@ class Link:
 
     def taken_s(self, kernel: Kernel) -> float:
         """Return how long a collective takes; one that does not say of how many GPUs, of two."""
-        of = re.match(r"(\d+)x\[", kernel.shape)
-        sends = (int(of[1]) if of else 2) - 1
+        of = re.search(r"^(\d+)x\[| among (\d+) ranks", kernel.shape)
+        sends = (int(of[1] or of[2]) if of else 2) - 1
         if re.search("all.?reduce", kernel.name):
             sends *= 2
         send_s = _NVLINK_SEND_S if self.name.startswith("NVLink") else _PCIE_SEND_S

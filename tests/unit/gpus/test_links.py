@@ -82,6 +82,14 @@ def test_a_collective_takes_its_links_time_and_follows_the_core_little(name: str
     assert there_s < halved_s < 1.05 * there_s
 
 
+def test_a_traced_collective_says_of_how_many_ranks_it_is() -> None:
+    shape = "bf16[8] to bf16[8] among 4 ranks in group '0'"
+    traced = Kernel(name="allreduce communication", shape=shape, bytes_moved=24.0)
+
+    link = link_of(_H200.name)
+    assert link.taken_s(traced) == pytest.approx(link.taken_s(_all_reduce(24.0, of=4)))
+
+
 def test_an_all_reduce_draws_what_one_drew_on_an_h200() -> None:
     """290 to 307 W over and over at 1980 MHz, of 256 MiB on two of them."""
     constants = _H200.kernel(_all_reduce(268435456.0))

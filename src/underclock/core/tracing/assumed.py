@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.core.tracing.host import complete_events
+from underclock.core.tracing.host import complete_events, is_collective
 from underclock.core.tracing.profile import activities
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.records import ASSUMED, Step
@@ -78,7 +78,7 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
             msgspec.structs.replace(
                 kernel,
                 flops=_work_of(work[first[index]])[1],
-                bytes_moved=float(max(1, work[first[index]].bytes_moved)),
+                bytes_moved=kernel.bytes_moved or float(max(1, work[first[index]].bytes_moved)),
             )
             for index, kernel in enumerate(step.kernels)
         ),
@@ -87,6 +87,8 @@ def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operat
 
 def _work_of(operator: Operator) -> tuple[str, float]:
     """Return what a GPU would call an operator's kernel, and the FLOPs of one launch."""
+    if is_collective(operator.name):
+        return "collective", 0.0
     bare = operator.name.partition("::")[2]
     what, each = next((what, each) for pattern, what, each in _WORK if re.fullmatch(pattern, bare))
     return what, each * operator.elements if operator.flops is None else operator.flops

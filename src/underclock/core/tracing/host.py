@@ -38,6 +38,7 @@ _DTYPES = {  # as c10 writes them: width in bytes, and our name
 }
 _WIDTHS = {name: width for width, name in _DTYPES.values()}
 _MESSAGE = re.compile(r"(\w+)\[(\d+)\]")
+_SENT = (("allreduce", 2.0), ("all_to_all", 1.0))  # of what other ranks hold, by one
 _AMONG = re.compile(r" among (\d+) ranks")
 
 
@@ -204,7 +205,7 @@ def is_collective(operator: str) -> bool:
 
 
 def bytes_of(operator: str, shapes: str) -> float | None:
-    """Return how much a rank reads and writes in a collective; ``None`` where that is not known.
+    """Return what a rank of a ring sends in a collective; ``None`` where that is not known.
 
     Args:
         operator: Which, as `operator_and_shapes` returned it.
@@ -212,7 +213,12 @@ def bytes_of(operator: str, shapes: str) -> float | None:
     if not is_collective(operator):
         return None
     sizes = [_WIDTHS.get(dtype, 0) * int(count) for dtype, count in _MESSAGE.findall(shapes)]
-    return float(sum(sizes)) or None
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    if least != most:  # gathered or scattered: all but its own part
+        return float(most - least)
+    others = 1.0 - 1.0 / ranks_of(operator, shapes)
+    times = next((times for name, times in _SENT if name in operator), None)
+    return (most if times is None else times * others * most) or None
 
 
 def ranks_of(operator: str, shapes: str) -> int:

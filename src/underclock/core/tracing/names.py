@@ -25,6 +25,7 @@ from fractions import Fraction
 
 import msgspec
 
+from underclock.core.tracing.host import is_collective
 from underclock.records import Kernel, Kind, Launch, Pass
 
 _PASS_WORD = {Pass.FORWARD: "", Pass.OTHER: ""}  # the rest by their own names
@@ -275,7 +276,9 @@ def _tensors(shapes: str) -> list[_Tensor]:
 
 
 def kind_of(operator: str, function: str) -> Kind:
-    """Tell products, attention included, from kernels that move memory."""
+    """Tell collectives, and products, attention included, from kernels that move memory."""
+    if is_collective(operator) or function.startswith("nccl"):
+        return Kind.COLLECTIVE
     bare = operator.removeprefix("aten::")
     if bare in _PRODUCTS or _ATTENTION.search(operator + function):
         return Kind.GEMM

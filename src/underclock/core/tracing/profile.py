@@ -238,7 +238,7 @@ def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostT
     """Tell the pass from what was open, and on the main thread from what is still to come."""
     names = [range_.name for range_ in chain]
     if name.startswith(("ncclDevKernel", "ncclKernel")) or any(
-        n.startswith(("nccl:", "c10d::")) for n in names
+        n.startswith(("nccl:", "c10d::", "_c10d_functional::")) for n in names
     ):
         return Pass.COMMUNICATION
     if any(range_.is_backward for range_ in chain):

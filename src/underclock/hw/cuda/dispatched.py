@@ -12,7 +12,14 @@ from underclock.records.launches import LAUNCH_MARK, Operator
 _NO_WORK = {  # beside views: what allocates only, and what a host does
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"),
     *("_unsafe_view", "_reshape_alias", "lift_fresh", "_local_scalar_dense", "record_stream"),
-    "is_same_size",
+    *("is_same_size", "wait_tensor", "_wrap_tensor_autograd"),
+}
+_COLLECTIVES = {"_c10d_functional", "c10d"}
+_AS_NCCL = {  # of a functional collective, what PyTorch tells the profiler where NCCL runs it
+    "all_reduce": "allreduce",
+    "all_gather_into_tensor": "_allgather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
+    "all_to_all_single": "all_to_all",
 }
 _GATHERS = {"embedding", "index", "index_select", "gather", "nll_loss_forward"}
 _MADE_ANEW = {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_"}
@@ -44,14 +51,21 @@ def operators_seen() -> Iterator[tuple[Mapping[str, Any], list[Operator]]]:
 
 def _mode(torch: Any, operators: list[Operator]) -> Any:
     """Return what notes every operator that does work."""
+    from torch._subclasses import FakeTensor  # noqa: PLC0415 - the user's own
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - the user's own
     from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - the user's own
 
+    plain = torch.Tensor.__torch_dispatch__
+
     class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
-            self, function: Any, _types: object, args: Any = (), kwargs: Any = None
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
+            if any(issubclass(each, FakeTensor) for each in types):
+                return function(*args, **kwargs)  # somebody asks for shapes only
+            if any(each.__torch_dispatch__ is not plain for each in types):
+                return NotImplemented  # a tensor spread over ranks: what it does here comes next
             name = function._schema.name  # noqa: SLF001 - there is no other way to ask
             bare = name.partition("::")[2]
             ours = function.is_view or bare in _NO_WORK or name.startswith(("profiler::", "prim::"))
@@ -72,7 +86,9 @@ def _operator(
     torch: Any, function: Any, args: Any, kwargs: Any, result: Any, flops: float | None
 ) -> Operator:
     name = function._schema.name.replace("_for_cpu", "")  # noqa: SLF001
-    bare = name.partition("::")[2]
+    space, _, bare = name.rpartition("::")
+    if space in _COLLECTIVES:
+        return _collective(torch, bare, [*args, *kwargs.values()], result)
     given = [*args, *kwargs.values()]
     made = list(result) if isinstance(result, tuple | list) else [result]
     read = [each for each in (_tensors(torch, one) for one in given) if each]
@@ -91,6 +107,35 @@ def _operator(
         elements=max((sum(t.numel() for t in each) for each in read + new), default=0),
         bytes_moved=sum(sizes) + changed + sum(sum(map(_bytes, each)) for each in new),
         flops=flops,
+    )
+
+
+def _collective(torch: Any, bare: str, given: list[Any], result: Any) -> Operator:
+    """Return a collective as a GPU's trace has it; what it returns may be what it was given."""
+    from torch.distributed import ProcessGroup, distributed_c10d  # noqa: PLC0415
+
+    group = next((each for each in given if isinstance(each, torch.ScriptObject)), given[-1])
+    if isinstance(group, torch.ScriptObject):
+        group = ProcessGroup.unbox(group)
+    elif isinstance(group, str):
+        group = distributed_c10d._resolve_process_group(group)  # noqa: SLF001
+    tensors = [each for each in (_tensors(torch, one) for one in given) if each]
+    made = _tensors(torch, result)
+    # What writes into a tensor that it is given has that one first.
+    sent, received = (tensors[-1], tensors[0]) if len(tensors) > 1 else (tensors[0], made)
+    texts = [
+        f"{_DTYPES.get(dtype, dtype)}[{sum(each.numel() for each in some)}]"
+        for some in (sent, received or sent)
+        for dtype in [str(some[0].dtype).removeprefix("torch.")]
+    ]
+    name = f"nccl::{_AS_NCCL.get(bare, bare.rstrip('_'))}"
+    shapes = f"{texts[0]} to {texts[1]} among {group.size()} ranks"
+    return Operator(
+        name=name,
+        shapes=shapes,
+        elements=max(sum(each.numel() for each in some) for some in (sent, received or sent)),
+        bytes_moved=sum(sum(map(_bytes, some)) for some in (sent, received or sent)),
+        flops=None,
     )
 
 

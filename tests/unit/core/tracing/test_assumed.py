@@ -63,6 +63,23 @@ def test_operators_that_differ_in_what_they_make_are_two_kernels() -> None:
     assert [each.bytes_moved for each in step.kernels] == [160.0, 144.0]
 
 
+def test_a_collective_is_one_with_what_a_rank_sends() -> None:
+    gather = Operator(
+        name="nccl::_allgather_base",
+        shapes="fp32[32] to fp32[128] among 4 ranks",
+        elements=128,
+        bytes_moved=640,
+        flops=None,
+    )
+
+    (kernel,) = _step([gather], host("_c10d_functional::all_gather_into_tensor", 1, 99)).kernels
+
+    assert (kernel.kind, kernel.pass_) == (Kind.COLLECTIVE, Pass.COMMUNICATION)
+    assert (kernel.flops, kernel.bytes_moved) == (0.0, 4 * 96)
+    assert kernel.launch is not None
+    assert kernel.launch.function == "assumed collective"
+
+
 @pytest.mark.parametrize(
     ("name", "function", "flops"),
     [

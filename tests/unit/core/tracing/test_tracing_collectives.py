@@ -13,7 +13,7 @@ from underclock.core.tracing.host import bytes_of, is_collective, ranks_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import streams
-from underclock.records import Pass
+from underclock.records import Kind, Pass
 
 _COMPUTE, _NETWORK = 7, 20
 _ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -104,7 +104,8 @@ def test_a_reduction_is_a_kernel_of_communication_with_bytes_and_group(
     (reduction,) = [kernel for kernel in step.kernels if kernel.pass_ is Pass.COMMUNICATION]
     assert reduction.name == "allreduce communication"
     assert reduction.shape == "fp32[1048576] to fp32[1048576] among 2 ranks in group '0'"
-    assert reduction.bytes_moved == 2 * 4 * 2**20
+    assert reduction.bytes_moved == 4 * 2**20
+    assert reduction.kind is Kind.COLLECTIVE
     assert reduction.launch is not None
     assert reduction.launch.operator == "nccl::allreduce"
     assert is_collective(reduction.launch.operator)
@@ -156,7 +157,17 @@ def test_fsdp_gathers_weights_and_scatters_gradients(name: str, sent: int, recei
     )
     assert one.operator == f"nccl::{name}"
     assert one.shapes == f"bf16[{sent}] to bf16[{received}] among 2 ranks in group '1'"
-    assert bytes_of(one.operator, one.shapes) == 2 * (sent + received)
+    assert bytes_of(one.operator, one.shapes) == 2 * (1 << 19)
+
+
+@pytest.mark.parametrize(
+    ("operator", "sent"),
+    [("allreduce", 1.5), ("all_to_all", 0.75), ("send", 1.0), ("broadcast", 1.0)],
+)
+def test_a_rank_of_a_ring_sends_what_the_others_need(operator: str, sent: float) -> None:
+    shapes = "fp32[64] to fp32[64] among 4 ranks"
+
+    assert bytes_of(f"nccl::{operator}", shapes) == 4 * 64 * sent
 
 
 def test_a_barrier_moves_nothing_and_an_unknown_type_is_no_number() -> None:
