@@ -112,13 +112,11 @@ def _operator(
 
 def _collective(torch: Any, bare: str, given: list[Any], result: Any) -> Operator:
     """Return a collective as a GPU's trace has it; what it returns may be what it was given."""
-    from torch.distributed import ProcessGroup, distributed_c10d  # noqa: PLC0415
-
     group = next((each for each in given if isinstance(each, torch.ScriptObject)), given[-1])
     if isinstance(group, torch.ScriptObject):
-        group = ProcessGroup.unbox(group)
+        group = torch.distributed.ProcessGroup.unbox(group)
     elif isinstance(group, str):
-        group = distributed_c10d._resolve_process_group(group)  # noqa: SLF001
+        group = torch.distributed.distributed_c10d._resolve_process_group(group)  # noqa: SLF001
     tensors = [each for each in (_tensors(torch, one) for one in given) if each]
     made = _tensors(torch, result)
     # What writes into a tensor that it is given has that one first.
