@@ -40,6 +40,15 @@ _ARM_MARKERS: dict[str, tuple[str, str]] = {
     Strategy.KERNEL_LOCAL: (PINK, "triangle"),
     Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
     Strategy.ACHIEVABLE: (GREEN, "circle"),
+    Strategy.POWER_LIMIT: (ORANGE, "triangle"),
+    Strategy.FEEDBACK: (BLUE, "diamond"),
+    Strategy.EDP: (PINK, "circle"),
+    Strategy.ED2P: (PINK, "square"),
+    Strategy.GENETIC: (GREEN, "triangle"),
+    Strategy.RANK: (ORANGE, "square"),
+    Strategy.DIRECTION: (SKY, "diamond"),
+    Strategy.INSTRUCTION: (PINK, "triangle"),
+    Strategy.KERNEL: (VERMILION, "star"),
 }
 _SECONDS = (("s", 1.0), ("ms", 1e-3))
 _JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
@@ -199,18 +208,36 @@ def frontier(plan: Plan) -> str:
     places = [100.0 * cost.time_change for _, cost in arms] + [x for x, _ in line]
     low, high = min(places), 100.0 * _slowest_shown(plan)
     budget = plan.max_slowdown
+    return trade(
+        "frontier",
+        f"Time and energy of a step ({plan.evidence})",
+        (*lines, *(_plans_series(plan, arm, cost) for arm, cost in seen)),
+        limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
+        budget=budget,
+    )
+
+
+def trade(
+    key: str,
+    title: str,
+    series: Sequence[Series],
+    *,
+    limits: tuple[float, float] | None = None,
+    budget: float | None = None,
+) -> str:
+    """Draw energy against time; what is over a budget is shaded."""
     shade = None
     if budget is not None:
         over = minus(f"over the time budget, {change_text(budget)}")
         shade = Shade(start=100.0 * budget, text=over)
     return figure(
         Chart(
-            key="frontier",
-            title=f"Time and energy of a step ({plan.evidence})",
+            key=key,
+            title=title,
             x_title="time, change against auto (%)",
             y_title="energy, change (%)",
-            series=(*lines, *(_arm_series(plan, arm, cost) for arm, cost in seen)),
-            x_limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
+            series=tuple(series),
+            x_limits=limits,
             shade=shade,
         )
     )
@@ -242,19 +269,33 @@ def repeats(validation: Validation) -> str:
     )
 
 
-def _arm_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
-    colour, symbol = _marker_of(arm.name)
-    note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
+def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
     held = plan.headline.cost
     stays = arm.name is Strategy.AUTO and held is not None and _is_auto(held)
     counts = stays or arm.name is plan.headline.name
+    return arm_series(arm.name, cost, " (the plan)" if counts else "", large=counts)
+
+
+def arm_series(
+    arm: str,
+    cost: Cost,
+    more: str = "",
+    *,
+    large: bool = False,
+    hollow: bool = False,
+    labelled: bool = True,
+) -> Series:
+    """Return a way of choosing clocks as a point; ``more`` stands behind its title."""
+    colour, symbol = _marker_of(arm)
+    note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
     return Series(
-        name=f"{arm_title(arm.name)} (the plan)" if counts else arm_title(arm.name),
+        name=f"{arm_title(arm)}{more}",
         points=((100.0 * cost.time_change, 100.0 * cost.energy_change),),
         colour=colour,
         symbol=symbol,
-        large=counts,
-        labelled=True,
+        large=large,
+        hollow=hollow,
+        labelled=labelled,
         notes=(minus(note),),
     )
 

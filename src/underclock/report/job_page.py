@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 
 from underclock.records.job import JobPlan, Span
-from underclock.report.chart import BLUE, GREEN, VERMILION, Chart, Series, both, figure, round_ticks
+from underclock.report.chart import GREEN, Series, both, round_ticks
+from underclock.report.figures import arm_series, trade
 from underclock.report.page import rendered
 from underclock.report.svg import Box, document, px, text, text_px
 from underclock.report.wording import (
@@ -149,31 +150,15 @@ def _frontier(plan: JobPlan) -> str:
     if len(plan.frontier) < 2:  # noqa: PLR2004 - one point is no line
         return ""
 
-    def at(time_change: float | None, energy_change: float | None) -> tuple[float, float]:
-        return 100.0 * (time_change or 0.0), 100.0 * (energy_change or 0.0)
-
-    line = tuple(at(p.cost.time_change, p.cost.energy_change) for p in plan.frontier)
-    arms = tuple(
-        Series(
-            name=arm_title(arm.name),
-            points=(at(arm.time_change, arm.energy_change),),
-            colour=VERMILION if arm.name is plan.chosen else BLUE,
-            symbol="star" if arm.name is plan.chosen else "circle",
-            large=arm.name is plan.chosen,
-            labelled=True,
-        )
+    costs = [point.cost for point in plan.frontier]
+    line = tuple((100.0 * cost.time_change, 100.0 * cost.energy_change) for cost in costs)
+    arms = (
+        arm_series(arm.name, arm.cost, large=arm.name is plan.chosen)
         for arm in plan.arms
         if arm.cost is not None
     )
-    return figure(
-        Chart(
-            key="frontier",
-            title=f"Time of an iteration and energy of all ranks ({plan.evidence})",
-            x_title="time, change against auto (%)",
-            y_title="energy, change (%)",
-            series=(Series(name="stored plans", points=line, colour=GREEN), *arms),
-        )
-    )
+    title = f"Time of an iteration and energy of all ranks ({plan.evidence})"
+    return trade("frontier", title, (Series(name="stored plans", points=line, colour=GREEN), *arms))
 
 
 def job_trace(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:

@@ -9,19 +9,8 @@ from rich.text import Text
 
 from underclock.records import Strategy
 from underclock.records.rivals import Comparison, Rival, RivalChoice
-from underclock.report.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
-    Chart,
-    Series,
-    Shade,
-    figure,
-)
+from underclock.report.chart import padded
+from underclock.report.figures import arm_series, trade
 from underclock.report.page import rendered
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
@@ -38,17 +27,6 @@ from underclock.report.wording import (
 from underclock.units import format_mhz, format_percent
 
 _OURS = Strategy.KERNEL_GLOBAL
-_LOOKS: dict[str, tuple[str, str]] = {
-    Strategy.AUTO: (GREY, "circle"),
-    Strategy.BEST_FIXED: (BLUE, "square"),
-    Strategy.POWER_LIMIT: (ORANGE, "triangle"),
-    Strategy.FEEDBACK: (SKY, "diamond"),
-    Strategy.EDP: (PINK, "circle"),
-    Strategy.ED2P: (PINK, "square"),
-    Strategy.GENETIC: (GREEN, "triangle"),
-    Strategy.PASS: (GREEN, "diamond"),
-    _OURS: (VERMILION, "star"),
-}
 
 
 def rivals_tables(comparison: Comparison) -> tuple[RenderableType, ...]:
@@ -145,38 +123,22 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 def _drawing(comparison: Comparison) -> str:
     """Draw policies as points, hollow where clocks change as fast as this GPU's; empty for none."""
-    series = []
-    for rival in comparison.rivals:
-        for choice in rival.choices:
-            cost = choice.arm.cost
-            if cost is None:
-                continue
-            colour, symbol = _LOOKS[rival.name]
-            free = choice is rival.free
-            series.append(
-                Series(
-                    name=arm_title(rival.name) if free else f"{arm_title(rival.name)}, achievable",
-                    points=((100.0 * cost.time_change, 100.0 * cost.energy_change),),
-                    colour=colour,
-                    symbol=symbol,
-                    hollow=not free,
-                    large=rival.name == _OURS,
-                )
-            )
+    series = [
+        arm_series(
+            rival.name,
+            cost,
+            "" if choice is rival.free else ", achievable",
+            large=rival.name == _OURS,
+            hollow=choice is not rival.free,
+            labelled=False,
+        )
+        for rival in comparison.rivals
+        for choice in rival.choices
+        if (cost := choice.arm.cost) is not None
+    ]
     if not series:
         return ""
-    times = [x for each in series for x, _ in each.points]
-    budget = 100.0 * comparison.max_slowdown
-    low, high = min(*times, budget), max(*times, budget)
-    pad = 0.06 * (high - low) or math.copysign(1.0, high or 1.0)
-    return figure(
-        Chart(
-            key="rivals",
-            title=f"Time and energy of a step ({comparison.evidence})",
-            x_title="time, change against auto (%)",
-            y_title="energy, change (%)",
-            series=tuple(series),
-            x_limits=(low - pad, high + pad),
-            shade=Shade(start=budget, text=f"over the time budget, {minus(f'{budget:+g} %')}"),
-        )
-    )
+    budget = comparison.max_slowdown
+    limits = padded([100.0 * budget, *(x for each in series for x, _ in each.points)])
+    title = f"Time and energy of a step ({comparison.evidence})"
+    return trade("rivals", title, series, limits=limits, budget=budget)
