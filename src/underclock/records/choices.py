@@ -8,6 +8,7 @@ from typing import Self
 from underclock.records.common import (
     Clocks,
     Record,
+    ShownRecord,
     check_agrees,
     check_change,
     check_interval,
@@ -186,6 +187,34 @@ class Arm(Record, frozen=True, kw_only=True):
             time_change=self.time_change,
             energy_change=self.energy_change,
         )
+
+
+class ChosenArm(ShownRecord, frozen=True, kw_only=True):
+    """What every plan has: ways of choosing clocks side by side, and the one that it holds.
+
+    Attributes:
+        chosen: The strategy whose clocks the plan has.
+        arms: The ways compared, in order of freedom.
+    """
+
+    chosen: Strategy
+    arms: tuple[Arm, ...]
+
+    def arm(self, name: str) -> Arm:
+        """Return the arm of a strategy, or of its value, such as ``kernel_global``.
+
+        Raises:
+            KeyError: The plan has no such arm.
+        """
+        return {str(arm.name): arm for arm in self.arms}[name]
+
+    @property
+    def promise(self) -> Cost:
+        """What the chosen arm says the plan costs."""
+        cost = self.arm(self.chosen).cost
+        if cost is None:
+            raise AssertionError("checked when the plan was made")
+        return cost
 
 
 class Closure(Record, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import msgspec
 
-from underclock.records.choices import Arm, Cost, Segment, Strategy
+from underclock.records.choices import ChosenArm, Cost, Segment, Strategy
 from underclock.records.common import (
     Clocks,
     Evidence,
@@ -417,7 +417,7 @@ class JobPoint(Record, frozen=True, kw_only=True):
         check_not_negative(self, "gap")
 
 
-class JobPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job plan"):
+class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job plan"):
     """Clocks for every instruction of every rank, and what they promise.
 
     Attributes:
@@ -426,8 +426,6 @@ class JobPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job
         confidence: With which the budget holds, boards and times scattering as assumed.
         latency_s: What a change of clocks takes, at most.
         board_spread: Standard deviation of boards' speed that was allowed for, as a fraction.
-        chosen: The arm whose clocks are in ``clocks``.
-        arms: The ways compared, in order of freedom.
         clocks: Of each rank, of the chosen arm.
         frontier: Plans of the chosen kind over iteration time, fastest first; the chosen one is
             among them.
@@ -441,8 +439,6 @@ class JobPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job
     confidence: float = 0.95
     latency_s: float = 0.0
     board_spread: float = 0.0
-    chosen: Strategy
-    arms: tuple[Arm, ...]
     clocks: tuple[RankClocks, ...]
     frontier: tuple[JobPoint, ...] = ()
     version: str | None = None
@@ -477,22 +473,6 @@ class JobPlan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job
                     rows = len(self.job.profiles[instruction.profile].rows)
                     if not 0 <= each.row < rows or not 0 <= (each.then or 0) < rows:
                         raise ValueError(f"the {instruction} of rank {at} has no such row")
-
-    def arm(self, name: str) -> Arm:
-        """Return the arm of a strategy, or of its value, such as ``instruction``.
-
-        Raises:
-            KeyError: The plan has no such arm.
-        """
-        return {str(arm.name): arm for arm in self.arms}[name]
-
-    @property
-    def promise(self) -> Cost:
-        """What the chosen arm says that an iteration costs."""
-        cost = self.arm(self.chosen).cost
-        if cost is None:
-            raise AssertionError("checked when the plan was made")
-        return cost
 
     @property
     def gpu(self) -> GpuInfo:

@@ -11,6 +11,7 @@ from underclock.records.choices import (
     Aggregate,
     Arm,
     Choice,
+    ChosenArm,
     ClockSchedule,
     Closure,
     Cost,
@@ -24,7 +25,6 @@ from underclock.records.choices import (
 from underclock.records.common import (
     Clocks,
     Evidence,
-    ShownRecord,
     as_frame,
     check_budget,
     check_mhz,
@@ -38,7 +38,7 @@ from underclock.units import format_percent
 _SAME_W = 1.0  # drivers round what they enforce
 
 
-class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
+class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     """Clocks per kernel, what they promise, and what that rests on.
 
     Attributes:
@@ -52,8 +52,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
         power_limit_w: Limit planned for, where it is not the GPU's own; auto is then what its cap
             is expected to make of the step.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
-        chosen: The strategy whose clocks are in ``kernels``.
-        arms: The ways compared, in order of freedom.
         kernels: Clocks per kernel of the chosen arm.
         fixed: The best fixed clock pair; ``None`` when infeasible.
         frontier: Choices no mixture of others beats in both time and energy, at the chosen
@@ -90,8 +88,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
     accounting: Accounting = Accounting.ISOLATED
     power_limit_w: float | None = None
     baseline: Clocks
-    chosen: Strategy
-    arms: tuple[Arm, ...]
     kernels: dict[str, Choice]
     fixed: Clocks | None
     frontier: tuple[Cost, ...] = ()
@@ -165,14 +161,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
                 )
 
     @property
-    def promise(self) -> Cost:
-        """What the chosen arm says the plan costs."""
-        cost = self.arm(self.chosen).cost
-        if cost is None:
-            raise AssertionError("checked when the plan was made")
-        return cost
-
-    @property
     def at_best(self) -> LatencyPoint | None:
         """What the least latency of a range would give; ``None`` where one was planned for."""
         return self.latency_curve[0] if self.latency_range_s and self.latency_curve else None
@@ -196,14 +184,6 @@ class Plan(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="plan")
     def sets_nothing(self) -> bool:
         """Whether every kernel is left at the clocks that all is compared with."""
         return all(choice.clocks == self.baseline for choice in self.kernels.values())
-
-    def arm(self, name: str) -> Arm:
-        """Return the arm of a strategy, or of its value, such as ``kernel_global``.
-
-        Raises:
-            KeyError: The plan has no such arm.
-        """
-        return {str(arm.name): arm for arm in self.arms}[name]
 
     def step(self) -> Step | None:
         """Return the step it is for; of a table's plan there is none.

@@ -18,6 +18,7 @@ import numpy as np
 from underclock.errors import DataError
 from underclock.records.common import GREATEST_MHZ, LEAST_MHZ
 from underclock.records.job import InstructionKind, Profile, ProfileRow
+from underclock.store.table_rows import opened_table
 from underclock.units import name_hint
 
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
@@ -109,22 +110,17 @@ def _row(core_mhz: int | None, lines: Iterable[_Line]) -> ProfileRow:
 
 
 def _lines(path: Path) -> list[_Line]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            header = [name.strip().lower() for name in reader.fieldnames or ()]
-            missing = [name for name in _COLUMNS if name not in header]
-            if missing:
-                raise DataError(
-                    f"{path} lacks the column {', '.join(missing)}",
-                    hint=f"a profile of instructions has {', '.join(_COLUMNS)}",
-                )
-            reader.fieldnames = header
-            lines = [_line(f"{path}, line {reader.line_num}", cells) for cells in reader]
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    except (UnicodeDecodeError, csv.Error) as exc:
-        raise DataError(f"{path} is not a CSV table: {exc}") from exc
+    with opened_table(path) as file:
+        reader = csv.DictReader(file, skipinitialspace=True)
+        header = [name.strip().lower() for name in reader.fieldnames or ()]
+        missing = [name for name in _COLUMNS if name not in header]
+        if missing:
+            raise DataError(
+                f"{path} lacks the column {', '.join(missing)}",
+                hint=f"a profile of instructions has {', '.join(_COLUMNS)}",
+            )
+        reader.fieldnames = header
+        lines = [_line(f"{path}, line {reader.line_num}", cells) for cells in reader]
     if not lines:
         raise DataError(f"{path} holds no rows")
     return lines

@@ -1,13 +1,15 @@
 """The header and the rows of a table somebody measured: what its cells are, and must be."""
 
+import csv
 import math
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
 import msgspec
 
@@ -35,6 +37,25 @@ EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
 _OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
 KNOWN: Final = (*NEEDED, *EITHER, *_OPTIONAL)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+@contextmanager
+def opened_table(path: Path, text: TextIO | None = None) -> Iterator[TextIO]:
+    """Open a table to read it; what keeps it from being read is said in a sentence.
+
+    Args:
+        text: What it holds, where that is at hand.
+
+    Raises:
+        DataError: It cannot be read, or is no table.
+    """
+    try:
+        with text or path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
+    except (UnicodeDecodeError, csv.Error) as exc:
+        raise DataError(f"{path} is not a CSV table: {exc}") from exc
 
 
 def separator_of(header: str) -> str:

@@ -31,6 +31,7 @@ from underclock.store.table_rows import (
     Columns,
     TableRow,
     TableRows,
+    opened_table,
     separator_of,
     with_readings,
 )
@@ -114,13 +115,8 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
 
 def _rows(path: Path, text: TextIO | None) -> TableRows:
     """Read the lines under a checked header."""
-    try:
-        with text or path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _read(path, file)
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
-    except (UnicodeDecodeError, csv.Error) as exc:
-        raise DataError(f"{path} is not a CSV table: {exc}") from exc
+    with opened_table(path, text) as file:
+        rows = _read(path, file)
     if not rows:
         raise DataError(f"{path} holds no rows")
     return rows
