@@ -2,13 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from underclock.arrays import Bools, Floats
-from underclock.core.inference.joint import JointCosts
+from underclock.arrays import Floats
 from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.planning.goal import Goal
@@ -64,12 +62,14 @@ def check(
     check_kernels_alone(given)
     kept, auto = _repeated_rows(given, baseline)
     table = cost_table(kept, baseline=auto)
-    checker = _Checker(kept=kept, auto=auto, budgets=budgets, variances=run_variances(kept))
-    tell = progress or (lambda _done, _total, _doing: None)
+    variances, tell = run_variances(kept), progress or (lambda _done, _total, _doing: None)
+    rows = []
     for split in range(splits):
         tell(split, splits, "planning on halves")
-        checker.split(np.random.default_rng([seed, split]))
+        random = np.random.default_rng([seed, split])
+        rows.append(_split(kept, auto, budgets, variances, random))
     tell(splits, splits, "done")
+    came = np.array(rows)
     return PromiseCheck(
         evidence=kept.evidence,
         gpu=kept.gpu,
@@ -80,7 +80,7 @@ def check(
         kernels=len(kept.kernels),
         rows=int(np.isfinite(table.time_s).sum()),
         runs=len(kept.samples),
-        promises=checker.promises(),
+        promises=tuple(_summary(each, came[:, b].T) for b, each in enumerate(budgets)),
         warnings=(*given.warnings, *odd_repeats(kept), *_left_out(given, kept)),
     )
 
@@ -145,85 +145,52 @@ def _left_out(given: SampleSet, kept: SampleSet) -> tuple[str, ...]:
     return (f"{words}, and with them {without} kernels" if without else words,)
 
 
-@dataclass(slots=True)
-class _Series:
-    """What became of the plans for one budget, eight numbers a split."""
+def _split(
+    kept: SampleSet,
+    auto: Clocks,
+    budgets: Sequence[float],
+    variances: Floats,
+    random: np.random.Generator,
+) -> list[tuple[float, ...]]:
+    """Plan on a random half of the repeats, and look up on the other what these clocks cost.
 
-    rows: list[tuple[float, ...]] = field(default_factory=list)
-
-    def outcomes(self) -> tuple[Outcomes, Outcomes]:
-        """Return time's and energy's."""
-        columns = np.array(self.rows).T
-        time, energy = (
-            Outcomes(promised=each[0], spread=each[1], executed=each[2], noise=each[3])
-            for each in (columns[:4], columns[4:])
-        )
-        return time, energy
-
-
-@dataclass(slots=True, kw_only=True)
-class _Checker:
-    """Splits, plans and executes, and keeps what became of it."""
-
-    kept: SampleSet
-    auto: Clocks
-    budgets: tuple[float, ...]
-    variances: Floats
-    _series: dict[float, _Series] = field(default_factory=dict)
-
-    def split(self, random: np.random.Generator) -> None:
-        """Plan on a random half of the repeats, and execute on the other."""
-        places = {place: r for r, place in enumerate(dict.fromkeys(map(_place, self.kept.samples)))}
-        row = np.array([places[_place(sample)] for sample in self.kept.samples])
-        first = halves(row, random)
-        mine = _with(self.kept, self._some(first))
-        other = as_measured(
-            _with(self.kept, self._some(~first)), self.variances[:, ~first], baseline=self.auto
-        )
-        self._execute(inferred_costs(mine, baseline=self.auto), other)
-
-    def _some(self, chosen: Bools) -> list[Window]:
-        return [self.kept.samples[i] for i in np.flatnonzero(chosen).tolist()]
-
-    def _execute(self, costs: JointCosts, other: JointCosts) -> None:
-        """Plan for every budget, and look up what the other half says of it."""
-        columns = np.array([other.table.settings.index(clocks) for clocks in costs.table.settings])
-        for budget in self.budgets:
-            setting = choose_kernels(costs.table, Goal(max_slowdown=budget), costs)
-            if setting is None:
-                raise InfeasibleError(
-                    f"on a half, no choice of clocks changes time by {format_percent(budget)} or "
-                    "less",
-                    hint="raise --max-slowdown",
-                )
-            promise = costs.predicted_change(setting)
-            came = other.predicted_change(columns[setting])
-            series = self._series.setdefault(budget, _Series())
-            series.rows.append(
-                (
-                    promise.time_change,
-                    promise.time_spread,
-                    came.time_change,
-                    came.time_spread,
-                    promise.energy_change,
-                    promise.energy_spread,
-                    came.energy_change,
-                    came.energy_spread,
-                )
+    Returns:
+        For each budget change and deviation as promised, and as they came: of time, then energy.
+    """
+    places = {place: r for r, place in enumerate(dict.fromkeys(map(_place, kept.samples)))}
+    first = halves(np.array([places[_place(sample)] for sample in kept.samples]), random)
+    mine, theirs = (
+        _with(kept, [kept.samples[i] for i in np.flatnonzero(half).tolist()])
+        for half in (first, ~first)
+    )
+    costs = inferred_costs(mine, baseline=auto)
+    other = as_measured(theirs, variances[:, ~first], baseline=auto)
+    columns = np.array([other.table.settings.index(clocks) for clocks in costs.table.settings])
+    rows = []
+    for budget in budgets:
+        setting = choose_kernels(costs.table, Goal(max_slowdown=budget), costs)
+        if setting is None:
+            raise InfeasibleError(
+                f"on a half, no choice of clocks changes time by {format_percent(budget)} or less",
+                hint="raise --max-slowdown",
             )
-
-    def promises(self) -> tuple[CheckedPromise, ...]:
-        """Return what became of all plans, budget by budget."""
-        return tuple(
-            _summary(budget, *series.outcomes()) for budget, series in self._series.items()
-        )
+        both = costs.predicted_change(setting), other.predicted_change(columns[setting])
+        time = (number for each in both for number in (each.time_change, each.time_spread))
+        energy = (number for each in both for number in (each.energy_change, each.energy_spread))
+        rows.append((*time, *energy))
+    return rows
 
 
 def _place(sample: Window) -> tuple[str, Clocks]:
     return sample.kernel, sample.asked
 
 
-def _summary(budget: float, time: Outcomes, energy: Outcomes) -> CheckedPromise:
+def _summary(budget: float, came: Floats) -> CheckedPromise:
+    """Return what became of the plans for a budget: eight numbers a split, shape (8, N)."""
+    time, energy = (
+        Outcomes(promised=each[0], spread=each[1], executed=each[2], noise=each[3])
+        for each in (came[:4], came[4:])
+    )
     return CheckedPromise(
         max_slowdown=budget,
         promised_energy=_number(mean_of(energy.promised)),
