@@ -22,8 +22,8 @@ microbatches=32))``, a `JobPlan` of a `Job`.
 A plan with a schedule is held while a command trains, ``underclock.run(plan, command)`` with
 `HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``.
 
-Samples of another unit are refined into a plan by ``plan(refine(given, gpu=..., to=...),
-Goal.of(given))``.
+`plan_fleet` plans for all boards of a model, from samples of a few; ``refine(plan, samples,
+gpu=..., to=...)`` makes a plan a board's own, from a few windows there.
 
 `save` writes any of these to a file and `load` reads it. A DataFrame with the columns of a CSV
 table is taken for samples; `SampleSet.to_pandas` and `Plan.to_pandas` give one.

@@ -221,8 +221,8 @@ class _Shell:
             assert _code(words) == 0
         elif command == "trace" and "gpt3-xl" in rest and not _WHOLE:
             write_document(Path(rest[rest.index("-o") + 1]), _few())
-        elif command == "plan" and "--power-limit" in rest and not _WHOLE:
-            pass  # a limit holds a step that was run whole; a table runs none
+        elif (command == "refine" or "--power-limit" in rest) and not _WHOLE:
+            pass  # both are of a step that was run whole; a table runs none
         else:
             assert _code(words if _WHOLE else _smaller(command, rest)) in _ENDINGS, words
 

@@ -1,116 +1,81 @@
-"""`underclock refine`: a plan of another unit, measured again on this one."""
+"""`underclock fleet` and `underclock refine`: a plan for all boards, and one of a board's own."""
 
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from underclock import Goal, plan
+from made_boards import made_board
 from underclock.app import main
 from underclock.records import Plan
-from underclock.store import SampleFile, read_document, write_document
-
-_HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"
-_CLOCKS = (600, 900, 1200, 1500, 1800, 0)
-
-
-def _table(path: Path, hunger: float) -> Path:
-    """Write a sweep of one unit; units differ in what their cores draw."""
-    rows = [_HEADER]
-    for kernel, core_s, fixed_s in (("product", 1e-3, 1e-4), ("copy", 1e-4, 1e-3)):
-        for mhz in _CLOCKS:
-            ghz = (mhz or 1850) / 1000
-            time_s = core_s / ghz + fixed_s
-            energy_j = time_s * (80 + hunger * ghz**3)
-            rows.append(f"G,{kernel},{mhz or ''},,{time_s},{energy_j},")
-    path.write_text("\n".join(rows) + "\n")
-    return path
+from underclock.store import SampleFile, read_document
 
 
 @pytest.fixture
-def given_plan(tmp_path: Path) -> Path:
-    """Return a plan made on one unit; another is here."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    table = _table(elsewhere / "unit0.csv", hunger=30.0)
-    write_document(elsewhere / "plan.json", plan(table, Goal(max_slowdown=0.02)))
-    for unit, hunger in (("one", 33.0), ("two", 36.0)):
-        _table(elsewhere / f"{unit}.csv", hunger)
-    return elsewhere / "plan.json"
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the samples of two boards, and of one of another limit, lie."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        board = made_board(number)
+        header = msgspec.structs.replace(board, windows=())
+        with SampleFile.create(tmp_path / f"{number}.db", header) as file:
+            for window in board.windows:
+                file.append(window)
+    (tmp_path / "table.csv").write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\n")
+    return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-
-
-def run(*arguments: object) -> int:
+def run(command: str, *arguments: object) -> int:
     try:
-        main(["refine", *map(str, arguments)])
+        main([command, *map(str, arguments)])
     except SystemExit as exc:
         return int(exc.code or 0)
     return 0
 
 
-def test_a_refined_plan_beside_its_samples_and_what_changed(
-    given_plan: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, one = Path("mine.json"), "replay:../elsewhere/one.csv"
-    assert run(given_plan, "--gpu", one, "-o", out) == 0
+def test_a_fleet_is_planned_into_a_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("1.db", "2.db", "--max-slowdown", "1%", "--latency", "free", "--boards", "7")
+    assert run("fleet", *asked, "-o", "fleet.json") == 0
     said = capsys.readouterr()
+    made = read_document(files / "fleet.json", Plan)
 
-    old, new = read_document(given_plan, Plan), read_document(out, Plan)
-    samples = SampleFile.read(Path("mine.samples.db"))
-    assert new.max_slowdown == old.max_slowdown == 0.02
-    taken = len(samples.samples) + len(samples.in_situ)
-    assert f"refined with {taken} samples: energy -" in said.out
-    assert "the plan given promised -" in said.out
-    assert "best fixed clock" in said.out
-
-    assert run(given_plan, "--gpu", one, "-o", out) == 2
-    assert "will not overwrite mine.json" in capsys.readouterr().err
-
-    # Nothing is measured twice, and the samples may lie elsewhere.
-    Path("mine.samples.db").rename("there.db")
-    more = ("-o", out, "--samples", "there.db", "--force", "--json")
-    assert run(given_plan, "--gpu", one, *more) == 0
-    assert json.loads(capsys.readouterr().out)["arms"] == json.loads(out.read_text())["arms"]
-    assert SampleFile.read(Path("there.db")) == samples
-    assert not Path("mine.samples.db").exists()
-
-    # Samples of one unit are not taken for another's.
-    assert run(given_plan, "--gpu", "replay:../elsewhere/two.csv", *more[:-1]) == 2
-    assert "there.db holds samples of another" in capsys.readouterr().err
+    assert made.max_slowdown == 0.01
+    assert made.gpu.uuid is None
+    assert "over 7 boards" in said.err
+    assert "promises" in said.out
+    assert run("fleet", *asked, "-o", "fleet.json") == 2
+    assert "will not overwrite fleet.json" in capsys.readouterr().err
+    assert run("fleet", *asked, "--json") == 0
+    assert (
+        json.loads(capsys.readouterr().out)["arms"]
+        == json.loads((files / "fleet.json").read_text())["arms"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("plan_file", "more", "code", "sentence"),
+    ("command", "code", "sentence"),
     [
-        ("unit0.csv", "--gpu sim:rtx3080ti#3 -o mine.json", 4, "is not a readable plan file"),
-        ("nowhere.json", "--gpu sim:rtx3080ti#3 -o mine.json", 4, "nowhere.json"),
-        ("plan.json", "--gpu sim:a100 -o mine.json", 4, "the plan is for"),
-        ("plan.json", "--gpu sim:rtx3080ti#three -o mine.json", 2, "three"),
-        ("plan.json", "--gpu replay:nowhere.csv -o mine.json", 4, "cannot read nowhere.csv"),
-        ("plan.json", "--gpu sim:rtx3080ti#3 -o -", 2, "the samples need a file"),
-        ("plan.json", "--gpu sim:rtx3080ti#3", 2, "missing option '-o'"),
-        ("plan.json", "-o mine.json", 2, "missing option '--gpu'"),
+        ("fleet 1.db 1.db", 4, "boards 1 and 2 have the same samples"),
+        ("fleet nowhere.db", 4, "nowhere.db"),
+        ("fleet", 2, "missing argument 'SAMPLES...'"),
+        ("fleet 1.db --boards 0", 2, "a fleet of 0 boards is none"),
+        ("refine 1.db 1.db --gpu sim:rtx3080ti#3 -o mine.json", 4, "is not a readable plan file"),
+        ("refine nowhere.json 1.db --gpu sim:rtx3080ti#3 -o mine.json", 4, "nowhere.json"),
+        ("refine plan.json 1.db --gpu sim:a100 -o mine.json", 4, "the plan is for"),
+        ("refine plan.json 1.db --gpu sim:rtx3080ti#three -o mine.json", 2, "three"),
+        ("refine plan.json 1.db --gpu replay:table.csv -o mine.json", 2, "cannot run"),
+        ("refine plan.json 1.db --gpu sim:rtx3080ti#3 -o -", 2, "the samples need a file"),
+        ("refine plan.json 1.db --gpu sim:rtx3080ti#3", 2, "missing option '-o'"),
+        ("refine plan.json 1.db -o mine.json", 2, "missing option '--gpu'"),
+        ("refine plan.json --gpu sim:rtx3080ti#3 -o mine.json", 2, "missing argument 'SAMPLES"),
     ],
 )
-def test_what_cannot_be_refined(
-    given_plan: Path,
-    plan_file: str,
-    more: str,
-    code: int,
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
+def test_what_cannot_be_planned_or_refined(
+    files: Path, command: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(given_plan.with_name(plan_file), *more.split()) == code
+    assert run("fleet", "1.db", "--latency", "free", "-o", "plan.json") == 0
+    capsys.readouterr()
+    assert run(*command.split()) == code
     assert sentence in capsys.readouterr().err
-    assert list(Path().iterdir()) == []
-
-
-def test_the_goal_of_a_plan_plans_the_same_again(given_plan: Path) -> None:
-    given = read_document(given_plan, Plan)
-    assert plan(given_plan.with_name("unit0.csv"), Goal.of(given)) == given
+    assert not list(files.glob("mine*"))

@@ -1,49 +1,54 @@
 """measure and refine: campaigns on what ``--gpu`` names, into a file that a later run goes on with.
 
-`measure` runs every kernel at every clock pair that is asked for. `refine` measures a plan of
-another GPU of the same model around its clocks: GPUs of one model differ by a few per cent in
-power, so the best clocks of one are near those of another, but what they save is not quite the
-same (arXiv 2601.08539, section 8).
+`measure` runs every kernel at every clock pair that is asked for. `refine` measures in what a board
+differs from others of its model: GPUs of one model differ by a few per cent in power, so the best
+clocks of one are near those of another, but what they save is not quite the same (arXiv 2601.08539,
+section 8).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 import underclock
 from underclock.app.backends import default_measuring, open_measurer
+from underclock.app.fleet import boards_of
+from underclock.app.planning import PlanCosts, decided, under_goal
+from underclock.app.switching import switching_as_of
 from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.around import Around, inside, points_around, within
 from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
 from underclock.campaign.recording import Recorder, record
+from underclock.campaign.refining import SHARE, Refining, hottest_kernel
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, survey
+from underclock.core.model.boards import check_alike, fit_boards
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.planning.goal import Goal
 from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Capability, Measurer
+from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import (
-    AUTO,
     MeasurementSettings,
     Plan,
     SampleSet,
     Step,
     Strategy,
 )
-from underclock.store import as_record
+from underclock.store import SampleSource, as_record
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
-REACH = 2
+_FEWEST = 12  # windows that tell anything of a board
 
 
 def measure(
@@ -185,45 +190,49 @@ def follow(
 
 def refine(
     plan: Plan | str | Path,
+    samples: Sequence[SampleSource],
     *,
     gpu: str,
     to: str | Path,
-    reach: int = REACH,
     measuring: MeasurementSettings | None = None,
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | StepFile | None = None,
-) -> SampleSet:
-    """Measure on this GPU what a plan from another one of its model hangs on.
+) -> Plan:
+    """Measure on this GPU in what it differs from others of its model, and plan again.
 
-    The whole step at auto, every kernel at auto, at the clocks the plan chose for it and at their
-    neighbours. What is in the file already is not measured again.
+    The whole step at auto, and the few windows that the promise hangs on most: what all boards
+    share is known from the samples that the plan was made of. At most a tenth of the windows are
+    taken that one of those boards took. What is in the file already is not measured again.
 
     Args:
-        plan: A plan made on another unit, or its file.
-        gpu: ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
+        plan: A plan made on another board, or on several, or its file.
+        samples: Of each of these boards.
+        gpu: ``sim:NAME#UNIT`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
-        reach: How far the neighbours are, in steps of 2.5 % of the range of core clocks.
         measuring: How long to wait and measure; by default briefly, for a model joins the samples.
-        seed: Of the order of measurements, and of a simulated GPU's noise.
+        seed: Of a simulated GPU's noise.
         progress: Told of every sample.
         run: The step's function, or where it may be found.
 
     Returns:
-        Everything in the file, to be planned on: ``plan(refine(given, ...), Goal.of(given))``.
+        The plan for this board, whose goal and latency are those of the plan given.
 
     Raises:
-        UsageError: A GPU that offers none of these clocks, or a file of another campaign.
-        DataError: The plan is of another GPU model or power limit, or does not say what it runs.
+        UsageError: The GPU is a table, or the file is of another campaign.
+        DataError: The plan is of another GPU model, power limit or step than the samples or the
+            GPU, or this board is one of those.
         DeviceError, MeasurementError: From the GPU.
     """
-    if reach < 1:
-        raise UsageError(f"cannot refine with a reach of {reach}", hint="use 2: some 5 % around")
-    plan, path = as_record(plan, Plan), Path(to)
-    step = _step_of(plan)
+    plan, path, others = as_record(plan, Plan), Path(to), boards_of(samples)
+    step, goal = _step_of(plan, others[0]), Goal.of(plan)
+    parse_gpu(gpu).need(Capability.RUN)
     if measuring is None:
         measuring = default_measuring(gpu, adaptive=True)
-    campaign = Campaign(grid=Grid.ADAPTIVE)
+    fleet = fit_boards(others)
+    # Of what any board takes windows for, the kernels are what is known here.
+    least = min(len(board.windows) for board in others)
+    campaign = Campaign(grid=Grid.ADAPTIVE, max_samples=max(_FEWEST, round(SHARE * least)))
     with open_measurer(gpu, measuring=measuring, seed=seed, step=step, run=run) as measurer:
         # What is measured is costs at clocks; the limit to plan for is applied to those.
         plan.check_gpu(measurer.info(), plan.gpu.power_limit_w)
@@ -234,50 +243,38 @@ def refine(
             in_situ=campaign.in_situ,
             version=underclock.__version__,
         )
-        header, offered = survey(measurer, measurer.step or step, campaign, provenance)
-        # A captured step was held against the plan's: it launches the same kernels.
-        if measurer.step is None and header.kernels != plan.runs:
-            raise DataError(
-                "the plan is for other kernels than this GPU answers for",
-                hint="a table only knows its own kernels: refine a plan of the same ones",
-            )
-        points = points_around(plan, offered, seed, Around(reach, _auto_mem_mhz(measurer, plan)))
-        visited = inside(header.settings, [clocks for clocks, _ in points])
-        sentence = f"measured on {gpu} around the clocks of another GPU's plan only"
-        header = msgspec.structs.replace(
-            header,
-            settings=visited,
-            expected_samples=sum(len(kernels) for _, kernels in points),
-            lacking=within(header.lacking, visited),
-            warnings=(*header.warnings, sentence),
-        )
+        header, _ = survey(measurer, measurer.step or step, campaign, provenance)
+        sentence = f"measured on {gpu} in what it differs from other boards only: refine plans it"
+        header = msgspec.structs.replace(header, warnings=(*header.warnings, sentence))
+        check_alike((*others, msgspec.structs.replace(header, windows=others[0].in_situ)))
+
+        def fit(own: SampleSet) -> CostEstimate:
+            return fit_boards((own, *others), fleet).board(0)
 
         def take(recorder: Recorder) -> None:
-            policy = Listed(recorder, points, campaign)
+            hottest = hottest_kernel(others[0])
+            policy = Refining(recorder, campaign, goal, hottest, fit)
             CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
 
-        return record(measurer, path, header, take)
+        own = record(measurer, path, header, take)
+    estimated = fit(own)
+    costs = PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
+    told = f"refined with {len(own.windows)} windows from what is known of {len(others)} boards"
+    made = decided(own, goal, under_goal(own, costs, goal), switching_as_of(plan))
+    return msgspec.structs.replace(made, warnings=(told, *made.warnings))
 
 
-def _auto_mem_mhz(measurer: Measurer, plan: Plan) -> int | None:
-    """Return the memory clock at which this GPU runs a kernel by itself; a table reads none."""
-    if Capability.RUN not in measurer.capabilities:
-        return None
-    with measurer.hold(AUTO):
-        observed = measurer.measure([plan.runs[0]]).observed
-    return observed.mem_mhz if observed else None
-
-
-def _step_of(plan: Plan) -> Step | None:
-    """Return the step a plan is for; of a table's plan there is none."""
-    if not plan.runs:
-        raise DataError(
-            "the plan does not say what it runs",
-            hint="make it anew with `underclock plan`",
-        )
+def _step_of(plan: Plan, board: SampleSet) -> Step:
+    """Return the step that a plan is for, and that a board was measured for."""
     if all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
         raise DataError(
             f"the plan is of {plan.workload}, which ran whole only: there are no kernels to refine",
             hint="measure the step on this GPU with `underclock measure`",
         )
-    return plan.step()
+    step = plan.step()
+    if step is None or (plan.workload, plan.fingerprint) != (board.workload, board.fingerprint):
+        raise DataError(
+            f"the plan is of {plan.workload}, and the samples are of another step",
+            hint="name the samples that the plan was made of",
+        )
+    return step

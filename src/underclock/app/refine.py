@@ -11,70 +11,66 @@ from underclock.app.options import (
     source_option,
     step_file,
 )
-from underclock.app.output import STDOUT, Delivery, progress_bar, share_bar
+from underclock.app.output import STDOUT, Delivery, progress_bar
 from underclock.errors import UsageError
-from underclock.records import Plan, SampleSet
+from underclock.records import Plan
 from underclock.units import format_percent
 
 
 @click.command(name="refine")
 @file_argument("plan")
+@click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
 @gpu_option
 @click.option(
-    "--samples",
+    "--own",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where the samples go. [default: beside the plan, as .samples.db]",
+    help="Where this board's samples go. [default: beside the new plan, as .samples.db]",
 )
 @source_option
 @delivered("plan", required=True)
-def command(*, plan: Path, gpu: str, samples: Path | None, source: str, to: Delivery) -> None:
-    """Measure PLAN's clocks and their neighbours on another GPU of its model, and plan again.
+def command(
+    *, plan: Path, samples: tuple[Path, ...], gpu: str, own: Path | None, source: str, to: Delivery
+) -> None:
+    """Measure in what a GPU differs from others of its model, and plan again.
 
-    The goal stays that of PLAN. Goes on where an earlier run into the same samples stopped;
-    `underclock plan` on these samples plans for another goal.
+    SAMPLES are those that PLAN was made of: the file of one board, or those of several, as
+    `underclock fleet` took them. What the model's boards share is known from them, so that a tenth
+    of their windows will do. The goal stays that of PLAN. Goes on where an earlier run into the
+    same samples stopped.
 
-    Example: underclock refine plan.json --gpu sim:rtx3080ti#1 -o mine.json
+    Example: underclock refine plan.json samples.db --gpu sim:rtx3080ti#1 -o mine.json
     """
     from underclock.app.measuring import refine
-    from underclock.app.planning import plan as plan_on
-    from underclock.app.switching import switching_as_of
-    from underclock.core.planning.goal import Goal
     from underclock.report import plan_tables
     from underclock.store import read_document
 
     given = read_document(plan, Plan)
-    to.check(plan)
+    to.check(plan, *samples)
     with progress_bar("refining") as show:
-        sample_set = refine(
+        refined = refine(
             given,
+            samples,
             gpu=gpu,
-            to=samples or _beside(to.output),
+            to=own or _beside(to.output),
             progress=show,
             run=step_file(plan, source),
         )
-    goal = Goal.of(given)
-    with share_bar("planning"):
-        refined = plan_on(
-            sample_set, goal, baseline=given.baseline, switching=switching_as_of(given)
-        )
-    said = _compared(refined, given, sample_set)
-    to.give(refined, lambda: (*plan_tables(refined), said))
+    to.give(refined, lambda: (*plan_tables(refined), _compared(refined, given)))
 
 
 def _beside(output: Path | None) -> Path:
     """Return where samples go that nobody named a place for."""
     if output is None or output == STDOUT:
-        raise UsageError("the samples need a file", hint="name one: --samples mine.samples.db")
+        raise UsageError("the samples need a file", hint="name one: --own mine.samples.db")
     return output.with_suffix(".samples.db")
 
 
-def _compared(refined: Plan, given: Plan, sample_set: SampleSet) -> str:
-    """Say what refining changed, and what it took."""
+def _compared(refined: Plan, given: Plan) -> str:
+    """Say what refining changed."""
     new, old = (plan.headline.cost or plan.promise for plan in (refined, given))
     return (
-        f"refined with {len(sample_set.samples) + len(sample_set.in_situ)} samples: "
-        f"energy {format_percent(new.energy_change)}, time {format_percent(new.time_change)}; "
-        f"the plan given promised {format_percent(old.energy_change)}, "
-        f"{format_percent(old.time_change)}"
+        f"refined: energy {format_percent(new.energy_change)}, time "
+        f"{format_percent(new.time_change)}; the plan given promised "
+        f"{format_percent(old.energy_change)}, {format_percent(old.time_change)}"
     )

@@ -106,19 +106,8 @@ def worth_of_samples(
         takes_s: Returns the GPU time of one sample, from that of a launch in s.
     """
     posterior = fit.posterior
-    # A free core clock tells the fit nothing, however often it is asked.
-    locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
-    candidates = Candidates(
-        posterior=posterior,
-        counts=fit.counts,
-        auto_s=fit.baseline.time_s,
-        auto_j=fit.baseline.own_j,
-        measurable=fit.measurable
-        if fit.exact
-        else fit.measurable & locked & fit.holds_alone & unused(posterior.settings),
-        looks=_looks(posterior.settings, [k.name for k in fit.table.kernels], taken),
-    )
-    plans = [_plan(fit, goal) for goal in goals]
+    candidates = candidates_of(fit, taken, unused)
+    plans = [planned_for(fit, goal) for goal in goals]
     value = _improvement if fit.exact else _information
     worth = sum(
         (value(fit, candidates, goal, plan) for goal, plan in zip(goals, plans, strict=True)),
@@ -129,7 +118,28 @@ def worth_of_samples(
     return Worth(
         per_s=worth / np.vectorize(takes_s)(np.exp(posterior.log_s)),
         unsure=max([change.energy_spread for change in made], default=0.0),
-        half_width=TWO_SIDED * _spread(fit, goals, plans),
+        half_width=TWO_SIDED * promise_spread(fit, goals, plans),
+    )
+
+
+def candidates_of(
+    fit: KnownCosts,
+    taken: Mapping[tuple[str, Clocks], int],
+    unused: Callable[[Sequence[Clocks]], Bools],
+) -> Candidates:
+    """Return what may be measured next, and what is known of it."""
+    posterior = fit.posterior
+    # A free core clock tells the fit nothing, however often it is asked.
+    locked = np.array([clocks.core_mhz is not None for clocks in posterior.settings])
+    return Candidates(
+        posterior=posterior,
+        counts=fit.counts,
+        auto_s=fit.baseline.time_s,
+        auto_j=fit.baseline.own_j,
+        measurable=fit.measurable
+        if fit.exact
+        else fit.measurable & locked & fit.holds_alone & unused(posterior.settings),
+        looks=_looks(posterior.settings, [k.name for k in fit.table.kernels], taken),
     )
 
 
@@ -149,7 +159,7 @@ def _looks(
     return looks
 
 
-def _plan(fit: KnownCosts, goal: Goal) -> Ints | None:
+def planned_for(fit: KnownCosts, goal: Goal) -> Ints | None:
     """Return the best plan as far as is known; ``None`` where there is none."""
     if goal.objective is Objective.TIME and fit.table.power_cap is None:
         return None  # what the cap makes of the step is not known yet
@@ -195,7 +205,7 @@ def _information(fit: KnownCosts, candidates: Candidates, goal: Goal, plan: Ints
     return value_of_information(candidates, multiplier, planned, promised).total
 
 
-def _spread(fit: KnownCosts, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
+def promise_spread(fit: KnownCosts, goals: Sequence[Goal], plans: Sequence[Ints | None]) -> float:
     """Return the standard deviation of what is promised; the greatest of all goals.
 
     That a step at auto changes nothing is sure without a sample. So where every plan is auto, it is

@@ -253,7 +253,7 @@ class TestPlanning:
             with pytest.raises(DataError, match="train ran whole only"):
                 ask()
         with pytest.raises(DataError, match="ran whole only: there are no kernels to refine"):
-            refine(made, gpu="sim:h200#2", to=tmp_path / "r.db")
+            refine(made, [swept], gpu="sim:h200#2", to=tmp_path / "r.db")
 
     def test_an_adaptive_campaign_decides_what_to_look_at(self, tmp_path: Path) -> None:
         found = measured(tmp_path / "s.db", Campaign(max_samples=10))

@@ -34,7 +34,7 @@ from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.predictive import clocks_of
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import OF_ROWS, Rows
-from underclock.core.model.sample_rows import rows_of
+from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import seen_cap
 from underclock.core.step.drawn_boards import DrawnBoards
 from underclock.core.step.table import step_means
@@ -180,8 +180,7 @@ def fit_boards(sample_sets: Sequence[SampleSet], known: FittedBoards | None = No
     caps_w = [seen_cap(each)[0] for each in sample_sets]
     sets = tuple(_in_watts_of(sample_sets, caps_w))
     weights = tuple(sample_weights(each) for each in sets)
-    each = [rows_of(one, weights=counts) for one, counts in zip(sets, weights, strict=True)]
-    rows, board = _joined(each)
+    rows, board = _joined(_rows_of_each(sets, weights))
     family = Shared(start_of(rows, [s for one in sets for s in one.settings]))
     most = MOST_ROWS * len(sets)
     if known is None:
@@ -292,6 +291,25 @@ def _of_one(number: int, boards: int) -> Floats:
 
 def _steady_c(sample_sets: Sequence[SampleSet]) -> float:
     return float(np.median([temperature_of(each) for each in sample_sets]))
+
+
+def _rows_of_each(sample_sets: Sequence[SampleSet], weights: Sequence[Floats]) -> tuple[Rows, ...]:
+    """Return the rows of each board; none of one whose samples tell nothing yet.
+
+    Raises:
+        CannotFitError: No board's samples tell anything.
+    """
+    known: dict[int, Rows] = {}
+    for number, (one, counts) in enumerate(zip(sample_sets, weights, strict=True)):
+        try:
+            known[number] = rows_of(one, weights=counts)
+        except CannotFitError:
+            if number == len(sample_sets) - 1 and not known:
+                raise
+    some = next(iter(known.values()))
+    nothing = {name: getattr(some, name)[..., :0] for name in OF_ROWS}
+    empty = dataclasses.replace(some, **nothing, common=None, apart=None, idle=(), step=())
+    return tuple(known.get(number, empty) for number in range(len(sample_sets)))
 
 
 def _joined(each: Sequence[Rows]) -> tuple[Rows, Ints]:
