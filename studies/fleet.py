@@ -241,9 +241,9 @@ def study(
         done = list(pool.map(work, numbers))
     true, shown = power_spread(gpu, times, numbers)
     spread = (
-        f"- `sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}: boards differ by {true:.1%} in "
-        f"true power and by {shown:.1%} in power as their sensors show it (standard deviations, the largest product at one pair "
-        "of clocks)"
+        f"- `sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}: boards differ by {true:.1%} in true "
+        f"power and by {shown:.1%} in power as their sensors show it (standard deviations, the "
+        "largest product at one pair of clocks)"
     )
     return spread, list(rows_of(gpu, times, plans, done)), refined_row(gpu, times, done)
 

@@ -17,13 +17,18 @@ from underclock.errors import DataError
 from underclock.records import Clocks, Evidence, SampleSet
 from windows import having
 
-_BOARDS = ({}, {"leakage": 1.3}, {"offset_v": 0.012, "gain": 1.05}, {"leakage": 0.8, "gain": 0.96})
+_BOARDS: tuple[dict[str, float], ...] = (
+    {},
+    {"leakage": 1.3},
+    {"offset_v": 0.012, "gain": 1.05},
+    {"leakage": 0.8, "gain": 0.96},
+)
 _NAMES = [name for name, _ in WAYS]
 _PLAN = {f"k{i}": Clocks(core_mhz=1500 + 90 * (i // 3), mem_mhz=9251) for i in range(6)}
 
 
 def _measured(number: int) -> SampleSet:
-    return made_board(number, **_BOARDS[number])  # type: ignore[arg-type]
+    return made_board(number, **_BOARDS[number])
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +50,7 @@ def _deviations(fitted: FittedBoards) -> dict[str, list[float]]:
 def _truly(number: int, plan: dict[str, Clocks]) -> tuple[float, float]:
     """Return what a plan below the cap changes on a board, as physics says."""
     own = {name: each for name, each in _BOARDS[number].items() if name != "gain"}
-    gpu = board_gpu(**own)  # type: ignore[arg-type]
+    gpu = board_gpu(**own)
     each = [
         true_costs(gpu, f"k{k}", plan[f"k{k}"].core_mhz or 0, plan[f"k{k}"].mem_mhz or 0)
         for k in ORDER
@@ -192,7 +197,7 @@ def test_boards_in_watts_of_their_own_where_no_cap_was_seen() -> None:
 def test_boards_of_unlike_samples_are_refused(change: dict[str, object], sentence: str) -> None:
     one, two = (made_board(number, cores=()) for number in (1, 2))
     with pytest.raises(DataError, match=sentence):
-        check_alike([one, msgspec.structs.replace(two, **change)])  # type: ignore[arg-type]
+        check_alike([one, msgspec.structs.replace(two, **change)])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,7 @@ def test_unlike_gpus_and_one_board_twice_are_refused(
     change: dict[str, object], sentence: str
 ) -> None:
     one, two = (made_board(number, cores=()) for number in (1, 2))
-    other = msgspec.structs.replace(two, gpu=msgspec.structs.replace(two.gpu, **change))  # type: ignore[arg-type]
+    other = msgspec.structs.replace(two, gpu=msgspec.structs.replace(two.gpu, **change))
     with pytest.raises(DataError, match=sentence):
         check_alike([one, other])
 
