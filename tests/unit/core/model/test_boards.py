@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from underclock.errors import DataError
 from underclock.records import Clocks, Evidence, SampleSet
 from windows import having
 
-_BOARDS: tuple[dict[str, float], ...] = (
+_BOARDS: tuple[dict[str, Any], ...] = (
     {},
     {"leakage": 1.3},
     {"offset_v": 0.012, "gain": 1.05},
