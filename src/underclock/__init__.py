@@ -35,14 +35,14 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
+    from underclock.app.boards import plan_fleet as plan_fleet
+    from underclock.app.boards import refine as refine
     from underclock.app.comparing import compare as compare
     from underclock.app.fit import fit as fit
-    from underclock.app.fleet import plan_fleet as plan_fleet
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.measuring import measure as measure
-    from underclock.app.measuring import refine as refine
     from underclock.app.planning import plan as plan
     from underclock.app.predicting import predict as predict
     from underclock.app.report import write_report as write_report
@@ -146,12 +146,12 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
+        "app.boards": "plan_fleet refine",
         "app.comparing": "compare",
         "app.fit": "fit",
-        "app.fleet": "plan_fleet",
         "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",
-        "app.measuring": "measure refine",
+        "app.measuring": "measure",
         "app.planning": "plan",
         "app.predicting": "predict",
         "app.report": "write_report",

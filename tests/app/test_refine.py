@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from made_boards import made_board
-from underclock.app.fleet import plan_fleet
-from underclock.app.measuring import measure, refine
+from underclock.app.boards import plan_fleet, refine
+from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign

@@ -108,7 +108,7 @@ def test_unknown_choices_are_refused_and_the_known_ones_named() -> None:
         Campaign(grid=unknown)
     with pytest.raises(ValueError, match="unknown objective 'foo'; known: ed2p, edp, energy, time"):
         Goal(objective=unknown)
-    with pytest.raises(ValueError, match="unknown kind 'foo'; known: gemm, mem"):
+    with pytest.raises(ValueError, match="unknown kind 'foo'; known: collective, gemm, mem"):
         Kernel(name="k", kind=unknown)
     with pytest.raises(ValueError, match="unknown pass 'foo'"):
         Kernel(name="k", pass_=unknown)

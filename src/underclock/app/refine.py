@@ -41,7 +41,7 @@ def command(
 
     Example: underclock refine plan.json samples.db --gpu sim:rtx3080ti#1 -o mine.json
     """
-    from underclock.app.measuring import refine
+    from underclock.app.boards import refine
     from underclock.report import plan_tables
     from underclock.store import read_document
 

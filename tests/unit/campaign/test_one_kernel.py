@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from underclock.app.backends import open_measurer
+from underclock.app.boards import refine
 from underclock.app.fit import fit
-from underclock.app.measuring import measure, refine
+from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
 from underclock.app.validating import validate
