@@ -1,10 +1,11 @@
-"""What GPUs send to one another over, and how long that takes: assumed, nobody measured it here.
+"""What GPUs send to one another over, and how long that takes: assumed, but for two H200s.
 
 A collective is a ring, as NCCL counts it (``src/graph/tuning.cc``, protocol Simple): 8.4 µs to
 begin, 3.4 µs a send over NVLink or 5.7 µs over PCIe, and its bytes at a part of the link's
-bandwidth. That part is NCCL's own for an A100, 235 of 300 GB/s, taken for every link. Bandwidths
-are of one direction, from NVIDIA's data sheets and the PCIe specification (16 lanes). GPUs without
-peer-to-peer, such as GeForce cards, go through host memory and are slower than this.
+bandwidth. Two H200s reached 0.50 to 0.66 of theirs (docs/evidence/h200/parallel.md): gathers,
+scatters and reductions all get the mean, on every link. Bandwidths are of one direction, from
+NVIDIA's data sheets and the PCIe specification (16 lanes). GPUs without peer-to-peer, such as
+GeForce cards, go through host memory and are slower than this.
 """
 
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from underclock.records import Kernel
 
 _BEGINS_S, _NVLINK_SEND_S, _PCIE_SEND_S = 8.4e-6, 3.4e-6, 5.7e-6
-_REACHED = 235 / 300
+_REACHED = 0.58
 
 
 @dataclass(frozen=True, slots=True)

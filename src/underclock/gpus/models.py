@@ -26,9 +26,9 @@ from underclock.records.latencies import Domain
 from underclock.units import name_hint
 
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
-# Of two H200 (700 W) at 1980 MHz: 148 W waiting in a collective where idling draws 124 W, and 290
-# to 307 W in an all-reduce: what waiting and copying do not explain is the link's. Of every GPU.
-_WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.2e-9, 1 / 4
+# Of two H200 (700 W) at 1980 MHz: 148 W waiting in a collective where idling draws 124 W, and 288
+# to 327 W in large ones: what waiting and copying do not explain is the link's. Of every GPU.
+_WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.4e-9, 1 / 4
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 

@@ -64,7 +64,7 @@ def test_an_all_reduce_takes_a_ring_there_and_back(sent: float, of: int) -> None
     begins_s = 2 * link.taken_s(there) - both_s
 
     assert begins_s == pytest.approx(8.4e-6, rel=1e-3)  # once, not twice
-    assert both_s == pytest.approx(8.4e-6 + 2 * (of - 1) * 3.4e-6 + sent / 352.5e9, rel=1e-6)
+    assert both_s == pytest.approx(8.4e-6 + 2 * (of - 1) * 3.4e-6 + sent / 261e9, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -90,13 +90,34 @@ def test_a_traced_collective_says_of_how_many_ranks_it_is() -> None:
     assert link.taken_s(traced) == pytest.approx(link.taken_s(_all_reduce(24.0, of=4)))
 
 
-def test_an_all_reduce_draws_what_one_drew_on_an_h200() -> None:
-    """290 to 307 W over and over at 1980 MHz, of 256 MiB on two of them."""
-    constants = _H200.kernel(_all_reduce(268435456.0))
+_BLOCK, _REST, _EMBEDDING = 50_358_272, 105_121_792, 103_022_592
+"""Parameters of a block of GPT-3 XL, of all else, and of its embedding, each of 2 bytes."""
 
+
+@pytest.mark.parametrize(
+    ("what", "sent", "measured_s", "measured_w"),
+    [
+        ("_allgather_base", _REST, 0.422e-3, 315.0),
+        ("_allgather_base", _BLOCK, 0.219e-3, 311.0),
+        ("_reduce_scatter_base", _BLOCK, 0.239e-3, 327.0),
+        ("_reduce_scatter_base", _REST, 0.466e-3, 304.0),
+        ("allreduce", 2 * _EMBEDDING, 0.707e-3, 288.0),
+    ],
+)
+def test_two_h200s_took_and_drew_so_much(
+    what: str, sent: float, measured_s: float, measured_w: float
+) -> None:
+    """Alone, at auto clocks: docs/evidence/h200/parallel.md."""
+    kernel = Kernel(
+        name=what, kind=Kind.COLLECTIVE, shape="bf16[8] among 2 ranks", bytes_moved=float(sent)
+    )
+    constants = _H200.kernel(kernel)
+
+    taken_s = float(duration_s(_H200.constants, constants, 1980.0, 3201.0))
     power_w = float(busy_w(_H200.constants, constants, 1980.0, 3201.0, 50.0))
 
-    assert 290.0 <= power_w <= 307.0
+    assert taken_s == pytest.approx(measured_s, rel=0.17)
+    assert power_w == pytest.approx(measured_w, rel=0.1)
 
 
 def test_a_gpu_that_runs_its_own_kernels_only_has_a_link_all_the_same() -> None:
