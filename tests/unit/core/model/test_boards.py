@@ -109,6 +109,7 @@ def test_a_board_nobody_measured_is_as_unsure_as_boards_differ(
     assert any_board.boards is not None
     auto = np.full(len(ORDER), any_board.table.baseline)
     assert not any_board.boards.changes(any_board.table, auto).any()
+    assert any_board.predicted_schedule(auto).uneven == ((0.0, 0.0), (0.0, 0.0))
 
 
 def test_boards_are_drawn_about_the_mean_board(any_board: CostEstimate) -> None:

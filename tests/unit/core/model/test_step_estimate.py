@@ -290,7 +290,7 @@ def test_under_a_lower_limit_auto_is_what_the_cap_leaves(limited: LimitedEstimat
 def test_staying_below_the_cap_alone_changes_nothing(limited: LimitedEstimate) -> None:
     change = limited.predicted_change(np.full(len(_KERNELS), limited.table.baseline))
 
-    assert dataclasses.astuple(change) == (0.0, 0.0, 0.0, 0.0)
+    assert dataclasses.astuple(change) == (0.0, 0.0, 0.0, 0.0, None)
 
 
 def test_errors_that_plan_and_cap_share_cancel(limited: LimitedEstimate) -> None:
