@@ -148,7 +148,18 @@ def test_all_of_the_readme_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> 
     assert SIMULATOR not in os.environ
     assert Path("underclock-tune/report.html").is_file()
     assert shell.ran == {
-        *("breakdown", "calibrate", "check", "fit", "job", "latency", "measure", "plan", "predict"),
+        *(
+            "breakdown",
+            "calibrate",
+            "check",
+            "compare",
+            "fit",
+            "job",
+            "latency",
+            "measure",
+            "plan",
+            "predict",
+        ),
         *("refine", "report", "run", "score", "simulate", "trace", "tune", "validate"),
         "--install-completion",
     }

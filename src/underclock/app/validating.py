@@ -4,7 +4,6 @@
 plan, its kernels are measured one by one, and the validation says so.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from underclock.campaign.turns import (
     OWN_HEAT,
     Course,
     OneByOne,
+    Runner,
     Turns,
     WholeSteps,
     course_of,
@@ -118,31 +118,22 @@ def validate(
     why_not = why_one_by_one(plan, course, name.text, name.capabilities)
     if accounting is Accounting.STEP and why_not is not None:
         raise UsageError(f"whole steps cannot be run: {why_not}", hint="leave --accounting away")
-    told = progress or (lambda _tally: None)
-    if course is not None and accounting is not Accounting.ISOLATED and why_not is None:
-        with _open_whole_steps(
-            plan, course, name, measuring=measuring, seed=seed + _SEED_OFFSET, run=run
-        ) as whole:
-            latencies = course.scheduled.table
-            notes = () if latencies is None else latencies.check_gpu(whole.measurer.info())
-            checked = _check(plan, whole.measurer)
-            turns = run_in_turns(
-                plan, whole, repeats, only_plan=only_plan, progress=told, notes=checked
-            )
-        return _judged(plan, turns, tolerance, course, (*notes, *_about_the_step(plan)))
-    with open_measurer(
-        gpu,
-        measuring=measuring,
-        seed=seed + _SEED_OFFSET,
-        step=plan.step(),
-        run=run,
-        limit_w=plan.power_limit_w,
-    ) as measurer:
-        planned = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
-        alone = OneByOne(measurer=measurer, kernels=plan.runs, planned=planned)
-        notes = _check(plan, measurer)
-        turns = run_in_turns(plan, alone, repeats, only_plan=only_plan, progress=told, notes=notes)
-    return _judged(plan, turns, tolerance, None, _about_kernels(plan, name, accounting, why_not))
+    ran = None if accounting is Accounting.ISOLATED or why_not is not None else course
+    with _opened(plan, ran, name, measuring=measuring, seed=seed + _SEED_OFFSET, run=run) as runner:
+        notes = _about_kernels(plan, name, accounting, why_not)
+        if ran is not None:
+            latencies = ran.scheduled.table
+            notes = () if latencies is None else latencies.check_gpu(runner.measurer.info())
+            notes += _about_the_step(plan)
+        turns = run_in_turns(
+            plan,
+            runner,
+            repeats,
+            only_plan=only_plan,
+            progress=progress or (lambda _tally: None),
+            notes=_check(plan, runner.measurer),
+        )
+    return _judged(plan, turns, tolerance, ran, notes)
 
 
 def _sets_nothing(plan: Plan, course: Course | None, accounting: Accounting | None) -> bool:
@@ -176,50 +167,51 @@ def _about_kernels(
 
 
 @contextmanager
-def _open_whole_steps(
+def _opened(
     plan: Plan,
-    course: Course,
+    course: Course | None,
     name: GpuName,
     *,
-    measuring: MeasurementSettings | None = None,
-    seed: int = 0,
-    run: StepFunction | StepFile | None = None,
-) -> Iterator[WholeSteps]:
-    """Open a GPU that can run the step under its plan; a simulated one has the plan's power limit.
+    measuring: MeasurementSettings | None,
+    seed: int,
+    run: StepFunction | StepFile | None,
+) -> Iterator[Runner]:
+    """Open a GPU that runs the arms; a simulated one has the plan's power limit.
 
-    By default each arm is measured at its own heat.
+    By default each arm of whole steps is measured at its own heat.
+
+    Args:
+        course: How the step runs under the plan; ``None`` for its kernels one by one.
     """
-    settings = measuring or (OWN_HEAT if name.is_simulated else QUICK)
-    led: Measurer | None = None
-    with contextlib.ExitStack() as stack:
-        if course.changes:
-            measurer, led = stack.enter_context(
-                open_scheduled(
-                    name,
-                    course.scheduled,
-                    measuring=settings,
-                    seed=seed,
-                    switching=switching_model(course.scheduled.table),
-                    limit_w=plan.power_limit_w,
-                )
-            )
-        else:
-            measurer = stack.enter_context(
-                open_measurer(
-                    name.text,
-                    measuring=settings,
-                    seed=seed,
-                    step=plan.step(),
-                    run=run,
-                    limit_w=plan.power_limit_w,
-                )
-            )
-        yield WholeSteps(
-            measurer=measurer,
-            led=led,
-            kernels=[plan.runs[index] for index in plan.order],
-            planned=course.clocks,
-        )
+    limit_w = plan.power_limit_w
+    if course is not None and measuring is None:
+        measuring = OWN_HEAT if name.is_simulated else QUICK
+    if course is not None and measuring is not None and course.changes:
+        with open_scheduled(
+            name,
+            course.scheduled,
+            measuring=measuring,
+            seed=seed,
+            switching=switching_model(course.scheduled.table),
+            limit_w=limit_w,
+        ) as (measurer, led):
+            yield _whole(plan, course, measurer, led)
+        return
+    with open_measurer(
+        name.text, measuring=measuring, seed=seed, step=plan.step(), run=run, limit_w=limit_w
+    ) as measurer:
+        if course is not None:
+            yield _whole(plan, course, measurer)
+            return
+        planned = [plan.kernels[kernel.name].clocks for kernel in plan.runs]
+        yield OneByOne(measurer=measurer, kernels=plan.runs, planned=planned)
+
+
+def _whole(
+    plan: Plan, course: Course, measurer: Measurer, led: Measurer | None = None
+) -> WholeSteps:
+    kernels = [plan.runs[index] for index in plan.order]
+    return WholeSteps(measurer=measurer, led=led, kernels=kernels, planned=course.clocks)
 
 
 def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
