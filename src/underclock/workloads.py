@@ -25,6 +25,7 @@ does.
 
 import dataclasses
 import itertools
+import math
 from dataclasses import dataclass
 
 from underclock.errors import UsageError
@@ -86,7 +87,11 @@ class Shape:
             ("sequence", self.sequence),
         ):
             if size % self.tp:
-                raise ValueError(f"{noun} {size} does not divide among tp {self.tp} GPUs")
+                most = math.gcd(self.heads, self.padded_vocabulary, self.sequence)
+                fitting = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
+                raise ValueError(
+                    f"{noun} {size} does not divide among tp {self.tp} GPUs; tp may be {fitting}"
+                )
 
     def changed(self, overrides: dict[str, int]) -> "Shape":
         """Return a copy with other sizes.

@@ -176,7 +176,7 @@ def test_gpt3_xl_divides_among_the_papers_gpus(tp: int) -> None:
     [
         ({"collectives": 2}, "collectives are listed or not"),
         ({"tp": 0}, "tp must be at least 1"),
-        ({"tp": 3}, "heads 16 does not divide among tp 3"),
+        ({"tp": 3}, "heads 16 does not divide among tp 3 GPUs; tp may be 1, 2, 4, 8, 16$"),
         ({"tp": 32}, "heads 16 does not divide among tp 32"),
         ({"tp": 16, "sequence": 1000}, "sequence 1000 does not divide"),
         ({"tp": 5, "heads": 5, "hidden": 1280}, "padded vocabulary 50304 does not divide"),

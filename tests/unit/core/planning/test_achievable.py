@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from underclock.core.planning.strategies import compare_strategies
 from underclock.core.solvers import Solution, violations
 from underclock.core.step.table import CostTable
 from underclock.errors import DataError
-from underclock.records import AUTO, Clocks, Kernel, Pass, Status
+from underclock.records import AUTO, Clocks, Kernel, Kind, Pass, Status
 from underclock.records.latencies import Domain, LatencyTable, Switch
 
 PASSES = (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)
@@ -312,11 +313,18 @@ def test_a_change_of_memory_alone_is_not_at_the_wrong_core_clock() -> None:
     assert problem.switch_time_s[0, 1] == 0.0
 
 
-def test_no_clock_changes_round_a_collective() -> None:
+@pytest.mark.parametrize("in_forward", [False, True])
+def test_no_clock_changes_round_a_collective(*, in_forward: bool) -> None:
     passes = (Pass.FORWARD, Pass.COMMUNICATION, Pass.BACKWARD)
     costs = table(passes=passes)
     order = order_of(costs)
-    problem = sequence_problem(costs, order, rules())
+    told = [
+        msgspec.structs.replace(kernel, kind=Kind.COLLECTIVE, pass_=Pass.FORWARD)
+        if in_forward and kernel.pass_ is Pass.COMMUNICATION
+        else kernel
+        for kernel in costs.kernels
+    ]
+    problem = sequence_problem(dataclasses.replace(costs, kernels=tuple(told)), order, rules())
     first = next(i for i, k in enumerate(order) if costs.kernels[k].pass_ is Pass.COMMUNICATION)
     last = max(i for i, k in enumerate(order) if costs.kernels[k].pass_ is Pass.COMMUNICATION)
     assert np.flatnonzero(problem.blocked).tolist() == list(range(first, last + 2))
