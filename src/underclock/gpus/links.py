@@ -8,13 +8,19 @@ NVIDIA's data sheets and the PCIe specification (16 lanes). GPUs without peer-to
 GeForce cards, go through host memory and are slower than this.
 """
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
+from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
+from underclock.physics.costs import duration_s, voltage_v
 from underclock.records import Kernel
 
 _BEGINS_S, _NVLINK_SEND_S, _PCIE_SEND_S = 8.4e-6, 3.4e-6, 5.7e-6
 _REACHED = 0.58
+# Of two H200 (700 W) at 1980 MHz: 148 W waiting in a collective where idling draws 124 W, and 288
+# to 327 W in large ones: what waiting and copying do not explain is the link's. Of every GPU.
+_WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.4e-9, 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,47 @@ class Link:
         send_s = _NVLINK_SEND_S if self.name.startswith("NVLink") else _PCIE_SEND_S
         moving_s = (kernel.bytes_moved or 0.0) / (_REACHED * self.gb_per_s * 1e9)
         return _BEGINS_S + sends * send_s + moving_s
+
+    def constants(
+        self,
+        kernel: Kernel,
+        gpu: GpuConstants,
+        throughput: Throughput | None,
+        *,
+        highest_mhz: tuple[int, int],
+        limit_w: float,
+    ) -> KernelConstants:
+        """Return what is assumed of a collective: at the highest clocks, its link's time.
+
+        What it sends it reads from memory, and as much comes in. Most of that hides behind the
+        link; the rest goes with the clocks.
+
+        Args:
+            throughput: ``None`` where it is not known: then nothing goes with the clocks.
+            highest_mhz: Core and memory.
+            limit_w: By default, of the GPU.
+        """
+        core_mhz, mem_mhz = map(float, highest_mhz)
+        taken_s, sent = self.taken_s(kernel), kernel.bytes_moved or 0.0
+        copying, shown_s = KernelConstants(fixed_s=taken_s), 0.0
+        if throughput is not None:
+            copying = throughput.kernel(flops=0.0, bytes_moved=2.0 * sent, tensor=False)
+            copying = dataclasses.replace(
+                copying,
+                core_mcycles=_SHOWN * copying.core_mcycles,
+                dram_mcycles=_SHOWN * copying.dram_mcycles,
+                xbar_mcycles=0.0,
+                fixed_s=0.0,
+                serial=True,
+            )
+            shown_s = float(duration_s(gpu, copying, core_mhz, mem_mhz))
+        waiting_j = _WAITING * limit_w * taken_s
+        return dataclasses.replace(
+            copying,
+            fixed_s=max(taken_s - shown_s, 0.0),
+            work_j_per_v2=copying.work_j_per_v2 + waiting_j / voltage_v(gpu, core_mhz) ** 2,
+            dram_j=copying.dram_j + _SENT_BYTE_J * sent,
+        )
 
     def __str__(self) -> str:
         unknown = "" if self.is_known else ", as nothing is known of this GPU's link"

@@ -20,15 +20,11 @@ import numpy as np
 from underclock.errors import DataError, UsageError
 from underclock.gpus.links import link_of
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
-from underclock.physics.costs import duration_s, voltage_v
 from underclock.records import SCHEMAS, Kernel, Kind, check_schema
 from underclock.records.latencies import Domain
 from underclock.units import name_hint
 
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
-# Of two H200 (700 W) at 1980 MHz: 148 W waiting in a collective where idling draws 124 W, and 288
-# to 327 W in large ones: what waiting and copying do not explain is the link's. Of every GPU.
-_WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.4e-9, 1 / 4
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -306,7 +302,13 @@ class GpuModel:
             if own.kernel.name == kernel.name:
                 return own.constants
         if kernel.kind is Kind.COLLECTIVE and kernel.bytes_moved is not None:
-            return self._collective(kernel, kernel.bytes_moved)
+            return link_of(self.name).constants(
+                kernel,
+                self.constants,
+                self.throughput,
+                highest_mhz=(self.core_mhz[-1], self.mem_mhz[-1]),
+                limit_w=self.limit_w[0],
+            )
         if self.throughput is None or kernel.flops is None or kernel.bytes_moved is None:
             raise UsageError(
                 f"cannot simulate {kernel.name!r} on {self.name}: what it costs is unknown",
@@ -314,35 +316,6 @@ class GpuModel:
             )
         return self.throughput.kernel(
             flops=kernel.flops, bytes_moved=kernel.bytes_moved, tensor=kernel.kind is Kind.GEMM
-        )
-
-    def _collective(self, kernel: Kernel, sent: float) -> KernelConstants:
-        """Return what is assumed of a collective: at the highest clocks, its link's time.
-
-        What it sends it reads from memory, and as much comes in. Most of that hides behind the
-        link; the rest goes with the clocks.
-        """
-        volts = voltage_v(self.constants, float(self.core_mhz[-1]))
-        taken_s = link_of(self.name).taken_s(kernel)
-        copying, shown_s = KernelConstants(fixed_s=taken_s), 0.0
-        if self.throughput is not None:
-            copying = self.throughput.kernel(flops=0.0, bytes_moved=2.0 * sent, tensor=False)
-            copying = dataclasses.replace(
-                copying,
-                core_mcycles=_SHOWN * copying.core_mcycles,
-                dram_mcycles=_SHOWN * copying.dram_mcycles,
-                xbar_mcycles=0.0,
-                fixed_s=0.0,
-                serial=True,
-            )
-            highest = float(self.core_mhz[-1]), float(self.mem_mhz[-1])
-            shown_s = float(duration_s(self.constants, copying, *highest))
-        waiting_j = _WAITING * self.limit_w[0] * taken_s
-        return dataclasses.replace(
-            copying,
-            fixed_s=max(taken_s - shown_s, 0.0),
-            work_j_per_v2=copying.work_j_per_v2 + waiting_j / volts**2,
-            dram_j=copying.dram_j + _SENT_BYTE_J * sent,
         )
 
 
