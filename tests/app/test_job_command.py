@@ -112,7 +112,7 @@ def test_what_changing_clocks_takes_is_said_known_or_read(
         ("plan job.json --raw", 2, "--raw says nothing of a job"),
         ("plan job.json --power-limit 300", 2, "--power-limit says nothing of a job"),
         ("plan profile.csv --board-spread 1%", 2, "--board-spread is of a job's boards"),
-        ("plan job.json --latency measured", 4, "job.latency.json"),
+        ("plan job.json --latency measured", 2, "job.latency.json"),
         ("plan job.json --latency soon", 2, "soon"),
         ("report job.json -o page.html", 4, "a job file, and a page is of a plan"),
         ("report job.json --trace -o t.json", 4, "no plan of a job"),

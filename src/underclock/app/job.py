@@ -260,16 +260,13 @@ def plan_job(
 
 def _latency(text: str, job: "Job", source: Path | None) -> tuple[float, tuple[str, ...]]:
     """Return what a change of the core clock takes at most, and what a reader must know of that."""
-    from underclock.app.switching import FREE, KNOWN
+    from underclock.app.switching import KNOWN, beside, named_latencies
     from underclock.gpus.models import reported_latency
-    from underclock.records.latencies import Domain, LatencyTable
-    from underclock.store import read_document
+    from underclock.records.latencies import Domain
 
-    beside = (source or Path("job.json")).with_suffix(".latency.json")
-    if text in FREE:
-        return 0.0, ("changing clocks was taken as free: a bound",)
-    if text == "measured" or (text == KNOWN and beside.is_file()):
-        text = str(beside)
+    measured = beside(source)
+    if text == KNOWN and measured is not None and measured.is_file():
+        text = "measured"
     if text == KNOWN:
         names = {job.gpu_of(at).name for at in range(len(job.ranks))}
         known = [reported_latency(name) for name in names]
@@ -280,8 +277,8 @@ def _latency(text: str, job: "Job", source: Path | None) -> tuple[float, tuple[s
             )
             return 0.0, (told,)
         return max(each.most_s for each in known if each), ()
-    if text != str(beside) and not Path(text).is_file():
-        return parse_duration(text), ()
-    table = read_document(Path(text), LatencyTable)
-    core = [each.total_s for each in table.slowest() if each.domain is Domain.CORE]
-    return max(core), table.check_gpu(job.gpu)
+    found = named_latencies(text, source)
+    if found is None:
+        return 0.0, ("changing clocks was taken as free: a bound",)
+    core = [each.total_s for each in found[0].slowest() if each.domain is Domain.CORE]
+    return max(core), found[0].check_gpu(job.gpu)

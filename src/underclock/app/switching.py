@@ -98,16 +98,34 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
         DataError: The file cannot be read.
     """
     given = Path(samples) if isinstance(samples, str | Path) else None
-    beside = None if given is None else given.with_suffix(".latency.json")
+    if text == KNOWN:
+        return _known(sample_set, goal, beside(given))
+    found = named_latencies(text, given)
+    return None if found is None else Switching(latencies=found[0], wording=found[1])
+
+
+def beside(given: Path | None) -> Path | None:
+    """Return where latencies lie that were measured for a file; ``None`` without one."""
+    return None if given is None else given.with_suffix(".latency.json")
+
+
+def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] | None:
+    """Return latencies that a user named, and which they are in words; ``None`` for none.
+
+    Args:
+        given: What they are for; ``measured`` is looked for beside it.
+
+    Raises:
+        UsageError: There are none of that name, or nothing was measured.
+        DataError: The file cannot be read.
+    """
     if text in FREE:
         return None
-    if text == KNOWN:
-        return _known(sample_set, goal, beside)
     if text == "measured":
-        return _measured(given, beside)
+        return read_document(_measured(given), LatencyTable), "as measured"
     path = Path(text)
     if path.is_file():
-        return Switching(latencies=read_document(path, LatencyTable), wording=f"of {path.name}")
+        return read_document(path, LatencyTable), f"of {path.name}"
     duration_s = parse_duration(text)
     if duration_s == 0.0:
         return None
@@ -115,24 +133,25 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
         raise UsageError(
             f"no GPU takes {text} to change its clocks", hint=f"{LONGEST_S:g}s is the most"
         )
-    return Switching(latencies=LatencyTable.constant(duration_s), wording=f"{text}, assumed")
+    return LatencyTable.constant(duration_s), f"{text}, assumed"
 
 
-def _measured(samples: Path | None, beside: Path | None) -> Switching:
-    if beside is None:
+def _measured(given: Path | None) -> Path:
+    place = beside(given)
+    if place is None:
         raise UsageError(
             "these samples are no file, so no measured latencies can lie beside them",
             hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
         )
-    if not beside.is_file():
+    if not place.is_file():
         raise UsageError(
-            f"there are no measured latencies beside {samples}",
-            hint=f"`underclock latency --gpu GPU -o {beside}` measures them",
+            f"there are no measured latencies beside {given}",
+            hint=f"`underclock latency --gpu GPU -o {place}` measures them",
         )
-    return Switching(latencies=read_document(beside, LatencyTable))
+    return place
 
 
-def _known(sample_set: SampleSet, goal: Goal, beside: Path | None) -> Switching | None:
+def _known(sample_set: SampleSet, goal: Goal, place: Path | None) -> Switching | None:
     """Return what is known of how long this GPU takes to change clocks: measured, else reported.
 
     Plans at it look less far than those at a latency that the user names, for nobody asked. It is
@@ -145,8 +164,8 @@ def _known(sample_set: SampleSet, goal: Goal, beside: Path | None) -> Switching 
         or not sample_set.order
     ):
         return None
-    if beside is not None and beside.is_file():
-        measured = read_document(beside, LatencyTable)
+    if place is not None and place.is_file():
+        measured = read_document(place, LatencyTable)
         if measured.gpu in {None, sample_set.gpu}:
             return Switching(latencies=measured, curve=False)
     reported = reported_latency(sample_set.gpu.name)
