@@ -93,8 +93,8 @@ def _power_limit(contest: Contest, name: Strategy) -> Rival:
         why = "costs are of kernels alone: a limit holds a step as it runs"
         return Rival(name=name, note=why)
     least_w = (contest.gpu.power_range_w or (_LEAST_LIMIT * own_w, own_w))[0]
-    found = nothing(name)
-    at_w = None
+    own = _of_arm(contest, Strategy.AUTO)
+    found, at_w = _named(own, name) if own.keeps_budget else nothing(name), None
     for limit_w in np.arange(own_w, least_w - SMALL, -_LIMIT_STEP * own_w).tolist():
         limited = LimitedEstimate.of(risk, limit_w, own_w)
         auto_s, auto_j = limited.table.auto_time_s, limited.table.auto_energy_j

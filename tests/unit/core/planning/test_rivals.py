@@ -216,12 +216,16 @@ def test_what_keeps_no_budget_in_a_few_rounds_leaves_one_pair(
 
 
 def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
-    found = by_name(of_held_step(0.0, latency_s=10.0), [Strategy.KERNEL_GLOBAL])
-    ours = found[Strategy.KERNEL_GLOBAL].achievable
+    given = of_held_step(0.0, latency_s=10.0)
+    found = by_name(given, [Strategy.KERNEL_GLOBAL, Strategy.POWER_LIMIT])
+    ours, limited = found[Strategy.KERNEL_GLOBAL].achievable, found[Strategy.POWER_LIMIT]
 
     assert ours is not None
     assert ours.arm.name is Strategy.KERNEL_GLOBAL
     assert ours.keeps_budget
+    assert limited.power_limit_w is None
+    assert limited.free is not None
+    assert limited.free.arm.energy_change == 0.0
 
 
 def test_kernels_alone_follow_clocks_too_with_what_is_known_of_them() -> None:
