@@ -2,14 +2,14 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 import underclock
-from underclock.app.options import json_option
-from underclock.app.output import print_json, say
+from underclock.app.options import delivered
+from underclock.app.output import Delivery
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.gpu_names import GpuName, parse_gpu
 from underclock.hw.nvml import NvmlGpu
@@ -97,8 +97,8 @@ class Findings(Record, frozen=True, kw_only=True):
 
 @click.command(name="doctor")
 @click.option("--gpu", metavar="GPU", help="Only this one: sim:rtx3080ti or nvml:0.")
-@json_option
-def command(gpu: str | None, *, as_json: bool) -> None:
+@delivered()
+def command(*, gpu: str | None, to: Delivery) -> None:
     """Show which GPUs there are, what they can do, and whether clocks may be locked.
 
     Reads only; nothing is set to find out.
@@ -106,26 +106,26 @@ def command(gpu: str | None, *, as_json: bool) -> None:
     Example: underclock doctor --gpu sim:rtx3080ti
     """
     findings = examine(gpu)
-    if as_json:
-        print_json(findings)
-        return
-    say(f"underclock {findings.version}, Python {findings.python}")
-    say(f"locking clocks: {findings.permission}")
+    to.give(findings, lambda: _said(findings))
+
+
+def _said(findings: Findings) -> Iterator[str]:
+    yield f"underclock {findings.version}, Python {findings.python}"
+    yield f"locking clocks: {findings.permission}"
     for way in findings.ways:
-        say(f"  {way.name}: {'yes' if way.works else 'no'}: {way.why}")
-    for note in findings.notes:
-        say(note)
+        yield f"  {way.name}: {'yes' if way.works else 'no'}: {way.why}"
+    yield from findings.notes
     for finding in findings.gpus:
-        say(f"\n{finding.spec}: {finding.gpu.name} ({finding.evidence})")
-        say(f"  driver        {finding.gpu.driver or 'unknown'}")
+        yield f"\n{finding.spec}: {finding.gpu.name} ({finding.evidence})"
+        yield f"  driver        {finding.gpu.driver or 'unknown'}"
         limit = finding.power_limit_w
-        say(f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}")
+        yield f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}"
         for domain, mhz in (("core", finding.locked_core_mhz), ("memory", finding.locked_mem_mhz)):
             if mhz is not None:
-                say(f"  {domain} locked at {mhz} MHz")
-        say(f"  core clocks   {_span(finding.core_mhz)}")
-        say(f"  memory clocks {', '.join(map(str, finding.mem_mhz))} MHz")
-        say(f"  calibration   {finding.calibration}")
+                yield f"  {domain} locked at {mhz} MHz"
+        yield f"  core clocks   {_span(finding.core_mhz)}"
+        yield f"  memory clocks {', '.join(map(str, finding.mem_mhz))} MHz"
+        yield f"  calibration   {finding.calibration}"
 
 
 def _span(clocks: tuple[int, ...]) -> str:

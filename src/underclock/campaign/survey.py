@@ -273,10 +273,8 @@ def survey(
         UsageError: No kernels, or some that the measurer has no answer for.
     """
     name, kernels = measurer.brings()
-    order: tuple[int, ...] = ()
-    fingerprint: str | None = None
     if step is not None:
-        name, kernels, order, fingerprint = step.name, step.kernels, step.order, step.fingerprint
+        name, kernels = step.name, step.kernels
     elif not kernels:
         raise UsageError(
             "this GPU needs a step to run", hint="make one with `underclock trace gpt3-xl`"
@@ -303,7 +301,7 @@ def survey(
         gpu=measurer.info(),
         workload=name,
         kernels=kernels,
-        fingerprint=fingerprint,
+        fingerprint=step.fingerprint if step is not None else None,
         settings=settings,
         repeats=campaign.repeats,
         expected_samples=None
@@ -311,15 +309,11 @@ def survey(
         else campaign.repeats * sum(len(some) for _, some in points),
         sampled=any((measurer.repeats(k, c) or 0) > 1 for c, some in points for k in some),
         lacking=_lacking(kernels, points) if adaptive else {},
-        order=order,
+        order=step.order if step is not None else (),
         modules=step.modules if step is not None else (),
         source=step.source if step is not None else None,
         provenance=provenance,
-        warnings=(
-            *(step.warnings if step is not None else ()),
-            *measurer.notes(),
-            *unlockable,
-        ),
+        warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
     return header, points
 
