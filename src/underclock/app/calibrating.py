@@ -15,14 +15,7 @@ from underclock.core.calibration import (
 )
 from underclock.core.model.parameters import unknown_gpu
 from underclock.errors import UsageError
-from underclock.gpus.models import (
-    Accuracy,
-    Calibration,
-    GpuModel,
-    OwnKernel,
-    encode,
-    gpu_model,
-)
+from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode, gpu_model
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Evidence, Record, SampleSet
@@ -134,12 +127,7 @@ def write_calibration(
     return model
 
 
-def check_calibration(
-    table: SampleSet | str | Path,
-    *,
-    gpu: str,
-    points: int = _POINTS,
-) -> Check:
+def check_calibration(table: SampleSet | str | Path, *, gpu: str, points: int = _POINTS) -> Check:
     """Predict a sweep with a model whose shared constants stay as they are.
 
     Each kernel's own constants are fitted to a few of its rows, chosen for what they tell; all its

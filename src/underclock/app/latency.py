@@ -71,11 +71,7 @@ def measure_latency(
             random=np.random.default_rng([seed, 5]),
         )
         table = sample_switches(
-            stand,
-            targets=targets,
-            repeats=repeats,
-            evidence=Evidence.SIMULATED,
-            progress=progress,
+            stand, targets=targets, repeats=repeats, evidence=Evidence.SIMULATED, progress=progress
         )
     return msgspec.structs.replace(
         table, provenance=Provenance(seed=seed, version=underclock.__version__)

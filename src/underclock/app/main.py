@@ -82,8 +82,7 @@ class _LazyGroup(click.Group):
         """Say which command was probably meant."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             raise UsageError(
-                f"there is no command {args[0]!r}",
-                hint=f"{name_hint(args[0], _COMMANDS)}",
+                f"there is no command {args[0]!r}", hint=f"{name_hint(args[0], _COMMANDS)}"
             )
         return super().resolve_command(ctx, args)
 
@@ -129,12 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
         context: click.Context | None = getattr(exc, "ctx", None)
-        _fail(
-            given,
-            _sentence(exc),
-            _hint(exc, context),
-            exc.exit_code,
-        )
+        _fail(given, _sentence(exc), _hint(exc, context), exc.exit_code)
     except StuckError as exc:
         _say_why(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
         sys.stdout.flush()

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from underclock.app.options import (
-    CLOCKS,
-    DURATION,
-    FRACTION,
-    delivered,
-    file_argument,
-)
+from underclock.app.options import CLOCKS, DURATION, FRACTION, delivered, file_argument
 from underclock.app.output import Delivery, counted_bar
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective

@@ -4,13 +4,7 @@ from pathlib import Path
 
 import click
 
-from underclock.app.options import (
-    delivered,
-    file_argument,
-    gpu_option,
-    source_option,
-    step_file,
-)
+from underclock.app.options import delivered, file_argument, gpu_option, source_option, step_file
 from underclock.app.output import STDOUT, Delivery, progress_bar
 from underclock.errors import UsageError
 from underclock.records import Plan

@@ -4,12 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from underclock.core.planning.achievable import (
-    ScheduleRisk,
-    achieved,
-    as_schedule,
-    fastest_change,
-)
+from underclock.core.planning.achievable import ScheduleRisk, achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Own, Progress, budget_curve, latency_curve
 from underclock.core.planning.proposals import proposals

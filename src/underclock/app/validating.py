@@ -257,11 +257,7 @@ def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | Non
 
 
 def _judged(
-    plan: Plan,
-    turns: Turns,
-    tolerance: float,
-    course: Course | None,
-    notes: tuple[str, ...],
+    plan: Plan, turns: Turns, tolerance: float, course: Course | None, notes: tuple[str, ...]
 ) -> Validation:
     """Compare all pairs of runs of auto and plan, and judge the promise."""
     auto, planned = turns.totals["auto"], turns.totals["plan"]

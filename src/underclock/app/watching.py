@@ -23,15 +23,7 @@ from underclock.tracing.source import StepFile, StepFunction
 
 _WARM_S = 2.0
 _TRIAL_S = 0.1
-COLUMNS = (
-    "at_s",
-    "core_mhz",
-    "mem_mhz",
-    "power_w",
-    "throttle_reasons",
-    "steps",
-    "kernel",
-)
+COLUMNS = ("at_s", "core_mhz", "mem_mhz", "power_w", "throttle_reasons", "steps", "kernel")
 
 
 def watch(
@@ -75,10 +67,7 @@ def watch(
 
 
 def _taken(
-    opened: OpenGpu,
-    pace: tuple[float, float],
-    step: Step | None,
-    progress: Callable[[Tally], None],
+    opened: OpenGpu, pace: tuple[float, float], step: Step | None, progress: Callable[[Tally], None]
 ) -> tuple[tuple[Entry, ...], list[float]]:
     """Return the readings, and how long each launch of the step takes."""
     duration_s, rate_hz = pace

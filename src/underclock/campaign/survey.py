@@ -262,10 +262,7 @@ def _wanted(
 
 
 def survey(
-    measurer: Measurer,
-    step: Step | None,
-    campaign: Campaign,
-    provenance: Provenance | None = None,
+    measurer: Measurer, step: Step | None, campaign: Campaign, provenance: Provenance | None = None
 ) -> tuple[SampleSet, Points]:
     """Decide what to measure, in what order, and what the file's header says of it.
 

@@ -309,10 +309,7 @@ def sample_switches(
             hint="sample more clocks with --targets",
         )
     return LatencyTable(
-        evidence=evidence,
-        gpu=stand.gpu.info(),
-        switches=tuple(switches),
-        warnings=tuple(warnings),
+        evidence=evidence, gpu=stand.gpu.info(), switches=tuple(switches), warnings=tuple(warnings)
     )
 
 
@@ -420,11 +417,7 @@ class _Counter:
     """Tells how far a survey is; how many switches there will be is a guess from above."""
 
     def __init__(
-        self,
-        stand: Stand,
-        groups: Sequence[Group],
-        repeats: int,
-        progress: Callable[[Tally], None],
+        self, stand: Stand, groups: Sequence[Group], repeats: int, progress: Callable[[Tally], None]
     ) -> None:
         self.done = 0
         self._total = sum(

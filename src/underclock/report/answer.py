@@ -7,16 +7,7 @@ never a promise).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from underclock.records import (
-    Arm,
-    Choice,
-    Clocks,
-    Cost,
-    Evidence,
-    Objective,
-    Plan,
-    Strategy,
-)
+from underclock.records import Arm, Choice, Clocks, Cost, Evidence, Objective, Plan, Strategy
 from underclock.report.wording import (
     ACCOUNTING_WORDS,
     arm_title,

@@ -94,12 +94,7 @@ def power(plan: Plan) -> str:
     if not curve:
         return ""
     drawn = [
-        Series(
-            name=name,
-            points=points,
-            colour=colour,
-            symbol="" if len(curve) > 1 else "circle",
-        )
+        Series(name=name, points=points, colour=colour, symbol="" if len(curve) > 1 else "circle")
         for name, colour, points in (
             ("the driver's own cap", GREY, tuple((p.limit_w, 1e3 * p.auto_time_s) for p in curve)),
             ("fastest clocks", VERMILION, tuple((p.limit_w, 1e3 * p.time_s) for p in curve)),

@@ -113,10 +113,7 @@ def _kernels_table(breakdown: Breakdown) -> Table:
         )
     return filled(
         "how time follows the core clock: time ~ clock^-exponent",
-        (
-            *words("kernel"),
-            *numbers("of\nenergy", "exponent", "seen at\nMHz", "in step\nvs alone"),
-        ),
+        (*words("kernel"), *numbers("of\nenergy", "exponent", "seen at\nMHz", "in step\nvs alone")),
         rows,
     )
 

@@ -169,10 +169,7 @@ def _latency_tables(plan: Plan) -> tuple[Table, ...]:
         )
     latencies = filled(
         f"achievable on {plan.gpu.name} if clocks took this long: {plan.evidence}",
-        (
-            *numbers("latency", "time", "energy", "switches\nper step"),
-            *words("known hardware"),
-        ),
+        (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware")),
         (
             (
                 duration_text(point.latency_s),
