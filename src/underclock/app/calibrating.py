@@ -59,7 +59,6 @@ def calibrate_gpu(
     *,
     base: GpuModel | None = None,
     date: str,
-    note: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep.
@@ -98,7 +97,6 @@ def calibrate_gpu(
             date=date,
             fit=_accuracy(fit),
             held_out=_accuracy(out) if out else None,
-            note=note,
         ),
     )
 

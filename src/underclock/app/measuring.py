@@ -160,9 +160,7 @@ def follows(step: Step | None, gpu: str) -> bool:
     return rank is not None and not rank.leads
 
 
-def follow(
-    step: Step, *, gpu: str, run: StepFunction | StepFile | None = None, anew: bool = True
-) -> None:
+def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) -> None:
     """Run what the first rank runs, and hold the clocks it holds, until it is done.
 
     Args:
@@ -186,7 +184,7 @@ def follow(
         device = NvmlGpu(rank.gpu(name.index))
         follower = FollowingRank(StoreLine())
         with (
-            held_launcher(device, step, run, anew=anew, pace=follower) as (launcher, now),
+            held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,
         ):
             follower.follow(launcher, now.step.kernels, leases)

@@ -1,6 +1,6 @@
 """One record as one JSON file, which says first what kind it is and of which schema."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,18 +34,12 @@ class _Head(msgspec.Struct):
     schema: int = 0
 
 
-def write_document(
-    path: Path, record: Record, *, force: bool = False, inputs: Iterable[Path | None] = ()
-) -> None:
-    """Write a record as JSON; indented where a person may read it.
-
-    Args:
-        inputs: Files that it was made from, which are never replaced.
-    """
+def write_document(path: Path, record: Record, *, force: bool = False) -> None:
+    """Write a record as JSON; indented where a person may read it."""
     body = msgspec.json.encode(record)
     if len(body) < _MOST_READ:
         body = msgspec.json.format(body, indent=2)
-    write_text(path, body.decode() + "\n", force=force, inputs=inputs, begins="{")
+    write_text(path, body.decode() + "\n", force=force, begins="{")
 
 
 def kind_of(path: Path) -> str:

@@ -109,20 +109,13 @@ def takes_writes_through(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISBLK(mode))
 
 
-def write_text(
-    path: Path,
-    text: str,
-    *,
-    force: bool = False,
-    inputs: Iterable[Path | None] = (),
-    begins: str = "",
-) -> None:
+def write_text(path: Path, text: str, *, force: bool = False, begins: str = "") -> None:
     """Write a file so that a reader finds the old one or the new one, never half of it.
 
     Raises:
         UsageError: As `check_output`, or the disk is full.
     """
-    check_output(path, force=force, inputs=inputs, begins=begins)
+    check_output(path, force=force, begins=begins)
     try:
         if takes_writes_through(path):
             path.write_text(text, encoding="utf-8")

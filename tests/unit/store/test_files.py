@@ -226,7 +226,7 @@ class TestWhatIsNeverReplaced:
         (tmp_path / "link").symlink_to(source)
 
         with pytest.raises(UsageError, match=r"it is read as .*in\.txt") as caught:
-            write_text(tmp_path / name, "{}", force=True, inputs=[None, tmp_path / "no", source])
+            check_output(tmp_path / name, force=True, inputs=[None, tmp_path / "no", source])
 
         assert "another file" in caught.value.hint
         assert source.read_text() == "much work"
