@@ -43,6 +43,12 @@ _COMMANDS = {
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
 }
 
+_SHARED = {
+    **dict.fromkeys(("breakdown", "check", "predict"), "app.samples"),
+    **dict.fromkeys(("apply", "restore", "serve", "simulate"), "app.services"),
+}
+"""Where commands stand that are not in a file of their own."""
+
 _RESUMED = {
     "measure",
     "refine",
@@ -68,9 +74,9 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None  # resolve_command says it better
-        room = "paper.command" if cmd_name == "paper" else f"app.{cmd_name}"
-        module = importlib.import_module(f"underclock.{room}")
-        command: click.Command = module.command
+        own = "paper.command" if cmd_name == "paper" else f"app.{cmd_name}"
+        module = importlib.import_module(f"underclock.{_SHARED.get(cmd_name, own)}")
+        command: click.Command = getattr(module, cmd_name if cmd_name in _SHARED else "command")
         for parameter in command.params:
             if parameter.metavar == "GPU":
                 parameter.type = GPU

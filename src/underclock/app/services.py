@@ -1,0 +1,163 @@
+"""Commands around a GPU: hold clocks, give them back, set them for others, simulate some."""
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from underclock.app.options import DURATION, file_argument, json_option
+from underclock.app.output import print_json, say, warn
+from underclock.app.signals import InterruptedBySignal
+from underclock.errors import DataError, DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from underclock.runtime.holding.fixed import Holding
+
+
+@click.command(name="apply")
+@file_argument("plan")
+@click.option("--gpu", default="nvml:0", metavar="GPU", help="Where. [default: nvml:0]")
+@click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
+def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
+    """Hold a plan's best fixed clocks, or its power limit, until Ctrl-C.
+
+    What was found is written down first and put back at the end, however this ends.
+
+    Example: underclock apply plan.json --gpu nvml:0
+    """
+    from underclock.runtime.holding.fixed import holding
+
+    with holding(plan, gpu=gpu, anyway=anyway) as held:
+        warn(held.warnings)
+        _say_held(held)
+        try:
+            say(f"underclock: {held.wait()}", err=True)
+        except InterruptedBySignal:
+            for line in held.end():
+                say(line)
+
+
+def _say_held(held: "Holding") -> None:
+    """Say what was asked for, accepted, and is in force."""
+    from underclock.hw.settable import Setting
+
+    for line in held.mended:
+        say(f"an earlier run had left it set: {line}", err=True)
+    in_force = held.in_force()
+    for setting, value in held.asked.items():
+        unit = "W" if setting is Setting.LIMIT else "MHz"
+        say(f"{setting}: asked {value:g} {unit}, accepted; {in_force[setting]}")
+    say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
+
+
+@click.command(name="restore")
+@click.option("--gpu", metavar="GPU", help="Only this one, such as nvml:0.")
+@click.option("--all", "everybody", is_flag=True, help="Of other users too, as root after a job.")
+@json_option
+def restore(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
+    """Undo what was left set by an Underclock that was killed, its watcher too.
+
+    It puts back what that run found, and only what it changed. Harmless where nothing is left.
+    Where what it found cannot be read, clocks are given back, and it ends with 4 that one time.
+
+    Example: underclock restore --all
+    """
+    from underclock.runtime.holding import restore as restoring
+
+    undone = restoring.restore(gpu, everybody=everybody)
+    if as_json:
+        print_json([one._asdict() for one in undone])
+    else:
+        for one in undone:
+            for line in one.done:
+                say(f"{one.uuid}: {line}")
+            for line in one.failed:
+                say(f"{one.uuid}: {line}", err=True)
+            if one.kept:
+                say(f"left alone: {one.kept}")
+            if not (one.done or one.failed or one.kept):
+                say(f"{one.uuid}: is as it was found already")
+        if not undone:
+            say("nothing was left behind")
+    if any(one.failed for one in undone):
+        sys.exit(DeviceError.exit_code)
+    if any(one.unreadable for one in undone):
+        sys.exit(DataError.exit_code)
+
+
+@click.command(name="serve")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to answer. [default: UNDERCLOCK_HELPER, else /run/underclock.sock]",
+)
+@click.option("--group", metavar="GROUP", help="Who may use it besides this user and root.")
+@click.option(
+    "--rules",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Who may lease which GPU. [default: /etc/underclock/serve.toml, if any]",
+)
+@click.option(
+    "--limit", type=DURATION, default=604800.0, help="No lease lasts longer. [default: 7 days]"
+)
+def serve(*, socket: Path | None, group: str | None, rules: Path | None, limit: float) -> None:
+    """Set clocks for users who may not, and put back what they leave, until Ctrl-C.
+
+    A user leases a GPU that its processes compute on, or as the rules say; the lease ends with the
+    process, or when that says nothing.
+
+    Example: underclock serve --group gpu-users
+    """
+    from underclock.hw.leased import helper_path
+    from underclock.runtime.conductor import serving
+
+    serving.serve(
+        socket or Path(helper_path()),
+        group=group,
+        rules=rules,
+        limit_s=limit,
+        tell=lambda line: say(line, err=True),
+    )
+
+
+@click.command(name="simulate")
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Unix socket to answer on; there once it does.",
+)
+@click.option("--count", type=int, default=1, help="How many GPUs. [default: 1]")
+@click.option("--seed", type=int, default=0, help="Seed of their noise. [default: 0]")
+@click.option(
+    "--load",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A step that each runs over and over; else they rest.",
+)
+@click.option("--everyone", is_flag=True, help="Let all users look; only you and root may set.")
+def simulate(
+    *, name: str, socket: Path, count: int, seed: int, load: Path | None, everyone: bool
+) -> None:
+    """Serve simulated GPUs to every process here, until Ctrl-C.
+
+    Processes with UNDERCLOCK_SIMULATOR=SOCKET see them as nvml:0 and on; what one sets outlives it.
+
+    Example: underclock simulate rtx3080ti --socket /tmp/gpu.sock
+    """
+    from underclock.hw.simulated.served.server import served_gpus
+    from underclock.records import Step
+    from underclock.store import read_document
+
+    if count < 1:
+        raise UsageError(f"cannot serve {count} GPUs", hint="serve one or more with --count")
+    step = read_document(load, Step) if load else None
+    model = name.removeprefix("sim:")
+    try:
+        with served_gpus(model, socket, count=count, seed=seed, load=step, everyone=everyone):
+            say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
+            threading.Event().wait()
+    except InterruptedBySignal:
+        say("ended; what was locked is forgotten", err=True)
