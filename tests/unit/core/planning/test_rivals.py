@@ -209,10 +209,10 @@ def test_what_keeps_no_budget_in_a_few_rounds_leaves_one_pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rivals, "_ROUNDS", 0)
-    (found,) = compete(of_held_step(latency_s=2e-3), [Strategy.PASS])
-
-    assert found.achievable is not None
-    assert len(found.achievable.clocks) == 1
+    for name in (Strategy.PASS, Strategy.KERNEL_GLOBAL):
+        (found,) = compete(of_held_step(latency_s=2e-3), [name])
+        assert found.achievable is not None
+        assert len(found.achievable.clocks) == 1
 
 
 def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
@@ -231,8 +231,12 @@ def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
 def test_kernels_alone_follow_clocks_too_with_what_is_known_of_them() -> None:
     alone = having(campaign_beside(0.4, 0.4), in_situ=())
     costs = inferred_costs(alone)
-    (found,) = compete(contest(costs.table, 0.02, risk=costs, latency_s=2e-3), [Strategy.PASS])
+    given = contest(costs.table, 0.015, risk=costs, latency_s=2e-3)
+    found, ours = compete(given, [Strategy.PASS, Strategy.KERNEL_GLOBAL])
 
+    assert ours.achievable is not None
+    assert ours.achievable.keeps_budget
+    assert len(ours.achievable.clocks) > 1
     choice = found.achievable
     assert choice is not None
     assert choice.arm.energy_interval is not None
