@@ -20,10 +20,9 @@ import numpy as np
 
 from pages import MEASURED, fill, markdown, percent
 from rivals import phillips
+from rivals.rounding import Rounding
 from underclock.arrays import Floats
-from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
-from underclock.core.job.rounding import Rounding
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.job.tables import JobTable, RowChoice, table_of, taken, total
 from underclock.records import GpuInfo
@@ -86,7 +85,7 @@ def program_of(table: JobTable) -> Relaxation:
 
 def frontier_of(job: Job) -> list[RowChoice]:
     """Return plans from the least time to that of least energy."""
-    program = program_of(table_of(job, network_of(job)))
+    program = program_of(table_of(job))
     times_s = np.linspace(*program.range_s, POINTS).tolist()
     return [answer.choice for answer in program.solved(times_s) if answer]
 
@@ -145,7 +144,7 @@ def frontier_row(workload: str, stages: int, microbatches: int, limit_s: float) 
     ]
     if not phillips.is_installed():
         return [*row, "not installed", *[""] * 6]
-    table = table_of(job, network_of(job))
+    table = table_of(job)
     walk = phillips.walk(table, BLOCKED_W, unit_s=UNIT_S, limit_s=limit_s)
     least = "" if walk.ended else "> "
     times = walk.time_s / statistics.median(ours_s)
@@ -160,7 +159,7 @@ def frontier_row(workload: str, stages: int, microbatches: int, limit_s: float) 
 def plan_row(workload: str, stages: int, microbatches: int, repeats: int) -> list[object]:
     """Plan once for 1 % above the least time."""
     job = job_of(workload, stages, microbatches)
-    table = table_of(job, network_of(job))
+    table = table_of(job)
     program = program_of(table)
     asked_s = [1.01 * program.range_s[0]]
     took_s = timed(lambda: program.solved(asked_s), repeats)

@@ -20,7 +20,6 @@ from underclock import measure, trace
 from underclock.app.planning import costs_of
 from underclock.campaign.survey import Campaign, Grid
 from underclock.core.job.frontiers import stage_profiles
-from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.job.tables import RowChoice, table_of, taken, total
@@ -133,7 +132,7 @@ def jobs(stage: Stage) -> Iterator[list[str]]:
     shown: list[list[str]] = []
     for latency_s in (None, 6e-3, 0.0):
         job = job_of(stage, latency_s)
-        table = table_of(job, network_of(job))
+        table = table_of(job)
         waiting_w = np.array([rank.waiting[-1].power_w for rank in job.ranks])
         program = Relaxation.of(table, np.isfinite(table.time_s), waiting_w)
         auto_s, auto_j = total(table, taken(table, RowChoice.rows(table.auto[table.pair])))

@@ -22,7 +22,6 @@ from pages import ROOT, fill, markdown, percent
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.costs import auto_clocks
 from underclock.core.job.hulls import usable
-from underclock.core.job.network import network_of
 from underclock.core.job.relaxation import Relaxation
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import RowChoice, table_of, taken, total
@@ -198,7 +197,7 @@ def planned(fit: FittedJob) -> tuple[str, ...]:
     ten times as long and more.
     """
     runs, job = fit.runs, fit.job
-    full = table_of(job, network_of(job))
+    full = table_of(job)
     table, _ = shared(job, full)
     rows = np.zeros(table.time_s.shape, dtype=bool)
     for at, (_, name_) in enumerate(table.pairs):

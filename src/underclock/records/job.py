@@ -53,6 +53,8 @@ COMPUTES = frozenset(
     }
 )
 """Kinds that belong to one microbatch each."""
+TALKS = frozenset({InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE})
+"""Kinds in which a rank communicates."""
 
 
 class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):

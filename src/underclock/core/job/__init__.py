@@ -5,8 +5,7 @@
 * `tables`, `costs`: a job as numbers, and what given clocks come to
 * `sharing`: equal ranks, planned once
 * `hulls`, `relaxation`: the least energy within any time, rows mixed
-* `groups`, `rounding`, `ways`: clocks that are shared, rows where changes are late, all by name
+* `groups`, `ways`: clocks that are shared, all by name
 * `scatter`: what clocks come to over boards that differ and times that are not known exactly
 * `planning`: ways of choosing side by side, and the frontier over time
-* `stragglers`: which stored plan a slower replica leaves time for
 """

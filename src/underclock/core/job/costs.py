@@ -1,10 +1,7 @@
 """What a job takes with given clocks: time and energy of instructions, and of all ranks."""
 
-import numpy as np
-
 from underclock.arrays import Floats
-from underclock.core.job.network import network_of
-from underclock.core.job.tables import RowChoice, table_of, taken, total, waiting_j
+from underclock.core.job.tables import RowChoice, table_of, taken, total
 from underclock.records.choices import Cost
 from underclock.records.job import Held, Job, RankClocks
 
@@ -35,26 +32,8 @@ def instruction_costs(
     Raises:
         DataError: Ranks wait in a circle.
     """
-    each = taken(table_of(job, network_of(job)), RowChoice.held(clocks), latency_s)
+    each = taken(table_of(job), RowChoice.held(clocks), latency_s)
     return each.time_s, each.energy_j
-
-
-def rank_power_w(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> Floats:
-    """Return what each rank draws in the mean of an iteration. Shape (ranks,).
-
-    Args:
-        job: What is run.
-        clocks: Of each rank.
-        latency_s: How late a change of clocks comes.
-
-    Raises:
-        DataError: Ranks wait in a circle.
-    """
-    table = table_of(job, network_of(job))
-    each = taken(table, RowChoice.held(clocks), latency_s)
-    energy_j = np.bincount(table.network.rank, each.energy_j) + waiting_j(table, each)
-    power_w: Floats = energy_j / table.network.iteration_s(each.time_s)
-    return power_w
 
 
 def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> Cost:
@@ -70,7 +49,7 @@ def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
     Raises:
         DataError: Ranks wait in a circle.
     """
-    table = table_of(job, network_of(job))
+    table = table_of(job)
     auto_s, auto_j = total(table, taken(table, RowChoice.held(auto_clocks(job))))
     time_s, energy_j = total(table, taken(table, RowChoice.held(clocks), latency_s))
     return Cost(

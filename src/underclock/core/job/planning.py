@@ -12,7 +12,6 @@ import numpy as np
 
 from underclock.arrays import Bools, Ints
 from underclock.core.job.hulls import checked_energy, rows_left_out, usable
-from underclock.core.job.network import network_of
 from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
@@ -86,7 +85,7 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
         DataError: Ranks wait in a circle, or energies are not known.
     """
     checked_energy(job)
-    full = table_of(job, network_of(job))
+    full = table_of(job)
     planner = _Planner.of(job, goal, full)
     return planner.plan()
 

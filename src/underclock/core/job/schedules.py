@@ -126,16 +126,14 @@ def pipeline(
         )
     named = _Profiles(dict(profiles), shape, splits=schedule == "zero-bubble")
     orders = [_ORDERS[schedule](shape, stage) for stage in range(shape.stages)]
-    meets = schedule in _RENDEZVOUS and any(shape.transfer_s)
     ranks: list[Rank] = []
     places: list[dict[_Task, int]] = []
     for replica, tensor in product(range(shape.data), range(shape.tensor)):
         for stage, order in enumerate(orders):
-            line = _Line(shape, stage, named, replica=replica * shape.tensor + tensor)
-            line.together = schedule == "1f1b"
-            for at, task in enumerate(order):
-                line.add(task, before=order[at - 1] if at else None, meets=meets)
-            line.end(order[-1], tensor=tensor, meets=meets)
+            line = _Line(shape, stage, named, schedule, replica=replica * shape.tensor + tensor)
+            for task in order:
+                line.add(task)
+            line.end(tensor)
             places.append(line.places)
             ranks.append(
                 Rank(
@@ -153,7 +151,7 @@ def pipeline(
         schedule=schedule,
         microbatches=shape.microbatches,
         ranks=tuple(ranks),
-        waits=() if meets else tuple(_waits(shape, ranks, places)),
+        waits=() if _meets(schedule, shape) else tuple(_waits(shape, ranks, places)),
         profiles=named.used,
         warnings=tuple(named.warnings),
     )
@@ -275,27 +273,29 @@ def _part(profile: Profile, parts: int) -> Profile:
     return profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
 
 
+def _meets(schedule: str, shape: Layout) -> bool:
+    """Whether transfers hold both sides up."""
+    return schedule in _RENDEZVOUS and any(shape.transfer_s)
+
+
 class _Line:
     """The instructions of one rank as they are laid out."""
 
-    def __init__(self, shape: Layout, stage: int, profiles: _Profiles, replica: int) -> None:
+    def __init__(
+        self, shape: Layout, stage: int, profiles: _Profiles, schedule: str, *, replica: int
+    ) -> None:
         self._shape, self._stage, self._profiles = shape, stage, profiles
         self._replica = replica  # meetings of each are numbered apart
-        self.together = False  # whether a forward and a backward may cross a boundary at once
+        self._meets = _meets(schedule, shape)
+        self._together = schedule == "1f1b"  # forward and backward may cross a boundary at once
+        self._last: _Task | None = None
         self.instructions: list[Instruction] = []
         self.places: dict[_Task, int] = {}
 
-    def add(self, task: _Task, *, before: _Task | None, meets: bool) -> None:
-        """Add a task, with what comes before it.
-
-        Args:
-            task: What is done.
-            before: What this rank did before.
-            meets: Whether transfers hold both sides up.
-        """
+    def add(self, task: _Task) -> None:
+        """Add a task, with what is moved before it."""
         kind, m, chunk = task
-        if meets:
-            self._transfers(before, task)
+        self._transfers(task)
         if kind is FORWARD and self._stage == 0 and chunk == 0 and self._shape.load_s:
             self._fixed(InstructionKind.LOAD, self._shape.load_s, microbatch=m)
         if kind is BACKWARD and (
@@ -308,10 +308,9 @@ class _Line:
         name = self._profiles.name(kind, self._stage, chunk)
         self.instructions.append(Instruction(kind=kind, microbatch=m, chunk=chunk, profile=name))
 
-    def end(self, last: _Task, *, tensor: int, meets: bool) -> None:
+    def end(self, tensor: int) -> None:
         """Add what follows the last task: its transfer, the sum of gradients, the optimizer."""
-        if meets:
-            self._transfers(last, None)
+        self._transfers(None)
         if self._shape.data > 1 and self._shape.reduce_s:
             meeting = -1 - (tensor * self._shape.stages + self._stage)
             self._fixed(InstructionKind.COLLECTIVE, self._shape.reduce_s, meeting=meeting)
@@ -319,14 +318,17 @@ class _Line:
         if name is not None:
             self.instructions.append(Instruction(kind=InstructionKind.OPTIMIZER, profile=name))
 
-    def _transfers(self, before: _Task | None, after: _Task | None) -> None:
-        """Add what is sent after one task and received before the next.
+    def _transfers(self, after: _Task | None) -> None:
+        """Add what is sent after the last task and received before the next.
 
         In the steady part of 1F1B a forward that goes out and the backward that comes in over the
         same boundary are one transfer: else two stages would each wait for the other to receive.
         """
+        before, self._last = self._last, after
+        if not self._meets:
+            return
         out, into = self._out(before), self._in(after)
-        if out is not None and into is not None and out[0] == into[0] and self.together:
+        if out is not None and into is not None and out[0] == into[0] and self._together:
             forward, backward = sorted((out[1], into[1]), key=lambda task: task[0] is BACKWARD)
             if forward[1] - backward[1] == self._shape.stages - 1 - out[0]:
                 self._transfer(out[0], forward)

@@ -24,9 +24,9 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.network import Network
+from underclock.core.job.network import Network, network_of
 from underclock.records.common import AUTO, Clocks
-from underclock.records.job import Held, InstructionKind, Job, Profile, RankClocks
+from underclock.records.job import TALKS, Held, Job, Profile, RankClocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +267,13 @@ def total(table: JobTable, each: Taken) -> tuple[Floats, Floats]:
     return table.network.iteration_s(each.time_s), energy_j
 
 
-def table_of(job: Job, network: Network) -> JobTable:
-    """Return a job as numbers. Energies that are not known are nan."""
+def table_of(job: Job) -> JobTable:
+    """Return a job as numbers. Energies that are not known are nan.
+
+    Raises:
+        DataError: Ranks wait in a circle.
+    """
+    network = network_of(job)
     every = [each for rank in job.ranks for each in rank.instructions]
     pairs: dict[tuple[int, str], int] = {}
     pair = [
@@ -302,7 +307,7 @@ def table_of(job: Job, network: Network) -> JobTable:
         pair=np.array(pair),
         fixed_s=np.array([each.time_s or 0.0 for each in every]),
         power_w=np.array([np.nan if each.power_w is None else each.power_w for each in every]),
-        talks=np.array([each.kind in _TALK for each in every]),
+        talks=np.array([each.kind in TALKS for each in every]),
         auto_wait_w=np.array([rank.waiting_w(None) for rank in job.ranks]),
         pairs=tuple(pairs),
         auto=np.array([profile.auto for _, profile in profiles], dtype=np.int64),
@@ -315,7 +320,6 @@ def table_of(job: Job, network: Network) -> JobTable:
     )
 
 
-_TALK = {InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE}
 _QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
 
 

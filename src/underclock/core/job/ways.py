@@ -9,7 +9,6 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.job.groups import Groups
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
-from underclock.core.job.rounding import Rounding
 from underclock.core.job.tables import JobTable, RowChoice, taken, total, waiting_j
 from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
@@ -120,12 +119,9 @@ class Ways:
             if (mean_w > bounding.wait_w).any():
                 program = Relaxation.of(self.table, rows, mean_w)
                 answers = program.solved(times_s)
-        rounding = Rounding(
-            program=program, rows=rows, latency_s=self.latency_s, dwell_s=self.dwell_s
-        )
         found: list[Found | None] = []
         for time_s, bound, answer in zip(times_s, bounds, answers, strict=True):
-            choice = None if answer is None else self._real(rounding, answer, time_s)
+            choice = None if answer is None else self._real(program, answer, time_s)
             bound_j = None if bound is None else bound.bound_j
             found.append(None if choice is None else Found(choice=choice, bound_j=bound_j))
         return tuple(found)
@@ -143,20 +139,20 @@ class Ways:
         mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=least_w.copy())
         return np.maximum(mean_w, least_w)
 
-    def _real(self, rounding: Rounding, relaxed: Relaxed, time_s: float) -> RowChoice | None:
+    def _real(self, program: Relaxation, relaxed: Relaxed, time_s: float) -> RowChoice | None:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""
         if not self.latency_s and not self.dwell_s:
             return relaxed.choice
-        program, most_s, found = rounding.program, time_s * (1.0 + _ROUNDING), []
-        if self._long or not self.dwell_s:
+        most_s, found = time_s * (1.0 + _ROUNDING), list[RowChoice | None]()
+        if not self._short or not self.dwell_s:
             faster = self._in_parts(relaxed.choice, faster=True)
             took_s, energy_j = self.cost(faster)
             if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + _ENOUGH):
                 return faster
             found += [faster, self._aimed(program, relaxed, time_s, self._parts_of)]
-        if not self._long:
-            rows = self._aimed(program, relaxed, time_s, rounding.rounded)
-            found.append(rows and rounding.improved(rows, most_s, relaxed.choice))
+        if self._short:
+            found.append(self._aimed(program, relaxed, time_s, self._tied))
+            found.append(self.grouped(Strategy.RANK, time_s))
         costs = [(self.cost(each), each) for each in found if each is not None]
         kept = [(energy_j, each) for (took_s, energy_j), each in costs if took_s <= most_s]
         return min(kept, key=lambda each: each[0])[1] if kept else None
@@ -181,14 +177,36 @@ class Ways:
         return None
 
     @cached_property
-    def _long(self) -> bool:
-        """Whether clocks may change at every instruction, and inside it."""
-        at = self.table.planned[self.table.network.stream[self.table.planned] == 0]
-        least_s = self.table.time_s.min(axis=1)[self.table.pair[at]].min(initial=np.inf)
-        return bool(least_s >= max(self.latency_s, self.dwell_s))
+    def _short(self) -> list[int]:
+        """Instructions that clocks may not change for, each after the one whose clock it keeps.
+
+        Of a rank that has no others all but the longest.
+        """
+        table, short = self.table, list[int]()
+        ours = (table.pair >= 0) & (table.network.stream == 0)
+        least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0)
+        for rank in range(len(table.rank_weight)):
+            own = np.flatnonzero(ours & (table.network.rank == rank))
+            may = least_s[own] >= max(self.latency_s, self.dwell_s)
+            if len(own):
+                may[least_s[own].argmax()] |= not may.any()
+                turn = np.roll(np.arange(len(own)), -int(may.argmax()))
+                short += own[turn][~may[turn]].tolist()
+        return short
 
     def _parts_of(self, relaxed: Relaxed) -> RowChoice:
         return self._in_parts(relaxed.choice)
+
+    def _tied(self, relaxed: Relaxed) -> RowChoice:
+        """Return it where what is too short keeps the clock before it."""
+        table, parts = self.table, self._in_parts(relaxed.choice)
+        row, then, share = parts.row.copy(), parts.then.copy(), parts.share.copy()
+        for i in self._short:
+            before = table.before[i]
+            clock = table.last[table.pair[before], then[before]]
+            row[i] = then[i] = table.at_clocks[table.pair[i], clock]
+            share[i] = 1.0
+        return following(table, RowChoice(row, then, share))
 
     def _in_parts(self, choice: RowChoice, *, faster: bool = False) -> RowChoice:
         """Return it with no part too short to change clocks in: left away, or as long as that.

@@ -17,7 +17,7 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records import Clocks, ClockSchedule, Segment
 from underclock.records.common import Record
-from underclock.records.job import COMPUTES, Held, InstructionKind, JobPlan, Rank, RankClocks
+from underclock.records.job import COMPUTES, TALKS, Held, InstructionKind, JobPlan, Rank, RankClocks
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.timetable import Timetable, timetable_of
 from underclock.runtime.policy.job import planned_points
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from underclock.arrays import Floats
 
 _LEAST_S = 1e-6  # of a launch that may take no time at all
-_TALKS = {InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE}
 _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIGHTS}
 
 
@@ -172,7 +171,7 @@ class _Laid:
         )
 
     def _talks(self, at: int) -> bool:
-        return self._rank.instructions[at].kind in _TALKS
+        return self._rank.instructions[at].kind in TALKS
 
     def _lasts_s(self, point: int) -> list[float]:
         """Return what each launch takes under a plan of the frontier."""

@@ -7,13 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from small_jobs import GPU, fixed, job_of_ranks, profile, profiles, small_job
+from small_jobs import fixed, job_of_ranks, profile, profiles, small_job
 from underclock.core.job.costs import auto_clocks, instruction_costs, job_cost
 from underclock.core.job.hulls import hull
-from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.scatter import Scatter
-from underclock.core.job.stragglers import at_time, movable_w
 from underclock.core.job.tables import RowChoice, table_of
 from underclock.errors import DataError, UsageError
 from underclock.records import TOLERANCE, Segment, Strategy
@@ -99,7 +97,7 @@ def test_clocks_that_are_shared_are_the_best_of_all(name: str, budget: float) ->
 
 def test_no_rows_take_less_than_a_plan() -> None:
     job = uneven()
-    table = table_of(job, network_of(job))
+    table = table_of(job)
     rows = np.array(list(product(range(3), repeat=8)))
     time_s, energy_j = (each[table.pair, rows] for each in (table.time_s, table.energy_j))
     ends_s = table.network.iteration_s(time_s)
@@ -265,7 +263,7 @@ def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
 def test_a_budget_holds_in_draws_that_were_not_planned_with(spread: float, budget: float) -> None:
     job = with_rows(uneven(4), time_error_s=0.002, energy_error_j=1.0)
     plan = plan_job(job, JobGoal(max_slowdown=budget, board_spread=spread, points=2))
-    table = table_of(job, network_of(job))
+    table = table_of(job)
     again = Scatter(
         table=table,
         stands=np.arange(len(table.pair)),
@@ -314,22 +312,6 @@ def test_a_job_without_energy_or_profiles_is_refused() -> None:
 def test_goals_that_mean_nothing_are_refused(goal: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="must be from"):
         JobGoal(**goal)  # type: ignore[arg-type]
-
-
-def test_a_straggler_has_a_stored_plan_and_the_others_power() -> None:
-    plan = plan_job(uneven(), JobGoal())
-    slow = at_time(plan, 1.1 * plan.promise.time_s)
-    settable = msgspec.structs.replace(GPU, power_limit_w=300.0, power_range_w=(100.0, 310.0))
-    given = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, gpu=settable))
-
-    assert slow.cost.time_s <= 1.1 * plan.promise.time_s
-    assert slow.cost.energy_j < plan.promise.energy_j
-    assert at_time(plan, 0.0) == plan.frontier[0]
-    assert movable_w(plan, slow, 1, {0, 1}) == 0.0
-    assert movable_w(given, slow, 1, {0, 1}) == 10.0
-    assert movable_w(given, slow, 1, {1}) == 0.0
-    with pytest.raises(UsageError, match="no plans for other times"):
-        at_time(msgspec.structs.replace(plan, frontier=()), 1.0)
 
 
 def test_waiting_is_counted_at_the_clock_that_is_held() -> None:

@@ -1,10 +1,7 @@
-"""Rows for every instruction where clocks change late, or not at every instruction.
+"""One row for every instruction within a time, as plans of `lowtime` have them.
 
-An instruction shorter than a change takes, or than clocks must stay, keeps the clock before it.
-Rows are first picked rank by rank, along a shortest path through the rows of its instructions
-(Viterbi 1967): a second is worth what it is at the relaxed plan, so that changes which cost more
-than they bring are left away. Then every instruction takes, in the order of the network, the best
-row that it has room for, until nothing gets better.
+Every instruction takes, in the order of the network, the best row that it has room for, until
+nothing gets better.
 
 Shape letters: n instructions, P pairs of rank and profile, R rows, C clocks, A activities.
 """
@@ -15,12 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.relaxation import Relaxation, Relaxed, following
+from underclock.core.job.relaxation import Relaxation, following
 from underclock.core.job.tables import JobTable, RowChoice, late, taken
 
 _BETTER = 1e-7  # of the energy of an instruction: less is none
 _TIGHT = 1e-12  # of a time
-_EXCESS = 2.0  # a second beyond the relaxed plan's is worth so many of its
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,69 +71,6 @@ class Rounding:
         clock = np.arange(table.at_clocks.shape[1])[None, :, None]
         stays = clock == table.first[:, None, :]
         return np.where(stays, 0.0, late_s), np.where(stays, 0.0, late_j)
-
-    def rounded(self, relaxed: Relaxed) -> RowChoice:
-        """Return rows near a relaxed plan, changes priced as seconds are worth there."""
-        row = np.zeros(len(self.table.pair), dtype=np.int64)
-        worth_w = self._worths_w(relaxed)
-        for rank in range(len(self.table.rank_weight)):
-            own = self.table.planned
-            own = own[
-                (self.table.network.rank[own] == rank) & (self.table.network.stream[own] == 0)
-            ]
-            if len(own):
-                row[own] = self._picked(own, relaxed.duration_s, worth_w)
-        return following(self.table, RowChoice.rows(row))
-
-    def _worths_w(self, relaxed: Relaxed) -> Floats:
-        """Return what a second of each instruction is worth: the slope of its hull. Shape (n,)."""
-        worth_w = np.zeros(len(self.table.pair))
-        for p, curve in enumerate(self.program.problem.curves[:-1]):
-            own = np.flatnonzero(self.table.pair == p)
-            slope_w = np.concatenate([curve.slope_w[:1] * 2.0, curve.slope_w, [0.0, 0.0]])
-            duration_s = relaxed.duration_s[own]
-            low = np.searchsorted(curve.time_s, duration_s * (1.0 - 1e-9), "left")
-            high = np.searchsorted(curve.time_s, duration_s * (1.0 + 1e-9), "right")
-            worth_w[own] = -0.5 * (slope_w[low] + slope_w[high])
-        return worth_w
-
-    def _picked(self, own: Ints, duration_s: Floats, worth_w: Floats) -> Ints:
-        """Return the rows of a rank's instructions, by a shortest path through them."""
-        row = self._path(own, duration_s, worth_w, None)
-        return self._path(own, duration_s, worth_w, row[-1:])  # the first follows the last
-
-    def _path(self, own: Ints, duration_s: Floats, worth_w: Floats, before: Ints | None) -> Ints:
-        """Return the rows of a shortest path, from a clock before the first if one is given."""
-        table, late = self.table, self.late
-        rows_of = [np.flatnonzero(self.rows[p]) for p in range(len(table.pairs))]
-        rank = int(table.network.rank[own[0]])
-        wait_w = self.program.wait_w[rank]
-        reached_j = np.zeros(1)
-        earlier = None if before is None else table.last[table.pair[own[-1]], before]
-        back: list[Ints] = []
-        for i in own.tolist():
-            p, rows = table.pair[i], rows_of[table.pair[i]]
-            time_s, worth = table.time_s[p, rows], worth_w[i]
-            excess_s = np.maximum(time_s - duration_s[i], 0.0)
-            cost_j = table.energy_j[p, rows] - wait_w * time_s
-            cost_j = cost_j + worth * (time_s + _EXCESS * excess_s)
-            if earlier is not None:
-                add_s, add_j = (each[p][earlier][:, rows] for each in late)
-                step_j = add_j + (_EXCESS * worth - wait_w) * add_s
-                if not self.changes[i]:
-                    step_j = np.where(earlier[:, None] == table.first[p, rows], step_j, np.inf)
-                all_j = reached_j[:, None] + step_j
-                back.append(all_j.argmin(axis=0))
-                reached_j = all_j.min(axis=0) + cost_j
-            else:
-                back.append(np.zeros(len(rows), dtype=np.int64))
-                reached_j = cost_j
-            earlier = table.last[p, rows]
-        at, picked = int(reached_j.argmin()), []
-        for i, came in zip(own[::-1].tolist(), back[::-1], strict=True):
-            picked.append(rows_of[table.pair[i]][at])
-            at = int(came[at])
-        return np.array(picked[::-1])
 
     def improved(
         self, choice: RowChoice, budget_s: float, near: RowChoice | None = None
