@@ -11,13 +11,6 @@ from underclock.report.page import rendered
 from underclock.report.svg import Box, document, px, text, text_px
 from underclock.report.wording import (
     EVIDENCE_SENTENCES,
-    arm_title,
-    change_text,
-    duration_text,
-    energy_text,
-    interval_text,
-    minus,
-    status_text,
 )
 
 _RAMP = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
@@ -39,15 +32,6 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
     end_s = max(span.ends_s for span in (*auto, *planned))
     return rendered(
         "job.html.jinja",
-        {
-            "change": lambda fraction: minus(change_text(fraction)),
-            "duration": duration_text,
-            "energy": energy_text,
-            "interval": lambda ends: minus(interval_text(ends)),
-            "minus": minus,
-            "arm": arm_title,
-            "status": status_text,
-        },
         plan=plan,
         cost=cost,
         evidence_sentence=EVIDENCE_SENTENCES[plan.evidence],

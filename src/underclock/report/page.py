@@ -12,7 +12,7 @@ _MOST_SEGMENTS = 24
 
 def rendered(
     template: str,
-    filters: Mapping[str, Callable[..., object]],
+    filters: Mapping[str, Callable[..., object]] | None = None,
     *,
     package: str = "underclock.report",
     **values: object,
@@ -21,6 +21,7 @@ def rendered(
 
     Args:
         template: File name under ``templates``, of the package or of this room.
+        filters: Beside those that all pages have.
         values: What the template shows; a name it uses and is not given is an error.
     """
     import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
@@ -34,7 +35,7 @@ def rendered(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(filters)
+    environment.filters.update({**_FILTERS, **(filters or {})})
     return environment.get_template(template).render(**values)
 
 
@@ -45,7 +46,6 @@ def page(plan: Plan, validation: Validation | None) -> str:
     ranking = answer.top_savings(plan, figures.MOST_BARS)
     return rendered(
         "page.html.jinja",
-        _FILTERS,
         plan=plan,
         validation=validation,
         auto=plan.arm("auto"),
@@ -80,6 +80,7 @@ def _sentence(text: str) -> str:
 
 
 _FILTERS: dict[str, Callable[..., object]] = {
+    "arm": wording.arm_title,
     "brief": "{:.6g}".format,
     "change": lambda fraction: minus(wording.change_text(fraction)),
     "duration": wording.duration_text,
@@ -90,5 +91,6 @@ _FILTERS: dict[str, Callable[..., object]] = {
     "mhz": format_mhz,
     "minus": minus,
     "sentence": _sentence,
+    "status": wording.status_text,
     "verdict": lambda validation: _sentence(minus(wording.verdict_text(validation))),
 }

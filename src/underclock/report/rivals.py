@@ -22,7 +22,6 @@ from underclock.report.wording import (
     change_text,
     clocks_text,
     margin_text,
-    minus,
 )
 from underclock.units import format_mhz, format_percent
 
@@ -56,7 +55,6 @@ def rivals_page(comparison: Comparison) -> str:
     """Return the same as an HTML page, with a drawing of time and energy."""
     return rendered(
         "rivals.html.jinja",
-        {"minus": minus},
         comparison=comparison,
         evidence_sentence=EVIDENCE_SENTENCES[comparison.evidence],
         accounting=ACCOUNTING_WORDS[comparison.accounting],

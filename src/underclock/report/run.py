@@ -9,7 +9,7 @@ from underclock.records.runs import EventLine, Line, RunLine, RunSummary, StepLi
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
 from underclock.report.page import rendered
 from underclock.report.terminal import filled, words
-from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, minus
+from underclock.report.wording import EVIDENCE_SENTENCES, duration_text
 from underclock.units import format_percent
 
 _JOULES_OF_A_KWH = 3.6e6
@@ -145,7 +145,6 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
     saved = _saving(summary)
     return rendered(
         "run.html.jinja",
-        {"minus": minus},
         run=run,
         saved=saved[:1].upper() + saved[1:],
         followed=summary.followed,
