@@ -274,24 +274,19 @@ def _passes(contest: Contest, name: Strategy) -> Rival:
 
 def _kernels(contest: Contest, name: Strategy) -> Rival:
     """Ours: one pair of clocks a kernel, together within the budget; a schedule that is solved."""
-    free, problem = _of_arm(contest, name), contest.problem
+    free, problem, table = _of_arm(contest, name), contest.problem, contest.table
     if problem is None:
         return Rival(name=name, free=free)
-    table, found = contest.table, nothing(name)
     risk = contest.risk if isinstance(contest.risk, CostEstimate) else None
-    starts, late = list(contest.solved.settings.values()), 0.0
-    for _ in range(_ROUNDS):  # sums of kernels alone are solved as if they were certain
-        budget_s = problem.budget_s - late * table.auto_time_s
-        within = dataclasses.replace(problem, budget_s=budget_s)
-        arm, schedule, _ = achieved(table, within, starts, risk, Effort.QUICK)
-        if arm.cost is None or (schedule.choice == table.baseline).all():
-            break
-        choice, over = contest.of_launches(problem, name, schedule.choice)
-        if choice.keeps_budget:
-            found = choice
-            break
-        late += over + SMALL
-    return Rival(name=name, free=free, achievable=_no_worse(contest, name, found))
+    starts = list(contest.solved.settings.values())
+
+    def within(budget_s: float) -> Ints | None:
+        aimed = dataclasses.replace(problem, budget_s=budget_s)
+        arm, schedule, _ = achieved(table, aimed, starts, risk, Effort.QUICK)
+        stays = arm.cost is None or (schedule.choice == table.baseline).all()
+        return None if stays else schedule.choice
+
+    return Rival(name=name, free=free, achievable=_aimed(contest, problem, name, within))
 
 
 def _power_profile(contest: Contest, name: Strategy) -> Rival:
@@ -328,21 +323,41 @@ def _followed(
     costs = np.zeros((2, int(member.max()) + 1, problem.time_s.shape[1]))
     np.add.at(costs[0], member, problem.time_s[problem.order])
     np.add.at(costs[1], member, problem.energy_j[problem.order])
-    aim, found = contest.goal.max_slowdown, nothing(name)
     if not np.isfinite(costs[0]).any(axis=1).all():
-        return _no_worse(contest, name, found)
-    for _ in range(_ROUNDS):
-        budget_s = contest.table.auto_time_s * (1.0 + aim)
+        return _no_worse(contest, name, nothing(name))
+
+    def within(budget_s: float) -> Ints | None:
         picked = pick(Problem(time_s=costs[0], energy_j=costs[1], budget_s=budget_s))
-        if picked is None:
+        return None if picked is None else picked[member]
+
+    if in_budget:
+        return _aimed(contest, problem, name, within)
+    choice = within(math.inf)
+    return None if choice is None else contest.of_launches(problem, name, choice)[0]
+
+
+def _aimed(
+    contest: Contest,
+    problem: SequenceProblem,
+    name: Strategy,
+    within: Callable[[float], Ints | None],
+) -> RivalChoice:
+    """Return a choice for launches that keeps the budget, or one pair of clocks.
+
+    Args:
+        within: Chooses within a time in s, as if costs were certain and changes took nothing;
+            each choice that is late lowers the next one's.
+    """
+    late, found = 0.0, nothing(name)
+    for _ in range(_ROUNDS):
+        choice = within(contest.table.auto_time_s * (1.0 + contest.goal.max_slowdown - late))
+        if choice is None:
             break
-        choice, late = contest.of_launches(problem, name, picked[member])
-        if not in_budget:
-            return choice
-        if choice.keeps_budget:
-            found = choice
+        met, over = contest.of_launches(problem, name, choice)
+        if met.keeps_budget:
+            found = met
             break
-        aim -= late + SMALL
+        late += over + SMALL
     return _no_worse(contest, name, found)
 
 
