@@ -11,7 +11,8 @@ from pathlib import Path
 
 import underclock
 from pages import MEASURED, fill, markdown, percent
-from underclock.records import Clocks, SampleSet
+from truth import truth_of
+from underclock.records import AUTO, Clocks, SampleSet, Step
 from underclock.records.rivals import Comparison, Rival, RivalChoice
 from underclock.report.wording import arm_title
 
@@ -74,6 +75,30 @@ def _seeds(samples: SampleSet) -> str:
     return markdown(lines)
 
 
+def _executed(samples: SampleSet, step: Step) -> str:
+    """Return what policies within 1 % promise, and what their clocks truly do."""
+    lines: list[tuple[str, ...]] = [("policy", "promised", "executed", "in its intervals")]
+    found = underclock.compare(samples, 0.01, latency="free")
+    with truth_of("rtx3080ti", step) as truth:
+        for rival in _shown(found):
+            choice = rival.free
+            if choice is None or not choice.kernels or choice.clocks == (AUTO,):
+                continue  # a power limit and a controller are no clocks of kernels
+            came = truth.of_clocks(choice.kernels)
+            ends = choice.arm.time_interval, choice.arm.energy_interval
+            held = [
+                each is not None and each[0] <= true <= each[1]
+                for each, true in zip(ends, came, strict=True)
+            ]
+            words = {(True, True): "both", (True, False): "time", (False, True): "energy"}
+            executed = " / ".join(map(percent, came))
+            cell = _cell(choice).strip("*")
+            lines.append(
+                (arm_title(rival.name), cell, executed, words.get((held[0], held[1]), "none"))
+            )
+    return markdown(lines)
+
+
 def _replayed() -> str:
     """Return what policies come to on tables that others measured, within 1 %."""
     compared = {
@@ -96,7 +121,12 @@ def main() -> None:
         samples = underclock.measure(
             step, gpu="sim:rtx3080ti", to=Path(folder) / "samples.db", seed=0
         )
-    parts = {"simulated": _simulated(samples), "seeds": _seeds(samples), "replayed": _replayed()}
+    parts = {
+        "simulated": _simulated(samples),
+        "executed": _executed(samples, step),
+        "seeds": _seeds(samples),
+        "replayed": _replayed(),
+    }
     fill(
         "rivals",
         parts,
