@@ -26,30 +26,3 @@ from underclock.report.plan_tables import (
 from underclock.report.rivals import rivals_page, rivals_tables
 from underclock.report.run import closing_line, run_page, run_table
 from underclock.report.wording import verdict_text
-
-__all__ = [
-    "arms_table",
-    "breakdown_tables",
-    "check_sentence",
-    "check_table",
-    "clock_log_table",
-    "closing_line",
-    "fit_tables",
-    "job_page",
-    "job_plan_tables",
-    "job_tables",
-    "job_trace",
-    "latency_table",
-    "page",
-    "plan_tables",
-    "prediction_sentence",
-    "prediction_table",
-    "rivals_page",
-    "rivals_tables",
-    "run_page",
-    "run_table",
-    "savings_table",
-    "score_table",
-    "validation_table",
-    "verdict_text",
-]
