@@ -87,8 +87,9 @@ def differ(times: float) -> None:
     costs.LEAKAGE_SPREAD, costs.VOLTAGE_SPREAD_V = times * 0.10, times * 0.008
 
 
-def measured(gpu: str, number: int, folder: Path) -> SampleSet:
+def measured(number: int, *, gpu: str, times: float, folder: Path) -> SampleSet:
     """Measure a board by a whole campaign."""
+    differ(times)
     return measure(
         trace(WORKLOAD),
         gpu=f"sim:{gpu}#{number}",
@@ -129,7 +130,7 @@ def on_board(
             fleets[0, REFINED], boards, gpu=f"sim:{gpu}#{number}", to=own, measuring=BRISK
         )
         taken = int(refined.warnings[0].split(" windows")[0].split()[-1])
-        whole = measured(gpu, number, folder)
+        whole = measured(number, gpu=gpu, times=times, folder=folder)
         with truth_of(gpu, trace(WORKLOAD), unit=number, runs=RUNS) as truth:
             return OnBoard(
                 fleets={key: ran(truth, each) for key, each in fleets.items()},
@@ -218,18 +219,24 @@ def study(
     gpu: str, times: float, *, boards: int, fleets: int, jobs: int
 ) -> tuple[str, list[tuple[str, ...]], tuple[str, ...]]:
     """Measure, plan, refine and execute on boards of one GPU."""
-    differ(times)
     numbers = range(1, boards + 1)
-    with tempfile.TemporaryDirectory() as name:
-        sets = [measured(gpu, FIRST + number, Path(name)) for number in range(MEASURED * fleets)]
-    plans = {
-        (fleet, budget): plan_fleet(
-            sets[MEASURED * fleet : MEASURED * (fleet + 1)], Goal(max_slowdown=budget)
-        )
-        for fleet in range(fleets)
-        for budget in BUDGETS
-    }
-    work = partial(
+    with (
+        ProcessPoolExecutor(max_workers=jobs) as pool,
+        tempfile.TemporaryDirectory() as name,
+    ):
+        work = partial(measured, gpu=gpu, times=times, folder=Path(name))
+        sets = list(pool.map(work, range(FIRST, FIRST + MEASURED * fleets)))
+        keys = [(fleet, budget) for fleet in range(fleets) for budget in BUDGETS]
+        made = [
+            pool.submit(
+                plan_fleet,
+                sets[MEASURED * fleet : MEASURED * (fleet + 1)],
+                Goal(max_slowdown=budget),
+            )
+            for fleet, budget in keys
+        ]
+        plans = dict(zip(keys, [each.result() for each in made], strict=True))
+    on_each = partial(
         on_board,
         gpu=gpu,
         times=times,
@@ -238,7 +245,7 @@ def study(
         boards=sets[:MEASURED],
     )
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        done = list(pool.map(work, numbers))
+        done = list(pool.map(on_each, numbers))
     true, shown = power_spread(gpu, times, numbers)
     spread = (
         f"- `sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}: boards differ by {true:.1%} in true "

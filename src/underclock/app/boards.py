@@ -190,7 +190,7 @@ def refine(
 
         def take(recorder: Recorder) -> None:
             hottest = hottest_kernel(others[0])
-            policy = Refining(recorder, campaign, goal, hottest, fit)
+            policy = Refining(recorder, goal, hottest, fit)
             CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
 
         own = record(measurer, path, header, take)

@@ -7,19 +7,17 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.campaign.recording import Recorder
-from underclock.campaign.survey import Campaign
-from underclock.campaign.worth import candidates_of, multiplier_of, planned_for, promise_spread
+from underclock.campaign.worth import candidates_of, multiplier_of, planned_for
 from underclock.core.design.sample_value import telling_shared
 from underclock.core.design.wanted import Wanted
 from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.planning.goal import Goal
-from underclock.records import Clocks, SampleSet, Window
+from underclock.core.step.under_cap import cap_of, nearest_settings, settled_step
+from underclock.records import SampleSet, Window
 
 _STEPS = 4  # runs of the whole step: everything is compared with them
 _AT_ONCE = 8  # windows between two fits
-_LEAST = 0.01  # of the promise's variance: what takes away less is not measured
-_BASELINE_PART = 0.25  # of it, from which the whole step is run again
+_LEAST = 0.002  # of what is unsure of a promise: what takes away less is not measured
 SHARE = 0.1
 """Of the windows that a board of the fleet took, at most so many are taken here."""
 
@@ -30,25 +28,22 @@ class Refining:
     Attributes:
         total: None: it takes as many as it needs.
         limit_s: None: few windows are its limit.
-        short_of: How many times as unsure as asked the promise was at the last fit; ``None`` before
-            there was one.
+        short_of: None: it has no end but that.
     """
 
     total: int | None = None
     limit_s: float | None = None
+    short_of: float | None = None
 
     def __init__(
         self,
         recorder: Recorder,
-        campaign: Campaign,
         goal: Goal,
         hottest: str,
         fit: Callable[[SampleSet], CostEstimate],
     ) -> None:
         self.why = ""
-        self.short_of: float | None = None
         self._recorder = recorder
-        self._campaign = campaign
         self._goal = goal
         self._hottest = hottest
         self._fit = fit
@@ -67,45 +62,39 @@ class Refining:
         if wanted:
             return wanted
         known = self._fit(samples)
-        plan = planned_for(known, self._goal)
-        spread = promise_spread(known, [self._goal], [plan])
-        self.short_of = TWO_SIDED * spread / self._campaign.precision
         taken = Counter((sample.kernel, sample.asked) for sample in samples.samples)
-        if self.short_of <= 1.0 and len(taken) > 1:
-            self.why = "the promise is as sharp as asked"
-            return ()
-        chosen = self._telling(known, plan, taken, (spread * known.table.auto_energy_j) ** 2)
-        if known.baseline.spread[1] ** 2 > _BASELINE_PART * spread**2:
-            chosen += [Wanted(timed=False, warm=not n) for n in range(_STEPS)]
-        if not chosen:
-            self.why = "what is unsure of the promise no few windows here take away"
-        return chosen
-
-    def _telling(
-        self,
-        known: CostEstimate,
-        plan: Ints | None,
-        taken: Counter[tuple[str, Clocks]],
-        variance: float,
-    ) -> list[Wanted]:
-        """Return the windows that tell most of the promise, slowest clocks first."""
-        candidates = candidates_of(known, taken, lambda _: np.ones_like(known.measurable))
-        planned = np.full(len(known.counts), -1) if plan is None else plan.copy()
-        planned[planned == known.table.baseline] = -1
-        multiplier = multiplier_of(known, self._goal, plan)
+        plan = planned_for(known, self._goal)
         telling = telling_shared(
-            candidates, multiplier, planned, most=_AT_ONCE, least=_LEAST * variance
+            candidates_of(known, taken, lambda _: np.ones_like(known.measurable)),
+            multiplier_of(known, self._goal, plan),
+            _locked(known, plan),
+            most=_AT_ONCE,
+            least=_LEAST,
         )
         chosen = [
             Wanted(known.table.kernels[k].name, asked=known.posterior.settings[c], timed=False)
             for k, c in telling.tolist()
         ]
+        if not chosen:
+            self.why = "no window more tells much of this board"
         return sorted(chosen, key=lambda one: one.asked.rank)
 
     def at_once(self, window: Window) -> Sequence[Wanted]:
         """Return nothing: what is chosen is known to hold alone."""
         del window
         return ()
+
+
+def _locked(known: CostEstimate, plan: Ints | None) -> Ints:
+    """Return the locked setting of each kernel in a plan; for auto, nearest to where it settles."""
+    table, order = known.table, cap_of(known.table).order
+    auto = np.full(len(order), table.baseline)
+    settled = np.zeros(len(table.kernels), dtype=np.int64)
+    settled[order] = nearest_settings(table, settled_step(table, auto), cap_of(table).boost)
+    if plan is None:
+        return settled
+    locked: Ints = np.where(plan == table.baseline, settled, plan)
+    return locked
 
 
 def hottest_kernel(board: SampleSet) -> str:

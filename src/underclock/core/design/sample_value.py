@@ -340,16 +340,15 @@ def telling_shared(
 
     Args:
         multiplier: What a second costs, in J.
-        planned: Setting of each kernel in the plan; -1 is auto. Shape (K,).
+        planned: Setting of each kernel in the plan. Shape (K,).
         most: How many to choose.
-        least: What each has to take away of the promise's variance, in J².
+        least: Which part of what shared parameters leave unsure each has to take away.
 
     Returns:
         Kernel and setting of each, none twice. Shape (N, 2).
     """
     posterior = candidates.posterior
-    kernels = np.flatnonzero(planned >= 0)
-    at = kernels, planned[kernels]
+    at = np.arange(len(planned)), planned
     time_s, energy_j = (costs[at] for costs in posterior.costs(candidates.counts))
     by_time, by_power = posterior.by_shared[0][at], posterior.by_shared[1][at]
     promised = np.stack([energy_j @ (by_time + by_power), multiplier * time_s @ by_time])
@@ -366,13 +365,14 @@ def telling_shared(
         ]
     )
     cov, chosen = posterior.shared_cov.copy(), list[int]()
+    enough = least * float(np.einsum("ps,st,pt->", promised, cov, promised))
     for _ in range(min(most, len(places))):
         known = moves @ cov
         variance = (known * moves).sum(axis=-1) + alone
         gains = ((known @ promised.T) ** 2).sum(axis=-1) / variance
         gains[:, chosen] = 0.0
         best = int(gains.sum(axis=0).argmax())
-        if gains[:, best].sum() < least:
+        if gains[:, best].sum() <= enough:
             break
         chosen.append(best)
         for q in range(2):

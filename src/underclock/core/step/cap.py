@@ -31,6 +31,8 @@ from underclock.records import AUTO, Clocks, Mix, SampleSet, ThrottleReason, Win
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
 HALF_BIN_MHZ = 7.5
 """Half of what core clocks are apart on recent GPUs."""
+_CEILINGS = 32  # of many boards, at least
+_TOGETHER = 16  # boards settled side by side: as much as fits a cache
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
@@ -247,30 +249,99 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     core = np.array([clocks.core_mhz or math.nan for clocks in costs.settings])
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
         return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice], held=0.0)
-    ceilings, becomes = costs.under_ceilings()
-    # A ceiling below what is known of some launch is one of which nothing can be said.
-    known = np.isfinite(costs.time_s[cap.order[:, None], becomes[choice]]).all(axis=0)
-    ceilings, lowered = ceilings[known], becomes[choice][:, known]
+    lowered = _lowered(cap, costs, choice)
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
-    means_w = window_means_w(each_s, each_j, cap.window_s)
-    # The highest ceiling that keeps the limit, and how far on to the next.
-    highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
-    following = np.minimum(highest + 1, len(ceilings) - 1)
-    rows = np.arange(len(choice))
-    below_w, above_w = means_w[rows, highest], means_w[rows, following]
-    rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
-    share = np.clip((cap.limit_w - below_w) / rise_w, 0.0, 1.0)
-
-    def between(values: Floats) -> Floats:
-        low, high = values[rows, highest], values[rows, following]
-        mixed: Floats = low + share * (high - low)
-        return mixed
-
-    settled_s, settled_mhz = between(each_s), between(core[lowered])
+    between = _Between.of(cap, each_s[..., None], each_j[..., None])
+    settled_s, settled_mhz, settled_j = (
+        between.of_each(values[..., None])[:, 0] for values in (each_s, core[lowered], each_j)
+    )
     return SettledStep(
         time_s=settled_s,
-        energy_j=between(each_j),
+        energy_j=settled_j,
         core_mhz=settled_mhz,
         held=float(settled_s[settled_mhz < core[choice]].sum() / settled_s.sum()),
     )
+
+
+def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> Floats:
+    """Say what a schedule takes on boards side by side: time in s and energy in J. Shape (B, 2).
+
+    Args:
+        boards: What launches cost on each, at the same settings.
+        choice: Setting of each launch. Shape (n,).
+    """
+    each = np.array([[b.time_s[cap.order, choice], b.energy_j[cap.order, choice]] for b in boards])
+    sums: Floats = each.sum(axis=2)
+    means_w = window_means_w(each[:, 0].T, each[:, 1].T, cap.window_s)
+    held = np.flatnonzero(means_w.max(axis=0) > cap.limit_w)
+    for some in np.array_split(held, -(-len(held) // _TOGETHER)) if len(held) else ():
+        lowered = _lowered(cap, boards[0], choice)
+        # Costs between ceilings are mixed, so twice as far apart they are hardly further off.
+        lowered = lowered[:, :: -max(1, lowered.shape[1] // _CEILINGS)][:, ::-1]
+        times_s, energies_j = (
+            np.stack([costs[cap.order[:, None], lowered] for costs in of_boards], axis=-1)
+            for of_boards in (
+                [boards[b].time_s for b in some.tolist()],
+                [boards[b].energy_j for b in some.tolist()],
+            )
+        )
+        between = _Between.of(cap, times_s, energies_j)
+        sums[some, 0] = between.of_each(times_s).sum(axis=0)
+        sums[some, 1] = between.of_each(energies_j).sum(axis=0)
+    return sums
+
+
+def _lowered(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> Ints:
+    """Return what each launch runs at below each ceiling, ascending. Shape (n, C)."""
+    becomes = costs.under_ceilings()[1][choice]
+    # A ceiling below what is known of some launch is one of which nothing can be said.
+    known = np.isfinite(costs.time_s[cap.order[:, None], becomes]).all(axis=0)
+    lowered: Ints = becomes[:, known]
+    return lowered
+
+
+@dataclass(frozen=True, slots=True)
+class _Between:
+    """Between which ceilings each launch settles, on boards side by side.
+
+    Attributes:
+        highest: The highest ceiling that keeps the limit. Shape (n, 1, B).
+        following: The next. Shape (n, 1, B).
+        share: How far on to that. Shape (n, B).
+    """
+
+    highest: Ints
+    following: Ints
+    share: Floats
+
+    @classmethod
+    def of(cls, cap: PowerCap, each_s: Floats, each_j: Floats) -> "_Between":
+        """Find them.
+
+        Args:
+            each_s: Time of each launch below each ceiling. Shape (n, C, B).
+            each_j: Energy in J likewise. Shape (n, C, B).
+        """
+        means_w = window_means_w(each_s, each_j, cap.window_s)
+        highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
+        following = np.minimum(highest + 1, each_s.shape[1] - 1)
+        highest, following = highest[:, None], following[:, None]
+        below_w, above_w = (
+            np.take_along_axis(means_w, ends, axis=1)[:, 0] for ends in (highest, following)
+        )
+        rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
+        return cls(highest, following, np.clip((cap.limit_w - below_w) / rise_w, 0.0, 1.0))
+
+    def of_each(self, values: Floats) -> Floats:
+        """Return what launches have there of what they have below ceilings. Shape (n, B).
+
+        Args:
+            values: Shape (n, C, B).
+        """
+        low, high = (
+            np.take_along_axis(values, ends, axis=1)[:, 0]
+            for ends in (self.highest, self.following)
+        )
+        mixed: Floats = low + self.share * (high - low)
+        return mixed

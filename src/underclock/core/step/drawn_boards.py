@@ -8,14 +8,13 @@ Shape letters: K kernels, S settings, W ways in which boards differ, D boards dr
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.cap import LaunchCosts, settle
+from underclock.core.step.cap import LaunchCosts, settled_sums
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of
 
@@ -46,7 +45,7 @@ class DrawnBoards:
 
     Attributes:
         launches: What launches cost on each. Length D.
-        auto: Logarithms of what the step takes there at auto. Shape (D, 2).
+        auto: What the step takes there at auto: time in s, energy in J. Shape (D, 2).
     """
 
     launches: tuple[LaunchCosts, ...]
@@ -71,7 +70,7 @@ class DrawnBoards:
             energy_j[:, :-1] *= np.exp(time + power)
             each.append(dataclasses.replace(known, time_s=time_s, energy_j=energy_j))
         boosted = np.full(len(cap_of(table).order), cap_of(table).boost)
-        return cls(tuple(each), np.array([_logs(table, board, boosted) for board in each]))
+        return cls(tuple(each), settled_sums(cap_of(table), each, boosted))
 
     def changes(self, table: CostTable, choice: Ints) -> Floats:
         """Return what a schedule changes on each board: time and energy. Shape (D, 2).
@@ -82,8 +81,7 @@ class DrawnBoards:
         if (choice == table.baseline).all():
             return np.zeros_like(self.auto)
         asked = np.where(choice == table.baseline, cap_of(table).boost, choice)
-        logs = np.array([_logs(table, board, asked) for board in self.launches])
-        changes: Floats = np.expm1(logs - self.auto)
+        changes: Floats = settled_sums(cap_of(table), self.launches, asked) / self.auto - 1.0
         return changes
 
     def differing(self, table: CostTable, choice: Ints) -> Differing:
@@ -93,7 +91,7 @@ class DrawnBoards:
         cap, known = cap_of(table), table.launches
         asked = np.where(choice == table.baseline, cap.boost, choice)
         boosted = np.full(len(cap.order), cap.boost)
-        here = np.expm1(_logs(table, known, asked) - _logs(table, known, boosted))
+        here = settled_sums(cap, [known], asked)[0] / settled_sums(cap, [known], boosted)[0] - 1.0
         away = np.quantile(self.changes(table, choice) - here, _SURE, axis=0)
         below, above = np.minimum(away[0], 0.0), np.maximum(away[2], 0.0)
         return Differing(
@@ -101,10 +99,3 @@ class DrawnBoards:
             above=(float(above[0]), float(above[1])),
             late=max(0.0, float(away[1, 0])),
         )
-
-
-def _logs(table: CostTable, launches: LaunchCosts, asked: Ints) -> Floats:
-    """Return logarithms of time and energy of a schedule as it settles. Shape (2,)."""
-    settled = settle(cap_of(table), launches, asked)
-    logs: Floats = np.log([math.fsum(settled.time_s), math.fsum(settled.energy_j)])
-    return logs

@@ -161,7 +161,7 @@ def test_windows_are_chosen_that_tell_most_of_a_board(fleet: FittedBoards) -> No
     assert found.measurable[tuple(chosen.T)].all()
     nothing = dataclasses.replace(candidates, measurable=np.zeros_like(found.measurable))
     assert len(telling_shared(nothing, 300.0, planned, most=4, least=0.0)) == 0
-    assert len(telling_shared(candidates, 300.0, planned, most=4, least=1e9)) == 0
+    assert len(telling_shared(candidates, 300.0, planned, most=4, least=1.0)) == 0
 
 
 def test_boards_that_tell_nothing_cannot_be_fitted() -> None:
