@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from underclock.app.report import write_report as write_report
     from underclock.app.score import score as score
     from underclock.app.switching import Switching as Switching
+    from underclock.app.transferring import transfer as transfer
     from underclock.app.validating import validate as validate
     from underclock.campaign.progress import Expected as Expected
     from underclock.campaign.progress import Tally as Tally
@@ -101,6 +102,9 @@ if TYPE_CHECKING:
     from underclock.records import Validation as Validation
     from underclock.records import Verdict as Verdict
     from underclock.records import Window as Window
+    from underclock.records.carried import CarriedOver as CarriedOver
+    from underclock.records.carried import KernelMatch as KernelMatch
+    from underclock.records.carried import MatchWay as MatchWay
     from underclock.records.fitted import Constant as Constant
     from underclock.records.fitted import GpuFit as GpuFit
     from underclock.records.fitted import KernelFit as KernelFit
@@ -157,6 +161,7 @@ _HOMES = {
         "app.report": "write_report",
         "app.score": "score",
         "app.switching": "Switching",
+        "app.transferring": "transfer",
         "app.validating": "validate",
         "campaign.progress": "Expected Tally",
         "campaign.survey": "Campaign ClockControl Grid",
@@ -172,6 +177,7 @@ _HOMES = {
             "SampleSet Score Segment Spread Status Step StepSource Strategy ThrottleReason "
             "Utilisation Validation Verdict Window"
         ),
+        "records.carried": "CarriedOver KernelMatch MatchWay",
         "records.fitted": "Constant GpuFit KernelFit",
         "records.job": (
             "Held Instruction InstructionKind Job JobPlan JobPoint Profile ProfileRow Rank Wait "

@@ -26,6 +26,7 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "fleet": "Choose clocks for all boards of a model, from samples of a few.",
     "compare": "Set ways of choosing clocks side by side, as rivals.",
+    "transfer": "Plan a step that was not measured, from samples of another.",
     "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
     "check": "Say what promises are worth, from a table's repeats.",

@@ -33,6 +33,7 @@ from underclock.core.step.whole import (
     shared_by_time,
     whole_step_notes,
 )
+from underclock.core.transfer.carried_estimate import CarriedEstimate
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
     Choice,
@@ -61,7 +62,7 @@ class PlanCosts:
     """
 
     table: CostTable
-    risk: CostEstimate | LimitedEstimate | JointCosts | None
+    risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts | None
     known: CostTable
 
 
@@ -138,7 +139,7 @@ def decided(
     if switching is not None:
         if table.power_cap is None:
             goal = _within_confidence(goal, risk, compared)
-        sure = risk if isinstance(risk, CostEstimate) else None
+        sure = risk if isinstance(risk, CostEstimate | CarriedEstimate) else None
         gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
     return _plan(sample_set, goal, costs, compared, gained, switching)
 

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from underclock.core.planning.achievable import ScheduleRisk, achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Own, Progress, budget_curve, latency_curve
@@ -12,6 +14,7 @@ from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
 from underclock.core.solvers import Effort
 from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of
 from underclock.core.step.whole import is_only_whole
 from underclock.errors import UsageError
 from underclock.gpus.models import reported_latency
@@ -213,6 +216,10 @@ def achievable(
     warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)
     order, starts = sample_set.order, list(compared.settings.values())
+    if table.left is not None:
+        # In a schedule, too, what is left at auto asks for boost beside locked launches.
+        at, boost = table.baseline, cap_of(table).boost
+        starts = [s if (s == at).all() else np.where(s == at, boost, s) for s in starts]
     if not switching.is_known:
         curve = latency_curve(table, order, rules, starts, progress, latencies_s=_ASSUMED_S)
         return Achievable(curve=curve)

@@ -4,6 +4,7 @@
 * `work`: what runs (`Kernel`, `Step`)
 * `measured`: what was measured (`Window`, `SampleSet`)
 * `choices`: ways of choosing clocks, their costs (`Arm`), schedules that a GPU can follow
+* `carried`: how kernels of a step that was not measured are known
 * `planned`: what was decided (`Plan`)
 * `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from underclock.errors import DataError
+from underclock.records.carried import CarriedOver
 from underclock.records.choices import (
     Accounting,
     Aggregate,
@@ -72,6 +73,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             fastest first; empty where switching was taken as free.
         power_curve: The fastest step at other power limits, least first; empty unless time is
             what is minimised.
+        carried: How its kernels are known, where its step was not measured; else ``None``.
         proposals: What longer segments would bring, greatest saving first; empty where switching
             was taken as free.
     """
@@ -104,6 +106,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     achievable_frontier: tuple[Cost, ...] = ()
     power_curve: tuple[PowerPoint, ...] = ()
     proposals: tuple[Proposal, ...] = ()
+    carried: CarriedOver | None = None
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

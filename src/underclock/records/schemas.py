@@ -12,7 +12,7 @@ from underclock.errors import DataError
 SCHEMAS: Final = {
     "step": 6,
     "samples": 8,
-    "plan": 7,
+    "plan": 8,
     "score": 3,
     "validation": 4,
     "latencies": 3,

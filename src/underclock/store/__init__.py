@@ -2,6 +2,14 @@
 
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import check_output, write_text
-from underclock.store.given import SampleSource, as_record, is_samples, load, read_samples, save
+from underclock.store.given import (
+    SampleSource,
+    as_record,
+    is_plan,
+    is_samples,
+    load,
+    read_samples,
+    save,
+)
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table

@@ -100,6 +100,15 @@ def is_job(path: Path) -> bool:
     return _head(path)[:1] == b"{" and kind_of(path) == "job"
 
 
+def is_plan(path: Path) -> bool:
+    """Whether a file is a plan of a step.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    return _head(path)[:1] == b"{" and kind_of(path) == "plan"
+
+
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:

@@ -33,7 +33,7 @@ from underclock.records import Closure
 
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
-_OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
+OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class CostEstimate:
         cost, added = step_cost_and_heat(self.table, choice)
         time, energy = self.step_error
         # What heat adds is as unsure as the ambient temperature is against the step's own.
-        energy = math.hypot(energy, _OF_HEAT * added)
+        energy = math.hypot(energy, OF_HEAT * added)
         known = PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,

@@ -35,7 +35,8 @@ from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, SampleSet, Window
 
-_KINDS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: COLLECTIVE}
+KIND_NUMBERS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: COLLECTIVE}
+"""What a kernel mostly does, as the small number that rows know it by."""
 _FREE_WINDOWS = 0.04  # what a row whose clock is free counts for: five times the error
 
 
@@ -89,10 +90,10 @@ def rows_of(
     rows += [r for r in free if 0 < each[r.kernel] < PER_KERNEL and r.kernel not in steered]
     rows.sort(key=lambda row: row.kernel)
     names = [kernel.name for kernel in sample_set.kernels]
-    kinds = [_KINDS[kernel.kind] for kernel in sample_set.kernels]
+    kinds = [KIND_NUMBERS[kernel.kind] for kernel in sample_set.kernels]
     if rows[-1].kernel == kernels:
         names.append(COMPANION)
-        kinds.append(_KINDS[Kind.GEMM])
+        kinds.append(KIND_NUMBERS[Kind.GEMM])
     return Rows(
         names=tuple(names),
         kinds=np.array(kinds, dtype=np.int64),

@@ -128,6 +128,8 @@ def solve_strategies(
             found = dataclasses.replace(found, setting=own)
         stricter = [settings[each] for each in _stricter(strategy, goal) if each in settings]
         stricter += within_less(table, task, risk, effort)
+        if granularity is Granularity.KERNEL and table.left is not None:
+            stricter = [np.where(table.left, table.baseline, each) for each in stricter]
         found = _at_least(table, goal, risk, found, stricter)
         if found is None:
             arms.append(Arm.of(strategy, None, Status.INFEASIBLE))

@@ -72,6 +72,8 @@ class CostTable:
         heat: What another temperature makes of the step's power; ``None`` where nothing is known.
         beside_j: Part of each kernel's energy that is the same at every setting, for it runs beside
             others. Shape (K,); ``None`` where none does.
+        left: Kernels of which nothing tells what clocks do: with clocks of their own they stay at
+            auto. Shape (K,); ``None`` where there are none.
     """
 
     kernels: tuple[Kernel, ...]
@@ -83,6 +85,7 @@ class CostTable:
     power_cap: PowerCap | None = None
     heat: Heat | None = None
     beside_j: Floats | None = None
+    left: Bools | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,8 @@ from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle,
 from underclock.core.step.table import CostTable, shared_out, step_means
 from underclock.records import Clocks, Closure, Cost, Granularity, SampleSet
 
+_ROUNDS = 3  # of the temperature at auto, which its power depends on
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownStep:
@@ -268,9 +270,8 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
         time_s, energy_j = fixed_costs(table)
         return Grouped(np.zeros(len(table.kernels), dtype=np.int64), time_s[None], energy_j[None])
     if granularity is Granularity.KERNEL:
-        return _choosable(
-            table, Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
-        )
+        each = Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
+        return _left_at_auto(table, _choosable(table, each))
     if granularity is Granularity.PASS:
         passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
         member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])
@@ -294,6 +295,18 @@ def _choosable(table: CostTable, groups: Grouped) -> Grouped:
     return Grouped(groups.member, time_s, energy_j)
 
 
+def _left_at_auto(table: CostTable, groups: Grouped) -> Grouped:
+    """Leave kernels that nothing is known of no choice but auto; they ask for boost then."""
+    if table.left is None:
+        return groups
+    time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
+    boost = cap_of(table).boost
+    for costs, known in ((time_s, table.time_s), (energy_j, table.energy_j)):
+        costs[table.left] = np.inf
+        costs[table.left, table.baseline] = known[table.left, boost]
+    return Grouped(groups.member, time_s, energy_j)
+
+
 def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> KnownStep:
     """Return the costs of a step under a power limit; auto is what the driver's cap leaves it.
 
@@ -313,9 +326,40 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
         energy_j[known] += table.time_s[known] * per_s[known]
     cap = dataclasses.replace(cap, limit_w=settles_w)
     cooled = dataclasses.replace(table, energy_j=energy_j, power_cap=cap, heat=None)
-    settled = settle(cap, cooled.launches, np.full(len(cap.order), cap.boost))
-    time_s = table.time_s.copy()
-    # What the model misses of the step at its own limit, it is taken to miss at another.
+    return _with_auto_settled(cooled)
+
+
+def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
+    """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
+
+    The loop settles where it did, and what the model missed of the known step at auto it is taken
+    to miss of this one. Temperature is that of the step's own mean power.
+
+    Args:
+        table: Costs at locked clocks, at the temperature of the known step, with its closure, cap
+            and heat.
+        order: Kernel of each launch. Shape (n,).
+        known: The step that ran.
+    """
+    table = dataclasses.replace(table, power_cap=dataclasses.replace(cap_of(table), order=order))
+    settled = _with_auto_settled(table)
+    if table.heat is None:
+        return settled
+    for _ in range(_ROUNDS):
+        warmer_c = table.heat.c_per_w * (settled.table.auto_w - known.auto_w)
+        warmer_j = np.where(np.isfinite(table.time_s), table.time_s, 0.0) * (
+            table.heat.w_per_c * warmer_c
+        )
+        settled = _with_auto_settled(dataclasses.replace(table, energy_j=table.energy_j + warmer_j))
+    return settled
+
+
+def _with_auto_settled(table: CostTable) -> KnownStep:
+    """Return a step whose auto is what its cap is expected to leave it."""
+    cap = cap_of(table)
+    settled = settle(cap, table.launches, np.full(len(cap.order), cap.boost))
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    # What the model misses of the step that was measured, it is taken to miss of this one.
     time, energy = (
         (1.0, 1.0) if table.closure is None else (table.closure.time, table.closure.energy)
     )
@@ -326,6 +370,6 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
         total = float(each.sum()) / ratio
         costs[:, table.baseline] = shared_out(table.kernels, cap.order, each, total)
     return KnownStep(
-        table=dataclasses.replace(cooled, time_s=time_s, energy_j=energy_j),
+        table=dataclasses.replace(table, time_s=time_s, energy_j=energy_j),
         at_auto=nearest_settings(table, settled, cap.boost),
     )

@@ -1,0 +1,170 @@
+"""A plan for a step that was not measured, from samples of another one."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from underclock.app.planning import PlanCosts, check_goal, check_has_budget, costs_of, decided
+from underclock.app.switching import Switching, switching_as_of, switching_of
+from underclock.core.planning.goal import Goal
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import step_cost
+from underclock.core.transfer import carried
+from underclock.errors import DataError
+from underclock.records import Plan, SampleSet, Step
+from underclock.store import SampleSource, as_record, is_plan, read_samples
+from underclock.tracing.source import as_step
+
+_GONE = "name the samples that the plan was made of: --from samples.db"
+
+
+def transfer(
+    plan: Plan | SampleSource,
+    step: Step | str | Path,
+    *,
+    samples: SampleSource | None = None,
+    goal: Goal | None = None,
+    latency: str | None = None,
+    anew: SampleSource | None = None,
+) -> Plan:
+    """Plan a step that nobody measured, on samples of another step on the same GPU.
+
+    Args:
+        plan: A plan of the step that was measured, or its file; or that step's samples.
+        step: The step to plan for: a step, its file, or a named workload.
+        samples: Those that the plan was made of; a plan does not hold them.
+        goal: What to minimise; by default what the plan did.
+        latency: What changing clocks takes, as of `plan`; by default as the plan took it.
+        anew: Samples of the step itself, where there are any: what the plan loses against one
+            planned on them is told.
+
+    Raises:
+        UsageError: An impossible goal, or latencies that are not known.
+        DataError: The samples are gone, of another step or GPU, or the steps share no kernel.
+        InfeasibleError: No choice meets the time budget.
+    """
+    given, source = _given(plan, samples)
+    sample_set = read_samples(source)
+    if given is not None:
+        _check_of(given, sample_set)
+    to = as_step(step)
+    if to is None:
+        raise DataError("there is no step to plan for", hint="`underclock trace` makes one")
+    wanted = goal or (Goal() if given is None else Goal.of(given))
+    check_goal(sample_set.gpu, wanted, alone=False)
+    if wanted.power_limit_w not in {None, sample_set.gpu.power_limit_w}:
+        raise DataError(
+            "a step that was not measured is planned at the power limit of its samples",
+            hint="leave the limit away; measure the step to plan at another",
+        )
+    found = carried(sample_set, to)
+    switching = _switching(given, latency, found.sample_set, wanted, source)
+    if switching is not None:
+        check_has_budget(wanted)
+    table = found.estimated.table
+    costs = PlanCosts(table=table, risk=found.estimated, known=table)
+    made = decided(found.sample_set, wanted, costs, switching)
+    told = found.told
+    if anew is not None:
+        own = read_samples(anew)
+        _check_alike(own, found.sample_set)
+        told = msgspec.structs.replace(told, **_regret(made, own, wanted, switching))
+    return msgspec.structs.replace(made, carried=told)
+
+
+def _given(
+    plan: Plan | SampleSource, samples: SampleSource | None
+) -> tuple[Plan | None, SampleSource]:
+    """Return the plan, where one was given, and the samples to stand on."""
+    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and is_plan(Path(plan))):
+        record = as_record(plan, Plan)
+        if samples is None:
+            raise DataError(
+                f"the plan of {record.workload} does not hold the samples it was made of",
+                hint=_GONE,
+            )
+        if isinstance(samples, str | Path) and not Path(samples).exists():
+            raise DataError(f"the samples of the plan are gone: no file {samples}", hint=_GONE)
+        return record, samples
+    if samples is not None:
+        raise DataError(
+            "samples are given twice: as the first, and as those of a plan",
+            hint="give a plan and its samples, or samples alone",
+        )
+    return None, plan
+
+
+def _check_of(plan: Plan, sample_set: SampleSet) -> None:
+    """Refuse samples that a plan was not made of."""
+    plan.check_gpu(sample_set.gpu, plan.gpu.power_limit_w)
+    if plan.fingerprint != sample_set.fingerprint:
+        raise DataError(
+            f"the plan is of another step than the samples: {plan.workload} and "
+            f"{sample_set.workload}, whose kernels differ",
+            hint=_GONE,
+        )
+
+
+def _check_alike(own: SampleSet, header: SampleSet) -> None:
+    """Refuse samples to plan anew on that are of another step or GPU."""
+    if own.fingerprint != header.fingerprint:
+        raise DataError(
+            f"the samples to plan anew on are of another step: {own.workload}, whose kernels are "
+            f"not those of {header.workload}",
+            hint="measure the step that the plan is for",
+        )
+    unlike = [
+        name
+        for name in ("name", "driver", "power_limit_w")
+        if getattr(own.gpu, name) != getattr(header.gpu, name)
+    ]
+    if unlike:
+        raise DataError(
+            f"the samples to plan anew on are of another GPU: its {unlike[0]} is "
+            f"{getattr(own.gpu, unlike[0])}, not {getattr(header.gpu, unlike[0])}",
+            hint="clocks carry over on one GPU: measure the step on the same",
+        )
+
+
+def _switching(
+    plan: Plan | None,
+    latency: str | None,
+    header: SampleSet,
+    goal: Goal,
+    source: SampleSource,
+) -> Switching | None:
+    """Return what changing clocks takes: as named, else as the plan took it."""
+    if latency is not None:
+        return switching_of(latency, header, goal, source)
+    return None if plan is None else switching_as_of(plan)
+
+
+def _regret(
+    made: Plan, own: SampleSet, goal: Goal, switching: Switching | None
+) -> dict[str, float]:
+    """Return what a plan costs more than one planned anew, as the step's own samples have both."""
+    costs = costs_of(own, None, raw=None, isolated=False)
+    best = decided(own, goal, costs, switching)
+    ours, theirs = (costed(each, costs.table) for each in (made, best))
+    return {
+        "regret_time": ours[0] / theirs[0] - 1.0,
+        "regret_energy": ours[1] / theirs[1] - 1.0,
+    }
+
+
+def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
+    """Return the time in s and energy in J that a plan's clocks take on a table of a step."""
+    if plan.schedule is not None:
+        clocks = plan.schedule.clocks
+    else:
+        clocks = tuple(plan.kernels[plan.runs[k].name].clocks for k in plan.order)
+    place = {each: s for s, each in enumerate(table.settings)}
+    missing = [each for each in clocks if each not in place]
+    if missing:
+        raise DataError(
+            f"the step's own samples know nothing of {missing[0]}",
+            hint="measure both steps at the same clock pairs",
+        )
+    cost = step_cost(table, np.array([place[each] for each in clocks]))
+    return cost.time_s, cost.energy_j

@@ -1,0 +1,359 @@
+"""What samples of one step say of another step of the same GPU, which nobody measured.
+
+Kernels are matched (`matching`); the parameters of one whose size is new follow from its FLOPs and
+bytes (`unseen`), and what the rows of its source say beyond the physics stays as far as that is its
+own. The GPU's shared constants, and their errors, are the same for all of them.
+
+Shape letters: K kernels, N new ones, C settings but the baseline, P parameters of a kernel.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from scipy.linalg import block_diag
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
+from underclock.core.model.fitting import temperature_of
+from underclock.core.model.in_step import StepRatio, in_step
+from underclock.core.model.parameters import Parameters, Points, predicted_rows
+from underclock.core.model.posterior import Posterior, capped
+from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.rows import PER_KERNEL
+from underclock.core.model.sample_rows import KIND_NUMBERS
+from underclock.core.step.table import (
+    CostTable,
+    at_any_clocks,
+    overlap_notes,
+    overlapped_counts,
+    waited_counts,
+)
+from underclock.core.step.under_cap import auto_expected, cap_of
+from underclock.core.transfer.carried_estimate import CarriedEstimate
+from underclock.core.transfer.matching import Match, matched, work_of
+from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
+from underclock.errors import DataError
+from underclock.gpus.links import link_of
+from underclock.physics.costs import idle_w
+from underclock.records import SampleSet, Step
+from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
+
+_NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number
+_OF_LINKS = 0.5  # error of what is assumed of a link, as a logarithm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What is known of a step that was not measured.
+
+    Attributes:
+        sample_set: The step as if it had been measured, without any window.
+        estimated: What planning stands on.
+        told: How each kernel is known.
+    """
+
+    sample_set: SampleSet
+    estimated: CarriedEstimate
+    told: CarriedOver
+
+
+def carried(sample_set: SampleSet, step: Step) -> Carried:
+    """Say what a step costs at every setting, from samples of another one.
+
+    Args:
+        sample_set: Of a step that ran whole too, of one GPU.
+        step: The step that nobody measured.
+
+    Raises:
+        DataError: The samples are of kernels alone, or the steps share no kernel.
+    """
+    known = _known(sample_set)
+    usable = _usable(known)
+    matches = matched(sample_set.kernels, usable, step.kernels)
+    if not any(match.source is not None for match in matches):
+        raise DataError(
+            f"{step.name} shares no kernel with {sample_set.workload}: no operator of it was "
+            "measured in the same place of the model",
+            hint="measure the step itself: `underclock measure`",
+        )
+    guessed = _unseen(known, sample_set, step, matches, usable)
+    posterior = _posterior(known, sample_set, guessed, _sources(matches))
+    header = msgspec.structs.replace(
+        sample_set,
+        workload=step.name,
+        kernels=step.kernels,
+        windows=(),
+        fingerprint=step.fingerprint,
+        expected_samples=None,
+        order=step.order,
+        modules=step.modules,
+        source=step.source,
+        lacking={},
+    )
+    can = _can(known, matches, usable)
+    table = _table(known, step, posterior, can, matches, _sentence(sample_set, step, matches))
+    expected = auto_expected(table, np.array(step.order, dtype=np.int64), known.table)
+    estimated = CarriedEstimate.of(known, posterior, expected)
+    return Carried(
+        sample_set=header, estimated=estimated, told=_told(sample_set, estimated, matches)
+    )
+
+
+def _known(sample_set: SampleSet) -> CostEstimate:
+    known = estimate(sample_set)
+    if known.table.power_cap is None:
+        raise DataError(
+            f"the samples of {sample_set.workload} are of kernels alone, and what auto makes of a "
+            "step that nobody ran follows from one that ran whole",
+            hint="measure the step whole too: `underclock measure` does by itself",
+        )
+    return known
+
+
+def _usable(known: CostEstimate) -> Bools:
+    """Return of which kernels rows tell time and power. Shape (K,)."""
+    rows = known.rows
+    told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in rows.windows]
+    return np.logical_and(*told)
+
+
+def _unseen(
+    known: CostEstimate,
+    sample_set: SampleSet,
+    step: Step,
+    matches: Sequence[Match],
+    usable: Bools,
+) -> Unseen:
+    model = known.model
+    of_shared = np.einsum(
+        "kps,st,kqt->kpq", model.gain, model.shared_cov, model.gain, optimize=True
+    )
+    kernels = KnownKernels(
+        kinds=model.rows.kinds,
+        work=work_of(sample_set.kernels),
+        parameters=model.parameters.kernels,
+        cov=model.kernel_cov + of_shared,
+    )
+    told = [match.way.is_told for match in matches]
+    kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
+    made = unseen(
+        kernels,
+        usable,
+        np.where(told, kinds, -1),
+        work_of(step.kernels),
+        _sources(matches),
+        np.array([match.way is MatchWay.SAME for match in matches]),
+    )
+    _assume_links(made, known, sample_set, step, matches)
+    return made
+
+
+def _assume_links(
+    made: Unseen,
+    known: CostEstimate,
+    sample_set: SampleSet,
+    step: Step,
+    matches: Sequence[Match],
+) -> None:
+    """Put in what is assumed of collectives that no sample is like."""
+    model, gpu = known.model, sample_set.gpu
+    boost = known.posterior.settings[cap_of(known.table).boost]
+    core_mhz, mem_mhz = clocks_of(model.rows, [boost])
+    for n, match in enumerate(matches):
+        if match.way is MatchWay.LINK:
+            assumed = link_of(gpu.name).constants(
+                step.kernels[n],
+                model.parameters.family.gpu(model.parameters.shared),
+                None,
+                highest_mhz=(int(core_mhz[0]), int(mem_mhz[0])),
+                limit_w=gpu.power_limit_w or known.rows.limit_w,
+            )
+            made.parameters[n] = np.log(
+                [_NEARLY_NONE, _NEARLY_NONE, assumed.fixed_s, assumed.work_j_per_v2]
+            )
+            made.cov[n] = np.diag([0.0, 0.0, _OF_LINKS**2, _OF_LINKS**2])
+
+
+def _sources(matches: Sequence[Match]) -> Ints:
+    return np.array([-1 if match.source is None else match.source for match in matches])
+
+
+def _posterior(
+    known: CostEstimate, sample_set: SampleSet, guessed: Unseen, source: Ints
+) -> Posterior:
+    """Return what is known of the new kernels at every setting.
+
+    Their own errors are those of their sources, and what their size leaves unsure: 2 P of them.
+    """
+    model, settings = known.model, known.posterior.settings
+    celsius = temperature_of(sample_set)
+    bent = posterior_of(model, settings, temperature_c=celsius, limit_w=math.inf)
+    clocks = clocks_of(model.rows, settings)
+    old = _physics(model.parameters, clocks, celsius)
+    serial = None if model.parameters.serial is None else model.parameters.serial[source]
+    new = _physics(
+        dataclasses.replace(model.parameters, kernels=guessed.parameters, serial=serial),
+        clocks,
+        celsius,
+    )
+    has, k = source >= 0, np.maximum(source, 0)
+    by = guessed.kept[None, :, None, None]
+    scale = np.where(has, model.scale[k], float(np.median(model.scale)))
+    anew = (scale[None, :] * model.errors.discrepancy[:, None]) ** 2
+    kept2 = guessed.kept[None, :, None] ** 2
+    through = np.einsum("cnip,npq->cniq", new.by_kernel, guessed.by_source)
+    cov = np.zeros((len(source), 2 * PER_KERNEL, 2 * PER_KERNEL))
+    cov[:, :PER_KERNEL, :PER_KERNEL] = np.where(has[:, None, None], model.kernel_cov[k], 0.0)
+    cov[:, PER_KERNEL:, PER_KERNEL:] = guessed.cov
+    log_s, log_w = new.log + by[..., 0] * (np.stack([bent.log_s, bent.log_w]) - old.log)[:, k]
+    old_shared = old.by_shared + np.einsum("ckip,kps->ckis", old.by_kernel, model.gain)
+    by_kind = np.einsum("cnip,npq->cniq", new.by_kernel, guessed.by_kind)
+    shared = (
+        new.by_shared
+        + np.einsum("cnip,nps->cnis", through, model.gain[k])
+        + by * (bent.by_shared - old_shared)[:, k]
+    )
+    posterior = Posterior(
+        settings=settings,
+        log_s=log_s,
+        log_w=log_w,
+        by_shared=np.concatenate([shared, by_kind], axis=-1),
+        by_kernel=np.concatenate(
+            [through + by * (bent.by_kernel - old.by_kernel)[:, k], new.by_kernel], axis=-1
+        ),
+        discrepancy=kept2 * bent.discrepancy[:, k] + (1.0 - kept2) * anew[:, :, None],
+        shared_cov=block_diag(model.shared_cov, np.eye(by_kind.shape[-1])),
+        kernel_cov=cov,
+        noise=model.errors.noise[:, None] * scale,
+    )
+    if math.isfinite(known.rows.peak_w):
+        bent, posterior = (capped(each, *clocks, known.rows.peak_w) for each in (bent, posterior))
+    return in_step(posterior, _ratio(known, bent))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Physics:
+    """What physics alone says: shapes (2, K, C), (2, K, C, S) and (2, K, C, P)."""
+
+    log: Floats
+    by_shared: Floats
+    by_kernel: Floats
+
+
+def _physics(parameters: Parameters, clocks: tuple[Floats, Floats], celsius: float) -> _Physics:
+    core_mhz, mem_mhz = clocks
+    count, many = len(parameters.kernels), len(core_mhz)
+    at = Points(
+        kernel=np.repeat(np.arange(count), many),
+        core_mhz=np.tile(core_mhz, count),
+        mem_mhz=np.tile(mem_mhz, count),
+        temperature_c=np.full(count * many, celsius),
+    )
+    rows = predicted_rows(parameters, at)
+    shape = 2, count, many
+    return _Physics(
+        log=rows.log.reshape(shape),
+        by_shared=rows.by_shared().reshape(*shape, -1),
+        by_kernel=rows.by_kernel().reshape(*shape, -1),
+    )
+
+
+def _ratio(known: CostEstimate, bent: Posterior) -> StepRatio:
+    """Return how much more kernels draw in the step, as the estimate of the known step has it."""
+    more = known.posterior.shared_cov.shape[0] - bent.shared_cov.shape[0]
+    if not more:
+        return StepRatio()
+    ratio = float(np.exp(np.median(known.posterior.log_w - bent.log_w)))
+    return StepRatio(ratio=ratio, spread=math.sqrt(float(known.posterior.shared_cov[-1, -1])))
+
+
+def _can(known: CostEstimate, matches: Sequence[Match], usable: Bools) -> Bools:
+    """Return where each new kernel may be planned. Shape (N, C)."""
+    everywhere = known.can[usable].all(axis=0)
+    return np.stack(
+        [everywhere if match.source is None else known.can[match.source] for match in matches]
+    )
+
+
+def _table(
+    known: CostEstimate,
+    step: Step,
+    posterior: Posterior,
+    can: Bools,
+    matches: Sequence[Match],
+    sentence: str,
+) -> CostTable:
+    """Return costs at locked clocks, auto as boost: what its cap makes of that comes later."""
+    kernels, cap = step.kernels, cap_of(known.table)
+    costs = posterior.costs(waited_counts(kernels))
+    time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
+    beside_j = _beside_j(known, posterior, overlapped_counts(kernels), cap.boost)
+    baseline = len(posterior.settings)
+    left = np.array([not match.way.is_told for match in matches])
+    time_s = np.column_stack([time_s, time_s[:, cap.boost]])
+    energy_j = np.column_stack([energy_j, energy_j[:, cap.boost]]) + beside_j[:, None]
+    launch_s = np.exp(posterior.log_s[:, cap.boost])
+    return CostTable(
+        kernels=kernels,
+        settings=known.table.settings,
+        time_s=at_any_clocks(kernels, time_s, cap.boost),
+        energy_j=at_any_clocks(kernels, energy_j, cap.boost),
+        baseline=baseline,
+        closure=known.table.closure,
+        power_cap=cap,
+        heat=known.table.heat,
+        beside_j=beside_j if beside_j.any() else None,
+        left=left if left.any() else None,
+        warnings=(sentence, *step.warnings, *overlap_notes(kernels, launch_s)),
+    )
+
+
+def _beside_j(known: CostEstimate, posterior: Posterior, counts: Floats, boost: int) -> Floats:
+    """Return what launches beside others draw, and the GPU not without them. Shape (N,)."""
+    if not counts.any():
+        return np.zeros_like(counts)
+    model = known.model
+    core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[boost : boost + 1])
+    gpu = model.parameters.family.gpu(model.parameters.shared)
+    anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, 55.0)[0])
+    own_w = np.maximum(np.exp(posterior.log_w[:, boost]) - anyway_w, 0.0)
+    beside_j: Floats = counts * np.exp(posterior.log_s[:, boost]) * own_w
+    return beside_j
+
+
+def _told(
+    sample_set: SampleSet, estimated: CarriedEstimate, matches: Sequence[Match]
+) -> CarriedOver:
+    """Write down how each kernel is known."""
+    kernels = sample_set.kernels
+    boost = cap_of(estimated.table).boost
+    spreads = [np.sqrt(estimated.posterior.variance(1.0, power)[:, boost]) for power in (0.0, 1.0)]
+    names = (kernel.name for kernel in estimated.table.kernels)
+    return CarriedOver(
+        workload=sample_set.workload,
+        fingerprint=sample_set.fingerprint,
+        matches={
+            name: KernelMatch(
+                way=match.way,
+                source=None if match.source is None else kernels[match.source].name,
+                time_spread=float(time),
+                energy_spread=float(energy),
+            )
+            for name, match, time, energy in zip(names, matches, *spreads, strict=True)
+        },
+    )
+
+
+def _sentence(sample_set: SampleSet, step: Step, matches: Sequence[Match]) -> str:
+    """Say what the numbers rest on."""
+    ways = [match.way for match in matches]
+    parts = [f"{ways.count(way)} {way}" for way in MatchWay if way in ways]
+    return (
+        f"{step.name} was not measured: its costs are carried over from samples of "
+        f"{sample_set.workload} ({'; '.join(parts)})"
+    )

@@ -1,0 +1,93 @@
+"""Which measured kernel tells what a kernel of another step costs.
+
+A kernel is the same where nothing but its count differs. It has the role of another where the same
+operator, or function of a workload, runs in the same place of the model: its size may differ. Else
+others of its kind tell how cost goes with FLOPs and bytes, and what no sample is like is unmatched.
+
+Shape letters: K known kernels.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats
+from underclock.core.tracing.names import short
+from underclock.core.tracing.recapture import identity
+from underclock.core.transfer.unseen import FEWEST
+from underclock.records import Kernel, Kind
+from underclock.records.carried import MatchWay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """How one kernel of the new step is known.
+
+    Attributes:
+        source: The known kernel it is told by; ``None`` where its kind tells it, or nothing does.
+    """
+
+    way: MatchWay
+    source: int | None = None
+
+
+def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -> tuple[Match, ...]:
+    """Match kernels of a step to known ones.
+
+    Args:
+        known: Length K.
+        usable: Of which samples tell what clocks do. Shape (K,).
+        kernels: Of the new step.
+    """
+    same: dict[str, int] = {}
+    roles: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for k in np.flatnonzero(usable).tolist():
+        same.setdefault(identity(known[k]), k)
+        roles[_role(known[k])].append(k)
+    kinds = Counter(
+        one.kind for one, tells in zip(known, usable, strict=True) if tells and one.bytes_moved
+    )
+    found = []
+    for kernel in kernels:
+        source = same.get(identity(kernel))
+        if source is not None:
+            found.append(Match(way=MatchWay.SAME, source=source))
+            continue
+        alike = [k for k in roles.get(_role(kernel), ()) if known[k].bytes_moved]
+        if alike and kernel.bytes_moved:
+            nearest = min(alike, key=lambda k, one=kernel: _away(known[k], one))  # type: ignore[misc]
+            found.append(Match(way=MatchWay.ROLE, source=nearest))
+        elif kernel.bytes_moved and kinds[kernel.kind] >= FEWEST:
+            found.append(Match(way=MatchWay.KIND))
+        elif kernel.kind is Kind.COLLECTIVE and kernel.bytes_moved:
+            found.append(Match(way=MatchWay.LINK))
+        else:
+            found.append(Match(way=MatchWay.NONE))
+    return tuple(found)
+
+
+def work_of(kernels: Sequence[Kernel]) -> Floats:
+    """Return FLOPs and bytes of a launch of each kernel, 0 where unknown. Shape (2, K)."""
+    return np.array([[k.flops or 0.0 for k in kernels], [k.bytes_moved or 0.0 for k in kernels]])
+
+
+def _role(kernel: Kernel) -> tuple[object, ...]:
+    launch = kernel.launch
+    if launch is None:
+        return kernel.kind, kernel.pass_, kernel.section, kernel.name
+    # Libraries choose a product's function by its size; of anything else it is what runs.
+    product = kernel.kind is Kind.GEMM and bool(launch.operator)
+    function = "" if product else short(launch.function)
+    return kernel.kind, kernel.pass_, launch.operator, function, launch.module or kernel.section
+
+
+def _away(one: Kernel, other: Kernel) -> tuple[bool, float]:
+    """Return how far apart two kernels of one role are: other names count first, then sizes."""
+    (flops, bytes_moved), (known_flops, known_bytes) = work_of([one, other]).T
+    apart = abs(math.log(bytes_moved / known_bytes))
+    if flops and known_flops:
+        apart += abs(math.log(flops / known_flops))
+    return one.name != other.name, apart
