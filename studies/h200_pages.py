@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from pages import fill, markdown
+from rank_steps import RankStep, steps_s
 from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
-from underclock.core.tracing.streams import RankStep, steps_s, streams
+from underclock.core.tracing.streams import streams
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 from underclock.runtime.conductor.log import last_run, read_log, summary_of

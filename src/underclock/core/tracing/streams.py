@@ -6,9 +6,7 @@ whose waits profiles leave out, by the times: its stream stood idle, and in that
 launch ended. A wait that was over before its stream came to it is seen by no clock, so without a
 list of waits slack is an upper bound.
 
-Between ranks that train together a collective begins when the last of them is there. What a profile
-says that a collective took includes waiting for the others, so the least of the ranks is what it
-takes. And what lies between two launches of a profiled step is mostly the host, which a profiler
+What lies between two launches of a profiled step is mostly the host, which a profiler
 slows; in training it is ahead of its GPU. Of a rank by itself, the step does not wait for what of
 its collectives runs beside other launches.
 
@@ -23,7 +21,6 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 
@@ -73,6 +70,10 @@ class Streams:
             duration_s: As for `ends_s`.
         """
         return float(self.ends_s(duration_s).max(initial=0.0))
+
+    def kept_fed(self) -> "Streams":
+        """Return the same where the host keeps ahead, as it does while no profiler looks on."""
+        return dataclasses.replace(self, lag_s=np.minimum(self.lag_s, GAP_S))
 
     def slack_s(self) -> Floats:
         """Return how much longer each launch could take, others as they are. Shape (n,)."""
@@ -154,71 +155,6 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStep:
-    """What one rank does in a step.
-
-    Attributes:
-        streams: Its launches, and what waits for what.
-        collectives: Which of them are collectives, in the order in which they are asked for; all
-            ranks have the same.
-    """
-
-    streams: Streams
-    collectives: tuple[int, ...]
-
-
-def steps_s(ranks: Sequence[RankStep], *, gap_s: float = GAP_S) -> tuple[float, ...]:
-    """Predict how long a step takes each of some ranks, where hosts are ahead of their GPUs.
-
-    Raises:
-        DataError: They have not the same number of collectives, or wait for one another in a ring.
-    """
-    counts = [len(rank.collectives) for rank in ranks]
-    if len(set(counts)) > 1:
-        raise DataError(
-            f"ranks that train together have as many collectives, these have {counts}",
-            hint="profile the same step on every rank",
-        )
-    taken_s = _taken_s(ranks)
-    numbers = [{at: n for n, at in enumerate(rank.collectives)} for rank in ranks]
-    ends_s: list[Floats] = [np.zeros(len(each)) for each in taken_s]
-    there: list[dict[int, float]] = [{} for _ in range(counts[0])]  # when each rank is, by rank
-    done = [0] * len(ranks)
-    total = [len(rank.streams.order) for rank in ranks]
-    while done != total:
-        before = list(done)
-        for number, rank in enumerate(ranks):
-            streams, ends = rank.streams, ends_s[number]
-            for i in streams.order[done[number] :]:
-                begins_s = max((float(ends[j]) for j in streams.waits[i]), default=0.0)
-                begins_s += min(float(streams.lag_s[i]), gap_s)
-                if i in numbers[number]:
-                    arrived = there[numbers[number][i]]
-                    arrived[number] = begins_s
-                    if len(arrived) < len(ranks):
-                        break
-                    begins_s = max(arrived.values())
-                ends[i] = begins_s + taken_s[number][i]
-                done[number] += 1
-        if done == before:
-            raise DataError(
-                "the ranks ask for their collectives in different orders, and wait for ever",
-                hint="profile the same step on every rank",
-            )
-    return tuple(float(each.max(initial=0.0)) for each in ends_s)
-
-
-def _taken_s(ranks: Sequence[RankStep]) -> list[Floats]:
-    """Return what launches take, and collectives once every rank is there."""
-    taken_s = [rank.streams.duration_s.copy() for rank in ranks]
-    for places in zip(*(rank.collectives for rank in ranks), strict=True):
-        least_s = min(each[at] for each, at in zip(taken_s, places, strict=True))
-        for each, at in zip(taken_s, places, strict=True):
-            each[at] = least_s
-    return taken_s
-
-
 def with_shares(
     launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
 ) -> tuple[TracedActivity, ...]:
@@ -237,8 +173,7 @@ def with_shares(
         return tuple(launches)
     seen = streams(launches, waits)
     taken_s = _without_waiting_s(launches, seen.duration_s, collective)
-    ahead = dataclasses.replace(seen, duration_s=taken_s, lag_s=np.minimum(seen.lag_s, GAP_S))
-    exposed_s = ahead.exposed_s(collective)
+    exposed_s = dataclasses.replace(seen.kept_fed(), duration_s=taken_s).exposed_s(collective)
     shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
     shares = shares.round(_DIGITS)
     return tuple(
@@ -259,11 +194,11 @@ def collectives_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] =
     collective = _collective(launches)
     if not collective.any():
         return None
-    rank = RankStep(streams=streams(launches, waits), collectives=tuple(np.flatnonzero(collective)))
-    slack_s, taken_s = rank.streams.slack_s(), rank.streams.duration_s
+    seen = streams(launches, waits)
+    slack_s, taken_s = seen.slack_s(), seen.duration_s
     beside_s = taken_s * [1.0 - one.waited_for for one in launches]
     all_s = float(taken_s[collective].sum())
-    step = f"; where the host keeps ahead, it takes {1e3 * steps_s([rank])[0]:.3g} ms"
+    step = f"; where the host keeps ahead, it takes {1e3 * seen.kept_fed().step_s():.3g} ms"
     if beside_s.sum() <= _BESIDE * all_s:
         return f"the step waits for all of its collectives{step}"
     return (

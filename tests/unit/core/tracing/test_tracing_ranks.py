@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rank_steps import RankStep, steps_s
 from recorded import Recording, read
 from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
-from underclock.core.tracing.streams import RankStep, steps_s, streams, with_shares
+from underclock.core.tracing.streams import streams, with_shares
 from underclock.records import Pass
 from underclock.records.launches import TracedActivity
 
