@@ -42,6 +42,11 @@ class FittingTable(Table):
         table = self._first(count)
         if self._needed(console, options, count) > options.max_width:
             table.columns[0].min_width = None  # names may break between words then
+        wrapped = [column for column in table.columns if not column.no_wrap]
+        whole = Measurement.get(console, options.update(max_width=_ENDLESS), table).maximum
+        if len(wrapped) > 1 and whole > options.max_width:
+            # Else all are narrowed, the first below its least, and the last is cut off.
+            wrapped[0].width = wrapped[0].min_width
         table.min_width = min(_MIN_WIDTH, options.max_width)
         yield table
 

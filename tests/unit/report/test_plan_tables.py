@@ -36,6 +36,7 @@ from underclock.report import (
     validation_table,
     verdict_text,
 )
+from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import DASH
 
 
@@ -244,3 +245,14 @@ def test_a_score_table_without_an_auto_arm_shows_dashes() -> None:
     text = printed(score_table(msgspec.structs.replace(SCORE, arms=())))
 
     assert text.count(DASH) == 2
+
+
+@pytest.mark.parametrize("width", range(66, 100, 3))
+def test_two_columns_of_words_are_wrapped_and_not_cut(width: int) -> None:
+    columns = *words("policy"), *numbers("time", "energy"), *words("clocks")
+    clocks = "core 210 to 1590, mem 5001 to 9251"
+    cells = "one clock, stepped by time", "+14.39 ± 0.07", "-33.12 ± 0.29", clocks
+    shown = printed(filled("t", columns, [cells]), width)
+
+    assert max(map(len, shown.splitlines())) <= width
+    assert set(" ".join(cells).split()) <= set(shown.split())
