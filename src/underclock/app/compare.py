@@ -6,16 +6,14 @@ from typing import Any
 
 import click
 
-from underclock.app.options import CLOCKS, FRACTION, delivered, file_argument
+from underclock.app.options import baseline_option, delivered, file_argument, slowdown_option
 from underclock.app.output import STDOUT, Delivery, print_json, print_table, share_bar, warn
 from underclock.errors import InfeasibleError
 
 
 @click.command(name="compare")
 @file_argument("samples")
-@click.option(
-    "--max-slowdown", type=FRACTION, default=0.0, help="Time budget: 1% or 0.01. [default: 0]"
-)
+@slowdown_option
 @click.option(
     "--policy",
     "policies",
@@ -24,7 +22,7 @@ from underclock.errors import InfeasibleError
     help="Only this policy; more than once for several.",
 )
 @click.option("--latency", default="known", show_default=True, help="As for `underclock plan`.")
-@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@baseline_option
 @click.option("--gpu", metavar="GPU", help="Ask its driver which power profiles it lists.")
 @click.option("--seed", default=0, help="Of what searches at random.")
 @delivered("page")

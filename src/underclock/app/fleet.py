@@ -4,25 +4,20 @@ from pathlib import Path
 
 import click
 
-from underclock.app.options import FRACTION, delivered
+from underclock.app.options import delivered, slowdown_option
 from underclock.app.output import Delivery, counted_bar
 
 
 @click.command(name="fleet")
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--max-slowdown", type=FRACTION, help="Time budget: 1% or 0.01. [default: 0, strict]")
+@slowdown_option
 @click.option("--boards", default=64, show_default=True, help="How many boards the plan is for.")
 @click.option(
     "--latency", default="known", show_default=True, help="What changing clocks takes, as of plan."
 )
 @delivered("plan")
 def command(
-    *,
-    samples: tuple[Path, ...],
-    max_slowdown: float | None,
-    boards: int,
-    latency: str,
-    to: Delivery,
+    *, samples: tuple[Path, ...], max_slowdown: float, boards: int, latency: str, to: Delivery
 ) -> None:
     """Choose clocks for all boards of a model from SAMPLES of a few: a samples file of each board.
 
@@ -38,10 +33,6 @@ def command(
     to.check(*samples)
     with counted_bar("planning") as show:
         made = plan_fleet(
-            samples,
-            Goal(max_slowdown=max_slowdown or 0.0),
-            boards=boards,
-            latency=latency,
-            progress=show,
+            samples, Goal(max_slowdown=max_slowdown), boards=boards, latency=latency, progress=show
         )
     to.give(made, lambda: plan_tables(made))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from underclock.app.options import CLOCKS, DURATION, FRACTION, delivered, file_argument
+from underclock.app.options import DURATION, FRACTION, baseline_option, delivered, file_argument
 from underclock.app.output import Delivery, counted_bar
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Who keeps the budget: all together, or each alone.",
 )
-@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@baseline_option
 @click.option(
     "--latency",
     default="known",

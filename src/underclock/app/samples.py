@@ -5,7 +5,13 @@ from typing import Any
 
 import click
 
-from underclock.app.options import CLOCKS, FRACTION, delivered, file_argument
+from underclock.app.options import (
+    FRACTION,
+    baseline_option,
+    delivered,
+    file_argument,
+    slowdown_option,
+)
 from underclock.app.output import Delivery, counted_bar, share_bar
 
 
@@ -36,7 +42,7 @@ def breakdown(*, samples: Path, to: Delivery) -> None:
 )
 @click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
 @click.option("--seed", default=0, show_default=True, help="Of the splits.")
-@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@baseline_option
 @delivered()
 def check(
     *,
@@ -64,16 +70,11 @@ def check(
 
 @click.command(name="predict")
 @file_argument("samples")
-@click.option(
-    "--max-slowdown",
-    type=FRACTION,
-    default=0.0,
-    help="Time budget: 1% or 0.01. [default: 0, strict]",
-)
+@slowdown_option
 @click.option(
     "--like", metavar="GPU", help="Whose kernels to compare with: sim:NAME, or a calibrated file."
 )
-@click.option("--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows.")
+@baseline_option
 @delivered()
 def predict(
     *,
