@@ -23,31 +23,13 @@ from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved
 from underclock.core.planning.best_choice import TIME_POWER, tolerance_of
-from underclock.core.planning.chance_constraint import (
-    Aim,
-    Candidate,
-    Proof,
-    within_confidence,
-)
+from underclock.core.planning.chance_constraint import Aim, Candidate, Proof, within_confidence
 from underclock.core.planning.choices import as_neighbours
 from underclock.core.planning.contest import SMALL, Contest, certain
 from underclock.core.planning.strategies import solve_strategies
-from underclock.core.solvers import (
-    Effort,
-    GeneticSearch,
-    Problem,
-    SequenceProblem,
-    least_product,
-    solve,
-)
+from underclock.core.solvers import Effort, Problem, SequenceProblem, least_product, searched, solve
 from underclock.core.step.under_cap import against_auto, grouped
-from underclock.records import (
-    Arm,
-    Granularity,
-    Objective,
-    Status,
-    Strategy,
-)
+from underclock.records import Arm, Granularity, Objective, Status, Strategy
 from underclock.records.rivals import Rival, RivalChoice
 
 _ROUNDS = 6  # of aims below a budget
@@ -56,7 +38,6 @@ _LEAST_LIMIT = 0.5  # of it, where the GPU does not say how low it goes
 _STEPS, _COUNTED = 2000, 1000  # of a controller, and the last of them
 _WAITED = 20  # steps after one that was late before it tries a lower clock again
 _NOISE = 0.002  # of the time of a step, as the controller sees it: assumed
-_POPULATION, _GENERATIONS = 200, 400  # with a third of each it falls behind by points
 
 
 _UNPROVEN = Proof(status=Status.BOUNDED, gap=None)
@@ -199,7 +180,7 @@ def _genetic(contest: Contest, name: Strategy) -> Rival:
     def within(aim: Aim) -> Candidate | None:
         budget_s = table.auto_time_s * (1.0 + aim.slowdown)
         problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s)
-        found = _searched(problem, contest.seed)
+        found = searched(problem, contest.seed)
         return None if found is None else Candidate(setting=found, proof=_UNPROVEN)
 
     if contest.risk is None:
@@ -214,37 +195,9 @@ def _genetic(contest: Contest, name: Strategy) -> Rival:
     free = _no_worse(contest, name, free)
 
     def pick(problem: Problem) -> Ints | None:
-        return _searched(problem, contest.seed, contest.problem)
+        return searched(problem, contest.seed, contest.problem)
 
     return Rival(name=name, free=free, achievable=_followed(contest, name, stretches, pick))
-
-
-def _searched(problem: Problem, seed: int, steps: SequenceProblem | None = None) -> Ints | None:
-    """Return the best choice that a genetic search meets within a budget; ``None`` without one.
-
-    Args:
-        steps: Says what changing clocks from one group to the next costs, if anything.
-    """
-    at = np.arange(len(problem.time_s))
-
-    def costs(people: Ints) -> tuple[Floats, Floats]:
-        time_s = problem.time_s[at, people].sum(axis=1)
-        energy_j = problem.energy_j[at, people].sum(axis=1)
-        if steps is not None:
-            changes = np.roll(people, 1, axis=1), people
-            time_s = time_s + steps.switch_time_s[changes].sum(axis=1)
-            energy_j = energy_j + steps.switch_energy_j[changes].sum(axis=1)
-        return time_s, energy_j
-
-    first = np.stack([problem.energy_j.argmin(axis=1), problem.time_s.argmin(axis=1)])
-    best, least_j = None, math.inf
-    offered = np.isfinite(problem.time_s)
-    search = GeneticSearch(seed=seed, population=_POPULATION, generations=_GENERATIONS)
-    for people, time_s, energy_j in search.lives(costs, offered, first, problem.budget_s):
-        in_time_j = np.where(time_s <= problem.budget_s, energy_j, math.inf)
-        if in_time_j.min() < least_j:
-            best, least_j = people[in_time_j.argmin()], float(in_time_j.min())
-    return best
 
 
 def _passes(contest: Contest, name: Strategy) -> Rival:
@@ -266,9 +219,7 @@ def _passes(contest: Contest, name: Strategy) -> Rival:
         return None if found.status is Status.INFEASIBLE else found.choice
 
     return Rival(
-        name=name,
-        free=_of_arm(contest, name),
-        achievable=_followed(contest, name, members, pick),
+        name=name, free=_of_arm(contest, name), achievable=_followed(contest, name, members, pick)
     )
 
 
