@@ -118,12 +118,12 @@ class Ran:
     done: float
 
 
-def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int) -> Ran:
+def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int, *, unit: int = 0) -> Ran:
     """Run a step under a schedule at its own heat, over and over; return the truth."""
     launches = [step.kernels[index] for index in step.order]
     if not schedule.predicted_s:
         schedule = dataclasses.replace(schedule, predicted_s=(1e-3,) * len(launches))
-    with simulated_rig(model, seed=1) as rig:
+    with simulated_rig(model, seed=1, unit=unit) as rig:
         done = [
             conduct(
                 rig,

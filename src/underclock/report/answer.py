@@ -79,6 +79,32 @@ def limit_sentence(plan: Plan) -> str | None:
     )
 
 
+def carried_sentence(plan: Plan) -> str | None:
+    """Say how the kernels of a step that was not measured are known; ``None`` where it was."""
+    told = plan.carried
+    if told is None:
+        return None
+    total_j = sum(choice.auto_energy_j for choice in plan.kernels.values())
+    parts, unknown = [], []
+    for way, count in told.counts.items():
+        names = [name for name, match in told.matches.items() if match.way is way]
+        share = sum(plan.kernels[name].auto_energy_j for name in names) / total_j
+        parts.append(f"{count} {way} ({share:.1%} of energy)")
+        unknown += [] if way.is_told else names
+    text = f"Carried over from samples of {told.workload}, kernels known as: {', '.join(parts)}."
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        text += f" Left at auto: {unknown[0]}{more}."
+    if told.confirmed:
+        text += f" Measured after all: {listed(told.confirmed)}."
+    if told.regret_energy is not None and told.regret_time is not None:
+        text += (
+            " Against one planned on the step's own samples, as those have both: "
+            f"{change_text(told.regret_energy)} energy, {change_text(told.regret_time)} time."
+        )
+    return text
+
+
 def switching_sentence(plan: Plan) -> str | None:
     """Say what the headline takes changing clocks to cost, and what it would be for free.
 

@@ -8,6 +8,7 @@ from underclock.records import Arm, Plan, Score, Strategy, Validation
 from underclock.report.answer import (
     auto_plan_sentence,
     bound_words,
+    carried_sentence,
     fixed_is_enough,
     fixed_sentence,
     has_latencies,
@@ -68,6 +69,7 @@ def _answer(plan: Plan) -> tuple[RenderableType, ...]:
     lines = (
         auto_plan_sentence(plan),
         promise_text(plan),
+        carried_sentence(plan),
         limit_sentence(plan),
         switching_sentence(plan),
     )
