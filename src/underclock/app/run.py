@@ -50,6 +50,19 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     help="That are judged together: slower ones take the plan back; 0 never. [default: 20, without "
     "--arms]",
 )
+@click.option(
+    "--first-rank",
+    type=int,
+    default=0,
+    metavar="RANK",
+    help="Of a job on several machines: the first of this one's.",
+)
+@click.option(
+    "--leader",
+    default="",
+    metavar="HOST:PORT",
+    help="Where the machine of rank 0 decides for a job on several machines; the same on all.",
+)
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
 @click.option(
     "--metrics-port",

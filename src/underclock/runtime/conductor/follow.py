@@ -31,9 +31,9 @@ from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.machine.timetable import Timetable, timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.job import JobPolicy
-from underclock.runtime.policy.parts import RankPart
+from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
-from underclock.runtime.policy.ranks import RankPolicy
+from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
@@ -112,6 +112,12 @@ class Follower:
     def noted(self, mark: int, at_s: float, steps: int) -> None:
         """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
         self.machine.saw(mark, at_s, steps)
+        self._expect()
+        self._rest()
+
+    def told(self, words: str = "") -> None:
+        """Find out what is due where another machine's conductor may have ordered something."""
+        self._tell(words)
         self._expect()
         self._rest()
 
@@ -278,8 +284,14 @@ class Follower:
 class Follow:
     """Follows the pages of a run."""
 
-    def __init__(self, followers: tuple[Follower, ...], log: Log, clock: Clock) -> None:
-        self.followers = followers
+    def __init__(
+        self,
+        followers: tuple[Follower, ...],
+        log: Log,
+        clock: Clock,
+        ranks: JobRanks | None = None,
+    ) -> None:
+        self.followers, self._ranks = followers, ranks
         self._log, self._clock = log, clock
         self._others = PollingThread(clock)
         for each in followers:
@@ -288,7 +300,8 @@ class Follow:
 
     def next_s(self) -> float:
         """When to wake it."""
-        return min([each.next_s for each in self.followers])
+        next_s = min([each.next_s for each in self.followers])
+        return next_s if self._ranks is None else min(next_s, self._ranks.next_s)
 
     def wake(self, now_s: float) -> None:
         """Do what is due.
@@ -298,6 +311,10 @@ class Follow:
         """
         leave_s = now_s + _TURN_S
         while True:
+            if self._ranks is not None and self._ranks.next_s <= now_s:
+                words = "; ".join(filter(None, self._ranks.tend(now_s)))
+                for each in self.followers if words else ():
+                    each.told(words if each is self.followers[0] else "")
             for each in self.followers:
                 if each.next_s <= now_s:
                     each.wake(now_s, self._log, self._others)
@@ -312,6 +329,8 @@ class Follow:
 
     def close(self) -> None:
         """Write what is left to write."""
+        if self._ranks is not None:
+            self._ranks.close()
         for each in self.followers:
             each.flush(self._log)
         energies_j = [each.energy_j for each in self.followers]
@@ -337,6 +356,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         gpus: By UUID; none for a dry run.
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
+            ``leader``: host and port of who decides for a job on several machines, or nothing;
             ``metrics_port``: where Prometheus may ask, or nothing.
 
     Raises:
@@ -379,7 +399,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     )
     wake_on_time()
     gc.freeze()  # what is loaded now stays: none of it is garbage
-    follow = Follow(tuple(followers), log, clock)
+    follow = Follow(tuple(followers), log, clock, getattr(held, "ranks", None))
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
 
@@ -411,29 +431,37 @@ class _HeldJob:
     """A job's plan as the GPUs of a run hold it: each its rank's part, all one decision."""
 
     def __init__(
-        self, plan: JobPlan, parts: Sequence[RankPart], options: Mapping[str, Any]
+        self, plan: JobPlan, parts: Sequence[RankPart], run: Run, options: Mapping[str, Any]
     ) -> None:
         self.workload, self.promise = plan.workload, plan.promise
-        self._job = JobPolicy(plan, window=options["window"])
-        self._parts, self._peers = parts, list[RankPolicy]()
+        self._parts, self._first = parts, run.first
+        self.ranks = JobRanks(JobPolicy(plan, window=options["window"]))
+        if options["leader"]:
+            from underclock.runtime.conductor import nodes  # noqa: PLC0415 - of several machines
+
+            kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
+            job = JobPolicy(plan, window=options["window"], ahead=nodes.AHEAD)
+            own = range(run.first, run.first + len(run.gpus))
+            self.ranks = kind(job, own, tuple(options["leader"]), digest_of(plan))
 
     def schedule(self, rank: int) -> ClockSchedule:
         """Return what a rank's clocks are to be."""
-        return self._parts[rank].schedules[self._job.chosen]
+        return self._parts[self._first + rank].schedules[self.ranks.job.chosen]
 
     def timetable(self, rank: int) -> Timetable:
         """Return what its machine follows."""
-        return self._parts[rank].timetable(self._job.chosen)
+        return self._parts[self._first + rank].timetable(self.ranks.job.chosen)
 
     def policy(self, machine: Machine, rank: int) -> Policy:
         """Return what decides for it; asked for rank by rank."""
-        return RankPolicy(machine, self._parts[rank], rank, self._job, self._peers)
+        at = self._first + rank
+        return RankPolicy(machine, self._parts[at], at, self.ranks)
 
 
 def _held(run: Run, options: Mapping[str, Any]) -> _HeldPlan | _HeldJob:
     plan = run.plan()
     if isinstance(plan, JobPlan):
-        return _HeldJob(plan, run.parts(), options)
+        return _HeldJob(plan, run.parts(), run, options)
     return _HeldPlan(plan, run.gpus[0].marks, options)
 
 

@@ -54,6 +54,7 @@ class RunFile(Record, frozen=True, kw_only=True):
         version: Of the pages.
         digest: Of the plan and its mark sites.
         world: Ranks of the job that is planned; 0 for a plan of one GPU, held by any number.
+        first: Rank of the job that is the first of this machine's.
         schedule: Name of the job's pipeline schedule; empty for none.
     """
 
@@ -61,15 +62,15 @@ class RunFile(Record, frozen=True, kw_only=True):
     digest: str
     gpus: tuple[RunGpu, ...]
     world: int = 0
+    first: int = 0
     schedule: str = ""
 
 
 class Run:
     """The files of a run."""
 
-    def __init__(self, folder: Path, gpus: tuple[RunGpu, ...]) -> None:
-        self.folder = folder
-        self.gpus = gpus
+    def __init__(self, folder: Path, gpus: tuple[RunGpu, ...], first: int = 0) -> None:
+        self.folder, self.gpus, self.first = folder, gpus, first
 
     @classmethod
     def create(
@@ -79,11 +80,13 @@ class Run:
         gpus: Sequence[tuple[str, int]],
         *,
         simulated: str,
+        first: int = 0,
     ) -> "Run":
         """Make them.
 
         Args:
             held: The marks that all GPUs have, or the part of each rank of a job.
+            first: Rank of the job that the first of the GPUs is of.
             simulated: The model that another process serves; empty for real GPUs.
 
         Raises:
@@ -100,10 +103,11 @@ class Run:
             pages_in = _pages(folder)
             pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
+                part = parts[first + rank] if parts else None
                 step = folder / f"step{rank if parts else 0}.json"
                 if simulated and not step.exists():
-                    write_document(step, _step(plan, parts[rank] if parts else None, simulated))
-                sites = held.sites if isinstance(held, MarkedStep) else held[rank].sites
+                    write_document(step, _step(plan, part, simulated))
+                sites = held.sites if isinstance(held, MarkedStep) else held[first + rank].sites
                 marks = tuple(site.launch for site in sites)
                 path = pages_in / f"{rank}.page"
                 Page.create(path, digest=bytes.fromhex(digest), marks=marks).close()
@@ -117,13 +121,14 @@ class Run:
                         step=str(step) if simulated else "",
                     )
                 )
-            run = cls(folder, tuple(told))
+            run = cls(folder, tuple(told), first)
             schedule = plan.job.schedule if isinstance(plan, JobPlan) else ""
             body = RunFile(
                 version=pages.VERSION,
                 digest=digest,
                 gpus=run.gpus,
                 world=len(parts),
+                first=first,
                 schedule=schedule,
             )
             run.path.write_bytes(msgspec.json.encode(body))
@@ -155,7 +160,7 @@ class Run:
             body = msgspec.json.decode((folder / _RUN).read_bytes(), type=RunFile)
         except (OSError, msgspec.DecodeError) as exc:
             raise DataError(f"{folder} holds no run: {exc}") from exc
-        return cls(folder, body.gpus)
+        return cls(folder, body.gpus, body.first)
 
     def plan(self) -> Plan | JobPlan:
         """Return what is held."""

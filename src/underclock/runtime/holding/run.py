@@ -49,7 +49,7 @@ INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
 _WORK = "underclock.runtime.conductor.follow:begin"
 _PATH = "PYTHONPATH"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
-_WINDOW = 20
+_WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
@@ -86,6 +86,9 @@ class HowToRun:
         arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
         window: Steps that the guard judges together, 0 for no guard; by default 20, and none where
             arms take turns.
+        first_rank: Of a job on several machines: which rank is the first of this one's.
+        leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
+            on several machines; empty for one.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
         tell: Told what a reader should know as it goes on; by default stderr is.
@@ -98,6 +101,8 @@ class HowToRun:
     anyway: bool = False
     arms: str = ""
     window: int | None = None
+    first_rank: int = 0
+    leader: str = ""
     metrics_port: int | None = None
     live_s: float | None = None
     tell: Callable[[str], None] = say
@@ -340,6 +345,7 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         "arms": how.arms,
         "window": window,
         "seed": secrets.randbits(32),
+        "leader": _address(how) if isinstance(plan, JobPlan) else None,
         "metrics_port": how.metrics_port,
     }
     held = HeldRun(run, how, options)
@@ -386,20 +392,24 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         DataError: A GPU is not what its rank was planned for.
     """
     count = len(plan.job.ranks)
-    gpus = how.gpus or tuple(f"nvml:{index}" for index in range(count))
+    gpus, first = how.gpus or tuple(f"nvml:{index}" for index in range(count)), how.first_rank
     if how.arms:
         raise UsageError(
             "arms take turns on GPUs of their own, and the ranks of a job are held together",
             hint="leave out --arms: the guard compares the job's plan with auto",
         )
-    if len(gpus) != count:
+    last = first + len(gpus) - 1
+    if not 0 <= first <= last < count or (len(gpus) != count and not how.leader):
         raise UsageError(
-            f"the job has {count} ranks and {len(gpus)} GPUs are named",
-            hint="name one for each rank, in their order; a job is held on one machine",
+            f"the job has {count} ranks and {len(gpus)} GPUs are named"
+            + (f", for ranks {first} to {last}" if first else ""),
+            hint="name one for each rank of this machine, in their order; where others have the "
+            "rest: --first-rank and --leader",
         )
     parts = parts_of(plan)
 
-    def check(rank: int, gpu: NvmlGpu) -> None:
+    def check(local: int, gpu: NvmlGpu) -> None:
+        rank = first + local
         planned, info = plan.job.gpu_of(rank), gpu.info()
         if planned.name != info.name:
             raise DataError(
@@ -413,8 +423,25 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         check_clocks(held, listed_clocks(gpu))
 
     found, simulated = _checked_gpus(gpus, check)
-    _tell_of_calls(how, sum(part.timetable(0).calls for part in parts), count)
-    return Run.create(plan, parts, found, simulated=simulated)
+    here = parts[first : last + 1]
+    _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
+    return Run.create(plan, parts, found, simulated=simulated, first=first)
+
+
+def _address(how: HowToRun) -> tuple[str, int] | None:
+    """Return where the machine of rank 0 decides; ``None`` for a job on one machine.
+
+    Raises:
+        UsageError: It is no host and port.
+    """
+    if not how.leader:
+        return None
+    host, _, port = how.leader.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < _PORTS:
+        raise UsageError(
+            f"{how.leader!r} is no host and port", hint="write for example --leader node0:29600"
+        )
+    return host.strip("[]"), int(port)
 
 
 def _tell_of_calls(how: HowToRun, calls: float, gpus: int) -> None:

@@ -117,6 +117,7 @@ class JobPolicy:
     Args:
         plan: What is to be held.
         window: Iterations that the guard judges together; 0 for no guard.
+        ahead: Iterations that ranks go on as before once there is an order.
 
     Attributes:
         points: The plans that orders name, fastest first.
@@ -126,7 +127,7 @@ class JobPolicy:
         over: Why all stay at auto from now on; empty before.
     """
 
-    def __init__(self, plan: JobPlan, *, window: int = 20) -> None:
+    def __init__(self, plan: JobPlan, *, window: int = 20, ahead: int = 0) -> None:
         self.points, self.chosen = planned_points(plan)
         ranks = plan.job.ranks
         self.order = Order(generation=0, points=(None,) * len(ranks))
@@ -139,7 +140,7 @@ class JobPolicy:
         self._armed: set[int] = set()
         self._seen: dict[int, tuple[float, float | None]] = {}
         self._window: list[tuple[float, list[float | None]]] = []
-        self._skip = 0
+        self._skip, self._settling = 0, _SETTLING + ahead
         self._scale: float | None = None  # iterations against those planned, no straggler in them
         self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
         self._share = 1.0  # of that, what the job's iterations show
@@ -291,7 +292,7 @@ class JobPolicy:
             points = [self._point(each) for each in self._replicas]
         elif self.stage is Stage.REDUCED and self.chosen:
             points = [0] * len(self._replicas)
-        self._skip = _SETTLING
+        self._skip = self._settling
         self._window.clear()
         self.order = Order(
             generation=self.order.generation + 1,

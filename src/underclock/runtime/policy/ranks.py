@@ -1,4 +1,11 @@
-"""One rank of a job: it follows the plan that the job's orders name, on its own machine."""
+"""The ranks of a job that one conductor follows, and one of them, on its own machine.
+
+`JobRanks` is the whole job under one conductor. Where it is spread over several, `conductor/nodes`
+has the same of one that decides for all, and of those that do what that one says.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 
 from underclock.records import AUTO, ClockSchedule
 from underclock.runtime.machine.machine import Machine
@@ -8,29 +15,85 @@ from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.policy.policy import Policy
 
 
+class JobRanks:
+    """Tells the job's policy what ranks did, and has them do what it orders.
+
+    Attributes:
+        job: What decides.
+        peers: The policies of the ranks that are followed here.
+        label: What the job's guard lets be held.
+        next_s: When it wants to look at other machines.
+    """
+
+    def __init__(self, job: JobPolicy) -> None:
+        self.job, self.peers = job, list[RankPolicy]()
+        self.next_s = math.inf
+        self.label = job.stage.name.lower()
+
+    def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
+        """Take note of an iteration of a rank; return words for the log, if any.
+
+        Args:
+            rank: Of the job.
+            step: That ended.
+            iteration: Number of the one that begins, the same on all ranks.
+        """
+        del iteration
+        self.job.armed(rank)
+        order = self.job.passed(rank, step.time_s, step.busy_s, stalled=step.stalled_s > 0.0)
+        return self.carry_out(order)
+
+    def lost(self, rank: int, why: str) -> str:
+        """Have all ranks go to auto, for one ended or marks no more."""
+        return self.carry_out(self.job.lost(rank, why))
+
+    def carry_out(self, order: Order | None) -> str:
+        """Have the ranks do what is ordered; return words for the log."""
+        if order is None:
+            return ""
+        self.label = self.job.stage.name.lower()
+        self.take_up(order.points)
+        return f"order {order.generation}: {order.words}"
+
+    def tend(self, now_s: float) -> Iterator[str]:
+        """Look at other machines; yield words for the log."""
+        del now_s
+        yield from ()
+
+    def close(self) -> None:
+        """Leave other machines."""
+
+    def take_up(self, points: Sequence[int | None], from_iteration: int | None = None) -> None:
+        """Have ranks follow plans of the frontier, from one of their iterations on or at once."""
+        for peer in self.peers:
+            peer.take_up(points[peer.rank], from_iteration)
+
+
 class RankPolicy(Policy):
     """Tells the job what one rank's iterations took, and has its machine do what the job orders.
 
     Args:
-        job: What decides.
-        peers: The policies of all ranks, to which this one is added.
+        machine: That follows one of the part's timetables.
+        part: Of the rank.
+        rank: Which of the job.
+        ranks: Those that are followed here, to which this one is added.
     """
 
     needs_all = True
 
-    def __init__(
-        self, machine: Machine, part: RankPart, rank: int, job: JobPolicy, peers: "list[RankPolicy]"
-    ) -> None:
-        super().__init__(machine, part.schedules[job.chosen])
-        self._part, self._rank, self._job, self._peers = part, rank, job, peers
+    def __init__(self, machine: Machine, part: RankPart, rank: int, ranks: JobRanks) -> None:
+        super().__init__(machine, part.schedules[ranks.job.chosen])
+        self.rank = rank
+        self._part, self._ranks = part, ranks
         self._point: int | None = None
-        peers.append(self)
+        self._next: tuple[int, int | None] | None = None  # from which iteration on, and what
+        ranks.peers.append(self)
         machine.hold(AUTO)
 
     @property
     def label(self) -> str:
         """What the job's guard lets be held."""
-        return self._job.stage.name.lower()
+        return self._ranks.label
 
     @property
     def follows(self) -> bool:
@@ -39,42 +102,38 @@ class RankPolicy(Policy):
 
     def passed(self, step: PassedStep) -> str:
         """Tell the job of an iteration; one that may be several tells nothing."""
-        if not step.counted:
-            return ""
-        self._job.armed(self._rank)
-        order = self._job.passed(self._rank, step.time_s, step.busy_s, stalled=step.stalled_s > 0.0)
-        return self._carry_out(order)
+        iteration = self._machine.position.first + step.number + step.steps
+        if self._next is not None and iteration >= self._next[0]:
+            self.take_up(self._next[1])
+        return self._ranks.passed(self.rank, step, iteration) if step.counted else ""
 
     def lost(self, why: str) -> str:
         """Have all ranks go to auto, for this one ended or marks no more."""
-        return self._carry_out(self._job.lost(self._rank, why))
+        return self._ranks.lost(self.rank, why)
 
     def ends(self) -> str:
         """Say where the plan was never held."""
-        if self._job.order.generation or self._rank:
+        job = self._ranks.job
+        if job.order.generation or self.rank:
             return ""
-        if not self._job.is_armed:
+        if not job.is_armed:
             return "the plan was never held: not every rank of the job was seen to take iterations"
         return (
             "the plan was never held: the run ended before it was known what iterations take at "
             "auto; --guard 0 holds it from the second one"
         )
 
-    def _carry_out(self, order: Order | None) -> str:
-        if order is None:
-            return ""
-        for peer, point in zip(self._peers, order.points, strict=True):
-            peer.take_up(point)
-        return f"order {order.generation}: {order.words}"
-
-    def take_up(self, point: int | None) -> None:
+    def take_up(self, point: int | None, from_iteration: int | None = None) -> None:
         """Follow a plan of the frontier, or leave the clocks to the driver for ``None``."""
-        self._point = point
+        if from_iteration is not None:
+            self._next = from_iteration, point
+            return
+        self._point, self._next = point, None
         if point is None:
             self._machine.hold(AUTO)
         else:
             self._follow(self._schedule())
 
     def _schedule(self) -> ClockSchedule:
-        point = self._job.chosen if self._point is None else self._point
+        point = self._ranks.job.chosen if self._point is None else self._point
         return self._without_free(self._part.schedules[point])

@@ -69,7 +69,7 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
                 hint="give each trainer its own GPU, by its LOCAL_RANK",
             )
         try:
-            _check_world(torch, run["world"], rank)
+            _check_world(torch, run["world"], run["first"] + rank)
             _check_same_job(torch, run["digest"])
         except DataError as exc:
             page.tell(pages.REFUSED, sentence_of(exc))  # who conducts ends all ranks' clocks
@@ -86,11 +86,11 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
     return marker
 
 
-def _check_world(torch: Any, world: int, local: int) -> None:
+def _check_world(torch: Any, world: int, planned: int) -> None:
     """Refuse a job of other ranks than the plan's; a plan for one GPU, of world 0, takes any.
 
     Raises:
-        DataError: It has another number of them, or they are spread over several machines.
+        DataError: It has another number of them, or this is another than is planned here.
     """
     distributed = torch.distributed
     is_there = distributed.is_available() and distributed.is_initialized()
@@ -100,10 +100,10 @@ def _check_world(torch: Any, world: int, local: int) -> None:
             f"this job has a world size of {size}, and the plan is for {world} ranks",
             hint="plan the job as it runs, or start as many ranks as planned",
         )
-    if world and rank != local:
+    if world and rank != planned:
         raise DataError(
-            f"rank {rank} of the job is rank {local} on its machine: a job is held on one machine",
-            hint="start all its ranks under one `underclock run`",
+            f"this is rank {rank} of the job, and its GPU has the clocks of rank {planned}",
+            hint="say on each machine which rank is its first: underclock run --first-rank",
         )
 
 

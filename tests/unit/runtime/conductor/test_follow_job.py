@@ -20,7 +20,7 @@ from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
-from underclock.runtime.policy.ranks import RankPolicy
+from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 
@@ -40,7 +40,8 @@ class Ranks:
             for rank in _JOB.ranks
         )
         plan = job_plan(_JOB, clocks=clocks)
-        self.policy, peers = JobPolicy(plan, window=0), list[RankPolicy]()
+        ranks = JobRanks(JobPolicy(plan, window=0))
+        self.policy = ranks.job
         self.clock, self.log, self.steps = Virtual(), folder / "log.jsonl", 0
         self.parts = parts_of(plan)
         self.setters = [Asked() for _ in self.parts]
@@ -51,7 +52,7 @@ class Ranks:
             page.tell(pages.MARKING)
             self.pages.append(page)
             machine = Machine(part.timetable(self.policy.chosen))
-            policy = RankPolicy(machine, part, rank, self.policy, peers)
+            policy = RankPolicy(machine, part, rank, ranks)
             followers.append(
                 Follower(
                     rank,

@@ -14,7 +14,7 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import RankPart, digest_of, parts_of
-from underclock.runtime.policy.ranks import RankPolicy
+from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 
 _JOB = job(data=2, transfer_s=(1e-3,), reduce_s=2e-3)
 _ROW = 6
@@ -167,12 +167,12 @@ def test_plans_are_told_apart() -> None:
 
 
 def _ranks(plan: JobPlan, window: int = 0) -> tuple[JobPolicy, list[RankPolicy], list[Machine]]:
-    decides, peers = JobPolicy(plan, window=window), list[RankPolicy]()
+    ranks = JobRanks(JobPolicy(plan, window=window))
     parts = parts_of(plan)
-    machines = [Machine(part.timetable(decides.chosen)) for part in parts]
+    machines = [Machine(part.timetable(ranks.job.chosen)) for part in parts]
     for rank, (machine, part) in enumerate(zip(machines, parts, strict=True)):
-        RankPolicy(machine, part, rank, decides, peers)
-    return decides, peers, machines
+        RankPolicy(machine, part, rank, ranks)
+    return ranks.job, ranks.peers, machines
 
 
 def _pass(peers: list[RankPolicy], times: int = 1) -> list[str]:

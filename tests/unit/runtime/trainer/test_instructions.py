@@ -162,7 +162,7 @@ def test_hooks_are_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ("world", "local", "reason"),
     [
         (4, 0, "this job has a world size of 1, and the plan is for 4 ranks"),
-        (1, 2, "rank 0 of the job is rank 2 on its machine"),
+        (1, 2, "this is rank 0 of the job, and its GPU has the clocks of rank 2"),
     ],
 )
 def test_a_job_of_other_ranks_than_planned_is_refused(world: int, local: int, reason: str) -> None:

@@ -1,0 +1,348 @@
+"""Conductors of one job on several machines: one decides, and all do what it says.
+
+The conductor of rank 0 listens where the run was told to, the others connect to it. Each tells what
+its ranks' iterations took; orders come back with the iteration from which all ranks take them up
+together. Nobody waits for the network: connections are looked at now and then.
+
+Clocks are set and given back by each machine for itself. Who hears nothing of the other side for
+`SILENT_S`, or finds the connection closed, leaves its clocks to the driver for good. Before all
+ranks have joined and armed nothing is set.
+
+Who connects names the plan by its digest, and can do no more than have a rank of its own seem slow
+or lost: orders name plans of the frontier that each machine has by itself, or auto.
+"""
+
+import contextlib
+import errno
+import math
+import socket
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from underclock.errors import DataError, UsageError
+from underclock.hw.wire import Gone, Message, Unpacker, framed
+from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.policy.job import JobPolicy, Order
+from underclock.runtime.policy.ranks import JobRanks
+
+SILENT_S = 3.0
+"""So long one hears nothing of a machine before it counts as lost."""
+AHEAD = 2
+"""Iterations between one whose end led to an order and the first one under it."""
+_LOOK_S, _BEAT_S, _AGAIN_S = 5e-3, 0.5, 0.5
+_LONGEST, _CHUNK, _QUEUE = 1 << 20, 1 << 16, 64
+_UNDER_WAY = {0, errno.EINPROGRESS, errno.EALREADY, errno.EISCONN}
+
+
+class _Joins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine's first words."""
+
+    plan: str
+    ranks: tuple[int, ...]
+
+
+class _Iterated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rank's iteration took; ``lost`` says why it takes no more."""
+
+    rank: int
+    iteration: int = 0
+    time_s: float = math.nan
+    busy_s: float | None = None
+    stalled: bool = False
+    lost: str = ""
+
+
+class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An order, as it travels."""
+
+    generation: int
+    points: tuple[int | None, ...]
+    from_iteration: int | None
+    label: str
+    words: str
+
+
+class _Link:
+    """A connection to another machine's conductor, which nobody waits for."""
+
+    def __init__(self, connection: socket.socket, now_s: float) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
+        self.heard_s, self.ranks = now_s, tuple[int, ...]()
+        self._unsent, self._beat_s = b"", -math.inf
+        self._unpacker = Unpacker(_LONGEST)
+
+    def send(self, message: Message | None = None) -> None:
+        """Send a message, and what is unsent, as far as that is taken at once."""
+        self._unsent += b"" if message is None else framed(message)
+        try:
+            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError as exc:
+            raise Gone(f"the connection broke: {exc}") from exc
+
+    def received(self, now_s: float) -> Iterator[Message]:
+        """Yield what came; say now and then that one is there.
+
+        Raises:
+            Gone: Nothing will come any more.
+        """
+        if now_s >= self._beat_s + _BEAT_S:
+            self._beat_s = now_s
+            self.send({})
+        elif self._unsent:
+            self.send()
+        while True:
+            try:
+                chunk = self.connection.recv(_CHUNK)
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                raise Gone(f"the connection broke: {exc}") from exc
+            if not chunk:
+                raise Gone("its conductor has ended")
+            self.heard_s = now_s
+            self._unpacker.feed(chunk)
+            while (message := self._unpacker.next()) is not None:
+                if message:
+                    yield message
+        if now_s > self.heard_s + SILENT_S:
+            raise Gone(f"it said nothing for {SILENT_S:g} s")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class DecidingRanks(JobRanks):
+    """The ranks of the machine whose conductor decides for all.
+
+    Args:
+        job: What decides.
+        own: The ranks that are followed here.
+        address: Host and port at which the others join.
+        digest: Of the plan.
+
+    Raises:
+        UsageError: Nothing can listen there.
+    """
+
+    def __init__(
+        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
+    ) -> None:
+        super().__init__(job)
+        self._own, self._digest = tuple(own), digest
+        self._links: list[_Link] = []
+        self._iteration = 0  # the latest that any rank began
+        try:
+            self._server = socket.create_server(address, backlog=_QUEUE)
+        except OSError as exc:
+            raise UsageError(
+                f"cannot listen at {address[0]}:{address[1]}: {exc.strerror or exc}",
+                hint="--leader names an address of the machine with rank 0, and a free port",
+            ) from exc
+        self._server.setblocking(False)
+        self.next_s = 0.0
+
+    def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
+        """Take note of an iteration of a rank of this machine."""
+        self._iteration = max(self._iteration, iteration)
+        return super().passed(rank, step, iteration)
+
+    def carry_out(self, order: Order | None) -> str:
+        """Have all machines' ranks do what is ordered: together, or at once where one is lost."""
+        if order is None:
+            return ""
+        at = None if self.job.over else self._iteration + AHEAD
+        label = self.job.stage.name.lower()
+        told = _Ordered(order.generation, order.points, at, label, order.words)
+        for link in list(self._links):
+            try:
+                link.send(msgspec.to_builtins(told))
+            except Gone:  # it is noticed, and told of, when it is looked at next
+                continue
+        self.label = label
+        self.take_up(order.points, at)
+        return f"order {order.generation}: {order.words}" + _from(at)
+
+    def tend(self, now_s: float) -> Iterator[str]:
+        """Hear of the other machines' ranks; yield words for the log."""
+        self.next_s = now_s + _LOOK_S
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while True:
+                link = _Link(self._server.accept()[0], now_s)
+                self._links.append(link)
+                if len(self._links) > len(self.job.order.points):
+                    self._links.pop().close()
+        for link in list(self._links):
+            try:
+                for message in link.received(now_s):
+                    yield from filter(None, self._told(link, message))
+            except (Gone, msgspec.ValidationError) as exc:
+                self._links.remove(link)
+                link.close()
+                if link.ranks:
+                    yield self.lost(link.ranks[0], f"its machine is lost: {exc}")
+
+    def _told(self, link: _Link, message: Message) -> Iterator[str]:
+        if not link.ranks:
+            joins = msgspec.convert(message, _Joins)
+            self._admit(link, joins)
+            ranks = ", ".join(map(str, joins.ranks))
+            yield f"ranks {ranks} joined from {link.connection.getpeername()[0]}"
+            return
+        told = msgspec.convert(message, _Iterated)
+        if told.rank not in link.ranks:
+            raise Gone(f"it spoke of rank {told.rank}, which is another machine's")
+        if told.lost:
+            yield self.lost(told.rank, told.lost)
+            return
+        self._iteration = max(self._iteration, told.iteration)
+        self.job.armed(told.rank)
+        yield self.carry_out(
+            self.job.passed(told.rank, told.time_s, told.busy_s, stalled=told.stalled)
+        )
+
+    def _admit(self, link: _Link, joins: _Joins) -> None:
+        """Take a machine's ranks in.
+
+        Raises:
+            Gone: It has another plan, or ranks that are there already or that the job has not.
+        """
+        known = {*self._own, *(rank for each in self._links for rank in each.ranks)}
+        ours = set(range(len(self.job.order.points)))
+        why = ""
+        if joins.plan != self._digest:
+            why = "it holds another plan"
+        elif not joins.ranks or not ours.issuperset(joins.ranks) or known & {*joins.ranks}:
+            why = f"its ranks {list(joins.ranks)} are not among those that lack"
+        elif self.job.over:
+            why = f"the job is at auto for good: {self.job.over}"
+        if why:
+            link.send({"refused": why})
+            raise Gone(why)
+        link.ranks = joins.ranks
+
+    def close(self) -> None:
+        """Let all others see that this conductor has ended."""
+        for each in self._links:
+            each.close()
+        self._server.close()
+
+
+class ToldRanks(JobRanks):
+    """The ranks of a machine whose conductor does what another one decides.
+
+    Args:
+        job: Whose points orders name; it decides nothing here.
+        own: The ranks that are followed here.
+        address: Host and port of the conductor that decides.
+        digest: Of the plan.
+
+    Raises:
+        DataError: There is no such host.
+    """
+
+    def __init__(
+        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
+    ) -> None:
+        super().__init__(job)
+        self.label = "learning"
+        self._own, self._joins = tuple(own), msgspec.to_builtins(_Joins(digest, tuple(own)))
+        try:
+            self._found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        except OSError as exc:
+            raise DataError(
+                f"there is no host {address[0]}: {exc}",
+                hint="--leader names the machine with rank 0, as the others reach it",
+            ) from exc
+        self._socket: socket.socket | None = None  # that is about to connect
+        self._link: _Link | None = None
+        self._again_s = 0.0
+        self._over = ""
+        self.next_s = 0.0
+
+    def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
+        """Tell of an iteration; what comes of it is heard later."""
+        told = _Iterated(rank, iteration, step.time_s, step.busy_s, step.stalled_s > 0.0)
+        return self._tell(told)
+
+    def lost(self, rank: int, why: str) -> str:
+        """Go to auto with all ranks of this machine at once, and tell."""
+        if self._over:
+            return ""
+        self._tell(_Iterated(rank, lost=why))
+        return self._leave(f"rank {rank}: {why}")
+
+    def tend(self, now_s: float) -> Iterator[str]:
+        """Connect where that is not done, and do what is ordered; yield words for the log."""
+        self.next_s = math.inf if self._over else now_s + _LOOK_S
+        if self._over or (self._link is None and not self._connected(now_s)):
+            return
+        try:
+            for message in () if self._link is None else self._link.received(now_s):
+                yield self._do(message)
+        except (Gone, msgspec.ValidationError) as exc:
+            if words := self._leave(f"the machine that decides is lost: {exc}"):
+                yield words
+
+    def _connected(self, now_s: float) -> bool:
+        """Whether there is a connection by now; one is tried again and again, for nothing is set.
+
+        The conductor that decides may begin later than this one.
+        """
+        if self._socket is None:
+            if now_s < self._again_s:
+                return False
+            self._socket = socket.socket(*self._found[:3])
+            self._socket.setblocking(False)
+            self._again_s = now_s + _AGAIN_S
+        code = self._socket.connect_ex(self._found[4])
+        if code == errno.EISCONN or not code:
+            self._link, self._socket = _Link(self._socket, now_s), None
+            with contextlib.suppress(Gone):  # it is noticed when it is looked at next
+                self._link.send(self._joins)
+            return True
+        if code not in _UNDER_WAY or now_s >= self._again_s:
+            self._socket.close()
+            self._socket = None
+        return False
+
+    def _tell(self, told: _Iterated) -> str:
+        if self._link is not None:
+            with contextlib.suppress(Gone):  # it is noticed when it is looked at next
+                self._link.send(msgspec.to_builtins(told))
+        return ""
+
+    def _do(self, message: Message) -> str:
+        if "refused" in message:
+            raise Gone(str(message["refused"]))
+        order = msgspec.convert(message, _Ordered)
+        points = order.points
+        if len(points) <= max(self._own) or not all(
+            each is None or 0 <= each < len(self.job.points) for each in points
+        ):
+            raise Gone("it ordered what the plan has not")
+        self.label = order.label
+        self.take_up(points, order.from_iteration)
+        return f"order {order.generation}: {order.words}" + _from(order.from_iteration)
+
+    def _leave(self, why: str) -> str:
+        """Leave the clocks of this machine's ranks to the driver for good."""
+        self._over, self.label = why, "off"
+        self.take_up((None,) * (1 + max(self._own)))
+        self.close()
+        return f"{why}; from now on: auto on all ranks of this machine"
+
+    def close(self) -> None:
+        """Connect no more, and let the other side see it."""
+        for each in (self._link, self._socket):
+            if each is not None:
+                each.close()
+        self._link = self._socket = None
+
+
+def _from(iteration: int | None) -> str:
+    return "" if iteration is None else f", from iteration {iteration} on"
