@@ -61,7 +61,6 @@ class GpuConstants:
     boost_step_c: float
 
     def __post_init__(self) -> None:
-        """Reject constants that give no physics."""
         positive = ("exponent", "floor_v", "knee_mhz", "thermal_tau_s", "boost_mhz", "boost_step_c")
         for name in positive:
             if not getattr(self, name) > 0:
@@ -91,7 +90,6 @@ class KernelConstants:
     """Too few warps to overlap core and memory: their times add."""
 
     def __post_init__(self) -> None:
-        """Reject a kernel that takes no time."""
         parts = (self.core_mcycles, self.dram_mcycles, self.xbar_mcycles, self.fixed_s)
         if min(parts) < 0 or max(parts) <= 0:
             raise ValueError("a kernel needs cycles, and none of them negative")

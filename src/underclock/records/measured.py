@@ -41,7 +41,6 @@ class GpuInfo(Record, frozen=True, kw_only=True):
     power_range_w: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        """Reject a nameless GPU and an impossible limit."""
         if not self.name:
             raise ValueError("a GPU needs a name")
         check_positive(self, "power_limit_w")
@@ -81,7 +80,6 @@ class MeasurementSettings(Record, frozen=True, kw_only=True):
     launches: int = 20
 
     def __post_init__(self) -> None:
-        """Reject windows in which nothing can be measured."""
         if not 0 < self.window_s < math.inf or self.launches < 1:
             raise ValueError("a window needs a positive length and at least one launch")
         check_positive(self, "steady_c", "steady_s")
@@ -130,9 +128,8 @@ class Utilisation(Record, frozen=True, kw_only=True):
     dram: float
 
     def __post_init__(self) -> None:
-        """Reject what is no fraction; a counter may overshoot its peak by a little."""
         for name in self.__struct_fields__:
-            if not 0 <= getattr(self, name) <= 1.1:  # noqa: PLR2004 - see above
+            if not 0 <= getattr(self, name) <= 1.1:  # noqa: PLR2004 - counters overshoot
                 raise ValueError(f"{name} must be a fraction, got {getattr(self, name)}")
 
 
@@ -184,7 +181,6 @@ class Mix(Record, frozen=True, kw_only=True):
     after: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject rounds that cannot be."""
         if self.launches < 0 or self.hot < 0 or not 0 <= self.idle_s < math.inf:
             raise ValueError(f"a mix has no negative parts, got {self}")
         if not (self.launches or self.hot or self.idle_s):
@@ -260,7 +256,6 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     utilisation: Utilisation | None = None
 
     def __post_init__(self) -> None:
-        """Reject impossible quantities, and parts that are not of the whole."""
         # A table has a million windows, nearly all possible: look closer only where one is not.
         if not (0 < self.time_s < math.inf and 0 < self.energy_j < math.inf):
             check_positive(self, "time_s", "energy_j")
@@ -393,7 +388,6 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject launches of other kernels, or not as often as they count."""
         if self.order:
             check_order(self.kernels, self.order)
         check_modules(self.modules, self.order)

@@ -43,7 +43,6 @@ class Exponent(Record, frozen=True, kw_only=True):
     most_mhz: float
 
     def __post_init__(self) -> None:
-        """Reject an exponent without an error."""
         check_positive(self, "error", "points", "least_mhz", "most_mhz")
 
 
@@ -59,7 +58,6 @@ class StepClock(Record, frozen=True, kw_only=True):
     spread_mhz: float | None
 
     def __post_init__(self) -> None:
-        """Reject a clock that no GPU has."""
         check_positive(self, "core_mhz")
 
 

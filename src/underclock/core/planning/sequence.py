@@ -39,7 +39,6 @@ class Rules:
     min_dwell_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject rules that mean nothing."""
         if not -1.0 < self.max_slowdown < math.inf:
             raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
         if self.max_switches is not None and self.max_switches < 0:

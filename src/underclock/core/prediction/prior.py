@@ -87,7 +87,6 @@ class TimeShares:
     """Whether core and memory shares add, as in `KernelConstants`."""
 
     def __post_init__(self) -> None:
-        """Reject shares that are negative or do not add to 1."""
         shares = (self.core, self.dram, self.xbar, self.fixed)
         if min(shares) < 0 or not math.isclose(sum(shares), 1.0, abs_tol=1e-6):
             raise ValueError(f"time shares must add to 1 and not be negative, got {shares}")
@@ -131,7 +130,6 @@ class Prior:
         return {name: self.off * each for name, each in self.deviations.items()}
 
     def __post_init__(self) -> None:
-        """Reject a prior without reference kernels."""
         if not self.references:
             raise ValueError("without reference kernels nothing can be said of others")
 

@@ -34,7 +34,6 @@ class Problem:
     budget_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Reject mismatched tables and groups without a choice."""
         if self.time_s.shape != self.energy_j.shape or self.time_s.ndim != 2:  # noqa: PLR2004
             raise ValueError(
                 f"need two (G, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"

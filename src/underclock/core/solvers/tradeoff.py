@@ -42,7 +42,6 @@ class TradeCurve:
     cost_j: Floats
 
     def __post_init__(self) -> None:
-        """Reject what is no hull."""
         if self.time_s.shape != self.cost_j.shape or self.time_s.ndim != 1 or not self.time_s.size:
             raise ValueError(
                 f"a curve needs as many times as costs, got {self.time_s.shape} and "
@@ -86,7 +85,6 @@ class TradeoffProblem:
     weight: Floats
 
     def __post_init__(self) -> None:
-        """Reject what does not fit together, and circles."""
         count = len(self.fixed_s)
         if not count or not len(self.curve) == len(self.weight) == count:
             raise ValueError("every activity needs a time of its own, a curve and a weight")

@@ -48,7 +48,6 @@ class PowerWindows:
     window_s: float = WINDOW_S
 
     def __post_init__(self) -> None:
-        """Reject windows that mean nothing."""
         if not 0.0 < self.limit_w < math.inf or not 0.0 < self.window_s < math.inf:
             raise ValueError(
                 f"limit_w and window_s must be positive, got {self.limit_w} and {self.window_s}"
@@ -124,7 +123,6 @@ class WindowedGroups:
     judge: Judge
 
     def __post_init__(self) -> None:
-        """Reject an order of other groups."""
         count, groups = np.bincount(self.order), len(self.problem.time_s)
         if len(count) != groups or not count.all():
             raise ValueError(f"order must launch each of {groups} groups, and no other")

@@ -1,7 +1,8 @@
 """A profiler's trace, in the Chrome format that PyTorch writes, as activities of the GPU.
 
 What launched an activity is read off the host's side of the trace: the launching call lies inside
-the operators, modules and autograd functions that were open on its thread at that moment.
+the operators, modules and autograd functions that were open on its thread at that moment. Whatever
+takes a trace raises `DataError` where it is none.
 """
 
 import math
@@ -67,9 +68,6 @@ def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
 
     Args:
         trace: A Chrome trace with host and GPU events, as ``export_chrome_trace`` writes it.
-
-    Raises:
-        DataError: It is no such trace.
     """
     events = complete_events(trace)
     host = host_timeline(events)
@@ -94,9 +92,6 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
 
     Captured calls run later, so that neither functions nor durations are known (empty, 0 s); what
     asked for each node is known exactly. What runs between two parts is no call of theirs.
-
-    Raises:
-        DataError: It is no such trace.
     """
     events = complete_events(trace)
     host = host_timeline(events)
@@ -134,9 +129,6 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     a stream waits it says with CUDA before 12.9 only (pytorch/kineto#1552). Else each other stream
     is named, with what it was last asked to do; some of that ends too late to be waited for, which
     tells those streams apart.
-
-    Raises:
-        DataError: It is no such trace.
     """
     events = complete_events(trace)
     gpu = gpu_events(events, host_timeline(events))
@@ -169,9 +161,6 @@ def synchronising(trace: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
     Each with those it was called by, outermost first: that is what the user wrote, ``item()``, not
     what it is made of.
-
-    Raises:
-        DataError: It is no such trace.
     """
     found: dict[tuple[str, ...], None] = {}
 
@@ -308,11 +297,7 @@ def _dense(size: Sequence[int]) -> list[int]:
 
 
 def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many kernels a trace has a call for and no time, and how many calls.
-
-    Raises:
-        DataError: It is no such trace.
-    """
+    """Return how many kernels a trace has a call for and no time, and how many calls."""
     events = complete_events(trace)
     seen = {correlation_of(event) for event in events if event.get("cat") in GPU}
     asked = [
@@ -328,20 +313,13 @@ def saw_all(trace: Mapping[str, Any]) -> bool:
 
     The first look that detaches after others that stayed attached sees neither calls nor kernels,
     the one after it both (PyTorch 2.11 on an H200, seen by us).
-
-    Raises:
-        DataError: It is no such trace.
     """
     something = any(event.get("cat") in GPU for event in complete_events(trace))
     return something and not launches_lost(trace)[0]
 
 
 def lost_note(trace: Mapping[str, Any]) -> str | None:
-    """Say how many kernels have no time; ``None`` where all have.
-
-    Raises:
-        DataError: It is no such trace.
-    """
+    """Say how many kernels have no time; ``None`` where all have."""
     lost, asked = launches_lost(trace)
     if not lost:
         return None

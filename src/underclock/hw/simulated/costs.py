@@ -46,7 +46,6 @@ class Piece:
     parts: tuple[tuple[KernelConstants, float], ...]
 
     def __post_init__(self) -> None:
-        """Reject what takes no time."""
         if not self.parts or not all(launches > 0 for _, launches in self.parts):
             raise ValueError("a piece has kernels, and launches of each")
 

@@ -55,7 +55,6 @@ class Fault:
     gpu: int | None = None  # index of the GPU it befalls; None for all of them
 
     def __post_init__(self) -> None:
-        """Reject times that do not come."""
         if not (self.at_s >= 0 and self.for_s > 0):
             raise ValueError("a fault begins at or after 0 s and lasts some time")
 

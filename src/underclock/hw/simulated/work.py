@@ -104,7 +104,6 @@ class Neighbour:
     memory_mib: int = 2048  # that it holds
 
     def __post_init__(self) -> None:
-        """Reject shares that leave nothing, or are nothing."""
         if not 0 < self.share < 1:
             raise ValueError(f"a share lies between 0 and 1, got {self.share}")
 

@@ -170,7 +170,6 @@ class Terms:
     limit_s: float = LIMIT_S  # no lease lasts longer
 
     def __post_init__(self) -> None:
-        """Reject a limit of nothing."""
         if not self.limit_s > 0:
             raise UsageError(f"a lease of {self.limit_s:g} s is none", hint="give it some time")
 

@@ -79,7 +79,6 @@ class _Set(_Request, frozen=True, tag="set"):
     value: float | tuple[int, int] | None
 
     def __post_init__(self) -> None:
-        """Reject what nothing can be set to."""
         # As bounds in the type of a union, msgspec 0.22 ends the process by them.
         values = self.value if isinstance(self.value, tuple) else (self.value or 0.0,)
         if min(values) < 0 or max(values) > _MOST_VALUE:

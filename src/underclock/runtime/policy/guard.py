@@ -77,7 +77,6 @@ class Guard:
     _suspect_s: list[float] | None = None
 
     def __post_init__(self) -> None:
-        """Reject what cannot be judged."""
         if self.window < 2:  # noqa: PLR2004 - one step tells no spread
             raise ValueError(f"a window needs two steps at least, got {self.window}")
         if not self.max_slowdown > -1.0:
