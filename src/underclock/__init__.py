@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from underclock.app.report import write_report as write_report
     from underclock.app.score import score as score
     from underclock.app.switching import Switching as Switching
+    from underclock.app.transferring import Confirm as Confirm
     from underclock.app.transferring import transfer as transfer
     from underclock.app.validating import validate as validate
     from underclock.campaign.progress import Expected as Expected
@@ -161,7 +162,7 @@ _HOMES = {
         "app.report": "write_report",
         "app.score": "score",
         "app.switching": "Switching",
-        "app.transferring": "transfer",
+        "app.transferring": "Confirm transfer",
         "app.validating": "validate",
         "campaign.progress": "Expected Tally",
         "campaign.survey": "Campaign ClockControl Grid",

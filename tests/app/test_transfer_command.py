@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from made_transfers import gpt, made_samples
-from underclock import DataError, Goal, Plan, plan, save, transfer, write_report
+from underclock import Confirm, DataError, Goal, MatchWay, Plan, plan, save, transfer, write_report
 from underclock.app import main
+from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import GpuInfo, Kernel, Step
-from underclock.store import read_document
+from underclock.store import read_document, read_samples
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,12 @@ def test_samples_serve_without_a_plan(capsys: pytest.CaptureFixture[str]) -> Non
         ("known.db step.json --from known.db", 4, "given twice"),
         ("known.db step.json --samples known.db", 4, "are of another step"),
         ("known.db step.json --samples unlike.db", 4, "its power_limit_w is 900.0"),
+        ("known.db step.json --confirm 2 -o c.json", 2, "on a GPU, and none is named"),
+        ("known.db step.json --gpu sim:a100", 2, "nothing is measured on --gpu"),
+        ("known.db step.json --confirm 0 --gpu sim:a100 -o c.json", 2, "confirms nothing"),
+        ("known.db step.json --confirm 2 --gpu sim:a100", 2, "the samples need a file"),
+        ("known.db step.json --confirm 2 --gpu replay:t.csv -o c.json", 2, "cannot run"),
+        ("known.db step.json --confirm 2 --gpu sim:a100 -o c.json", 4, "is another GPU"),
     ],
 )
 @pytest.mark.usefixtures("files")
@@ -99,3 +106,24 @@ def test_what_cannot_be_carried_over_is_refused(
 def test_a_limit_that_was_not_measured_at_is_refused() -> None:
     with pytest.raises(DataError, match="planned at the power limit of its samples"):
         transfer(made_samples(gpt()), gpt(batch=8), goal=Goal(power_limit_w=900.0))
+
+
+def test_kernels_that_the_promise_hangs_on_are_measured(folder: Path) -> None:
+    device = simulated_info()
+    known = msgspec.structs.replace(made_samples(gpt()), gpu=device)
+    to = folder / "own.db"
+    confirm = Confirm(kernels=2, gpu="sim:rtx3080ti", to=to)
+    made = transfer(known, gpt(batch=8), confirm=confirm)
+
+    assert made.carried is not None
+    assert len(made.carried.confirmed) == 2
+    for name in made.carried.confirmed:
+        assert made.carried.matches[name].way is MatchWay.SAME
+    taken = {window.kernel for window in read_samples(to).windows}
+    assert taken == set(made.carried.confirmed)
+
+
+def simulated_info() -> GpuInfo:
+    """Return what the simulated GPU says of itself."""
+    with simulated_rig("rtx3080ti") as rig:
+        return rig.gpu.info()

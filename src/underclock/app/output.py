@@ -102,6 +102,13 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"cannot make {folder}: {exc.strerror}") from exc
 
 
+def samples_beside(output: Path | None) -> Path:
+    """Return where samples go that nobody named a place for: beside a plan."""
+    if output is None or output == STDOUT:
+        raise UsageError("the samples need a file", hint="name one: --own mine.samples.db")
+    return output.with_suffix(".samples.db")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Where a command's answer goes: to a file, to a machine, to a person."""

@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from underclock.app.options import delivered, file_argument, gpu_option, source_option, step_file
-from underclock.app.output import STDOUT, Delivery, progress_bar
-from underclock.errors import UsageError
+from underclock.app.output import Delivery, progress_bar, samples_beside
 from underclock.records import Plan
 from underclock.units import format_percent
 
@@ -46,18 +45,11 @@ def command(
             given,
             samples,
             gpu=gpu,
-            to=own or _beside(to.output),
+            to=own or samples_beside(to.output),
             progress=show,
             run=step_file(plan, source),
         )
     to.give(refined, lambda: (*plan_tables(refined), _compared(refined, given)))
-
-
-def _beside(output: Path | None) -> Path:
-    """Return where samples go that nobody named a place for."""
-    if output is None or output == STDOUT:
-        raise UsageError("the samples need a file", hint="name one: --own mine.samples.db")
-    return output.with_suffix(".samples.db")
 
 
 def _compared(refined: Plan, given: Plan) -> str:

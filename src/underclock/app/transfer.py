@@ -1,11 +1,17 @@
 """``underclock transfer``."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import FRACTION, delivered, file_argument
-from underclock.app.output import Delivery
+from underclock.app.options import FRACTION, delivered, file_argument, source_option, step_file
+from underclock.app.output import Delivery, samples_beside
+from underclock.errors import UsageError
+
+if TYPE_CHECKING:
+    from underclock.app.transferring import Confirm
+    from underclock.tracing.source import StepFile
 
 
 @click.command(name="transfer")
@@ -29,6 +35,20 @@ from underclock.app.output import Delivery
 @click.option(
     "--latency", help="What changing clocks takes, as of plan. [default: as PLAN, else known]"
 )
+@click.option(
+    "--confirm",
+    type=int,
+    metavar="N",
+    help="Measure the N kernels that the promise hangs on most; with --gpu.",
+)
+@click.option("--gpu", metavar="GPU", help="Where to: sim:rtx3080ti or nvml:0.")
+@click.option(
+    "--own",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where those samples go. [default: beside the new plan, as .samples.db]",
+)
+@source_option
 @delivered("plan")
 def command(
     *,
@@ -38,6 +58,10 @@ def command(
     anew: Path | None,
     max_slowdown: float | None,
     latency: str | None,
+    confirm: int | None,
+    gpu: str | None,
+    own: Path | None,
+    source: str,
     to: Delivery,
 ) -> None:
     """Plan STEP, which nobody measured, on what PLAN's samples say of kernels like its own.
@@ -57,6 +81,8 @@ def command(
     from underclock.store import as_record, is_plan
 
     to.check(plan, step, samples, anew)
+    if gpu is not None and confirm is None:
+        raise UsageError("nothing is measured on --gpu", hint="add --confirm 5, or leave it away")
     given = is_plan(plan)
     goal = Goal.of(as_record(plan, Plan)) if given else Goal()
     if max_slowdown is not None:
@@ -68,5 +94,22 @@ def command(
         goal=goal,
         latency=latency or (None if given else "known"),
         anew=anew,
+        confirm=None
+        if confirm is None
+        else _confirm(confirm, gpu, own, to, step_file(step, source)),
     )
     to.give(made, lambda: plan_tables(made))
+
+
+def _confirm(
+    kernels: int, gpu: str | None, own: Path | None, to: Delivery, run: "StepFile"
+) -> "Confirm":
+    """Return what is to be measured after all."""
+    from underclock.app.transferring import Confirm
+
+    if gpu is None:
+        raise UsageError(
+            "kernels are confirmed on a GPU, and none is named",
+            hint="add --gpu: the one whose samples are carried over",
+        )
+    return Confirm(kernels=kernels, gpu=gpu, to=own or samples_beside(to.output), run=run)

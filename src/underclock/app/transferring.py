@@ -1,22 +1,111 @@
 """A plan for a step that was not measured, from samples of another one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from underclock.app.backends import default_measuring, open_measurer
+from underclock.app.measuring import surveyed
 from underclock.app.planning import PlanCosts, check_goal, check_has_budget, costs_of, decided
 from underclock.app.switching import Switching, switching_as_of, switching_of
+from underclock.campaign.loop import CampaignRun, Listed
+from underclock.campaign.recording import Recorder, record
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import step_cost
-from underclock.core.transfer import carried
-from underclock.errors import DataError
-from underclock.records import Plan, SampleSet, Step
+from underclock.core.transfer import Carried, carried
+from underclock.errors import DataError, UsageError
+from underclock.hw.base import Capability
+from underclock.hw.gpu_names import parse_gpu
+from underclock.records import AUTO, Clocks, Kernel, Plan, SampleSet, Step
 from underclock.store import SampleSource, as_record, is_plan, read_samples
-from underclock.tracing.source import as_step
+from underclock.tracing.source import StepFile, StepFunction, as_step
 
 _GONE = "name the samples that the plan was made of: --from samples.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirm:
+    """Kernels to measure of a step that a plan was carried over to."""
+
+    kernels: int
+    """How many: those that the promise hangs on most."""
+    gpu: str
+    """``sim:NAME`` or ``nvml:INDEX``: the one that the other step's samples are of."""
+    to: str | Path
+    """Samples file, made or continued."""
+    seed: int = 0
+    """Of a simulated GPU's noise."""
+    run: StepFunction | StepFile | None = None
+    """The step's function, or where it may be found."""
+
+    def __post_init__(self) -> None:
+        """Refuse to confirm nothing, or on what cannot run kernels.
+
+        Raises:
+            UsageError: No kernels, or a table.
+        """
+        if self.kernels < 1:
+            raise UsageError(
+                f"confirming {self.kernels} kernels confirms nothing",
+                hint="name how many of them to measure, as --confirm 5, or leave it away",
+            )
+        parse_gpu(self.gpu).need(Capability.RUN)
+
+    def measured(self, step: Step, found: Carried, made: Plan) -> SampleSet:
+        """Measure the kernels that a promise hangs on most, at auto and at the plan's clocks.
+
+        Raises:
+            DataError: The GPU is not the one whose samples are carried over.
+            UsageError: The file is of another campaign.
+            DeviceError, MeasurementError: From the GPU.
+        """
+        table = found.estimated.table
+        clocks = [made.kernels[kernel.name].clocks for kernel in step.kernels]
+        doubts = found.estimated.hangs_on(np.array([table.settings.index(one) for one in clocks]))
+        chosen = np.argsort(-doubts, kind="stable")[: self.kernels].tolist()
+        wanted: dict[Clocks, list[Kernel]] = {AUTO: [step.kernels[k] for k in chosen]}
+        for k in chosen:
+            if not clocks[k].is_auto:
+                wanted.setdefault(clocks[k], []).append(step.kernels[k])
+        campaign = Campaign(grid=Grid.ADAPTIVE, in_situ=False)
+        measuring = default_measuring(self.gpu, adaptive=True)
+        with open_measurer(
+            self.gpu, measuring=measuring, seed=self.seed, step=step, run=self.run
+        ) as measurer:
+            header, _ = surveyed(
+                measurer,
+                measurer.step or step,
+                campaign,
+                gpu=self.gpu,
+                measuring=measuring,
+                seed=self.seed,
+            )
+            if header.gpu != found.sample_set.gpu:
+                raise DataError(
+                    f"the samples are of {found.sample_set.gpu.name}, and {self.gpu} is another "
+                    f"GPU, board, driver or limit: {header.gpu.name}",
+                    hint="clocks carry over on one GPU: confirm on the one that was measured",
+                )
+            header = msgspec.structs.replace(header, expected_samples=None)
+
+            def take(recorder: Recorder) -> None:
+                policy = Listed(recorder, list(wanted.items()), campaign)
+                CampaignRun(recorder, policy, campaign, lambda _tally: None).run()
+
+            own = record(measurer, Path(self.to), header, take)
+        return msgspec.structs.replace(
+            own,
+            kernels=tuple(step.kernels[k] for k in sorted(chosen)),
+            order=(),
+            modules=(),
+            windows=tuple(
+                w for w in own.windows if w.kernel in {step.kernels[k].name for k in chosen}
+            ),
+        )
 
 
 def transfer(
@@ -27,6 +116,7 @@ def transfer(
     goal: Goal | None = None,
     latency: str | None = None,
     anew: SampleSource | None = None,
+    confirm: Confirm | None = None,
 ) -> Plan:
     """Plan a step that nobody measured, on samples of another step on the same GPU.
 
@@ -38,9 +128,10 @@ def transfer(
         latency: What changing clocks takes, as of `plan`; by default as the plan took it.
         anew: Samples of the step itself, where there are any: what the plan loses against one
             planned on them is told.
+        confirm: Kernels of the step to measure after all, and where.
 
     Raises:
-        UsageError: An impossible goal, or latencies that are not known.
+        UsageError: An impossible goal, or latencies that are not known; a file of other samples.
         DataError: The samples are gone, of another step or GPU, or the steps share no kernel.
         InfeasibleError: No choice meets the time budget.
     """
@@ -62,15 +153,23 @@ def transfer(
     switching = _switching(given, latency, found.sample_set, wanted, source)
     if switching is not None:
         check_has_budget(wanted)
-    table = found.estimated.table
-    costs = PlanCosts(table=table, risk=found.estimated, known=table)
-    made = decided(found.sample_set, wanted, costs, switching)
+    made = _decided(found, wanted, switching)
+    if confirm is not None:
+        own = confirm.measured(to, found, made)
+        found = carried(sample_set, to, confirmed=own)
+        made = _decided(found, wanted, switching)
     told = found.told
     if anew is not None:
         own = read_samples(anew)
         _check_alike(own, found.sample_set)
         told = msgspec.structs.replace(told, **_regret(made, own, wanted, switching))
     return msgspec.structs.replace(made, carried=told)
+
+
+def _decided(found: Carried, goal: Goal, switching: Switching | None) -> Plan:
+    table = found.estimated.table
+    costs = PlanCosts(table=table, risk=found.estimated, known=table)
+    return decided(found.sample_set, goal, costs, switching)
 
 
 def _given(

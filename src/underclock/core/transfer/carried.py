@@ -18,14 +18,16 @@ from scipy.linalg import block_diag
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import temperature_of
+from underclock.core.model.estimate import KnownFit, estimate
+from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step
 from underclock.core.model.parameters import Parameters, Points, predicted_rows
 from underclock.core.model.posterior import Posterior, capped
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.rows import PER_KERNEL
+from underclock.core.model.row_runs import sample_weights
+from underclock.core.model.rows import PER_KERNEL, STEADY_C
 from underclock.core.model.sample_rows import KIND_NUMBERS
+from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.table import (
     CostTable,
     at_any_clocks,
@@ -40,7 +42,7 @@ from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.gpus.links import link_of
 from underclock.physics.costs import idle_w
-from underclock.records import SampleSet, Step
+from underclock.records import Kernel, SampleSet, Step
 from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
 
 _NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number
@@ -62,26 +64,28 @@ class Carried:
     told: CarriedOver
 
 
-def carried(sample_set: SampleSet, step: Step) -> Carried:
+def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = None) -> Carried:
     """Say what a step costs at every setting, from samples of another one.
 
     Args:
         sample_set: Of a step that ran whole too, of one GPU.
         step: The step that nobody measured.
+        confirmed: Samples of some of its kernels, where those were measured after all.
 
     Raises:
         DataError: The samples are of kernels alone, or the steps share no kernel.
     """
-    known = _known(sample_set)
+    known, kernels = _known(sample_set, confirmed)
     usable = _usable(known)
-    matches = matched(sample_set.kernels, usable, step.kernels)
+    matches = matched(kernels, usable, step.kernels)
     if not any(match.source is not None for match in matches):
         raise DataError(
             f"{step.name} shares no kernel with {sample_set.workload}: no operator of it was "
             "measured in the same place of the model",
             hint="measure the step itself: `underclock measure`",
         )
-    guessed = _unseen(known, sample_set, step, matches, usable)
+    guessed = _unseen(known, kernels, step, matches, usable)
+    _assume_links(guessed, known, sample_set, step, matches)
     posterior = _posterior(known, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
         sample_set,
@@ -100,11 +104,16 @@ def carried(sample_set: SampleSet, step: Step) -> Carried:
     expected = auto_expected(table, np.array(step.order, dtype=np.int64), known.table)
     estimated = CarriedEstimate.of(known, posterior, expected)
     return Carried(
-        sample_set=header, estimated=estimated, told=_told(sample_set, estimated, matches)
+        sample_set=header,
+        estimated=estimated,
+        told=_told(sample_set, confirmed, kernels, estimated, matches),
     )
 
 
-def _known(sample_set: SampleSet) -> CostEstimate:
+def _known(
+    sample_set: SampleSet, confirmed: SampleSet | None
+) -> tuple[CostEstimate, tuple[Kernel, ...]]:
+    """Return what is known of the step that ran, and all kernels that its model is of."""
     known = estimate(sample_set)
     if known.table.power_cap is None:
         raise DataError(
@@ -112,7 +121,18 @@ def _known(sample_set: SampleSet) -> CostEstimate:
             "step that nobody ran follows from one that ran whole",
             hint="measure the step whole too: `underclock measure` does by itself",
         )
-    return known
+    if confirmed is None:
+        return known, sample_set.kernels
+    both, own = joined_sets([sample_set, confirmed]), len(sample_set.kernels)
+    rows, model = fit_rows(both, known.posterior.settings)
+    fit = KnownFit(
+        rows=rows.of_first(own), model=model.of_first(own), weights=sample_weights(sample_set)
+    )
+    known = dataclasses.replace(estimate(sample_set, known=fit), rows=rows, model=model)
+    # A name that both steps have for other work is told apart in a fit of both.
+    original = {kernel.name: kernel for kernel in confirmed.kernels}
+    more = (original[kernel.name.removesuffix(" of file 2")] for kernel in both.kernels[own:])
+    return known, (*sample_set.kernels, *more)
 
 
 def _usable(known: CostEstimate) -> Bools:
@@ -124,7 +144,7 @@ def _usable(known: CostEstimate) -> Bools:
 
 def _unseen(
     known: CostEstimate,
-    sample_set: SampleSet,
+    of: Sequence[Kernel],
     step: Step,
     matches: Sequence[Match],
     usable: Bools,
@@ -135,13 +155,13 @@ def _unseen(
     )
     kernels = KnownKernels(
         kinds=model.rows.kinds,
-        work=work_of(sample_set.kernels),
+        work=work_of(of),
         parameters=model.parameters.kernels,
         cov=model.kernel_cov + of_shared,
     )
     told = [match.way.is_told for match in matches]
     kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
-    made = unseen(
+    return unseen(
         kernels,
         usable,
         np.where(told, kinds, -1),
@@ -149,8 +169,6 @@ def _unseen(
         _sources(matches),
         np.array([match.way is MatchWay.SAME for match in matches]),
     )
-    _assume_links(made, known, sample_set, step, matches)
-    return made
 
 
 def _assume_links(
@@ -268,15 +286,21 @@ def _ratio(known: CostEstimate, bent: Posterior) -> StepRatio:
     more = known.posterior.shared_cov.shape[0] - bent.shared_cov.shape[0]
     if not more:
         return StepRatio()
-    ratio = float(np.exp(np.median(known.posterior.log_w - bent.log_w)))
+    own = known.posterior.log_w
+    ratio = float(np.exp(np.median(own - bent.log_w[: len(own)])))
     return StepRatio(ratio=ratio, spread=math.sqrt(float(known.posterior.shared_cov[-1, -1])))
 
 
 def _can(known: CostEstimate, matches: Sequence[Match], usable: Bools) -> Bools:
     """Return where each new kernel may be planned. Shape (N, C)."""
-    everywhere = known.can[usable].all(axis=0)
+    everywhere = known.can[usable[: len(known.can)]].all(axis=0)
     return np.stack(
-        [everywhere if match.source is None else known.can[match.source] for match in matches]
+        [
+            everywhere
+            if match.source is None or match.source >= len(known.can)
+            else known.can[match.source]
+            for match in matches
+        ]
     )
 
 
@@ -320,23 +344,27 @@ def _beside_j(known: CostEstimate, posterior: Posterior, counts: Floats, boost: 
     model = known.model
     core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[boost : boost + 1])
     gpu = model.parameters.family.gpu(model.parameters.shared)
-    anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, 55.0)[0])
+    anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, STEADY_C)[0])
     own_w = np.maximum(np.exp(posterior.log_w[:, boost]) - anyway_w, 0.0)
     beside_j: Floats = counts * np.exp(posterior.log_s[:, boost]) * own_w
     return beside_j
 
 
 def _told(
-    sample_set: SampleSet, estimated: CarriedEstimate, matches: Sequence[Match]
+    sample_set: SampleSet,
+    confirmed: SampleSet | None,
+    kernels: Sequence[Kernel],
+    estimated: CarriedEstimate,
+    matches: Sequence[Match],
 ) -> CarriedOver:
     """Write down how each kernel is known."""
-    kernels = sample_set.kernels
     boost = cap_of(estimated.table).boost
     spreads = [np.sqrt(estimated.posterior.variance(1.0, power)[:, boost]) for power in (0.0, 1.0)]
     names = (kernel.name for kernel in estimated.table.kernels)
     return CarriedOver(
         workload=sample_set.workload,
         fingerprint=sample_set.fingerprint,
+        confirmed=() if confirmed is None else tuple(k.name for k in confirmed.kernels),
         matches={
             name: KernelMatch(
                 way=match.way,

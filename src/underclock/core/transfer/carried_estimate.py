@@ -98,6 +98,19 @@ class CarriedEstimate:
             energy_spread=math.hypot((1.0 + cost.energy_change) * spreads[1], OF_HEAT * added),
         )
 
+    def hangs_on(self, setting: Ints) -> Floats:
+        """Return the variance of energy saved that errors of each kernel alone make. Shape (K,).
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        choice = setting[cap_of(self.table).order]
+        of_energy = (_moves(self.table, self.posterior, choice) - self.at_auto)[1]
+        alone = [np.zeros_like(of_energy) for _ in setting]
+        for k, moves in enumerate(alone):
+            moves[:, k] = of_energy[:, k]
+        return np.array([self._spread(moves) ** 2 for moves in alone])
+
     def time_variance(self, setting: Ints) -> TimeVariance | None:
         """Return nothing: auto is expected too, and what a kernel adds depends on all others."""
 
