@@ -28,7 +28,14 @@ from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import TOLERANCE, MeasurementSettings, Plan, SampleSet, Step, Strategy
-from underclock.store import SampleSource, as_record, read_samples
+from underclock.store import (
+    SampleSource,
+    as_record,
+    by_board,
+    is_merged,
+    read_parts,
+    read_samples,
+)
 from underclock.tracing.source import StepFile, StepFunction
 from underclock.units import format_percent
 
@@ -37,14 +44,17 @@ _FEWEST = 12  # windows that tell anything of a board
 
 
 def boards_of(samples: Sequence[SampleSource]) -> tuple[SampleSet, ...]:
-    """Return the samples of each board.
+    """Return the samples of each board, of which a merged file has several.
 
     Raises:
         DataError: They cannot be read, or boards cannot be fitted together.
     """
-    read = tuple(read_samples(each) for each in samples)
+    read: list[SampleSet] = []
+    for each in samples:
+        merged = isinstance(each, str | Path) and is_merged(Path(each))
+        read += by_board(read_parts(Path(str(each)))) if merged else [read_samples(each)]
     check_alike(read)
-    return read
+    return tuple(read)
 
 
 def plan_fleet(

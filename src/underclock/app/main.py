@@ -19,6 +19,7 @@ _COMMANDS = {
     "trace": "List the kernels of a training step.",
     "measure": "Measure kernels at the clock pairs that decide a plan.",
     "job": "Describe a job of many GPUs, for a plan.",
+    "merge": "Put samples of several GPUs into one file.",
     "breakdown": "Show where a step's energy goes at auto clocks.",
     "fit": "Fit one model of a GPU to its samples.",
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
@@ -45,7 +46,7 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(("breakdown", "check", "predict"), "app.samples"),
+    **dict.fromkeys(("breakdown", "check", "merge", "predict"), "app.samples"),
     **dict.fromkeys(("apply", "restore", "serve", "simulate"), "app.services"),
 }
 """Where commands stand that are not in a file of their own."""

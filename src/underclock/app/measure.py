@@ -104,10 +104,14 @@ def command(
     its GPU, the others run what it runs. Of STEP each reads its own, step.rank0.json and so on;
     with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
 
+    On a cluster each task measures its GPU, and `underclock merge` joins the files: in the name
+    after -o, %h is the host and %g the GPU's board, as in `srun underclock measure step.json
+    --gpu nvml:0 -o %h-%g.db`.
+
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
     from underclock.app.backends import in_virtual_time
-    from underclock.app.measuring import follow, follows, measure
+    from underclock.app.measuring import file_of, follow, follows, measure
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering.reach import told
     from underclock.core.step.unmeasured import unmeasured
@@ -124,6 +128,7 @@ def command(
     if document is not None and follows(document, gpu):
         follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
         return
+    output = file_of(output, gpu)
     with progress_bar("measuring") as show:
         sample_set = measure(
             document,

@@ -1,13 +1,14 @@
 """measure: a campaign on what ``--gpu`` names, into a file that a later run goes on with."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 import underclock
-from underclock.app.backends import default_measuring, open_measurer
+from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
@@ -137,6 +138,22 @@ def _policy(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -
     if campaign.on(recorder.measurer) is Grid.ADAPTIVE:
         return Adaptive(recorder, points, campaign, seed=seed)
     return Listed(recorder, points, campaign)
+
+
+def file_of(path: Path, gpu: str) -> Path:
+    """Return where samples go: of a name, ``%h`` is this host, and ``%g`` the GPU's board.
+
+    So every task of a cluster measures into a file of its own under one command.
+
+    Raises:
+        UsageError, DeviceError: There is no such GPU, or it is a table.
+    """
+    name = path.name.replace("%h", socket.gethostname().partition(".")[0])
+    if "%g" in name:
+        with open_gpu(parse_gpu(gpu)) as opened:
+            uuid = opened.gpu.info().uuid or ""
+        name = name.replace("%g", uuid.removeprefix("GPU-").partition("-")[0])
+    return path.with_name(name)
 
 
 def _nobody(_tally: Tally) -> None:

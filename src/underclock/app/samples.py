@@ -1,4 +1,4 @@
-"""Commands that say what samples tell: ``underclock breakdown``, ``check`` and ``predict``."""
+"""Commands on samples as they are: ``underclock breakdown``, ``check``, ``merge``, ``predict``."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,12 @@ from underclock.app.options import (
     baseline_option,
     delivered,
     file_argument,
+    force_option,
+    json_option,
+    output_option,
     slowdown_option,
 )
-from underclock.app.output import Delivery, counted_bar, share_bar
+from underclock.app.output import Delivery, counted_bar, print_json, say, share_bar
 
 
 @click.command(name="breakdown")
@@ -66,6 +69,42 @@ def check(
             table, slowdowns=slowdowns or checking.BUDGETS, progress=show, **asked
         )
     to.give(checked, lambda: (check_sentence(checked), check_table(checked)))
+
+
+@click.command(name="merge")
+@click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
+@output_option("samples", required=True, stdout=False)
+@force_option
+@json_option
+def merge(*, samples: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> None:
+    """Put SAMPLES of several GPUs, or of several runs on one, into one file.
+
+    All are of one step, on GPUs of one model, driver and power limit. Of a file of one board, what
+    several files hold is repeats; `underclock fleet` takes a file of several boards. --force
+    replaces a merged file, never other samples.
+
+    Example: underclock merge node1-*.db node2-*.db -o all.db
+    """
+    from underclock import store
+
+    boards = store.merge(samples, output, force=force)
+    if as_json:
+        print_json(
+            {
+                "boards": {str(board.gpu.uuid): len(board.windows) for board in boards},
+                "gpu": boards[0].gpu.name,
+                "evidence": boards[0].evidence,
+                "file": str(output),
+            }
+        )
+        return
+    windows, count = sum(len(board.windows) for board in boards), len(boards)
+    of = "one board" if count == 1 else f"{count} boards"
+    first = boards[0]
+    say(
+        f"{first.workload} on {first.gpu.name}, {first.evidence}: {windows} windows of {of} in "
+        f"{output}"
+    )
 
 
 @click.command(name="predict")

@@ -440,6 +440,23 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
         return statistics.median_low(read) if read else None
 
+    def unlike(self, other: "SampleSet") -> tuple[str, object, object] | None:
+        """Return what keeps samples of two boards from being compared: its name and both values.
+
+        ``None`` where only the boards may differ.
+        """
+        for noun, mine, others in (
+            ("GPU models", self.gpu.name, other.gpu.name),
+            ("drivers", self.gpu.driver, other.gpu.driver),
+            ("power limits", self.gpu.power_limit_w, other.gpu.power_limit_w),
+            ("kinds of evidence", self.evidence, other.evidence),
+            ("steps", self.workload, other.workload),
+            ("captures of the step", self.fingerprint, other.fingerprint),
+        ):
+            if mine != others:
+                return noun, mine, others
+        return None
+
     @property
     def is_exact(self) -> bool:
         """Whether a row is all there is to know, as in a replayed table without repeats."""

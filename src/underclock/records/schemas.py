@@ -12,6 +12,7 @@ from underclock.errors import DataError
 SCHEMAS: Final = {
     "step": 6,
     "samples": 8,
+    "merged samples": 1,
     "plan": 8,
     "score": 3,
     "validation": 4,

@@ -31,6 +31,7 @@ CREATE TABLE notes (sentence TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE progress (windows INTEGER NOT NULL, gpu_s REAL NOT NULL, checksum INTEGER NOT NULL);
 """
 _APPLICATION_ID = 0x756E6463  # "undc", in the file's header
+MERGED_ID: Final = 0x756E646D  # "undm", of files that were merged into one
 _REMAKE = "measure again with `underclock measure`"
 _REFUSALS = {  # of the system: the file is as healthy as it was
     sqlite3.SQLITE_BUSY,
@@ -106,8 +107,13 @@ def build(path: Path, header: SampleSet) -> None:
     partial.replace(path)
 
 
-def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSet]:
+def connect(
+    path: Path, *, writable: bool, body: bytes | None = None
+) -> tuple[sqlite3.Connection, SampleSet]:
     """Open a file, and read what it says it is; nothing is written to one that is refused.
+
+    Args:
+        body: The whole file, where it was read already.
 
     Returns:
         A connection without transactions of its own, and the header.
@@ -117,8 +123,12 @@ def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSe
     """
     with translated(path):
         uri = f"{path.resolve().as_uri()}?mode={'rw' if writable else 'ro'}"
+        if body is not None:
+            uri = ":memory:"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None)
         try:
+            if body is not None:
+                connection.deserialize(body)
             header = _read_header(path, connection)
             if writable:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -131,7 +141,13 @@ def connect(path: Path, *, writable: bool) -> tuple[sqlite3.Connection, SampleSe
 
 def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
     """Read what a file says it is."""
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+    found = connection.execute("PRAGMA application_id").fetchone()[0]
+    if found == MERGED_ID:
+        raise DataError(
+            f"{path} was merged of several samples files, and is not measured into",
+            hint="measure into a file of its own, then merge again",
+        )
+    if found != _APPLICATION_ID:
         raise DataError(
             f"{path} is a database, but not a samples file",
             hint="make one with `underclock measure`",

@@ -13,6 +13,7 @@ from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC
+from underclock.store.merged import is_merged, read_board
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
 
@@ -69,7 +70,7 @@ def read_samples(source: SampleSource) -> SampleSet:
     path = Path(source)
     head = _head(path)
     if head == SQLITE_MAGIC:
-        return SampleFile.read(path)
+        return read_board(path) if is_merged(path) else SampleFile.read(path)
     if path.suffix == ".db":
         raise DataError(
             f"{path} is not a samples file: it is no SQLite database",

@@ -9,10 +9,10 @@ another measurement.
 import os
 import sqlite3
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -30,6 +30,8 @@ from underclock.store.database import (
     translated,
 )
 from underclock.store.files import check_output
+
+_WITH_LOG: Final = slice(18, 20)  # of a database's header: versions to write and read, 2 with a log
 
 
 class SampleFile:
@@ -92,6 +94,27 @@ class SampleFile:
             if lock is not None:
                 lock.release()
             raise
+
+    @classmethod
+    def of_body(cls, path: Path, body: bytes) -> Self:
+        """Open what `body` returned, to read it.
+
+        Args:
+            path: Where it lies, for what is wrong with it.
+
+        Raises:
+            DataError: Damaged, of another schema, or something else altogether.
+        """
+        return cls(path, *connect(path, writable=False, body=body))
+
+    def body(self) -> bytes:
+        """Return the whole file as bytes, with what is in its log."""
+        with translated(self.path), closing(sqlite3.connect(":memory:")) as copy:
+            self._connection.backup(copy)
+            body = bytearray(copy.serialize())
+        # Of a file that is being written the header says that a log belongs to it; here none does.
+        body[_WITH_LOG] = b"\x01\x01"
+        return bytes(body)
 
     @classmethod
     def _open(cls, path: Path, lock: WriterLock | None) -> Self:

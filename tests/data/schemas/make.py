@@ -7,6 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
@@ -17,7 +19,7 @@ from underclock.records import Evidence, GpuInfo, Kernel, Record, Step
 from underclock.records.fitted import GpuFit
 from underclock.records.latencies import LatencyTable
 from underclock.records.schemas import SCHEMAS
-from underclock.store import write_document
+from underclock.store import merge, save, write_document
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
 G,a,,,1.0,100,100,2
@@ -87,6 +89,12 @@ def main(folder: Path) -> None:
         to = folder / f"samples.{SCHEMAS['samples']}.db"
         if not to.exists():
             to.write_bytes(samples.read_bytes())
+        to = folder / f"merged samples.{SCHEMAS['merged samples']}.db"
+        if not to.exists():
+            gpu = replace(sample_set.gpu, uuid="GPU-0")
+            board = Path(aside) / "board.db"
+            save(replace(sample_set, evidence=Evidence.SIMULATED, gpu=gpu), board)
+            merge([board], to)
 
 
 if __name__ == "__main__":

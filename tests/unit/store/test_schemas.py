@@ -27,18 +27,18 @@ KINDS: dict[str, type[Record]] = {
 
 
 def _path(kind: str, schema: int) -> Path:
-    return FILES / f"{kind}.{schema}.{'db' if kind == 'samples' else 'json'}"
+    return FILES / f"{kind}.{schema}.{'db' if kind.endswith('samples') else 'json'}"
 
 
 def _read(path: Path) -> Record:
     kind = path.name.partition(".")[0]
-    return read_samples(path) if kind == "samples" else read_document(path, KINDS[kind])
+    return read_samples(path) if kind.endswith("samples") else read_document(path, KINDS[kind])
 
 
 EARLIER = [_path(kind, n) for kind in (*KINDS, "samples") for n in range(1, SCHEMAS[kind])]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "samples"])
+@pytest.mark.parametrize("kind", [*KINDS, "samples", "merged samples"])
 def test_a_file_of_the_current_schema_is_read(kind: str) -> None:
     found = _read(_path(kind, SCHEMAS[kind]))
 

@@ -219,19 +219,12 @@ def check_alike(sample_sets: Sequence[SampleSet]) -> None:
                 "of it",
                 hint="measure a step on each board with `underclock measure`",
             )
-        for noun, one, own in (
-            ("GPU models", first.gpu.name, other.gpu.name),
-            ("drivers", first.gpu.driver, other.gpu.driver),
-            ("power limits", first.gpu.power_limit_w, other.gpu.power_limit_w),
-            ("kinds of evidence", first.evidence, other.evidence),
-            ("steps", first.workload, other.workload),
-            ("captures of the step", first.fingerprint, other.fingerprint),
-        ):
-            if one != own:
-                raise DataError(
-                    f"boards 1 and {number} are of two {noun}: {one} and {own}",
-                    hint="boards are fitted together where only the boards differ",
-                )
+        if unlike := first.unlike(other):
+            noun, one, own = unlike
+            raise DataError(
+                f"boards 1 and {number} are of two {noun}: {one} and {own}",
+                hint="boards are fitted together where only the boards differ",
+            )
         for before, earlier in enumerate(sample_sets[: number - 1], 1):
             if earlier.windows == other.windows:
                 raise DataError(

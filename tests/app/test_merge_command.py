@@ -1,0 +1,71 @@
+"""`underclock merge`, and files named after host and GPU."""
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from made_boards import made_board
+from underclock.app import main
+from underclock.store import read_parts, read_samples, save
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be where samples of two boards lie."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        save(made_board(number), tmp_path / f"{number}.db")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_boards_are_merged_and_planned_as_a_fleet(
+    folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]
+) -> None:
+    main(["merge", "1.db", "2.db", "-o", "all.db"])
+    assert "w on G, simulated" in capsys.readouterr().out
+    main(["merge", "all.db", "-o", "again.db", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert said["boards"] == {f"GPU-{n}": len(made_board(n).windows) for n in (1, 2)}
+    assert read_parts(folder / "again.db") == tuple(read_samples(f"{n}.db") for n in (1, 2))
+
+    for command in ("plan all.db", "fit all.db", "predict all.db", "check all.db"):
+        code, words = fails(command)
+        assert code == 4
+        assert "holds samples of 2 boards" in words
+        assert "underclock fleet" in words
+    main(["fleet", "all.db", "--max-slowdown", "1%", "--latency", "free", "-o", "plan.json"])
+    assert "from samples of 2 of them" in capsys.readouterr().err
+    code, words = fails("merge 1.db 1.db -o twice.db")
+    assert code == 4
+    assert "1.db and 1.db hold the same measurements" in words
+
+
+def test_one_board_of_a_merged_file_is_planned_by_itself(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["merge", "1.db", "-o", "one.db"])
+    assert "of one board in one.db" in capsys.readouterr().out
+    assert read_samples(folder / "one.db") == read_samples(folder / "1.db")
+
+
+def test_a_campaigns_file_is_named_after_host_and_gpu(
+    folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]
+) -> None:
+    few = "--core-mhz 1050,auto --mem-mhz auto --window 0.1s --warmup 0s"
+    main(["trace", "gpt3-xl", "-o", "step.json"])
+    main(f"measure step.json --gpu sim:rtx3080ti {few} -o %h-%g.db".split())
+    capsys.readouterr()
+
+    (made,) = folder.glob("*-*.db")
+    uuid = read_samples(made).gpu.uuid or ""
+    host = socket.gethostname().partition(".")[0]
+    assert made.name == f"{host}-{uuid.removeprefix('GPU-')[:8]}.db"
+
+    (folder / "table.csv").write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\n")
+    code, words = fails("measure --gpu replay:table.csv -o %g.db")
+    assert code == 2
+    assert "table" in words
