@@ -28,6 +28,8 @@ FEWEST = 4
 """Kernels of a kind from which it is known how cost goes with their work."""
 _FEW = np.array([0.5, 0.5, 0.7, 0.5])  # deviations of a kind of which there are too few to tell
 _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
+_FEW_ROUNDS = 3  # where kernels of a kind are nearly on a line
+_TINY = 1e-9
 _ROUNDS = 30  # of a variance, which its own weights depend on
 
 
@@ -222,8 +224,15 @@ def _expected(like: KnownKernels, parameter: int, work: Floats) -> float:
         wanted = np.append(wanted, 1.0)
     goal = like.parameters[:, parameter] * sharp
     middle = float(goal.max())
-    scale = np.sqrt(weights) / np.exp(goal - middle)
-    rates, _ = nnls(features * scale[:, None], np.sqrt(weights))
+    found = np.exp(goal - middle)
+    scale = 1.0 / found
+    for _ in range(_ROUNDS if parameter == FIXED else _FEW_ROUNDS):
+        # Squares of logarithms, by weights that make squares of differences as large.
+        weighed = np.sqrt(weights) * scale
+        rates, _ = nnls(features * weighed[:, None], found * weighed)
+        apart = features @ rates / found
+        scale = np.log(np.maximum(apart, _TINY)) / found / np.where(apart == 1.0, 1.0, apart - 1.0)
+        scale[apart == 1.0] = 1.0 / found[apart == 1.0]
     total = float(rates @ wanted)
     if total <= 0.0:
         return float(np.average(like.parameters[:, parameter], weights=weights))
