@@ -164,9 +164,9 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
     assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
     table = LatencyTable.constant(5e-3)
     write_document(beside, table)
-    plan = planned(capsys, samples, "--latency", "measured", "--max-switches", 2)
+    plan = planned(capsys, samples, "--latency", "measured")
     assert plan["schedule"]["latency"] == "as measured"  # type: ignore[index]
-    named = planned(capsys, samples, "--latency", beside, "--max-switches", 2)
+    named = planned(capsys, samples, "--latency", beside)
     assert named["schedule"]["segments"] == plan["schedule"]["segments"]  # type: ignore[index]
 
 

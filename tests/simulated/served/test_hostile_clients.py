@@ -30,7 +30,7 @@ from underclock.runtime.undo.ownership import Ownership
 from underclock.testing import Served
 
 Comes = Callable[..., None]
-_MESSAGES = int(os.environ.get("UNDERCLOCK_FUZZ", "3000"))
+_MESSAGES = int(os.environ.get("UNDERCLOCK_FUZZ", "1000"))
 """How many a fuzzer sends: 100000 take some minutes."""
 _SEED = int(os.environ.get("UNDERCLOCK_FUZZ_SEED", "26"))
 

@@ -41,9 +41,9 @@ def control(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield made
 
 
-def _torchrun(ranks: int, steps: int, schedule: str = "Schedule1F1B") -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    return [*torchrun, str(_TESTS / "pipelined.py"), str(steps), schedule]
+def _torchrun(steps: int) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return [*torchrun, str(_TESTS / "pipelined.py"), str(steps)]
 
 
 def _plan(data: int = 1, unit_s: float = 0.02) -> JobPlan:
@@ -76,7 +76,7 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     log, plan = tmp_path / "log.jsonl", tmp_path / "job.plan.json"
     write_document(plan, _plan(unit_s=0.01))
     told: list[str] = []
-    ran = run(plan, _torchrun(2, 22), HowToRun(window=4, log=log, tell=told.append))
+    ran = run(plan, _torchrun(22), HowToRun(window=4, log=log, tell=told.append))
 
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert _as_found(control)
@@ -96,23 +96,10 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ranks", "schedule", "reason"),
-    [
-        (1, "Schedule1F1B", "this job has a world size of 1, and the plan is for 2 ranks"),
-        (2, "ScheduleGPipe", "the plan is for another schedule: 1f1b, and this is ScheduleGPipe"),
-    ],
-)
-def test_another_job_than_the_plans_trains_at_auto(
-    ranks: int, schedule: str, reason: str, control: Control, tmp_path: Path
-) -> None:
+def test_another_job_than_the_plans_trains_at_auto(control: Control, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    told: list[str] = []
-    how = HowToRun(window=0, log=log, tell=told.append)
-    command = _torchrun(ranks, 6, schedule)
-    if ranks == 1:
-        command = [sys.executable, "-c", _ALONE]
-    ran = run(_plan(unit_s=5e-3), command, how)
+    reason = "this job has a world size of 1, and the plan is for 2 ranks"
+    ran = run(_plan(unit_s=5e-3), [sys.executable, "-c", _ALONE], HowToRun(window=0, log=log))
 
     assert ran.code == 0
     assert _as_found(control)
@@ -200,7 +187,7 @@ def test_a_rank_that_is_killed_leaves_no_other_ranks_clocks(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    ran = run(_plan(unit_s=5e-3), _torchrun(2, 1000), HowToRun(window=0, log=log))
+    ran = run(_plan(unit_s=5e-3), _torchrun(1000), HowToRun(window=0, log=log))
     killer.join()
     assert ran.code != 0
     assert _as_found(control)

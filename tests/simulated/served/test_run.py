@@ -185,6 +185,7 @@ def test_a_conductor_that_is_killed_harms_no_training(
 def test_two_ranks_have_a_gpu_each(command: list[str], control: Control, tmp_path: Path) -> None:
     """As torchrun starts them: each with its local rank in the environment."""
     log = tmp_path / "log.jsonl"
+    command[2] = "8"
     launcher = (
         "import os, subprocess, sys\n"
         "ranks = [subprocess.Popen(sys.argv[1:], env=dict(os.environ, LOCAL_RANK=rank)) "

@@ -187,7 +187,7 @@ def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path, s
     assert plan(samples).headline.energy_change == 0.0
 
 
-@pytest.mark.parametrize("most", [1, 4, 8, 9, 10, 13, 19])
+@pytest.mark.parametrize("most", [1, 4, 9, 10, 19])
 def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: int) -> None:
     cut = msgspec.structs.replace(steered, windows=steered.windows[:most])
     best = plan(cut).headline

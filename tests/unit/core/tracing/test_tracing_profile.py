@@ -297,6 +297,7 @@ def _trace(*events: dict[str, Any]) -> dict[str, Any]:
     return {"traceEvents": list(events)}
 
 
+@pytest.mark.untraced
 def test_all_that_was_launched_was_seen_in_every_recording() -> None:
     for path in sorted(TRACES.rglob("*.json.gz")):
         trace = read(path).trace
