@@ -45,14 +45,22 @@ def true_step(step: Step, core_mhz: float) -> tuple[float, float]:
     return math.fsum(n * s for n, s, _ in each), math.fsum(n * s * w for n, s, w in each)
 
 
-def made_samples(step: Step, *, whole: bool = True, name: str = "G") -> SampleSet:
-    """Return samples of a step, as a campaign takes them."""
+def made_samples(step: Step, *, whole: bool = True, held_mhz: int = BOOST_MHZ) -> SampleSet:
+    """Return samples of a step, as a campaign takes them.
+
+    Args:
+        held_mhz: Clock at which the cap holds the step; by default it holds nothing.
+    """
+    time_s, energy_j = true_step(step, held_mhz)
+    held = held_mhz < BOOST_MHZ
+    limit_w = energy_j / time_s if held else LIMIT_W
     random = np.random.default_rng(5)
     settings = tuple(Clocks(core_mhz=core) for core in CORES)
     windows = []
     for kernel in step.kernels:
         for asked in (*settings, AUTO):
-            core = asked.core_mhz or BOOST_MHZ
+            wanted = asked.core_mhz or BOOST_MHZ
+            core = next(c for c in range(wanted, 0, -15) if true_costs(kernel, c)[1] <= limit_w)
             time_s, power_w = true_costs(kernel, core)
             time_s *= random.normal(1.0, 0.0005)
             windows.append(
@@ -62,25 +70,25 @@ def made_samples(step: Step, *, whole: bool = True, name: str = "G") -> SampleSe
                     time_s=time_s,
                     energy_j=time_s * power_w * random.normal(1.0, 0.003),
                     observed=Clocks(core_mhz=core, mem_mhz=MEM_MHZ),
-                    throttle_reasons=ThrottleReason.NONE,
+                    throttle_reasons=_why(held=core < wanted),
                     temperature_c=STEADY_C,
                 )
             )
-    time_s, energy_j = true_step(step, BOOST_MHZ)
+    time_s, energy_j = true_step(step, held_mhz)
     in_situ = [
         Window(
             time_s=time_s * random.normal(1.0, 0.0003),
             energy_j=energy_j * random.normal(1.0, 0.002),
             repeat=repeat,
-            observed=Clocks(core_mhz=BOOST_MHZ, mem_mhz=MEM_MHZ),
-            throttle_reasons=ThrottleReason.NONE,
+            observed=Clocks(core_mhz=held_mhz, mem_mhz=MEM_MHZ),
+            throttle_reasons=_why(held=held),
             temperature_c=STEADY_C,
         )
         for repeat in range(5)
     ]
     return SampleSet(
         evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name=name, power_limit_w=LIMIT_W),
+        gpu=GpuInfo(name="G", power_limit_w=limit_w),
         workload=step.name,
         kernels=step.kernels,
         fingerprint=step.fingerprint,
@@ -88,3 +96,7 @@ def made_samples(step: Step, *, whole: bool = True, name: str = "G") -> SampleSe
         settings=settings,
         windows=(*windows, *(in_situ if whole else ())),
     )
+
+
+def _why(*, held: bool) -> ThrottleReason:
+    return ThrottleReason.SW_POWER_CAP if held else ThrottleReason.NONE

@@ -249,9 +249,8 @@ def _posterior(
         kernel_cov=cov,
         noise=model.errors.noise[:, None] * scale,
     )
-    if math.isfinite(known.rows.peak_w):
-        bent, posterior = (capped(each, *clocks, known.rows.peak_w) for each in (bent, posterior))
-    return in_step(posterior, _ratio(known, bent))
+    bent, posterior = (capped(each, *clocks, known.rows.peak_w) for each in (bent, posterior))
+    return in_step(posterior, ratio_of(known, bent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +280,7 @@ def _physics(parameters: Parameters, clocks: tuple[Floats, Floats], celsius: flo
     )
 
 
-def _ratio(known: CostEstimate, bent: Posterior) -> StepRatio:
+def ratio_of(known: CostEstimate, bent: Posterior) -> StepRatio:
     """Return how much more kernels draw in the step, as the estimate of the known step has it."""
     more = known.posterior.shared_cov.shape[0] - bent.shared_cov.shape[0]
     if not more:

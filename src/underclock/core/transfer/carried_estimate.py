@@ -32,6 +32,7 @@ from underclock.core.step.under_cap import (
     settled_step,
     step_cost_and_heat,
 )
+from underclock.records import Closure
 
 _LESS = 0.99  # of the limit, to see how the step follows power
 
@@ -125,9 +126,7 @@ def _closing_error(known: CostEstimate) -> tuple[float, float]:
 
     Its own runs scatter; beyond that the miss may be the known step's own, or of any step.
     """
-    closure = known.table.closure
-    if closure is None:
-        return known.step_error
+    closure = known.table.closure or Closure(time=1.0, energy=1.0)
     time, energy = (
         math.hypot(spread, math.log(ratio) * _OF_MISS)
         for spread, ratio in zip(known.baseline.spread, (closure.time, closure.energy), strict=True)

@@ -1,14 +1,23 @@
 """What samples of one step say of another."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
 
 from made_transfers import BOOST_MHZ, gpt, made_samples, true_costs, true_step
+from underclock.core.model.estimate import estimate
+from underclock.core.model.in_step import StepRatio, in_step
+from underclock.core.planning.goal import Goal
+from underclock.core.planning.strategies import solve_strategies
+from underclock.core.step.under_cap import cap_of
 from underclock.core.transfer import Carried, carried
+from underclock.core.transfer.carried import ratio_of
 from underclock.core.transfer.matching import matched
+from underclock.core.transfer.unseen import KnownKernels, unseen
 from underclock.errors import DataError
-from underclock.records import Kernel, Kind, Launch, SampleSet, Step
+from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
 from underclock.records.carried import MatchWay
 from underclock.workloads import workload
 
@@ -94,6 +103,121 @@ def test_what_is_like_nothing_measured_stays_at_auto(samples: SampleSet) -> None
     assert found.told.matches["odd"].way is MatchWay.NONE
     assert found.told.matches["all-reduce x"].way is MatchWay.LINK
     assert found.told.matches["odd"].time_spread > 1.0
+    # The whole step may have one clock, the two of it no clocks of their own.
+    solved = solve_strategies(table, Goal(max_slowdown=0.01), found.estimated)
+    setting = solved.settings[Strategy.KERNEL_GLOBAL]
+    assert (setting[table.left] == table.baseline).all()
+    assert (setting[~table.left] != table.baseline).any()
+
+
+def test_a_step_without_a_temperature_is_carried_over_as_warm_as_it_was(samples: SampleSet) -> None:
+    cold = [msgspec.structs.replace(w, temperature_c=None) for w in samples.windows]
+    found = carried(msgspec.structs.replace(samples, windows=tuple(cold)), gpt(batch=4))
+    assert found.estimated.table.heat is None
+
+
+def test_what_runs_beside_others_draws_the_same_whatever_the_clocks(samples: SampleSet) -> None:
+    step = gpt(batch=4)
+    beside = [msgspec.structs.replace(k, waited_for=0.5) for k in step.kernels[:1]]
+    found = carried(samples, msgspec.structs.replace(step, kernels=(*beside, *step.kernels[1:])))
+    beside_j = found.estimated.table.beside_j
+    assert beside_j is not None
+    assert (beside_j > 0.0).tolist() == [True] + [False] * (len(step.kernels) - 1)
+
+
+def test_a_step_that_its_cap_holds_is_held_at_another_size_too() -> None:
+    step = gpt(batch=6)
+    found = carried(made_samples(gpt(), held_mhz=1600), step).estimated
+    table = found.table
+    limit_w = cap_of(table).limit_w
+    assert table.auto_w < limit_w * 1.001
+    # A clock below the cap changes time as physics says, against the clock that is held.
+    held_mhz = next(
+        mhz
+        for mhz in range(BOOST_MHZ, 900, -5)
+        if np.divide(*true_step(step, mhz)[::-1]) <= limit_w
+    )
+    setting = next(s for s, c in enumerate(table.settings) if c.core_mhz == 1200)
+    choice = np.full(len(step.kernels), setting)
+    change = found.predicted_change(choice)
+    truth = true_step(step, 1200)[0] / true_step(step, held_mhz)[0] - 1.0
+    assert abs(change.time_change - truth) < 3 * change.time_spread + 0.003
+    assert found.hangs_on(choice).argmax() in range(len(step.kernels))
+    assert (found.hangs_on(choice) >= 0.0).all()
+
+
+def test_power_in_the_step_is_that_of_the_known_step(samples: SampleSet) -> None:
+    known = estimate(samples)
+    more = in_step(known.posterior, StepRatio(ratio=1.05, spread=0.01))
+    found = ratio_of(dataclasses.replace(known, posterior=more), known.posterior)
+    assert found.ratio == pytest.approx(1.05)
+    assert found.spread == pytest.approx(0.01)
+
+
+def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -> None:
+    step = gpt(batch=4)
+    own = made_samples(step, whole=False)
+    names = {kernel.name for kernel in step.kernels[2:5]}
+    some = msgspec.structs.replace(
+        own,
+        kernels=step.kernels[2:5],
+        order=(),
+        windows=tuple(w for w in own.windows if w.kernel in names),
+    )
+    found = carried(samples, step, confirmed=some)
+    assert found.told.confirmed == tuple(kernel.name for kernel in step.kernels[2:5])
+    assert all(found.told.matches[name].way is MatchWay.SAME for name in names)
+    before = carried(samples, step).told.matches
+    assert all(
+        found.told.matches[name].energy_spread < before[name].energy_spread for name in names
+    )
+
+
+def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
+    sizes = np.arange(1.0, count + 1.0)
+    return KnownKernels(
+        kinds=np.ones(count, dtype=np.int64),
+        work=np.stack([1e9 * sizes, bytes_of * sizes]),
+        parameters=np.log(np.outer(sizes, [1.0, 0.5, 0.1, 2.0])),
+        cov=np.tile(1e-6 * np.eye(4), (count, 1, 1)),
+    )
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_size_of_a_kind_follows_its_work(count: int) -> None:
+    told = unseen(
+        _known(count),
+        np.ones(count, dtype=bool),
+        np.array([1]),
+        np.array([[5e9], [5e6]]),
+        np.array([-1]),
+        np.array([False]),
+    )
+    assert np.exp(told.parameters[0]) == pytest.approx([5.0, 2.5, 0.5, 10.0], rel=0.02)
+    assert told.kept[0] == 0.0
+    # Two kernels show no deviation from a line; eight show that there is none.
+    assert (np.sqrt(np.diag(told.cov[0])) > 0.4).all() == (count == 2)
+
+
+def test_work_that_no_kernel_of_the_kind_does_tells_nothing_of_a_size() -> None:
+    known = dataclasses.replace(_known(8), parameters=np.log(np.tile([1.0, 0.5, 0.1, 2.0], (8, 1))))
+    idle = unseen(
+        known,
+        np.ones(8, dtype=bool),
+        np.array([1]),
+        np.zeros((2, 1)),
+        np.array([-1]),
+        np.array([False]),
+    )
+    assert np.exp(idle.parameters[0, 0]) == pytest.approx(1.0)
+
+
+def test_a_kernel_of_no_role_is_told_by_its_kind(samples: SampleSet) -> None:
+    step = gpt(batch=4)
+    other = msgspec.structs.replace(step.kernels[0], name="another")
+    found = carried(samples, msgspec.structs.replace(step, kernels=(other, *step.kernels[1:])))
+    assert found.told.matches["another"].way is MatchWay.KIND
+    assert found.told.matches["another"].source is None
 
 
 def _traced(name: str, function: str, operator: str, module: str, size: float) -> Kernel:
