@@ -37,6 +37,7 @@ class InstructionKind(StrEnum):
     BACKWARD = "backward"  # of inputs alone where a schedule splits it
     WEIGHTS = "weights"  # gradients of weights, where a schedule splits them off
     RECOMPUTE = "recompute"  # activations again, before a backward
+    REST = "rest"  # of the pass before it, from where something began beside it
     SEND = "send"
     RECEIVE = "receive"
     COLLECTIVE = "collective"
@@ -50,11 +51,15 @@ COMPUTES = frozenset(
         InstructionKind.BACKWARD,
         InstructionKind.WEIGHTS,
         InstructionKind.RECOMPUTE,
+        InstructionKind.REST,
     }
 )
 """Kinds that belong to one microbatch each."""
 TALKS = frozenset({InstructionKind.SEND, InstructionKind.RECEIVE, InstructionKind.COLLECTIVE})
 """Kinds in which a rank communicates."""
+
+
+_NOT_EACH = {InstructionKind.RECOMPUTE, InstructionKind.REST}  # has every microbatch
 
 
 class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -97,6 +102,16 @@ class ProfileRow(Record, frozen=True, kw_only=True, omit_defaults=True):
             time_error_s=ratio * self.time_error_s,
             energy_error_j=ratio * self.energy_error_j,
         )
+
+
+def part_of(name: str, share: float) -> str:
+    """Return the profile's name of a part of what has a profile."""
+    return f"{name}, {share:.1%} of it"
+
+
+def whole_of(name: str) -> str:
+    """Return the profile's name of what something is a part of."""
+    return name.partition(", ")[0]
 
 
 class Profile(Record, frozen=True, kw_only=True):
@@ -305,11 +320,11 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                 if each.kind in COMPUTES
             )
             for (kind, chunk, _), count in done.items():
-                if count > 1:
+                if count > 1 and kind is not InstructionKind.REST:
                     raise ValueError(f"rank {at} runs a {kind} of chunk {chunk} {count} times")
             per_pass = Counter((kind, chunk) for kind, chunk, _ in done)
             for (kind, chunk), count in per_pass.items():
-                if kind is not InstructionKind.RECOMPUTE and count != self.microbatches:
+                if kind not in _NOT_EACH and count != self.microbatches:
                     raise ValueError(
                         f"rank {at} takes {count} of {self.microbatches} microbatches through the "
                         f"{kind} of chunk {chunk}"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from underclock.errors import DataError
-from underclock.records.job import COMPUTES, Instruction, Job, Profile
+from underclock.records.job import COMPUTES, Instruction, Job, Profile, whole_of
 from underclock.units import format_percent
 
 _NEAR = 0.05  # of a time: what stages and traces may differ by unsaid
@@ -25,15 +25,17 @@ def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
         DataError: What belongs to a microbatch has no profile.
     """
     every = {each for rank in job.ranks for each in rank.instructions}
-    missing = {each.profile for each in every if each.kind in COMPUTES} - {None, *profiles}
+    named = {each.profile for each in every if each.kind in COMPUTES and each.profile}
+    missing = {whole_of(name) for name in named} - {*profiles}
     if missing:
-        first = min(name for name in missing if name)
         raise DataError(
-            f"there is no profile of {first!r}, which was traced",
+            f"there is no profile of {min(missing)!r}, which was traced",
             hint=f"profiles are of {', '.join(sorted(profiles))}: give samples or rows of it too",
         )
     used = {
-        name: _lasting(profiles[name], of) for name, of in job.profiles.items() if name in profiles
+        name: _lasting(profiles[whole_of(name)], of)
+        for name, of in job.profiles.items()
+        if whole_of(name) in profiles
     }
 
     def costed(each: Instruction) -> Instruction:
@@ -45,14 +47,18 @@ def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
     ranks = tuple(
         replace(rank, instructions=tuple(map(costed, rank.instructions))) for rank in job.ranks
     )
-    off = {name: _auto_s(job.profiles[name]) / _auto_s(profiles[name]) - 1.0 for name in used}
+    off = {
+        name: _auto_s(job.profiles[name]) / _auto_s(profiles[name]) - 1.0
+        for name in used
+        if name in profiles
+    }
     words = tuple(
         f"{name} takes {format_percent(off[name])} against its samples, which are taken to be as "
         "much off at every clock"
         for name in sorted(off)
         if abs(off[name]) > _NEAR
     )
-    fixed = sorted(set(job.profiles) - set(used))
+    fixed = sorted(job.profiles.keys() - used.keys())
     if fixed:
         words += (
             f"no profile is of {', '.join(fixed)}: as long at all clocks, at what waiting draws",

@@ -5,7 +5,7 @@ as is what was found for less time.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,15 @@ from underclock.core.job.tables import JobTable, RowChoice, table_of
 from underclock.core.job.ways import Found, Ways
 from underclock.errors import UsageError
 from underclock.records.choices import Arm, Status, Strategy
-from underclock.records.job import Job, JobPlan, JobPoint, RankClocks
+from underclock.records.job import (
+    COMPUTES,
+    InstructionKind,
+    Job,
+    JobPlan,
+    JobPoint,
+    Rank,
+    RankClocks,
+)
 from underclock.records.outcomes import TOLERANCE
 from underclock.units import as_fraction, format_percent
 
@@ -116,7 +124,7 @@ class _Planner:
     def of(cls, job: Job, goal: JobGoal, full: JobTable) -> "_Planner":
         """Look at a job, equal ranks once."""
         table, stands = shared(job, full)
-        every = np.array([each.kind for rank in job.ranks for each in rank.instructions])
+        every = np.array([kind for rank in job.ranks for kind in _directions(rank)])
         ways = Ways(
             table=table,
             kinds=tuple(every[np.unique(stands, return_index=True)[1]].tolist()),
@@ -270,3 +278,14 @@ class _Planner:
     def clocks(self, choice: RowChoice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)
+
+
+def _directions(rank: Rank) -> Iterator[InstructionKind]:
+    """Yield what each instruction does; the rest of a pass is of the pass's direction."""
+    pass_ = InstructionKind.OTHER
+    for each in rank.instructions:
+        if each.kind is InstructionKind.REST:
+            yield pass_
+            continue
+        pass_ = each.kind if each.kind in COMPUTES else pass_
+        yield each.kind

@@ -6,12 +6,13 @@ what else waits, and for how long.
 """
 
 import statistics
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from underclock.core.tracing.rank_places import PlacedRank, placed_ranks, shared_indices
-from underclock.core.tracing.rank_trace import HOW_TO_MARK, RankTrace
+from underclock.core.tracing.rank_trace import HOW_TO_MARK, SAME_S, RankTrace
 from underclock.core.tracing.rank_waits import Transfers, meetings, transfers
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
@@ -24,6 +25,7 @@ from underclock.records.job import (
     Rank,
     Wait,
     Waiting,
+    part_of,
 )
 
 _SHORTEST_S = 1e-9  # a profile has no row of no time
@@ -130,7 +132,16 @@ def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[W
         if of[0] != on[0] or lag_s > 0.0:
             found[of, on] = max(lag_s, found.get((of, on), 0.0))
     for ((rank, at), (on_rank, on_at)), lag_s in found.items():
-        yield Wait(rank, last[rank].places[at], on_rank, last[on_rank].places[on_at], lag_s)
+        yield Wait(rank, last[rank].places[at][0], on_rank, last[on_rank].places[on_at][1], lag_s)
+    for r, each in enumerate(last):
+        for i, item in enumerate(each.items):
+            if item.beside is None:
+                continue
+            done = [j for j in range(i) if each.items[j].meeting is None]
+            yield Wait(r, i, r, done[-1])
+            follows = bisect_left(each.begins_s, item.beside.ends_s - SAME_S)
+            if follows < len(each.pieces):
+                yield Wait(r, each.places[follows][0], r, i)
 
 
 def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
@@ -146,24 +157,33 @@ def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
         scatter_s = _DEVIATIONS * statistics.median(abs(each - middle_s) for each in some)
         row = ProfileRow(time_s=middle_s, energy_j=None, time_error_s=scatter_s)
         found[name] = Profile(rows=(row,), auto=0)
+    for rank in steps[-1]:
+        for item in rank.items:
+            if item.meeting is None and item.share < 1.0:
+                name = rank.profiles[item.at]
+                part = found[name].rows[0].scaled(item.share)
+                found[part_of(name, item.share)] = Profile(rows=(part,), auto=0)
     return found
 
 
 def _instructions(rank: PlacedRank, met_s: Sequence[float]) -> Iterator[Instruction]:
     """Yield a rank's instructions, in order."""
-    for at in range(-1, len(rank.pieces)):
-        if at >= 0:
-            task = rank.tasks[at]
+    for at, share, first, meeting, beside in rank.items:
+        if meeting is not None:
             yield Instruction(
-                kind=rank.pieces[at].kind,
-                microbatch=task[2] if task else None,
-                chunk=rank.chunks[at],
-                profile=rank.profiles[at],
+                kind=InstructionKind.COLLECTIVE,
+                time_s=met_s[meeting],
+                meeting=meeting,
+                stream=0 if beside is None else beside.stream,
             )
-        for meeting in rank.after.get(at, ()):
-            yield Instruction(
-                kind=InstructionKind.COLLECTIVE, time_s=met_s[meeting], meeting=meeting
-            )
+            continue
+        task, name = rank.tasks[at], rank.profiles[at]
+        yield Instruction(
+            kind=rank.pieces[at].kind if first else InstructionKind.REST,
+            microbatch=task[2] if task else None,
+            chunk=rank.chunks[at],
+            profile=part_of(name, share) if share < 1.0 else name,
+        )
 
 
 def _took_s(ranks: Sequence[PlacedRank], *, common: bool) -> float:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from typing import NamedTuple
 
 from underclock.core.tracing.rank_trace import HOW_TO_MARK, PassRun, RankIteration, RankTrace
 from underclock.errors import DataError
@@ -13,6 +13,40 @@ from underclock.records.job import InstructionKind
 Task = tuple[InstructionKind, int, int]
 """Kind, stage of the whole pipeline, microbatch."""
 _SHARED = ("data", "tensor", "sequence")
+
+
+class Beside(NamedTuple):
+    """A collective beside a piece.
+
+    Attributes:
+        meeting: Its number.
+        share: Of the piece that is done when it begins.
+        ends_s: When it ended here.
+        stream: That it runs in.
+    """
+
+    meeting: int
+    share: float
+    ends_s: float
+    stream: int
+
+
+class LaidItem(NamedTuple):
+    """One of a rank's instructions: a part of a piece, or a meeting after or beside it.
+
+    Attributes:
+        at: Which piece.
+        share: Of it, where it is a part of it.
+        first: Whether it is the piece's first part.
+        meeting: Number; ``None`` for a part.
+        beside: How it runs beside; ``None`` for what is in the first stream.
+    """
+
+    at: int
+    share: float = 1.0
+    first: bool = True
+    meeting: int | None = None
+    beside: Beside | None = None
 
 
 @dataclass(eq=False)
@@ -26,6 +60,7 @@ class PlacedRank:
         tasks: Of each piece; ``None`` for what belongs to no microbatch.
         time_s: Of each piece, without what it waited inside.
         after: Meetings that follow each piece; -1 is before the first.
+        beside: Collectives that began beside each piece and outlast it.
     """
 
     index: int
@@ -36,6 +71,7 @@ class PlacedRank:
     tasks: list[Task | None] = field(default_factory=list)
     time_s: list[float] = field(default_factory=list)
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    beside: dict[int, list[Beside]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def pieces(self) -> tuple[PassRun, ...]:
@@ -67,10 +103,29 @@ class PlacedRank:
         ]
 
     @cached_property
-    def places(self) -> list[int]:
-        """Which of the rank's instructions each piece is, once its meetings are known."""
-        before = (len(self.after.get(at, ())) for at in range(-1, len(self.pieces) - 1))
-        return [at + met for at, met in enumerate(accumulate(before))]
+    def items(self) -> list[LaidItem]:
+        """The rank's instructions in order, once its meetings are known."""
+        items = list[LaidItem]()
+        for at in range(-1, len(self.pieces)):
+            done = 0.0
+            for beside in sorted(self.beside.get(at, ()), key=lambda each: each.share):
+                if beside.share > done:
+                    items.append(LaidItem(at, beside.share - done, done == 0.0))
+                    done = beside.share
+                items.append(LaidItem(at, meeting=beside.meeting, beside=beside))
+            if at >= 0 and done < 1.0:
+                items.append(LaidItem(at, 1.0 - done, done == 0.0))
+            items += [LaidItem(at, meeting=each) for each in self.after.get(at, ())]
+        return items
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """Which of the rank's instructions are each piece's first and last part."""
+        parts = defaultdict[int, list[int]](list)
+        for i, item in enumerate(self.items):
+            if item.meeting is None:
+                parts[item.at].append(i)
+        return [(parts[at][0], parts[at][-1]) for at in range(len(self.pieces))]
 
 
 def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:

@@ -2,9 +2,11 @@
 
 What a rank waits for inside of a send, a receive or a collective is not its duration: a transfer
 takes the least for which both ends of any of its microbatches were under way, a collective the
-least of its ranks. A send that ended while its rank did nothing else held the rank up: what the
-rank did next waited for the receiver. A collective inside of a piece belongs to it, less what the
-rank waited there, and its ranks meet once more at the piece's end.
+least of its ranks. One that begins inside of a
+pass and outlasts it runs beside: it begins where so much of the pass is done, and what began after
+it waits for it. A send that ended while its rank did nothing else held the rank up: what the rank
+did next waited for the receiver. Any other collective inside of a piece belongs to it, less what
+the rank waited there, and its ranks meet once more at the piece's end.
 """
 
 import math
@@ -12,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from underclock.core.tracing.rank_places import PlacedRank
+from underclock.core.tracing.rank_places import Beside, PlacedRank
 from underclock.core.tracing.rank_trace import SAME_S, Gathering, Message, PassRun
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
@@ -23,8 +25,11 @@ Place = tuple[int, int]
 Boundary = tuple[int, InstructionKind, int]
 """Pipeline, kind and stage of what sends."""
 _NOWHERE: Place = (-1, -1)
-_Met = tuple[float, float, list[tuple[PlacedRank, int]]]
-"""When the last rank came to a collective, what it takes, and after which pieces it comes."""
+_Where = tuple[PlacedRank, int, Beside | None]
+"""A rank, and the piece that a collective follows or runs beside."""
+_Met = tuple[float, float, list[_Where]]
+"""When the last rank came to a collective, what it takes, and where it comes."""
+_DIGITS = 3  # of the part of a pass that is done
 
 
 def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
@@ -46,7 +51,7 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
         for name, some in mine.items():
             groups.setdefault(name, []).append((rank, some))
     found: list[_Met] = []
-    for name, members in groups.items():
+    for stream, (name, members) in enumerate(groups.items(), start=1):
         (first, some), *_ = members
         for other, others in members:
             if len(others) != len(some):
@@ -56,23 +61,27 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
                     hint="profile the same step on every rank",
                 )
         if len(members) > 1:
-            found += _of_group(members)
+            found += _of_group(members, stream)
     found.sort(key=lambda each: each[0])  # one order for all ranks, or they could wait in a circle
     for number, (_, _, where) in enumerate(found):
-        for rank, at in where:
-            rank.after[at].append(number)
+        for rank, at, beside in where:
+            rank.after[at] += [number] if beside is None else []
+            rank.beside[at] += [] if beside is None else [beside._replace(meeting=number)]
     return [time_s for _, time_s, _ in found]
 
 
-def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]]) -> list[_Met]:
+def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream: int) -> list[_Met]:
     """Return a group's meetings; those that follow the same pieces on all ranks are one."""
     found: list[_Met] = []
     for seen in zip(*(some for _, some in members), strict=True):
         least_s = min(each.ends_s - each.begins_s for each in seen)
-        where, exposed_s = [], [least_s]
+        if beside := _beside(members, seen, stream):
+            found.append((max(each.begins_s for each in seen), least_s, beside))
+            continue
+        where, exposed_s = list[_Where](), [least_s]
         for (rank, _), each in zip(members, seen, strict=True):
             at = bisect_right(rank.begins_s, each.begins_s) - 1
-            where.append((rank, at))
+            where.append((rank, at, None))
             if at >= 0:
                 until_s = rank.pieces[at].ends_s
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
@@ -84,6 +93,30 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]]) -> list
             time_s += before_s
         found.append((begun_s, time_s, where))
     return found
+
+
+def _beside(
+    members: Sequence[tuple[PlacedRank, Sequence[Gathering]]],
+    seen: Sequence[Gathering],
+    stream: int,
+) -> list[_Where]:
+    """Say where a collective begins beside a microbatch's pass that it outlasts on some rank.
+
+    On ranks where it began later that is after all of what was before. Empty for other collectives.
+    """
+    where, outlasts = list[_Where](), False
+    for (rank, _), each in zip(members, seen, strict=True):
+        at = bisect_right(rank.begins_s, each.begins_s) - 1
+        if at < 0:
+            return []
+        piece = rank.pieces[at]
+        share = (each.begins_s - piece.begins_s) / max(piece.ends_s - piece.begins_s, SAME_S)
+        share = max(round(share, _DIGITS), 10.0**-_DIGITS) if share < 1.0 else 1.0
+        if share < 1.0 and (piece.microbatch is None or each.ends_s <= piece.ends_s + SAME_S):
+            return []
+        outlasts |= share < 1.0
+        where.append((rank, at, Beside(-1, share, each.ends_s, stream)))
+    return where if outlasts else []
 
 
 def _idle_s(span: tuple[float, float], piece: PassRun) -> float:

@@ -260,9 +260,14 @@ class _Laid:
             key = some[at].kind, some[at].chunk
             # Activations are computed again inside of what PyTorch takes for the backward.
             again = before >= 0 and some[before].kind is InstructionKind.RECOMPUTE
+            ends = at
+            for rest in self._main[self._main.index(at) + 1 :]:
+                if some[rest].kind is not InstructionKind.REST:
+                    break
+                ends = rest
             for event, launch in (
                 (BEGINS, self._first[before if again else at]),
-                (ENDS, self._after[at]),
+                (ENDS, self._after[ends]),
             ):
                 yield MarkSite(
                     launch=launch,

@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from traced_ranks import durations_s, laid_out, traces_of
+from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of
+from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import rank_trace
 from underclock.errors import DataError
 from underclock.records import GpuInfo
 from underclock.records.job import InstructionKind, Job, Profile, ProfileRow, Waiting
+from underclock.runtime.policy.parts import parts_of
 
 _RECORDED = Path(__file__).parents[3] / "data" / "traces" / "ranks"  # DDP and FSDP2 on two H200s
 _TIMES_S = {"forward": 0.010, "backward": 0.020, "weights": 0.011, "optimizer": 0.005}
@@ -201,6 +204,106 @@ def test_waiting_inside_of_a_pass_is_not_its_duration() -> None:
     row = traced.profiles["stage 0 forward"].rows[0]
     assert row.time_s == pytest.approx(450e-6, rel=1e-6)
     assert row.time_error_s == pytest.approx(1.4826 * 50e-6, rel=1e-6)
+
+
+def _overlapped(begins_us: float = 600.0, *, late: float = 0.0) -> list[dict[str, Any]]:
+    """Return two replicas that sum gradients beside a backward from 500 to 700 µs, and outlast it.
+
+    Where the second is ``late``, its backward is.
+    """
+    traces = []
+    for rank in (0, 1):
+        shift = late * rank
+        kernels = [
+            ("forward", 7, 10.0, 500.0),
+            ("backward", 7, 500.0 + shift, 700.0 + shift),
+            ("ncclDevKernel_AllReduce(A)", 9, begins_us + 0.5 * shift, 900.0),
+            ("optimizer", 7, 900.0, 950.0),
+        ]
+        names = ("fwd microbatch 0", 1.0, 1.9), ("bwd microbatch 0", 2.0, 3.9)
+        spans = [("ProfilerStep#0", 0.0, 1000.0), *names, ("Optimizer.step#Adam", 4.0, 4.9)]
+        events: list[dict[str, Any]] = [
+            {"ph": "X", "cat": "user_annotation", "name": name, "ts": at, "dur": to - at, "tid": 1}
+            | {"args": {"correlation": 0}}
+            for name, at, to in spans
+        ]
+        for number, (name, stream, begins, ends) in enumerate(kernels, start=1):
+            args: dict[str, Any] = {"correlation": number, "stream": stream}
+            if "nccl" in name:
+                args |= {"Collective name": "allreduce", "Process Group Name": "dp"}
+            asked = number + 0.1 if number < 3 else 2.9 if "nccl" in name else 4.1
+            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
+            events.append({**call, "ts": asked, "dur": 0.05, "args": args})
+            kernel = {"ph": "X", "cat": "kernel", "name": name, "tid": stream, "args": args}
+            events.append({**kernel, "ts": begins, "dur": ends - begins})
+        traces.append({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events})
+    return traces
+
+
+def test_a_collective_beside_a_pass_that_it_outlasts_leaves_the_rest_of_the_pass_slack() -> None:
+    traced, took_s = _traced(_overlapped())
+    kinds = [(str(each), each.stream) for each in traced.ranks[0].instructions]
+    assert kinds == [
+        ("forward of microbatch 0", 0),
+        ("backward of microbatch 0", 0),
+        ("collective", 1),
+        ("rest of microbatch 0", 0),
+        ("optimizer", 0),
+    ]
+    assert took_s == pytest.approx(940e-6)
+    assert _iteration_s(traced) == pytest.approx(took_s)
+    slack_s = network_of(traced).slack_s(durations_s(traced))
+    assert slack_s[:5] == pytest.approx([0.0, 0.0, 0.0, 200e-6, 0.0], abs=1e-9)
+    half = traced.profiles["stage 0 backward, 50.0% of it"].rows[0]
+    assert half.time_s == pytest.approx(100e-6)
+    # Where the rest takes longer than the sum, that has the slack.
+    slower_s = durations_s(traced)
+    slower_s[[3, 8]] = 350e-6
+    assert network_of(traced).slack_s(slower_s)[2] == pytest.approx(50e-6)
+
+
+def test_a_rank_that_comes_late_to_such_a_collective_has_no_rest() -> None:
+    traced, took_s = _traced(_overlapped(690.0, late=40.0))
+    first, second = ([each.kind for each in rank.instructions] for rank in traced.ranks)
+    assert InstructionKind.REST in first
+    assert InstructionKind.REST in second
+    traces = _overlapped(690.0)
+    (sums,) = _events(traces[1], "AllReduce")
+    sums |= {"ts": 720.0, "dur": 180.0}
+    traced, took_s = _traced(traces)
+    assert InstructionKind.REST not in [each.kind for each in traced.ranks[1].instructions]
+    assert _iteration_s(traced) == pytest.approx(took_s, rel=0.03)  # its host took a while to ask
+
+
+def test_what_is_left_of_a_pass_beside_a_collective_is_planned_slower_for_nothing() -> None:
+    rows = tuple(
+        ProfileRow(core_mhz=mhz, time_s=1e-3 * 1400 / mhz, energy_j=0.3 * (mhz / 1400) ** 1.5)
+        for mhz in (700, 1000, 1400)
+    )
+    costs = dict.fromkeys(
+        ("stage 0 forward", "stage 0 backward", "stage 0 optimizer"), Profile(rows=rows, auto=2)
+    )
+    job = with_profiles(_traced(_overlapped())[0], costs)
+    plan = plan_job(job, JobGoal())
+    assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
+    held = [None if each is None else each.row for each in plan.clocks[0]]
+    assert held == [2, 2, None, 0, 2]  # 100 µs may take 300, and take 200 at the least clock
+    assert plan.promise.energy_change < -0.03
+    part = parts_of(plan)[0]
+    ends = [site.launch for site in part.sites if (site.event, site.path) == ("ends", "backward 0")]
+    assert len(part.schedules[0].launch_s) > ends[0] > part.busy[2]
+
+
+def test_collectives_of_two_groups_may_begin_together_and_end_an_iteration() -> None:
+    traces = [_without(each, lambda event: event["name"] == "optimizer") for each in _overlapped()]
+    for trace in traces:
+        for event in [each for each in trace["traceEvents"] if each["args"]["correlation"] == 3]:
+            args = {**event["args"], "correlation": 9, "Process Group Name": "tp"}
+            trace["traceEvents"].append({**event, "args": args})
+    traced, took_s = _traced(traces)
+    streams = [each.stream for each in traced.ranks[0].instructions]
+    assert streams == [0, 0, 1, 2, 0]
+    assert _iteration_s(traced) == pytest.approx(took_s) == pytest.approx(890e-6)
 
 
 @pytest.mark.untraced
