@@ -93,7 +93,6 @@ class ClockLeases:
                 self._accepted = True
 
     def _give_back(self) -> None:
-        """Unlock what this process may have locked."""
         if self._holder != os.getpid():
             return
         with interrupts_deferred():

@@ -49,8 +49,6 @@ BRISK = MeasurementSettings(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window
 
 @dataclass(frozen=True, slots=True)
 class _Tick:
-    """One step of the energy counter."""
-
     at_s: float
     energy_j: float
 

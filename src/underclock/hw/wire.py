@@ -257,11 +257,7 @@ def _answers(path: Path) -> bool:
 
 @contextmanager
 def answering(
-    path: Path,
-    serve: Callable[[socket.socket], None],
-    *,
-    mode: int = 0o600,
-    gid: int | None = None,
+    path: Path, serve: Callable[[socket.socket], None], *, mode: int = 0o600
 ) -> Iterator[None]:
     """Answer the processes that connect to a socket, each in a thread, for the length of a block.
 
@@ -288,7 +284,7 @@ def answering(
                 return
             threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
-    with listening(path, mode=mode, gid=gid) as server:
+    with listening(path, mode=mode) as server:
         threading.Thread(target=accept, args=(server,), daemon=True).start()
         try:
             yield

@@ -36,8 +36,6 @@ _PATIENCE_S = 30.0  # a setter that hangs for 10 s is waited for
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str) -> None:
         super().__init__("zeusd", timeout=_PATIENCE_S)
         self._path = path

@@ -140,7 +140,6 @@ def connect(
 
 
 def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
-    """Read what a file says it is."""
     found = connection.execute("PRAGMA application_id").fetchone()[0]
     if found == MERGED_ID:
         raise DataError(

@@ -33,8 +33,6 @@ _GREATEST = 1e9  # of a time in s and an energy in J
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What one line says."""
-
     where: str
     stage: int
     kind: InstructionKind

@@ -233,7 +233,6 @@ class SampleFile:
         )
 
     def _windows(self) -> tuple[Window, ...]:
-        """Read every window, in the order taken."""
         count, _ = self._progress()
         kernels = {"", *(kernel.name for kernel in self.header.kernels)}
         rows = self._connection.execute("SELECT * FROM windows ORDER BY number")

@@ -114,7 +114,6 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
 
 
 def _rows(path: Path, text: TextIO | None) -> TableRows:
-    """Read the lines under a checked header."""
     with opened_table(path, text) as file:
         rows = _read(path, file)
     if not rows:

@@ -79,7 +79,6 @@ def beyond_errors(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> 
 
 
 def _best(merit: Floats, rows: FieldRows) -> tuple[Ints, Ints]:
-    """Return the places of each kernel's least."""
     kernels = np.flatnonzero(rows.real.sum(axis=1) > 1)
     at = np.where(rows.real, merit, np.inf)[kernels].argmin(axis=1)
     return kernels, at

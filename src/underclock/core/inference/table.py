@@ -88,8 +88,6 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fields:
-    """Both quantities conditioned on runs."""
-
     time: Field
     power: Field
     told: tuple[FieldPosterior, FieldPosterior]

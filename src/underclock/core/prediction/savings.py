@@ -281,7 +281,6 @@ def interval(draws: Floats, confidence: float) -> Interval:
 
 
 def _cost(arm: Arm) -> Cost:
-    """Return what an arm costs."""
     if arm.cost is None:
         raise ValueError(f"no choice of {arm.name} keeps a budget below the baseline")
     return arm.cost

@@ -167,7 +167,6 @@ class DualSearch:
         )
 
     def _switches_too_often(self) -> bool:
-        """Whether a shortest path so far switches too often."""
         return any(path.excess_switches > 0 for path in self.paths)
 
     def _cut_planes(self) -> None:

@@ -209,7 +209,6 @@ def _told_apart(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
 
 
 def _type(launch: Launch) -> str:
-    """Return the type of the first input."""
     return next((tensor.dtype for tensor in _tensors(launch.shapes)), "")
 
 

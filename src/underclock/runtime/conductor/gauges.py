@@ -213,7 +213,6 @@ class Shown:
         self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
 
     def __len__(self) -> int:
-        """Return how many readings it remembers."""
         return len(self._gauges)
 
     def forget(self, before_s: float) -> None:

@@ -245,7 +245,6 @@ class Leases:
         return True
 
     def _tell(self, what: str) -> None:
-        """Say it, if anybody listens."""
         with contextlib.suppress(OSError, ValueError):
             self._terms.tell(what)
 

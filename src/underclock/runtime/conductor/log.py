@@ -50,13 +50,13 @@ _GAUGES: tuple[tuple[str, str, _Of], ...] = (
 
 
 class Metrics:
-    """Counters and gauges for Prometheus, in a registry of their own by default.
+    """Counters and gauges for Prometheus, in a registry of their own.
 
     Raises:
         NotSupportedError: prometheus-client is not installed.
     """
 
-    def __init__(self, registry: Any = None) -> None:  # noqa: ANN401 - the library is optional
+    def __init__(self) -> None:
         try:
             import prometheus_client  # noqa: PLC0415 - an extra
         except ImportError as exc:
@@ -64,7 +64,7 @@ class Metrics:
                 "metrics need prometheus-client", hint="pip install 'underclock[metrics]'"
             ) from exc
         self._library = prometheus_client
-        self.registry = prometheus_client.CollectorRegistry() if registry is None else registry
+        self.registry = prometheus_client.CollectorRegistry()
         self._steps = self._made("Counter", "steps", "Steps that ended", "state")
         self._asks = self._made("Counter", "asks", "Clocks that were asked for", "domain")
         self._counters = [(self._made("Counter", *named), of) for *named, of in _COUNTERS]

@@ -110,8 +110,6 @@ def conduct(
 
 
 class _Ends(NamedTuple):
-    """What ends a run from outside."""
-
     trainer: int  # its pidfd
     asked: socket.socket  # where signals to this process arrive as bytes
 

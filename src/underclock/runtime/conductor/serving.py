@@ -90,8 +90,6 @@ _DECODER = msgspec.json.Decoder(_Who | _Beat | _Take | _Set)
 
 @dataclass(eq=False)
 class _Peer(Client):
-    """Who is connected."""
-
     connection: socket.socket = field(kw_only=True)
     life: Life = field(kw_only=True)  # of its process
     heard_s: float = field(kw_only=True)  # when it last said something

@@ -130,8 +130,6 @@ def _calling(function: Callable[[], None]) -> Callable[..., None]:
 
 
 class _Holding:
-    """A plan that is held between two calls."""
-
     def __init__(self, plan: Plan | str | Path, how: HowToRun | None) -> None:
         self._plan, self._how = plan, how
         self._held: ExitStack | None = None

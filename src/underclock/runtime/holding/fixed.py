@@ -166,7 +166,6 @@ def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
 
 
 def _settings(plan: Plan, info: GpuInfo) -> Settings:
-    """Return what a plan sets for the whole job."""
     fixed = plan.fixed or Clocks()
     values: Settings = {
         Setting.CORE: fixed.core_mhz,

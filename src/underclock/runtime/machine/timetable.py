@@ -122,7 +122,6 @@ def timetable(
 def _changes_at(
     at: int, before: Clocks, after: Clocks, latencies: LatencyTable, aim_s: float
 ) -> list[Change]:
-    """Return what changes at a launch."""
     here = [
         Change(
             at=at,

@@ -116,7 +116,6 @@ class Arms:
     _in_block: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        """Warm up, or begin the first block."""
         if not 0 <= self.settling < self.block:
             raise ValueError(
                 f"a block of {self.block} steps cannot leave out its first {self.settling}"

@@ -105,7 +105,6 @@ class Guard:
         return self._judge(steps_s)
 
     def _judge(self, steps_s: list[float]) -> Move | None:
-        """Judge a window that is full."""
         if self.stage is Stage.LEARNING:
             self._auto_s = steps_s
             return self._move(Stage.PLAN, Finding.NONE, None)

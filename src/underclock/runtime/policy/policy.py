@@ -152,7 +152,6 @@ class Alternating(Policy):
     """Lets arms take turns."""
 
     def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...], seed: int) -> None:
-        """Warm up."""
         super().__init__(machine, scheduled(plan))
         self._plan = plan
         step_s = math.fsum(scheduled(plan).launch_s)

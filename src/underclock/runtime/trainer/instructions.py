@@ -77,7 +77,6 @@ def _around(
 
 
 def _ranges(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], None]]:
-    """Tell of ranges that are called like instructions."""
     function = torch.autograd.profiler.record_function
     enter, leave = function.__enter__, function.__exit__
     open_ranges: list[str] = []

@@ -212,8 +212,6 @@ def _attach_or_say(torch: Any, path: str) -> None:
 
 
 class _Finder:
-    """Waits for PyTorch to be imported."""
-
     def __init__(self, path: str) -> None:
         self._path = path
 

@@ -270,7 +270,6 @@ class Marker:
         page.tell(pages.MARKING, f"{found} of {self._count} marks")
 
     def _unwatch_idle(self) -> None:
-        """Keep no hook where there is no mark."""
         kept = []
         for module, undo in self._undo_modules:
             path = self._paths.get(id(module), "")

@@ -56,7 +56,6 @@ class ServedLibrary:
         self._functions = {name: _Function(self, name) for name in names}
 
     def __getattr__(self, name: str) -> "_Function":
-        """Return a C function, as a loaded library does."""
         functions = self.__dict__.get("_functions", {})
         if name not in functions:
             raise AttributeError(name)
@@ -123,7 +122,6 @@ class _Function:
         self._name = name
 
     def __call__(self, *arguments: Any) -> int | bytes:  # noqa: ANN401 - whatever ctypes made
-        """Have it called where the GPUs are."""
         return self._library.call(self._name, arguments)
 
 

@@ -229,7 +229,6 @@ class _Client:
             os.close(fd)
 
     def _call(self, message: Message) -> Message:
-        """Call a function of NVML."""
         name = str(message["name"])
         if name not in self._driver.functions():
             raise ValueError(f"the driver has no function {name}")
