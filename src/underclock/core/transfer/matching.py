@@ -48,7 +48,7 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         same.setdefault(identity(known[k]), k)
         roles[_role(known[k])].append(k)
     kinds = Counter(
-        one.kind for one, tells in zip(known, usable, strict=True) if tells and one.bytes_moved
+        one.kind for one, tells in zip(known, usable, strict=True) if tells and _is_sized(one)
     )
     found = []
     for kernel in kernels:
@@ -56,11 +56,11 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         if source is not None:
             found.append(Match(way=MatchWay.SAME, source=source))
             continue
-        alike = [k for k in roles.get(_role(kernel), ()) if known[k].bytes_moved]
-        if alike and kernel.bytes_moved:
+        alike = [k for k in roles.get(_role(kernel), ()) if _is_sized(known[k])]
+        if alike and _is_sized(kernel):
             nearest = min(alike, key=lambda k, one=kernel: _away(known[k], one))  # type: ignore[misc]
             found.append(Match(way=MatchWay.ROLE, source=nearest))
-        elif kernel.bytes_moved and kinds[kernel.kind] >= FEWEST:
+        elif _is_sized(kernel) and kinds[kernel.kind] >= FEWEST:
             found.append(Match(way=MatchWay.KIND))
         elif kernel.kind is Kind.COLLECTIVE and kernel.bytes_moved:
             found.append(Match(way=MatchWay.LINK))
@@ -70,8 +70,15 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
 
 
 def work_of(kernels: Sequence[Kernel]) -> Floats:
-    """Return FLOPs and bytes of a launch of each kernel, 0 where unknown. Shape (2, K)."""
-    return np.array([[k.flops or 0.0 for k in kernels], [k.bytes_moved or 0.0 for k in kernels]])
+    """Return FLOPs and bytes of a launch of each kernel; 0 where its work is unknown. (2, K)."""
+    sized = np.array([_is_sized(kernel) for kernel in kernels])
+    both = [[k.flops or 0.0 for k in kernels], [k.bytes_moved or 0.0 for k in kernels]]
+    return np.where(sized, both, 0.0)
+
+
+def _is_sized(kernel: Kernel) -> bool:
+    """Whether it is known how much work it does: of a product, fused attention say, FLOPs too."""
+    return bool(kernel.bytes_moved and (kernel.flops or kernel.kind is not Kind.GEMM))
 
 
 def _role(kernel: Kernel) -> tuple[object, ...]:

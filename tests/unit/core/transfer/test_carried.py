@@ -223,7 +223,8 @@ def test_a_kernel_of_no_role_is_told_by_its_kind(samples: SampleSet) -> None:
 def _traced(name: str, function: str, operator: str, module: str, size: float) -> Kernel:
     launch = Launch(function=function, operator=operator, module=module, identity=f"{name}{size}")
     kind = Kind.GEMM if operator == "aten::mm" else Kind.MEMORY
-    return Kernel(name=name, kind=kind, bytes_moved=size, launch=launch)
+    flops = 2e3 * size if kind is Kind.GEMM else None
+    return Kernel(name=name, kind=kind, flops=flops, bytes_moved=size, launch=launch)
 
 
 def test_traced_kernels_are_matched_by_operator_module_and_function() -> None:
@@ -244,6 +245,8 @@ def test_traced_kernels_are_matched_by_operator_module_and_function() -> None:
         (MatchWay.NONE, None),
         (MatchWay.SAME, 0),
     ]
+    fused = msgspec.structs.replace(new[0], flops=None)
+    assert matched(known, usable, [fused])[0].way is MatchWay.NONE  # its work is not known
     usable[1] = False
     assert matched(known, usable, new)[0].way is MatchWay.NONE
 
