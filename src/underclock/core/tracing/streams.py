@@ -50,26 +50,17 @@ class Streams:
     lag_s: Floats
     order: tuple[int, ...]
 
-    def ends_s(self, duration_s: Floats | None = None) -> Floats:
-        """Return when launches end. Shape (n,).
-
-        Args:
-            duration_s: How long they take; by default as in the profile. Shape (n,).
-        """
-        taken_s = self.duration_s if duration_s is None else duration_s
-        ends: Floats = np.zeros(len(taken_s))
+    def ends_s(self) -> Floats:
+        """Return when launches end. Shape (n,)."""
+        ends: Floats = np.zeros(len(self.duration_s))
         for i in self.order:
             begun_s = max((float(ends[j]) for j in self.waits[i]), default=0.0)
-            ends[i] = begun_s + self.lag_s[i] + taken_s[i]
+            ends[i] = begun_s + self.lag_s[i] + self.duration_s[i]
         return ends
 
-    def step_s(self, duration_s: Floats | None = None) -> float:
-        """Return how long all of it takes: the longest path.
-
-        Args:
-            duration_s: As for `ends_s`.
-        """
-        return float(self.ends_s(duration_s).max(initial=0.0))
+    def step_s(self) -> float:
+        """Return how long all of it takes: the longest path."""
+        return float(self.ends_s().max(initial=0.0))
 
     def kept_fed(self) -> "Streams":
         """Return the same where the host keeps ahead, as it does while no profiler looks on."""
