@@ -34,6 +34,7 @@ BUDGETS = (0.0, 0.01)
 BATCHES, DEGREES = tuple(range(1, 41)), (2, 4, 8, 16)
 AT_BATCHES = (40, 8)  # at which other degrees are looked at
 ANEW = (1, 2, 4, 8, 16, 24, 32)  # batches measured themselves too; so is every degree
+SAMPLES = 500  # of a campaign at most
 RUNS = 16
 HELD = 0.001  # a plan holds its budget to a tenth of a point
 
@@ -100,7 +101,7 @@ def samples_of(gpu: str, batch: int, tp: int, seed: int, folder: Path) -> Sample
             step_of(batch, tp),
             gpu=f"sim:{gpu}",
             to=aside,
-            campaign=Campaign(grid=Grid.ADAPTIVE),
+            campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=SAMPLES),
             measuring=BRISK,
             seed=seed,
         )
@@ -309,7 +310,7 @@ def main() -> None:
     }
     repeats = (
         f"{len(wanted)} steps, {len(BUDGETS)} budgets each; {SEEDS} campaigns of the known step on "
-        f"each GPU; executed {RUNS} times."
+        f"each GPU, of {SAMPLES} samples at most; executed {RUNS} times."
     )
     fill("transfer", parts, repeats=repeats, whole=not given.quick and tuple(given.gpus) == GPUS)
 
