@@ -207,22 +207,12 @@ def _check_of(plan: Plan, sample_set: SampleSet) -> None:
 
 def _check_alike(own: SampleSet, header: SampleSet) -> None:
     """Refuse samples to plan anew on that are of another step or GPU."""
-    if own.fingerprint != header.fingerprint:
+    unlike = own.unlike(header)
+    if unlike is not None:
+        noun, theirs, ours = unlike
         raise DataError(
-            f"the samples to plan anew on are of another step: {own.workload}, whose kernels are "
-            f"not those of {header.workload}",
-            hint="measure the step that the plan is for",
-        )
-    unlike = [
-        name
-        for name in ("name", "driver", "power_limit_w")
-        if getattr(own.gpu, name) != getattr(header.gpu, name)
-    ]
-    if unlike:
-        raise DataError(
-            f"the samples to plan anew on are of another GPU: its {unlike[0]} is "
-            f"{getattr(own.gpu, unlike[0])}, not {getattr(header.gpu, unlike[0])}",
-            hint="clocks carry over on one GPU: measure the step on the same",
+            f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
+            hint="measure the step that the plan is for, on the GPU whose samples it rests on",
         )
 
 
