@@ -160,7 +160,7 @@ def test_all_of_the_readme_ran_and_left_the_shell_as_it_was(shell: "_Shell") -> 
             "plan",
             "predict",
         ),
-        *("refine", "report", "run", "score", "simulate", "trace", "tune", "validate"),
+        *("refine", "report", "run", "score", "simulate", "trace", "transfer", "tune", "validate"),
         "--install-completion",
     }
     for line in _PRINTED if _WHOLE else []:
@@ -232,8 +232,8 @@ class _Shell:
             assert _code(words) == 0
         elif command == "trace" and "gpt3-xl" in rest and not _WHOLE:
             write_document(Path(rest[rest.index("-o") + 1]), _few())
-        elif (command == "refine" or "--power-limit" in rest) and not _WHOLE:
-            pass  # both are of a step that was run whole; a table runs none
+        elif (command in {"refine", "transfer"} or "--power-limit" in rest) and not _WHOLE:
+            pass  # they are of a step that was run whole; a table runs none
         else:
             assert _code(words if _WHOLE else _smaller(command, rest)) in _ENDINGS, words
 
