@@ -34,7 +34,8 @@ _PROVEN = 1e-6
 _FEWEST, _MOST_STORED = 5, 100_000  # points of a frontier, and instructions of all of them
 _ROUNDING = 1e-9  # of a time
 _DEVIATIONS = (0.0, 0.7, 1.4, 2.1, 2.8)  # of what is off, for which room is left
-_AIMS = 2  # of each
+_AIMS = 3  # of each
+_NEAR = 3e-4  # of auto's time: so much below the budget is near enough
 _CLOSER = 1e-6  # of a time
 
 
@@ -212,7 +213,8 @@ class _Planner:
         """Return what finds clocks that keep the budget in the draws, and the time to aim at.
 
         Room is left after each instruction, for what it may be off by, where auto has some; for
-        what then still overruns the budget the aim is lower, down to auto's time.
+        what then still overruns the budget the aim is lower, down to auto's time, and for what then
+        stays well below it higher again.
         """
         if self.scatter.certain:
             return self.ways, self.budget_s
@@ -226,12 +228,15 @@ class _Planner:
             for _ in range(_AIMS):
                 [found] = ways.free(rows, [aim_s], aim_s)
                 over = math.inf if found is None else self.over(found.choice)
-                if found is None or over <= 0.0:
+                kept = found is not None and over <= 0.0
+                energy_j = self.scatter.cost(found.choice).energy_j if found and kept else math.inf
+                tried.append((energy_j, ways, aim_s))
+                if found is None or -_NEAR <= over <= 0.0:
                     break
-                aim_s = max(aim_s * (1.0 - over - _CLOSER), least_s)
-            kept = found is not None and over <= 0.0
-            energy_j = self.scatter.cost(found.choice).energy_j if found and kept else math.inf
-            tried.append((energy_j, ways, aim_s))
+                next_s = aim_s * (1.0 - over - _CLOSER)
+                aim_s = min(max(next_s, least_s), self.budget_s)
+                if aim_s == tried[-1][2]:
+                    break
         _, ways, aim_s = min(tried[::-1], key=lambda each: each[0])
         return ways, aim_s
 
