@@ -109,7 +109,6 @@ INFERENCE: dict[str, Off] = {
         f"{_TABLE}without_odd": _all_alike,
         f"{_TABLE}first_weights": _all_alike,
     },
-    "the mean run": {f"{_TABLE}excess": lambda _, __, free: (np.zeros(len(free)),) * 2},
     "widening by left-out rows": {f"{_TABLE}beyond_errors": lambda *_: (1.0, 1.0)},
     "optimism": {f"{_TABLE}optimism": lambda *_: Optimism()},
 }

@@ -202,7 +202,7 @@ def test_what_cannot_be_thinned_out_is_measured_as_fast_as_it_holds(tmp_path: Pa
         Step(name="hot", kernels=hot, order=(0, 1)),
         gpu="sim:a40",
         to=tmp_path / "s.db",
-        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=26),
+        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=14),
         measuring=BRISK,
     )
     held = [s for s in samples.samples if s.asked.core_mhz and s.throttle_reasons]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats, Ints
 from underclock.core.inference.field import FieldPosterior, FieldRows, LeftOut, log_sum
 from underclock.core.inference.sizes import Within
 
@@ -148,29 +148,3 @@ def without_odd(runs: RunLogs, left_out: tuple[LeftOut, LeftOut]) -> Floats:
     odd = log_odds > np.log(_SURELY / (1.0 - _SURELY))
     kernel, _, place = _places(runs)
     return np.where(odd[kernel, place][runs.row], _LEAST, 1.0)
-
-
-def excess(
-    runs: RunLogs, told: tuple[FieldPosterior, FieldPosterior], free: Bools
-) -> tuple[Floats, Floats]:
-    """Return by how much the mean run costs more than the usual one: time, energy. Shapes (C,).
-
-    Odd runs hardly count in what is told, but a job has them too. Which row had them is luck. That
-    runs at clocks of the driver's choice have more or fewer than others is believed as far as it is
-    more than luck makes it.
-
-    Args:
-        free: Settings at which the driver chooses the core clock. Shape (C,).
-    """
-    at = runs.kernel, runs.setting
-    off = runs.log - np.stack([each.mean[at] for each in told])
-    off[1] += off[0]
-    beyond = np.expm1(off)
-    kinds = [beyond[:, kind[runs.setting]] for kind in (free, ~free)]
-    more = np.tile(np.log1p(beyond.mean(axis=1))[:, None], len(free))
-    if min(each.shape[1] for each in kinds) > 1:
-        apart = kinds[0].mean(axis=1) - kinds[1].mean(axis=1)
-        by_luck = sum(each.var(axis=1, ddof=1) / each.shape[1] for each in kinds)
-        believed = apart * np.clip(1.0 - by_luck / np.maximum(apart**2, 1e-300), 0.0, None)
-        more[:, free] += np.log1p(believed)[:, None]
-    return more[0], more[1]

@@ -12,7 +12,6 @@ from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.runs import (
     RunLogs,
-    excess,
     first_weights,
     mean_rows,
     reweighed,
@@ -73,14 +72,13 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
             if np.abs(weights - before).max() < _SETTLED:
                 break
             fields = _Fields.of(runs, weights, grid, curves, fields.sizes, learn=learn)
-    more_s, more_j = excess(runs, fields.told, grid.free)
     off = fields.time.left_out().moments(), fields.power.left_out().moments()
     time, power = (
         told.widened(factor) for told, factor in zip(fields.told, beyond_errors(*off), strict=True)
     )
     return Inferred(
-        time=dataclasses.replace(time, mean=time.mean + more_s),
-        power=dataclasses.replace(power, mean=power.mean + more_j - more_s),
+        time=time,
+        power=power,
         optimism=optimism(fields.time.rows, fields.power.rows, *off),
         sizes=fields.sizes,
     )

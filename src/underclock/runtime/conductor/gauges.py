@@ -321,6 +321,3 @@ def _between(read: Sequence[tuple[float, float]], at_s: float) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-_MISSING = "pip install 'underclock[metrics]'"
