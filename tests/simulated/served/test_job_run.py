@@ -127,6 +127,18 @@ def _refused(plan: JobPlan, how: HowToRun) -> Ran:
         (_plan(), HowToRun(arms="auto,plan"), UsageError, "ranks of a job are held together"),
         (_plan(), HowToRun(gpus=("nvml:0",)), UsageError, "has 2 ranks and 1 GPUs are named"),
         (_plan(), HowToRun(gpus=("nvml:1", "nvml:1")), UsageError, "named twice"),
+        (
+            _plan(),
+            HowToRun(gpus=("nvml:0",), first_rank=2, leader="node0:1"),
+            UsageError,
+            "1 GPUs are named, for ranks 2 to 2",
+        ),
+        (
+            _plan(),
+            HowToRun(gpus=("nvml:0",), leader="node0"),
+            UsageError,
+            "'node0' is no host and port",
+        ),
         (_plan(data=3), HowToRun(), UsageError, "there is no GPU"),
         (
             msgspec.structs.replace(_plan(), job=job(gpu=GpuInfo(name="A100"), transfer_s=(1e-3,))),

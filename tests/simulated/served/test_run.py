@@ -343,6 +343,7 @@ def _changed(**fields: object) -> Plan:
             "made under driver 1.2, and this is",
         ),
         (plan(low_mhz=1111), HowToRun(), DataError, "1111 MHz.*does not list"),
+        (plan(), HowToRun(leader="node0:1"), UsageError, "this plan is of one GPU"),
         (plan(), HowToRun(gpus=("nvml:0", "nvml:0")), UsageError, "named twice"),
         (plan(), HowToRun(gpus=("nvml:7",)), UsageError, "there is no GPU 7"),
         (plan(), HowToRun(gpus=("sim:rtx3080ti",)), UsageError, "exists in one process only"),

@@ -335,7 +335,7 @@ class HeldRun:
 @contextmanager
 def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
     """Check a plan, and make the files of its run; they go after the block. Errors as of `run`."""
-    window = _guard_window(how)
+    window, leader = _guard_window(how), _address(plan, how)
     run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)
     log = run.steps if how.log is None else how.log.absolute()
     options = {
@@ -345,7 +345,7 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         "arms": how.arms,
         "window": window,
         "seed": secrets.randbits(32),
-        "leader": _address(how) if isinstance(plan, JobPlan) else None,
+        "leader": leader,
         "metrics_port": how.metrics_port,
     }
     held = HeldRun(run, how, options)
@@ -428,14 +428,19 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
     return Run.create(plan, parts, found, simulated=simulated, first=first)
 
 
-def _address(how: HowToRun) -> tuple[str, int] | None:
+def _address(plan: Plan | JobPlan, how: HowToRun) -> tuple[str, int] | None:
     """Return where the machine of rank 0 decides; ``None`` for a job on one machine.
 
     Raises:
-        UsageError: It is no host and port.
+        UsageError: It is no host and port, or the plan is no job's.
     """
     if not how.leader:
         return None
+    if isinstance(plan, Plan):
+        raise UsageError(
+            "this plan is of one GPU, and each machine holds it by itself",
+            hint="leave out --leader: ranks of a job alone wait for one another",
+        )
     host, _, port = how.leader.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < _PORTS:
         raise UsageError(
