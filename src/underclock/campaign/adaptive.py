@@ -3,13 +3,14 @@
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from underclock.arrays import Bools
-from underclock.campaign.recording import Recorder
+from underclock.campaign.recording import OnFile
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
@@ -68,7 +69,13 @@ class Adaptive:
     total: int | None = None
 
     def __init__(
-        self, recorder: Recorder, points: Points, campaign: Campaign, *, seed: int
+        self,
+        recorder: OnFile,
+        points: Points,
+        campaign: Campaign,
+        *,
+        seed: int,
+        fit: Callable[[SampleSet], KnownCosts] | None = None,
     ) -> None:
         header = recorder.samples
         everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
@@ -93,25 +100,63 @@ class Adaptive:
         self._unsure = 0.0  # of the promise, as it was after the last fit
         self._taken: Counter[tuple[str, Clocks]] = Counter()
         self._first: list[Wanted] | None = None
+        self._pending: Sequence[Wanted] = ()
+        self._believed: KnownCosts | None = None  # the last fit, by which pending windows are told
+        self._told = fit
 
     def begin(self) -> None:
         """Nothing is to be tried."""
 
-    def next(self, spent_s: float) -> list[Wanted]:
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return what to measure next: what every campaign needs, then what tells most."""
-        samples = self._recorder.samples
+        samples, self._pending = self._recorder.samples, pending
+        alone = [one for one in pending if one.kernel and one.mix == ALONE]
         self._taken = Counter((sample.kernel, sample.asked) for sample in samples.samples)
+        self._taken.update((one.kernel, one.asked) for one in alone)
+        waiting = {(one.kernel, one.mix, one.asked) for one in pending if not one.is_step}
         for phase in (self._owed, self._at_auto, self._shared):
-            if wanted := self._in_random_order(phase(samples, spent_s)):
+            found = phase(samples, spent_s)
+            new = (one for one in found if (one.kernel, one.mix, one.asked) not in waiting)
+            if wanted := self._in_random_order(new):
                 return wanted
         try:
-            fit = self._fit(samples)
+            fit = self._fit(self._as_if_measured(samples, alone))
         except CannotFitError:
             return self._in_random_order(self._more())
+        self._believed = fit
         return self._telling(fit)
+
+    def _as_if_measured(self, samples: SampleSet, pending: Sequence[Wanted]) -> SampleSet:
+        """Return samples with what is pending, as the last fit expects it.
+
+        So that what is chosen now tells something else (kriging believer: Ginsbourger et al., 2010,
+        doi:10.1007/978-3-642-10701-6_6).
+        """
+        if self._believed is None or not pending:
+            return samples
+        posterior = self._believed.posterior
+        column = {clocks: c for c, clocks in enumerate(posterior.settings)}
+        row = {kernel.name: k for k, kernel in enumerate(self._kernels)}
+        known = [one for one in pending if one.asked in column]
+        windows = list(samples.windows)
+        for one in known:
+            place = row[one.kernel], column[one.asked]
+            time_s, power_w = np.exp([posterior.log_s[place], posterior.log_w[place]]).tolist()
+            windows.append(
+                Window(
+                    kernel=one.kernel,
+                    asked=one.asked,
+                    repeat=self._taken[one.kernel, one.asked],
+                    time_s=time_s,
+                    energy_j=time_s * power_w,
+                )
+            )
+        return msgspec.structs.replace(samples, windows=tuple(windows))
 
     def _fit(self, samples: SampleSet) -> KnownCosts:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
+        if self._told is not None:
+            return self._told(samples)
         if samples.evidence is not Evidence.REPLAYED:
             return estimate(samples, baseline=self._baseline)
         self._table = searched(samples, baseline=self._baseline, before=self._table)
@@ -148,7 +193,7 @@ class Adaptive:
             if kernels:
                 return kernels
             steps = min(steps, int(self._lasts_for_a_step(samples, spent_s)))
-        missing = steps - len(samples.in_situ)
+        missing = steps - len(samples.in_situ) - sum(one.is_step for one in self._pending)
         # Kernels one by one leave the GPU cooler than the step does.
         runs = [Wanted(timed=False, warm=hurried and not n) for n in range(missing)]
         return runs or kernels
@@ -267,7 +312,8 @@ class Adaptive:
         wanted = [self._kernel(self._kernels[k], fit.posterior.settings[c]) for k, c in best]
         wanted += [*self._reference(fit), *self._baseline_again(fit)]
         some = self._in_random_order(wanted)
-        if some and self._whole and self._rests_on_baseline(fit):
+        stepping = any(one.is_step for one in self._pending)
+        if some and self._whole and not stepping and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
             some.append(Wanted(asked=AUTO, timed=False, warm=True))
         return some

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
-from underclock.campaign.recording import Recorder
+from underclock.campaign.recording import OnFile, Recorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.core.design.agenda import fewest_measurements
 from underclock.core.design.wanted import Wanted
@@ -41,8 +41,12 @@ class WindowPolicy(Protocol):
         """Try what the campaign rests on, before anything is warmed for it."""
         ...
 
-    def next(self, spent_s: float) -> Sequence[Wanted]:
-        """Return what to measure next, what is at the same clocks in a row; nothing at the end."""
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
+        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
+
+        Args:
+            pending: What is wanted already and not on file, where several GPUs measure at once.
+        """
         ...
 
     def at_once(self, window: Window) -> Sequence[Wanted]:
@@ -57,7 +61,7 @@ class Listed:
     short_of: float | None = None
     why = ""
 
-    def __init__(self, recorder: Recorder, points: Points, campaign: Campaign) -> None:
+    def __init__(self, recorder: OnFile, points: Points, campaign: Campaign) -> None:
         self._recorder = recorder
         runs = Capability.RUN in recorder.measurer.capabilities
         whole = runs and campaign.in_situ and bool(recorder.samples.order)
@@ -74,10 +78,11 @@ class Listed:
     def begin(self) -> None:
         """Nothing is to be tried."""
 
-    def next(self, spent_s: float) -> Sequence[Wanted]:
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
         """Return what is not on file yet."""
         del spent_s
         left = Counter((w.kernel, w.mix, w.asked) for w in self._recorder.samples.windows)
+        left.update((one.kernel, one.mix, one.asked) for one in pending)
         wanted = []
         for one in self._every:
             what = one.kernel, one.mix, one.asked

@@ -3,8 +3,9 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -16,11 +17,86 @@ from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
-from underclock.records import ALONE, SampleSet, Window
+from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
 from underclock.store import SampleFile
 from underclock.units import format_duration
 
 _TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
+
+
+class Answering(Protocol):
+    """What says which answers there are, and how long each takes: a measurer, or its like."""
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What it can be asked."""
+        ...
+
+    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether there is an answer for a kernel at these clocks."""
+        ...
+
+    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
+        """Return how many different answers there are; ``None`` where every one is a new one."""
+        ...
+
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        ...
+
+
+class OnFile(Protocol):
+    """What a policy decides from."""
+
+    @property
+    def samples(self) -> SampleSet:
+        """Everything on file, as a campaign sees it."""
+        ...
+
+    @property
+    def measurer(self) -> Answering:
+        """Where more is taken."""
+        ...
+
+    @property
+    def can_time(self) -> bool:
+        """Whether launches can be timed."""
+        ...
+
+
+class Sink(Protocol):
+    """Where windows go: a samples file, or what is handed over to its only writer."""
+
+    @property
+    def header(self) -> SampleSet:
+        """What is said before all samples."""
+        ...
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU time of everything in it."""
+        ...
+
+    @property
+    def taken(self) -> int:
+        """How many windows are in it."""
+        ...
+
+    def sample_set(self) -> SampleSet:
+        """Return the header with the windows that are there to go on from."""
+        ...
+
+    def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
+        """Add one window, and the GPU time it took."""
+        ...
+
+    def spend(self, gpu_s: float) -> None:
+        """Add GPU time that led to no window."""
+        ...
+
+    def note(self, sentences: Iterable[str]) -> None:
+        """Add what a reader of the windows must know."""
+        ...
 
 
 class Recorder:
@@ -33,7 +109,7 @@ class Recorder:
         can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
     """
 
-    def __init__(self, measurer: Measurer, file: SampleFile, *, whole: bool = False) -> None:
+    def __init__(self, measurer: Measurer, file: Sink, *, whole: bool = False) -> None:
         self.measurer = measurer
         self.file = file
         self.whole = whole

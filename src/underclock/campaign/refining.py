@@ -51,9 +51,9 @@ class Refining:
     def begin(self) -> None:
         """Nothing is to be tried."""
 
-    def next(self, spent_s: float) -> Sequence[Wanted]:
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
         """Return what is not on file yet of what every board is compared by, then what tells."""
-        del spent_s
+        del spent_s, pending
         samples = self._recorder.samples
         wanted = [Wanted(timed=False)] * (_STEPS - len(samples.in_situ))
         if not samples.samples:

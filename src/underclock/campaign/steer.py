@@ -1,5 +1,6 @@
 """A steering campaign: kernels at many clocks, though nobody may set one."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -61,9 +62,9 @@ class Steering:
         del window
         return []
 
-    def next(self, spent_s: float) -> list[Wanted]:
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return the mix that tells most, by what is on file."""
-        del spent_s
+        del spent_s, pending
         samples = self._recorder.samples
         if not self._whole:
             samples = msgspec.structs.replace(samples, order=())

@@ -160,7 +160,7 @@ class GpuMeasurer:
         measuring = self._measuring
         window_s = max(measuring.window_s, measuring.launches * launch_s)
         look_s = self._look_s(window_s, launch_s) + self._launcher.look_s if timed else 0.0
-        return measuring.kernel_warm_s + window_s + look_s
+        return measuring.takes_s(launch_s) + look_s
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:

@@ -93,6 +93,10 @@ class MeasurementSettings(Record, frozen=True, kw_only=True):
         looks = max(1, math.ceil(min(self.warm_s, self.longest_warm_s) / self.steady_s))
         return looks * self.steady_s
 
+    def takes_s(self, launch_s: float) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        return self.kernel_warm_s + max(self.window_s, self.launches * launch_s)
+
 
 class Provenance(Record, frozen=True, kw_only=True):
     """How measurements came about: what they rest on besides the GPU.

@@ -97,11 +97,11 @@ def by_board(parts: Sequence[SampleSet]) -> tuple[SampleSet, ...]:
     boards: dict[str | None, list[SampleSet]] = {}
     for part in parts:
         boards.setdefault(part.gpu.uuid, []).append(part)
-    return tuple(_joined(each) for each in boards.values())
+    return tuple(joined(each) for each in boards.values())
 
 
-def _joined(parts: Sequence[SampleSet]) -> SampleSet:
-    """Return the samples of one board; what several parts hold of one thing are repeats."""
+def joined(parts: Sequence[SampleSet]) -> SampleSet:
+    """Return samples as if of one board; what several parts hold of one thing are repeats."""
     if len(parts) == 1:
         return parts[0]
     count, windows = Counter[object](), []
@@ -119,7 +119,7 @@ def _joined(parts: Sequence[SampleSet]) -> SampleSet:
             if len({getattr(each, name) for each in known}) == 1
         }
         provenance = type(provenance)(**alone)
-    runs = f"{len(windows)} windows of this board are from {len(parts)} files"
+    runs = f"{len(windows)} windows of one board are from {len(parts)} files"
     every = dict.fromkeys(sentence for part in parts for sentence in part.warnings)
     return msgspec.structs.replace(
         first,

@@ -78,7 +78,7 @@ def test_runs_on_one_board_are_repeats_and_each_keeps_its_provenance(tmp_path: P
 
     assert [(each.time_s, each.repeat) for each in found.windows] == [(1.0, 0), (1.1, 1), (1.2, 2)]
     assert found.provenance == Provenance(version="1")
-    assert found.warnings == ("take care", "3 windows of this board are from 2 files")
+    assert found.warnings == ("take care", "3 windows of one board are from 2 files")
     parts = read_parts(tmp_path / "all.db")
     assert [each.provenance for each in parts] == [BOARD.provenance, other.provenance]
     alike = by_board([read_samples(path) for path in files])
