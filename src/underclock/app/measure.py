@@ -80,6 +80,14 @@ _NONE_ALONE = (
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    help="Measure on many GPUs at once: all of a Ray cluster with --gpu nvml.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Of --ray: simulated GPUs that are alike.")
 @source_option
 @seed_option
 @json_option
@@ -90,6 +98,8 @@ def command(
     output: Path,
     warmup: float | None,
     window: float | None,
+    ray: str | None,
+    workers: int | None,
     source: str,
     seed: int,
     as_json: bool,
@@ -107,6 +117,10 @@ def command(
     On a cluster each task measures its GPU, and `underclock merge` joins the files: in the name
     after -o, %h is the host and %g the GPU's board, as in `srun underclock measure step.json
     --gpu nvml:0 -o %h-%g.db`.
+
+    With --ray many GPUs share one campaign: each has an actor of Ray and a file of its own beside
+    FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away for one
+    on this host.
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
@@ -127,6 +141,23 @@ def command(
     document = read_document(step, Step) if step else None
     if document is not None and follows(document, gpu):
         follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
+        return
+    if ray is not None or workers is not None:
+        if ray is None:
+            raise UsageError(
+                "--workers is of --ray", hint="underclock measure ... --workers 8 --ray"
+            )
+        _measure_together(
+            step,
+            gpus=[gpu] * (workers or 1),
+            to=output,
+            address=ray,
+            campaign=campaign,
+            measuring=measuring,
+            seed=seed,
+            run=step_file(step, source),
+            as_json=as_json,
+        )
         return
     output = file_of(output, gpu)
     with progress_bar("measuring") as show:
@@ -150,6 +181,23 @@ def command(
         return
     header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
     say(f"{header}: {_taken(sample_set)} in {output}")
+
+
+def _measure_together(
+    step: Path | None,
+    *,
+    to: Path,
+    as_json: bool,
+    **given: Any,  # noqa: ANN401 - what `measure_together` has, by its names
+) -> None:
+    """Measure on many GPUs, and say what was."""
+    from underclock.app.output import told_of_boards
+    from underclock.app.raying import measure_together
+
+    with progress_bar("measuring") as show:
+        boards = measure_together(step, to=to, progress=show, **given)
+    warn(tuple(dict.fromkeys(sentence for board in boards for sentence in board.warnings)))
+    told_of_boards(boards, to, as_json=as_json)
 
 
 def _campaign(asked: dict[str, Any]) -> "Campaign":

@@ -7,7 +7,7 @@ left where it is known; where stderr is a pipe or a file, a plain line comes eve
 import contextlib
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from underclock.campaign.progress import Tally
     from underclock.hw.base import Clock
-    from underclock.records import Record
+    from underclock.records import Record, SampleSet
 
 STDOUT = Path("-")
 _KEPT = "\n\t"
@@ -162,6 +162,25 @@ class Delivery:
             print_json(record)
             return
         print_table(*shown())
+
+
+def told_of_boards(boards: "Sequence[SampleSet]", file: Path, *, as_json: bool) -> None:
+    """Say what a file of several boards holds."""
+    first = boards[0]
+    if as_json:
+        print_json(
+            {
+                "boards": {str(board.gpu.uuid): len(board.windows) for board in boards},
+                "gpu": first.gpu.name,
+                "evidence": first.evidence,
+                "file": str(file),
+            }
+        )
+        return
+    windows = sum(len(board.windows) for board in boards)
+    of = "one board" if len(boards) == 1 else f"{len(boards)} boards"
+    header = f"{first.workload} on {first.gpu.name}, {first.evidence}"
+    say(f"{header}: {windows} windows of {of} in {file}")
 
 
 @contextmanager

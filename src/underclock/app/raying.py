@@ -184,11 +184,13 @@ class RayWorkers:
 
     Attributes:
         actors: Those that run, by the name of their worker.
+        processes: Of those that have joined.
     """
 
     def __init__(self, ray: Any, placed: dict[str, Placed], *given: object) -> None:  # noqa: ANN401 - see `_ray`
         self._ray, self._placed, self._given = ray, placed, given
         self.actors: dict[str, Any] = {}
+        self.processes: dict[str, int] = {}
         self._asked: dict[Any, str] = {}
 
     def start(self, worker: str) -> None:
@@ -216,7 +218,10 @@ class RayWorkers:
             told: Told = self._ray.get(ready[0])
         except self._ray.exceptions.RayActorError as exc:
             del self.actors[worker]
+            self.processes.pop(worker, None)
             return Died(worker=worker, why=str(exc).partition("\n")[0])
+        if isinstance(told, Joined):
+            self.processes[worker] = told.process
         return told
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from underclock.app.options import (
     output_option,
     slowdown_option,
 )
-from underclock.app.output import Delivery, counted_bar, print_json, say, share_bar
+from underclock.app.output import Delivery, counted_bar, share_bar, told_of_boards
 
 
 @click.command(name="breakdown")
@@ -87,24 +87,7 @@ def merge(*, samples: tuple[Path, ...], output: Path, force: bool, as_json: bool
     """
     from underclock import store
 
-    boards = store.merge(samples, output, force=force)
-    if as_json:
-        print_json(
-            {
-                "boards": {str(board.gpu.uuid): len(board.windows) for board in boards},
-                "gpu": boards[0].gpu.name,
-                "evidence": boards[0].evidence,
-                "file": str(output),
-            }
-        )
-        return
-    windows, count = sum(len(board.windows) for board in boards), len(boards)
-    of = "one board" if count == 1 else f"{count} boards"
-    first = boards[0]
-    say(
-        f"{first.workload} on {first.gpu.name}, {first.evidence}: {windows} windows of {of} in "
-        f"{output}"
-    )
+    told_of_boards(store.merge(samples, output, force=force), output, as_json=as_json)
 
 
 @click.command(name="predict")
