@@ -44,9 +44,7 @@ _ASSUMED = "the delays are those that the simulator assumes: nobody measured the
 
 _SETTLE_S = 1.0  # longer than any known change of a clock
 _TRIES = 5
-# A tick at the fastest clock: the least is about one access of memory, or 1000 cycles of a core.
-_TICKS_S = (20e-6, 2e-6, 0.5e-6)
-_FINE_ENOUGH = 0.02  # of the usual time of a change: a tick no longer than this at either clock
+_TICK_S = 4e-6  # at the fastest clock; changes are told finer than a tick
 _LEVEL_TICKS = 5000  # at the fastest clock; slow memory clocks still leave a hundred
 _LEVEL_S = 0.02  # but never so short that another program's turn takes all of it
 _LEAD_TICKS, _TAIL_TICKS = 200, 300
@@ -102,7 +100,7 @@ class Watch:
         self.domain = domain
         self._stand = stand
         self._core_mhz = core_mhz
-        self._levels: dict[tuple[int | None, float], Level] = {}
+        self._levels: dict[int | None, Level] = {}
         self._seen_s: defaultdict[int | None, list[float]] = defaultdict(list)  # by target
 
     def learn(self, mhz: int | None) -> Level:
@@ -115,11 +113,10 @@ class Watch:
         with self._holding(mhz):
             for _ in range(_TRIES):
                 self._stand.clock.sleep_s(_SETTLE_S)
-                steady = {tick_s: self._steady(mhz, tick_s) for tick_s in _TICKS_S}
-                levels = {(mhz, tick_s): one for tick_s, one in steady.items() if one is not None}
-                if len(levels) == len(_TICKS_S):
-                    self._levels |= levels
-                    return levels[mhz, _TICKS_S[0]]
+                steady = self._steady(mhz)
+                if steady is not None:
+                    self._levels[mhz] = steady
+                    return steady
         raise MeasurementError(
             f"the {self.domain} clock does not settle at {format_mhz(mhz)} MHz",
             hint="power, heat or another program moves it: measure when nothing else runs",
@@ -138,7 +135,7 @@ class Watch:
         Raises:
             MeasurementError: The change does not show.
         """
-        if target not in self._seen_s:  # how closely to look is not known yet: not counted
+        if target not in self._seen_s:  # how long to look is not known yet: not counted
             self._insist(origin, target)
             self._return_to(origin)
         return self._insist(origin, target)
@@ -164,8 +161,7 @@ class Watch:
         self, origin: int | None, target: int | None, tail_s: float
     ) -> tuple[TraceStatus, Switched | None]:
         """Ask for a clock once, and return what was seen of it."""
-        stand, tick_s = self._stand, self._tick_s(origin, target)
-        before, after = self._levels[origin, tick_s], self._levels[target, tick_s]
+        stand, before, after = self._stand, self._levels[origin], self._levels[target]
         called_s = returned_s = 0.0
 
         def ask() -> None:
@@ -177,7 +173,7 @@ class Watch:
         edges_s = stand.ticker.trace(
             ask,
             domain=self.domain,
-            tick_s=tick_s,
+            tick_s=_TICK_S,
             lead_s=max(_LEAD_S, _LEAD_TICKS * before.mean_s)
             + _PHASE_S * float(stand.random.random()),
             tail_s=tail_s + _TAIL_TICKS * after.mean_s,
@@ -191,19 +187,6 @@ class Watch:
             stall_s=change.stall_s,
             early=change.at_s < returned_s - max(before.mean_s, after.mean_s),
         )
-
-    def _tick_s(self, origin: int | None, target: int | None) -> float:
-        """Return the longest ticks that are fine enough; not finer than can tell the clocks."""
-        chosen_s = _TICKS_S[0]
-        wanted_s = _FINE_ENOUGH * self._usual_s(target)
-        for tick_s in _TICKS_S:
-            before, after = self._levels[origin, tick_s], self._levels[target, tick_s]
-            if not tell_apart(before, after):
-                break
-            chosen_s = tick_s
-            if max(before.mean_s, after.mean_s) <= wanted_s:
-                break
-        return chosen_s
 
     def _tail_s(self, target: int | None) -> float:
         usual_s = self._usual_s(target)
@@ -234,7 +217,7 @@ class Watch:
             return Clocks(core_mhz=mhz)
         return Clocks(core_mhz=self._core_mhz, mem_mhz=mhz)
 
-    def _steady(self, mhz: int | None, tick_s: float) -> Level | None:
+    def _steady(self, mhz: int | None) -> Level | None:
         """Return how long ticks take now; ``None`` while that changes."""
         stand, clocks = self._stand, self._clocks(mhz)
 
@@ -244,9 +227,9 @@ class Watch:
         edges_s = stand.ticker.trace(
             check,
             domain=self.domain,
-            tick_s=tick_s,
-            lead_s=max(_LEVEL_S, _LEVEL_TICKS * tick_s),
-            tail_s=max(_LEVEL_S, _LEVEL_TICKS * tick_s),
+            tick_s=_TICK_S,
+            lead_s=max(_LEVEL_S, _LEVEL_TICKS * _TICK_S),
+            tail_s=max(_LEVEL_S, _LEVEL_TICKS * _TICK_S),
         )
         middle = len(edges_s) // 2
         moves = tell_apart(level(edges_s[: middle + 1]), level(edges_s[middle:]))

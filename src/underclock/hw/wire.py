@@ -52,7 +52,8 @@ def send(connection: socket.socket, message: Message, fds: Sequence[int] = ()) -
         if fds:
             sent = socket.send_fds(connection, [body[: _LENGTH.size]], list(fds))
             body = body[sent:]
-        connection.sendall(body)
+        # Without the signal that a process may have left to end it.
+        connection.sendall(body, socket.MSG_NOSIGNAL)
     except OSError as exc:
         raise Gone(f"the connection broke: {exc}") from exc
 

@@ -129,8 +129,8 @@ def align(
     is matched first; within a stretch that differs, launches are matched by position where both
     sides have as many.
     """
-    ours = [_node_key(node) for node in nodes]
-    theirs = [_activity_key(activity) for activity in activities]
+    ours = [_key(node) for node in nodes]
+    theirs = [_key(activity) for activity in activities]
     if ours == theirs:
         return tuple(activities)
     matched: list[TracedActivity | None] = [None] * len(nodes)
@@ -197,7 +197,7 @@ def otherwise_captured(
 def first_difference(one: Sequence[Node], other: Sequence[Node]) -> str | None:
     """Say where two captures of one step part; ``None`` when they do not."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if _node_key(a) != _node_key(b):
+        if _key(a) != _key(b):
             return f"launch {index} was {describe(a)}, then {describe(b)}"
     if len(one) != len(other):
         longer = one if len(one) > len(other) else other
@@ -212,16 +212,10 @@ def describe(node: Node) -> str:
     return f"{name[:80]} on a grid of {'x'.join(map(str, node.grid))}"
 
 
-def _node_key(node: Node) -> _Key:
-    if node.kind is NodeKind.KERNEL:
-        return (node.kind, node.function, node.grid, node.block)
-    return (node.kind, "", (1, 1, 1), (1, 1, 1))
-
-
-def _activity_key(activity: TracedActivity) -> _Key:
-    if activity.kind is NodeKind.KERNEL:
-        return (activity.kind, activity.function, activity.grid, activity.block)
-    return (activity.kind, "", (1, 1, 1), (1, 1, 1))
+def _key(one: Node | TracedActivity) -> _Key:
+    if one.kind is NodeKind.KERNEL:
+        return (one.kind, one.function, one.grid, one.block)
+    return (one.kind, "", (1, 1, 1), (1, 1, 1))
 
 
 def host_note(launches: Sequence[TracedActivity], step_s: float | None) -> str | None:

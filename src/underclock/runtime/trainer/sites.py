@@ -70,7 +70,7 @@ class MarkedStep(Record, frozen=True, kw_only=True):
         return tuple(site.launch for site in self.sites)
 
 
-def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
+def marked(plan: Plan) -> MarkedStep:
     """Choose the marks of a plan.
 
     Raises:
@@ -88,7 +88,7 @@ def marked(plan: Plan, *, spacing_s: float = SPACING_S) -> MarkedStep:
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]
     known = seen_apart(sites_of(plan.modules, passes), schedule.launch_s)
     needed = (*boundaries, *_asked_at(schedule, boundaries))
-    sites = chosen(known, needed, schedule.launch_s, spacing_s)
+    sites = chosen(known, needed, schedule.launch_s, SPACING_S)
     marks = {site.launch for site in sites}
     body = msgspec.json.encode((plan, sites), order="deterministic")
     return MarkedStep(

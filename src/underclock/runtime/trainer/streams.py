@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _DEVICE_MAPPED, _PORTABLE = 0x02, 0x01
 _REGISTERED_ALREADY = 712
 _BUFFERED_BYTES = 4096
-_LENGTH_BYTES = 4  # before each message, little-endian
 
 
 class HostStream:
@@ -144,7 +143,9 @@ class ServedStream:
     def __init__(
         self, connection: socket.socket, marks: Sequence[int], *, waits: bool = False
     ) -> None:
-        self._connection, self._waits = connection, waits
+        from underclock.hw.wire import Reader  # noqa: PLC0415 - of simulated GPUs only
+
+        self._connection, self._waits, self._reader = connection, waits, Reader(connection)
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
         self._at = 0  # the launch that comes next
@@ -197,18 +198,12 @@ class ServedStream:
         return stream
 
     def _attach(self, message: dict[str, Any], page: str | os.PathLike[str] | None) -> None:
-        import socket  # noqa: PLC0415
-
-        body = _framed(message)
-        if page is None:
-            self._connection.sendall(body)
-        else:
-            fd = os.open(page, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                sent = socket.send_fds(self._connection, [body[:_LENGTH_BYTES]], [fd])
-            finally:
+        fd = None if page is None else os.open(page, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._put(message, () if fd is None else (fd,))
+        finally:
+            if fd is not None:
                 os.close(fd)
-            self._connection.sendall(body[sent:])
         self.launches = int(self._answer()["launches"])
 
     def work(self, first: int, end: int) -> None:
@@ -266,42 +261,25 @@ class ServedStream:
         """Whether the connection is what it was: a trainer may close what it did not open."""
         return self._socket is not None and identity(self._connection.fileno()) == self._socket
 
-    def _put(self, message: dict[str, Any]) -> None:
+    def _put(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         if not self._is_ours or os.getpid() != self._pid:  # a child would write into its parent's
             raise DeviceError("this process has no connection to the simulated GPU any more")
-        import socket  # noqa: PLC0415
+        from underclock.hw.wire import Gone, send  # noqa: PLC0415
 
-        try:  # without the signal that a trainer may have left to end it
-            self._connection.sendall(_framed(message), socket.MSG_NOSIGNAL)
-        except OSError as exc:
-            raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
+        try:
+            send(self._connection, message, fds)
+        except Gone as exc:
+            raise DeviceError(f"the simulated GPU is gone: {exc}") from exc
 
     def _answer(self) -> dict[str, Any]:
-        import json  # noqa: PLC0415
+        from underclock.hw.wire import Gone  # noqa: PLC0415
 
-        length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
-        answer: dict[str, Any] = json.loads(self._take(length))
+        try:
+            answer = self._reader.receive()
+        except Gone as exc:
+            raise DeviceError(f"the simulated GPU is gone: {exc}", hint="serve it again") from exc
         if "error" in answer:
             lost = answer.get("kind") == "device"
             kind = DeviceError if lost else UsageError
             raise kind(str(answer["error"]), hint=str(answer.get("hint", "")))
         return answer
-
-    def _take(self, length: int) -> bytes:
-        taken = b""
-        while len(taken) < length:
-            try:
-                chunk = self._connection.recv(length - len(taken))
-            except OSError as exc:
-                raise DeviceError(f"the simulated GPU is gone: {exc.strerror}") from exc
-            if not chunk:
-                raise DeviceError("the simulated GPU is gone", hint="serve it again")
-            taken += chunk
-        return taken
-
-
-def _framed(message: dict[str, Any]) -> bytes:
-    import json  # noqa: PLC0415
-
-    body = json.dumps(message, separators=(",", ":")).encode()
-    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
