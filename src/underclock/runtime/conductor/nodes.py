@@ -71,6 +71,7 @@ class _Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.heard_s, self.ranks = now_s, tuple[int, ...]()
+        self.has_heard = False
         self._unsent, self._beat_s = b"", -math.inf
         self._unpacker = Unpacker(_LONGEST)
 
@@ -104,7 +105,7 @@ class _Link:
                 raise Gone(f"the connection broke: {exc}") from exc
             if not chunk:
                 raise Gone("its conductor has ended")
-            self.heard_s = now_s
+            self.heard_s, self.has_heard = now_s, True
             self._unpacker.feed(chunk)
             while (message := self._unpacker.next()) is not None:
                 if message:
@@ -285,8 +286,10 @@ class ToldRanks(JobRanks):
             for message in () if self._link is None else self._link.received(now_s):
                 yield self._do(message)
         except (Gone, msgspec.ValidationError) as exc:
-            if words := self._leave(f"the machine that decides is lost: {exc}"):
-                yield words
+            if self._link is not None and not self._link.has_heard:
+                self.close()  # who answered was somebody else: it is tried again
+                return
+            yield self._leave(f"the machine that decides is lost: {exc}")
 
     def _connected(self, now_s: float) -> bool:
         """Whether there is a connection by now; one is tried again and again, for nothing is set.
