@@ -22,6 +22,7 @@ from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.step.cap import driver_says
+from underclock.core.step.table import step_means
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, AUTO, Clocks, Evidence, Kernel, Mix, SampleSet, Window
@@ -132,13 +133,18 @@ class Adaptive:
         So that what is chosen now tells something else (kriging believer: Ginsbourger et al., 2010,
         doi:10.1007/978-3-642-10701-6_6).
         """
-        if self._believed is None or not pending:
+        if self._believed is None or not self._pending:
             return samples
         posterior = self._believed.posterior
         column = {clocks: c for c, clocks in enumerate(posterior.settings)}
         row = {kernel.name: k for k, kernel in enumerate(self._kernels)}
         known = [one for one in pending if one.asked in column]
         windows = list(samples.windows)
+        if samples.in_situ:
+            last, steps = samples.in_situ[-1], sum(one.is_step for one in self._pending)
+            time_s, energy_j = step_means(samples.in_situ)
+            again = msgspec.structs.replace(last.untimed(), time_s=time_s, energy_j=energy_j)
+            windows += [again] * steps
         for one in known:
             place = row[one.kernel], column[one.asked]
             time_s, power_w = np.exp([posterior.log_s[place], posterior.log_w[place]]).tolist()
@@ -312,8 +318,7 @@ class Adaptive:
         wanted = [self._kernel(self._kernels[k], fit.posterior.settings[c]) for k, c in best]
         wanted += [*self._reference(fit), *self._baseline_again(fit)]
         some = self._in_random_order(wanted)
-        stepping = any(one.is_step for one in self._pending)
-        if some and self._whole and not stepping and self._rests_on_baseline(fit):
+        if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
             some.append(Wanted(asked=AUTO, timed=False, warm=True))
         return some

@@ -13,11 +13,14 @@ import pytest
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.score import score
+from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.survey import Campaign, Grid, survey
+from underclock.campaign.together import Gathered, Joined
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
+from underclock.hw.base import Capability
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
@@ -480,3 +483,30 @@ def test_a_saving_far_away_is_found_beside_one_next_to_auto(
 
     assert min(s.energy_j for s in found.samples) < 1.01 * least_j
     assert sum(next_door) <= 4
+
+
+def test_what_is_pending_is_taken_for_measured(tmp_path: Path) -> None:
+    """What is wanted beside it is something else, and no fit is made of what nobody expects."""
+    clocks = (1050, 1260, 1470, 1680, None)
+    campaign = Campaign(grid=Grid.COARSE, core_mhz=clocks, mem_mhz=(None,))
+    found = measure("gpt3-xl", gpu="sim:rtx3080ti", to=tmp_path / "s.db", campaign=campaign)
+
+    class Files:
+        sample_sets = (found,)
+
+    points = [(each, list(found.kernels)) for each in found.settings]
+    runs = frozenset({Capability.RUN})
+    first = Joined(worker="0", header=found, points=points, capabilities=runs, process=1)
+    gathered = Gathered(first, BRISK, Files())  # type: ignore[arg-type]
+    policy = Adaptive(gathered, points, Campaign(precision=1e-5), seed=0)
+
+    steps = policy.next(0.0)
+    one = [each for each in policy.next(0.0, steps) if not each.is_step]
+    other = [each for each in policy.next(0.0, [*steps, *one]) if not each.is_step]
+
+    assert [each.is_step for each in steps] == [True] * 3
+    assert one
+    assert other
+    reference = {each.kernel for each in one} & {each.kernel for each in other}
+    assert len({(e.kernel, e.asked) for e in one} & {(e.kernel, e.asked) for e in other}) <= 1
+    assert len(reference) < len(one)
