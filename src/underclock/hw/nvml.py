@@ -20,7 +20,7 @@ from underclock.hw.nvml_calls import (
     locked_mhz,
     simulated_read_only,
 )
-from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
+from underclock.hw.settable import CLOCK_NUMBERS, Setting, profiles_in, write_setting
 from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
 
@@ -217,8 +217,7 @@ class NvmlGpu:
             for name, value in vars(pynvml).items()
             if name.startswith(_PROFILE) and not name.startswith(f"{_PROFILE}OPERATION")
         }
-        words = list(listed.perfProfilesMask.mask)
-        numbers = (32 * at + bit for at, word in enumerate(words) for bit in _bits(word))
+        numbers = profiles_in(listed.perfProfilesMask)
         return tuple(names.get(number, f"profile {number}") for number in numbers)
 
     @contextmanager
@@ -238,10 +237,6 @@ class NvmlGpu:
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call(f"read the {what}", function, self._handle, *arguments)
-
-
-def _bits(word: int) -> list[int]:
-    return [bit for bit in range(word.bit_length()) if word >> bit & 1]
 
 
 def _busy_between(first: Any, second: Any) -> Utilisation:

@@ -138,9 +138,16 @@ def enforced_profiles(uuid: str) -> tuple[int, ...]:
         call("read the workload power profiles", read, handle, current)
     except (DeviceError, UsageError):  # an old driver, or a GPU without
         return ()
-    words = current.enforcedProfilesMask.mask
+    return profiles_in(current.enforcedProfilesMask)
+
+
+def profiles_in(mask: Any) -> tuple[int, ...]:
+    """Return the numbers of the profiles that NVML's mask has."""
     return tuple(
-        at * _BITS + bit for at, word in enumerate(words) for bit in range(_BITS) if word >> bit & 1
+        at * _BITS + bit
+        for at, word in enumerate(mask.mask)
+        for bit in range(_BITS)
+        if word >> bit & 1
     )
 
 

@@ -160,7 +160,8 @@ class InferredTable:
         measured = cost_table(sample_set, baseline=baseline)
         auto = measured.settings[measured.baseline]
         asked = dict.fromkeys((*measured.settings, *sample_set.settings))
-        settings = (*sorted((c for c in asked if c != auto and not c.is_auto), key=_rank), auto)
+        locked = [c for c in asked if c != auto and not c.is_auto]
+        settings = (*sorted(locked, key=lambda clocks: clocks.rank), auto)
         place = {clocks: c for c, clocks in enumerate(settings)}
         names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
         samples = [sample for sample in sample_set.samples if sample.asked in place]
@@ -183,10 +184,6 @@ class InferredTable:
             offered=~_lacking(sample_set, settings),
             logs=logs,
         )
-
-
-def _rank(clocks: Clocks) -> tuple[float, float]:
-    return clocks.rank
 
 
 def _lacking(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> Bools:

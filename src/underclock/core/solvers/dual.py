@@ -102,7 +102,7 @@ class DualSearch:
                 break
             step **= _STEPS / 2
         self._narrow(fast, slow or self.visit(0.0), low, high)
-        if self.most is not None and self._switches_too_often():
+        if self.most is not None and any(path.excess_switches > 0 for path in self.paths):
             self._cut_planes()
         return True
 
@@ -165,9 +165,6 @@ class DualSearch:
             excess_switches=0.0 if self.most is None else float(switches - self.most),
             choice=choice,
         )
-
-    def _switches_too_often(self) -> bool:
-        return any(path.excess_switches > 0 for path in self.paths)
 
     def _cut_planes(self) -> None:
         """Find the best pair of multipliers."""

@@ -121,7 +121,7 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
     mem_mhz = _auto_mem_mhz(sample_set)
     for sample in _not_capped(sample_set):
         core_mhz = (sample.observed or sample.asked).core_mhz
-        if core_mhz is not None and _mem_mhz(sample, mem_mhz) == mem_mhz:
+        if core_mhz is not None and (sample.asked.mem_mhz or mem_mhz) == mem_mhz:
             points[sample.kernel].append(
                 _Point(source="alone", core_mhz=core_mhz, time_s=sample.time_s)
             )
@@ -152,10 +152,6 @@ def _auto_mem_mhz(sample_set: SampleSet) -> int | None:
     """Return the memory clock of kernels at auto; where none was read, the highest asked for."""
     asked = [s.asked.mem_mhz for s in sample_set.samples if s.asked.mem_mhz is not None]
     return sample_set.auto_mem_mhz or max(asked, default=None)
-
-
-def _mem_mhz(sample: Window, auto_mhz: int | None) -> int | None:
-    return sample.asked.mem_mhz or auto_mhz
 
 
 def _fit(points: list[_Point]) -> Exponent | None:
