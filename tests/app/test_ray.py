@@ -95,12 +95,10 @@ def test_boards_that_differ_are_measured_as_one_campaign(
     assert [len(board.in_situ) for board in boards] == [4, 4]
     assert sum(len(board.windows) for board in boards) == 60
 
-    asked = "step.json --gpu sim:rtx3080ti --workers 2 --max-samples 12 -o all.db --ray"
+    asked = "step.json --gpu sim:rtx3080ti --workers 1 --max-samples 5 -o all.db --ray"
     main(["measure", *asked.split()])
-    assert "12 windows of one board in all.db" in capsys.readouterr().out
-    assert len(read_samples("all.db").windows) == 12
-    main(["measure", *asked.replace("12", "14").split()])
-    assert "14 windows of one board" in capsys.readouterr().out
+    assert "5 windows of one board in all.db" in capsys.readouterr().out
+    assert len(read_samples("all.db").windows) == 5
     for path in (tmp_path / "all.db.parts").iterdir():
         path.unlink()
     (tmp_path / "all.db.parts").rmdir()
