@@ -234,7 +234,7 @@ def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None
         ("frobnicate", 2, "there is no command 'frobnicate'"),
         ("paln sweep.csv", 2, "did you mean 'plan'?"),
         ("plan sweep.csv --max-slowdwn 1%", 2, "--max-slowdown"),
-        ("plan", 2, "missing argument 'SAMPLES'"),
+        ("plan", 2, "missing argument 'SAMPLES...'"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_a_code(

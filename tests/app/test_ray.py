@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from made_boards import made_board
 from underclock.app import main
-from underclock.app.raying import RayWorkers, measure_together
+from underclock.app.raying import RayWorkers, gpus_of, measure_together
 from underclock.campaign.survey import Campaign, Grid
 from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.records import Kernel, MeasurementSettings, Step
-from underclock.store import read_parts, read_samples, write_document
+from underclock.store import read_parts, read_samples, save, write_document
 from underclock.workloads import workload
 
 pytestmark = [
@@ -95,7 +96,7 @@ def test_boards_that_differ_are_measured_as_one_campaign(
     assert [len(board.in_situ) for board in boards] == [4, 4]
     assert sum(len(board.windows) for board in boards) == 60
 
-    asked = "step.json --gpu sim:rtx3080ti --workers 1 --max-samples 5 -o all.db --ray"
+    asked = "step.json --gpu sim:rtx3080ti*1 --max-samples 5 -o all.db --ray"
     main(["measure", *asked.split()])
     assert "5 windows of one board in all.db" in capsys.readouterr().out
     assert len(read_samples("all.db").windows) == 5
@@ -142,8 +143,9 @@ def test_no_ray_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_document(tmp_path / "step.json", step)
-    code, said = fails("measure step.json --gpu sim:rtx3080ti -o a.db --workers 8")
-    assert (code, "--workers is of --ray" in said) == (2, True)
+    code, said = fails("measure step.json --gpu sim:rtx3080ti*many -o a.db --ray")
+    assert (code, "cannot read 'sim:rtx3080ti*many' as GPUs" in said) == (2, True)
+    assert gpus_of("sim:a*2,sim:b#1") == ("sim:a", "sim:a", "sim:b#1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotSupportedError, match="Ray is not installed") as caught:
         measure_together(step, gpus=["sim:rtx3080ti"], to=tmp_path / "a.db")
@@ -167,3 +169,43 @@ def test_a_ray_that_does_not_answer_is_said(
         measure_together(
             step, gpus=["sim:rtx3080ti"], to=tmp_path / "a.db", address="10.0.0.1:6379"
         )
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be where samples of two boards lie."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        save(made_board(number), tmp_path / f"{number}.db")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_grid_of_plans_is_the_same_with_ray_and_without(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "1.db 2.db --max-slowdown 0 --max-slowdown 1% --latency free"
+    main(["plan", *asked.split(), "-o", "here"])
+    said = capsys.readouterr().out
+    main(["plan", *asked.split(), "-o", "there", "--ray"])
+    assert capsys.readouterr().out == said
+
+    names = sorted(path.name for path in (samples / "here").iterdir())
+    assert names == [f"{n}-{budget}%-free.plan.json" for n in (1, 2) for budget in (0, 1)]
+    for name in names:
+        assert (samples / "there" / name).read_bytes() == (samples / "here" / name).read_bytes()
+        assert name in said
+
+
+def test_a_grid_of_plans_says_what_is_wrong(
+    samples: Path, fails: Callable[[str], tuple[int, str]]
+) -> None:
+    for arguments, words in (
+        ("1.db 2.db", "2 plans go into a folder"),
+        ("1.db 1.db -o 1.db", "go into a folder"),
+    ):
+        code, said = fails(f"plan {arguments}")
+        assert (code, words in said) == (2, True), said
+    (samples / "to").mkdir()
+    code, said = fails("plan 1.db 1.db -o to")
+    assert (code, "two plans would be called 1-0%-known.plan.json" in said) == (2, True)

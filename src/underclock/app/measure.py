@@ -15,6 +15,7 @@ from underclock.app.options import (
     json_option,
     output_option,
     own_file,
+    ray_option,
     seed_option,
     source_option,
     step_file,
@@ -80,14 +81,7 @@ _NONE_ALONE = (
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
-@click.option(
-    "--ray",
-    is_flag=False,
-    flag_value="",
-    metavar="[ADDRESS]",
-    help="Measure on many GPUs at once: all of a Ray cluster with --gpu nvml.",
-)
-@click.option("--workers", type=click.IntRange(1), help="Of --ray: simulated GPUs that are alike.")
+@ray_option("Measure on many GPUs: all of a cluster with --gpu nvml, or sim:rtx3080ti*8.")
 @source_option
 @seed_option
 @json_option
@@ -99,7 +93,6 @@ def command(
     warmup: float | None,
     window: float | None,
     ray: str | None,
-    workers: int | None,
     source: str,
     seed: int,
     as_json: bool,
@@ -132,32 +125,30 @@ def command(
     from underclock.records import Step
     from underclock.store import read_document
 
+    campaign = _campaign(asked)
+    if ray is not None:
+        from underclock.app.raying import gpus_of
+
+        _measure_together(
+            own_file(step),
+            gpus=gpus_of(gpu),
+            to=output,
+            address=ray,
+            campaign=campaign,
+            measuring=_measuring(gpus_of(gpu)[0], campaign, warmup, window),
+            seed=seed,
+            run=step_file(step, source),
+            as_json=as_json,
+        )
+        return
     served, gpu = gpu, in_virtual_time(gpu)
     if gpu != served:
         say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
-    campaign = _campaign(asked)
     measuring = _measuring(gpu, campaign, warmup, window)
     step = own_file(step)
     document = read_document(step, Step) if step else None
     if document is not None and follows(document, gpu):
         follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
-        return
-    if ray is not None or workers is not None:
-        if ray is None:
-            raise UsageError(
-                "--workers is of --ray", hint="underclock measure ... --workers 8 --ray"
-            )
-        _measure_together(
-            step,
-            gpus=[gpu] * (workers or 1),
-            to=output,
-            address=ray,
-            campaign=campaign,
-            measuring=measuring,
-            seed=seed,
-            run=step_file(step, source),
-            as_json=as_json,
-        )
         return
     output = file_of(output, gpu)
     with progress_bar("measuring") as show:

@@ -1,5 +1,6 @@
 """``underclock plan``."""
 
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from underclock.app.options import DURATION, FRACTION, baseline_option, delivered, file_argument
-from underclock.app.output import Delivery, counted_bar
+from underclock.app.options import DURATION, FRACTION, baseline_option, delivered, ray_option
+from underclock.app.output import STDOUT, Delivery, counted_bar, print_json, say
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from underclock.app.switching import Switching
     from underclock.core.planning.goal import Goal
+    from underclock.core.planning.latency_curve import Progress
+    from underclock.records import Plan
 
 
 @click.command(name="plan")
-@file_argument("samples")
+@click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--objective",
     type=click.Choice([o.value for o in Objective]),
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
     "limit.",
 )
 @click.option(
-    "--max-slowdown", type=FRACTION, help="Time budget of waste: 1% or 0.01. [default: 0, strict]"
+    "--max-slowdown",
+    type=FRACTION,
+    multiple=True,
+    help="Time budget of waste: 1% or 0.01; more than once for several. [default: 0, strict]",
 )
 @click.option(
     "--power-limit",
@@ -54,10 +62,11 @@ if TYPE_CHECKING:
 @baseline_option
 @click.option(
     "--latency",
-    default="known",
+    default=("known",),
     show_default=True,
+    multiple=True,
     help="What changing clocks takes: free, measured, a duration or a file; known: measured beside "
-    "SAMPLES, or what is reported of GPUs like it.",
+    "SAMPLES, or what is reported of GPUs like it. More than once for several.",
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
@@ -75,21 +84,22 @@ if TYPE_CHECKING:
     help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
 )
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
+@ray_option("Plan on many machines: several SAMPLES, budgets or latencies, -o names a folder.")
 @delivered("plan")
 def command(
     *,
-    samples: Path,
-    baseline: Clocks | None,
-    accounting: str,
-    latency: str,
-    max_switches: int | None,
-    min_dwell: float | None,
+    samples: tuple[Path, ...],
+    latency: tuple[str, ...],
+    max_slowdown: tuple[float, ...],
     board_spread: float | None,
-    raw: bool,
+    ray: str | None,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
+
+    Several files, budgets or latencies make a plan of each, into the folder after -o; --ray plans
+    them on the processes of a Ray cluster, to which the files must be visible.
 
     SAMPLES may be a job of many GPUs too, from `underclock job`: every rank is then as slow as no
     other notices.
@@ -100,45 +110,108 @@ def command(
 
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
-    from underclock.app.planning import plan
-    from underclock.app.switching import switching_of
     from underclock.report import plan_tables
-    from underclock.store import read_samples
     from underclock.store.given import is_job
 
-    to.check(samples, Path(latency))
-    if is_job(samples):
+    cells = list(itertools.product(samples, max_slowdown or (None,), latency))
+    if ray is not None or len(cells) > 1:
+        _plan_grid(cells, ray, to, asked)
+        return
+    ((file, budget, takes),) = cells
+    to.check(file, Path(takes))
+    if is_job(file):
         _plan_job(
-            samples,
+            file,
             to,
-            latency=latency,
-            max_slowdown=asked["max_slowdown"] or 0.0,
-            min_dwell_s=min_dwell or 0.0,
+            latency=takes,
+            max_slowdown=budget or 0.0,
+            min_dwell_s=asked["min_dwell"] or 0.0,
             board_spread=board_spread or 0.0,
         )
         return
     if board_spread is not None:
         raise UsageError("--board-spread is of a job's boards", hint="plan a job.json with it")
-    goal = _goal(asked)
-    sample_set = read_samples(samples)
-    found = switching_of(latency, sample_set, goal, samples)
-    switching = _limited(found, max_switches, min_dwell)
     with counted_bar("planning") as show:
-        made = plan(
-            sample_set,
-            goal,
-            baseline=baseline,
-            switching=switching,
-            raw=raw or None,
-            isolated=accounting == Accounting.ISOLATED,
-            progress=show,
-        )
+        made = _planned(file, budget, takes, progress=show, **asked)
     to.give(made, lambda: plan_tables(made))
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
 
 
-_OF_JOBS = {"samples", "output", "max_slowdown", "latency", "min_dwell", "board_spread"} | {
+def _planned(
+    samples: Path,
+    max_slowdown: float | None,
+    latency: str,
+    *,
+    baseline: Clocks | None,
+    accounting: str,
+    max_switches: int | None,
+    min_dwell: float | None,
+    raw: bool,
+    progress: "Progress | None" = None,
+    **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
+) -> "Plan":
+    """Plan one file for one budget and latency."""
+    from underclock.app.planning import plan
+    from underclock.app.switching import switching_of
+    from underclock.store import read_samples
+
+    goal = _goal(asked | {"max_slowdown": max_slowdown})
+    sample_set = read_samples(samples)
+    found = switching_of(latency, sample_set, goal, samples)
+    return plan(
+        sample_set,
+        goal,
+        baseline=baseline,
+        switching=_limited(found, max_switches, min_dwell),
+        raw=raw or None,
+        isolated=accounting == Accounting.ISOLATED,
+        progress=progress,
+    )
+
+
+def _plan_grid(
+    cells: "Sequence[tuple[Path, float | None, str]]",
+    ray: str | None,
+    to: Delivery,
+    asked: dict[str, Any],
+) -> None:
+    """Plan every file for every budget and latency, each into a file of a folder."""
+    from underclock.app.raying import shared_out
+    from underclock.report.answer import headline
+    from underclock.store import check_output, write_document
+
+    if to.output is None or to.output == STDOUT or to.output.is_file():
+        raise UsageError(f"{len(cells)} plans go into a folder", hint="name one with -o")
+    to.output.mkdir(parents=True, exist_ok=True)
+    paths = [
+        to.output / f"{file.stem}-{100 * (budget or 0.0):g}%-{Path(takes).stem}.plan.json"
+        for file, budget, takes in cells
+    ]
+    if twice := {path.name for path in paths if paths.count(path) > 1}:
+        raise UsageError(
+            f"two plans would be called {min(twice)}", hint="name files apart, and each once"
+        )
+    for path, (file, _, takes) in zip(paths, cells, strict=True):
+        check_output(path, force=to.force, inputs=(file, Path(takes)), begins="{")
+    # Ray's processes have folders of their own.
+    given = [
+        (file.resolve(), budget, str(Path(takes).resolve()) if Path(takes).is_file() else takes)
+        for file, budget, takes in cells
+    ]
+    plans = []
+    for path, made in zip(paths, shared_out(_planned, given, asked, ray), strict=True):
+        write_document(path, made, force=to.force)
+        plans.append(made)
+        if not to.as_json:
+            say(f"{path.name}: {headline(made)}")
+    if to.as_json:
+        print_json({path.name: made for path, made in zip(paths, plans, strict=True)})
+    if any(made.headline.cost is None for made in plans):
+        sys.exit(InfeasibleError.exit_code)
+
+
+_OF_JOBS = {"samples", "ray", "output", "max_slowdown", "latency", "min_dwell", "board_spread"} | {
     "as_json",
     "force",
 }

@@ -1,15 +1,15 @@
-"""measure --ray: one campaign on many GPUs, each measured by an actor of Ray.
+"""measure --ray and plan --ray: campaigns on many GPUs, and grids of plans, on actors of Ray.
 
 An actor has its GPU, its lease on the clocks and its own time; the driver has the one policy, and
 writes a file for each. What an actor has not handed over when it dies is measured by another.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
@@ -35,6 +35,8 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.records import MeasurementSettings, SampleSet, Step
 from underclock.store import check_output, is_merged, merge
 from underclock.tracing.source import StepFile, StepFunction, as_step
+
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,6 +310,56 @@ def measure_together(
             workers.close()
     left = [path for path in sorted(folder.glob("*.db")) if path not in paths]
     return merge([*paths, *left], to, force=True)
+
+
+def gpus_of(text: str) -> tuple[str, ...]:
+    """Return the GPUs of workers: ``sim:rtx3080ti*8`` is eight alike, and commas part others.
+
+    Raises:
+        UsageError: How many there are is no number.
+    """
+    gpus: list[str] = []
+    for part in text.split(","):
+        gpu, mark, count = part.rpartition("*")
+        if mark and not (count.isascii() and count.isdecimal() and int(count)):
+            raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
+        gpus += [gpu] * int(count) if mark else [part]
+    return tuple(gpus)
+
+
+def shared_out(
+    work: Callable[..., _R],
+    cells: Sequence[tuple[object, ...]],
+    asked: Mapping[str, object],
+    address: str | None,
+) -> Iterator[_R]:
+    """Yield what every cell of a grid gives, in order; on Ray's processes where one is named.
+
+    Args:
+        work: Called with a cell and by name with what is asked.
+        address: As of `connected`; ``None``: here, one after the other.
+
+    Raises:
+        UnderclockError: As the work, or Ray.
+    """
+    if address is None:
+        for cell in cells:
+            yield work(*cell, **asked)
+        return
+
+    def told(*cell: object) -> object:
+        try:
+            return work(*cell, **asked)
+        except UnderclockError as exc:  # as a value, for Ray would wrap it
+            return exc
+
+    with connected(address) as ray:
+        remote = ray.remote(told)
+        for made in [remote.remote(*cell) for cell in cells]:
+            found = ray.get(made)
+            if isinstance(found, UnderclockError):
+                raise found
+            yield found
 
 
 def _placed(ray: Any, gpus: Sequence[str], seed: int) -> dict[str, Placed]:  # noqa: ANN401 - see `_ray`
