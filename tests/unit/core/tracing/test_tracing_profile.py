@@ -298,8 +298,8 @@ def _trace(*events: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.untraced
-def test_all_that_was_launched_was_seen_in_every_recording() -> None:
-    for path in sorted(TRACES.rglob("*.json.gz")):
+def test_all_that_was_launched_was_seen_in_the_recordings_of_ranks() -> None:
+    for path in sorted(TRACES.glob("ranks/*.json.gz")):
         trace = read(path).trace
         assert saw_all(trace), path
         assert lost_note(trace) is None

@@ -6,7 +6,7 @@ import pytest
 
 from recorded import Recording, compact, read, write
 from underclock.core.tracing.captured import align
-from underclock.core.tracing.profile import synchronising
+from underclock.core.tracing.profile import lost_note, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass
 from underclock.records.launches import NodeKind, Traced, TracedActivity
@@ -71,6 +71,11 @@ def traced(recording: Recording) -> Traced:
 
 def test_all_eleven_classes_are_recorded() -> None:
     assert {_name(path) for path in ORDINARY} == set(_CLASSES)
+
+
+def test_all_that_was_launched_was_seen(recording: Recording) -> None:
+    assert saw_all(recording.trace)
+    assert lost_note(recording.trace) is None
 
 
 def test_the_time_of_the_gpu_is_that_of_operators_that_are_known(
