@@ -7,7 +7,6 @@ does per cycle; its Table 2, relaxed curve, validation and transfer are never re
 sweep: `calibrate_h200` fits it to measurements by steering in docs/evidence/h200.
 """
 
-import csv
 import dataclasses
 import datetime as dt
 import sys
@@ -19,15 +18,13 @@ from calibrate_h200 import calibrated
 from gpu_specs import SPECS
 from pages import ROOT, fill, markdown
 from throughput import (
-    PublishedChange,
     PublishedGpu,
     fit_throughput,
     residuals_of,
+    table1,
 )
 from underclock.app.calibrating import calibrate_gpu, check_calibration
 from underclock.gpus.models import GpuModel, encode
-from underclock.records import Clocks
-from underclock.workloads import workload
 
 _DATA = ROOT / "src" / "underclock" / "gpus" / "data"
 _SWEEPS = {
@@ -38,32 +35,16 @@ _SWEEPS = {
 }
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _mhz(text: str) -> int | None:
-    return None if text == "auto" else int(text)
-
-
-def _with_table1(model: GpuModel, table: Path) -> GpuModel:
+def _with_table1(model: GpuModel) -> GpuModel:
     """Fit throughput to the published per-kernel choices."""
     if model.throughput is None:
         raise AssertionError(f"{model.name} has no throughput to begin with")
-    changes = [
-        PublishedChange(
-            kernel=kernel,
-            clocks=Clocks(core_mhz=_mhz(row["core_mhz"]), mem_mhz=_mhz(row["mem_mhz"])),
-            time_change=float(row["time_change_pct"]) / 100.0,
-            energy_change=float(row["energy_change_pct"]) / 100.0,
-        )
-        for kernel, row in zip(workload("gpt3-xl").kernels, _rows(table), strict=False)
-    ]
+    changes = table1()
     board = PublishedGpu(
         constants=model.constants,
         core_mhz=np.array(model.core_mhz, dtype=np.float64),
         limit_w=model.limit_w[0] - model.cap_margin_w,
+        auto_mem_mhz=model.constants.mem_points_mhz[-1],
     )
     throughput, boost_mhz = fit_throughput(board, model.throughput, changes)
     constants = dataclasses.replace(model.constants, boost_mhz=boost_mhz)
@@ -71,7 +52,8 @@ def _with_table1(model: GpuModel, table: Path) -> GpuModel:
     off = np.abs(np.expm1(residuals_of(board, throughput, changes))).mean(axis=0)
     note = (
         f"boost clock, rates and energies per operation fitted to {len(changes)} rows of "
-        f"{table.stem}: mean error of the change in time {off[0]:.1%}, in energy {off[1]:.1%}"
+        "arXiv 2601.08539's Table 1: mean error of the change in "
+        f"time {off[0]:.1%}, in energy {off[1]:.1%}"
     )
     calibration = dataclasses.replace(model.calibration, note=note)
     return dataclasses.replace(
@@ -103,8 +85,7 @@ def main() -> None:
         name: calibrate_gpu(folder / "measured" / table, base=SPECS[name], date=today)
         for name, table in _SWEEPS.items()
     }
-    table1 = folder / "spaan2026_table1_rtx3080ti.csv"
-    models["rtx3080ti"] = _with_table1(models["rtx3080ti"], table1)
+    models["rtx3080ti"] = _with_table1(models["rtx3080ti"])
     models["h200"] = calibrated()
     for name, model in models.items():
         (_DATA / f"{name}.json").write_text(encode(model), encoding="utf-8")

@@ -17,10 +17,13 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from underclock.arrays import Floats
-from underclock.physics.cap import capped_core_mhz
-from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
-from underclock.physics.costs import boost_mhz, busy_w, duration_s
+from underclock.gpus.models import MemoryLockEffect
+from underclock.paper.published import TABLE1
+from underclock.physics.cap import settled_mhz
+from underclock.physics.constants import GpuConstants, KernelArrays, Throughput
+from underclock.physics.costs import boost_mhz, duration_s, idle_w, launch_w
 from underclock.records import Clocks, Kernel, Kind
+from underclock.workloads import workload
 
 # How far each may move, as a logarithm. Peak rates are known and practice reaches a known share of
 # them; energies are not.
@@ -69,11 +72,28 @@ class PublishedGpu:
         constants: Shared physics.
         core_mhz: Clock table, ascending. Shape (C,).
         limit_w: Power at which its loop settles.
+        auto_mem_mhz: Memory clock where none is locked.
+        memory_lock: What holding it does by itself.
     """
 
     constants: GpuConstants
     core_mhz: Floats
     limit_w: float
+    auto_mem_mhz: float
+    memory_lock: MemoryLockEffect = dataclasses.field(default_factory=MemoryLockEffect)
+
+
+def table1() -> list[PublishedChange]:
+    """Return arXiv 2601.08539's Table 1."""
+    return [
+        PublishedChange(
+            kernel=kernel,
+            clocks=row.clocks,
+            time_change=row.change.time_pct / 100.0,
+            energy_change=row.change.energy_pct / 100.0,
+        )
+        for kernel, row in zip(workload("gpt3-xl").kernels, TABLE1, strict=False)
+    ]
 
 
 def fit_throughput(
@@ -127,51 +147,80 @@ def residuals_of(
     board: PublishedGpu, throughput: Throughput, changes: Sequence[PublishedChange]
 ) -> Floats:
     """Return log ratios of predicted to published time and energy. Shape (changes, 2)."""
-    ratios = []
-    for change in changes:
-        kernel = _constants(throughput, change.kernel)
-        auto_s, auto_j = _steady(board, kernel, Clocks())
-        time_s, energy_j = _steady(board, kernel, change.clocks)
-        ratios.append(
-            (
-                math.log(time_s / auto_s / (1.0 + change.time_change)),
-                math.log(energy_j / auto_j / (1.0 + change.energy_change)),
-            )
-        )
-    return np.array(ratios)
+    ratio = predicted(board, throughput, changes)
+    told = np.array([(change.time_change, change.energy_change) for change in changes])
+    off: Floats = np.log(ratio) - np.log1p(told)
+    return off
+
+
+def predicted(
+    board: PublishedGpu, throughput: Throughput, changes: Sequence[PublishedChange]
+) -> Floats:
+    """Return time and energy at the chosen clocks over those at auto. Shape (changes, 2)."""
+    kernels = [change.kernel for change in changes]
+    auto_s, auto_w = _steady(board, throughput, kernels, [Clocks()] * len(kernels))
+    time_s, power_w = _steady(board, throughput, kernels, [change.clocks for change in changes])
+    return np.column_stack([time_s / auto_s, time_s * power_w / (auto_s * auto_w)])
 
 
 def shortfall(
     board: PublishedGpu, throughput: Throughput, changes: Sequence[PublishedChange]
 ) -> Floats:
     """Return how far matrix products at auto stay below the cap, as log ratios of power."""
-    ratios = []
-    for change in changes:
-        if change.kernel.kind is Kind.GEMM:
-            time_s, energy_j = _steady(board, _constants(throughput, change.kernel), Clocks())
-            ratios.append(math.log(energy_j / time_s / board.limit_w))
-    return np.array(ratios)
+    products = [change.kernel for change in changes if change.kernel.kind is Kind.GEMM]
+    _, power_w = _steady(board, throughput, products, [Clocks()] * len(products))
+    short: Floats = np.log(power_w / board.limit_w)
+    return short
 
 
-def _constants(throughput: Throughput, kernel: Kernel) -> KernelConstants:
-    return throughput.kernel(
-        flops=kernel.flops or 0.0,
-        bytes_moved=kernel.bytes_moved or 1.0,
-        tensor=kernel.kind is Kind.GEMM,
-    )
-
-
-def _steady(board: PublishedGpu, kernel: KernelConstants, clocks: Clocks) -> tuple[float, float]:
-    """Return time in s and energy in J of one launch, hot and under the cap."""
-    gpu = board.constants
-    mem = float(clocks.mem_mhz or gpu.mem_points_mhz[-1])
-    warm_c = gpu.ambient_c + gpu.c_per_w * board.limit_w
-    core, power_w = board.core_mhz[0], board.limit_w
+def _steady(
+    board: PublishedGpu,
+    throughput: Throughput,
+    kernels: Sequence[Kernel],
+    clocks: Sequence[Clocks],
+) -> tuple[Floats, Floats]:
+    """Return the time in s and the power in W of each kernel at its clocks, hot, under the cap."""
+    gpu, bins_mhz = board.constants, board.core_mhz[None, :]
+    each = _constants(throughput, kernels)
+    mem_mhz = np.array([[c.mem_mhz or board.auto_mem_mhz] for c in clocks], dtype=np.float64)
+    held = np.array([c.mem_mhz is not None for c in clocks])
+    asked_mhz = np.array([c.core_mhz or math.inf for c in clocks])
+    own_w = launch_w(gpu, each, bins_mhz, duration_s(gpu, each, bins_mhz, mem_mhz))
+    warm_c = np.full(len(kernels), gpu.ambient_c + gpu.c_per_w * board.limit_w)
+    time_s = power_w = warm_c
     for _ in range(_HEAT_ROUNDS):
-        top = min(boost_mhz(gpu, warm_c), float(clocks.core_mhz or math.inf))
-        bins = board.core_mhz[board.core_mhz <= top]
-        core = capped_core_mhz(gpu, kernel, bins, mem, warm_c, board.limit_w)
-        power_w = float(busy_w(gpu, kernel, core, mem, warm_c))
+        top_mhz = np.minimum([boost_mhz(gpu, c) for c in warm_c.tolist()], asked_mhz)
+        drawn_w = idle_w(gpu, bins_mhz, mem_mhz, warm_c[:, None]) + own_w
+        counts = np.searchsorted(board.core_mhz, top_mhz, side="right")
+        core_mhz = np.array(
+            [
+                settled_mhz(board.core_mhz[:count], row[:count], board.limit_w)
+                for row, count in zip(drawn_w, counts, strict=True)
+            ]
+        )[:, None]
+        took_s = duration_s(gpu, each, core_mhz, mem_mhz)
+        busy = idle_w(gpu, core_mhz, mem_mhz, warm_c[:, None]) + launch_w(
+            gpu, each, core_mhz, took_s
+        )
+        time_s = took_s[:, 0] * np.where(held, board.memory_lock.time, 1.0)
+        power_w = busy[:, 0] * np.where(held, board.memory_lock.power, 1.0)
         warm_c = gpu.ambient_c + gpu.c_per_w * power_w
-    time_s = float(duration_s(gpu, kernel, core, mem))
-    return time_s, power_w * time_s
+    return time_s, power_w
+
+
+def _constants(throughput: Throughput, kernels: Sequence[Kernel]) -> KernelArrays:
+    """Return the constants of kernels, each of shape (K, 1)."""
+    made = [
+        throughput.kernel(
+            flops=kernel.flops or 0.0,
+            bytes_moved=kernel.bytes_moved or 1.0,
+            tensor=kernel.kind is Kind.GEMM,
+        )
+        for kernel in kernels
+    ]
+    return KernelArrays(
+        **{
+            field.name: np.array([[getattr(one, field.name)] for one in made])
+            for field in dataclasses.fields(KernelArrays)
+        }
+    )

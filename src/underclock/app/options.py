@@ -211,7 +211,7 @@ class Offered(click.ParamType[str]):
 
 
 def _gpus() -> Sequence[str]:
-    from underclock.gpus.models import model_names
+    from underclock.gpus.models import board_names, model_names
     from underclock.hw.nvml_calls import gpu_count, nvml_session
 
     try:
@@ -219,7 +219,7 @@ def _gpus() -> Sequence[str]:
             count = gpu_count()
     except UnderclockError:
         count = 0
-    simulated = [f"sim:{name}" for name in model_names()]
+    simulated = [f"sim:{name}" for name in (*model_names(), *board_names())]
     return [*simulated, "replay:", *(f"nvml:{index}" for index in range(count))]
 
 

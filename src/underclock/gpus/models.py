@@ -25,6 +25,7 @@ from underclock.records.latencies import Domain
 from underclock.units import name_hint
 
 _NAMES = ("rtx3080ti", "a4000", "a40", "a100", "titanx", "h200")
+_BOARDS = ("rtx3080ti#paper",)
 _GREATEST = 1e30  # of a constant: what is computed from a few of them stays finite
 
 
@@ -231,6 +232,24 @@ class OwnKernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLockEffect:
+    """What holding the memory clock does by itself, whatever the clock; 1 where that is nothing.
+
+    arXiv 2601.08539's Table 1 has it, at auto's own clocks; the cause is unknown, and a public
+    sweep of the same GPU model does not show it.
+    """
+
+    time: float = 1.0
+    """Over what kernels take without."""
+    power: float = 1.0
+    """Over what the board draws without, and over what its power loop settles at."""
+
+    def __post_init__(self) -> None:
+        if not (0.5 < self.time < 2.0 and 0.5 < self.power < 2.0):  # noqa: PLR2004 - no GPU's
+            raise ValueError(f"a memory lock changes time and power by little, got {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
     """One GPU model."""
 
@@ -270,6 +289,7 @@ class GpuModel:
     """Memory clock to which computing demotes it; ``None`` where it stays at its highest."""
     ignored_locks: tuple[Domain, ...] = ()
     """Clocks whose locks the driver accepts and the GPU does not follow."""
+    memory_lock: MemoryLockEffect = MemoryLockEffect()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -319,9 +339,28 @@ class GpuModel:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedBoard:
+    """A board that differs from its model by what boards may differ in, fitted to what it showed.
+
+    Attributes:
+        constants: Those of `GpuConstants` that differ, by name.
+    """
+
+    constants: dict[str, float | tuple[float, ...]]
+    cap_margin_w: float
+    memory_lock: MemoryLockEffect
+    calibration: Calibration
+
+
 def model_names() -> tuple[str, ...]:
     """Return every ``NAME`` of ``sim:NAME``."""
     return _NAMES
+
+
+def board_names() -> tuple[str, ...]:
+    """Return every board that has a name of its own, as ``NAME#BOARD``."""
+    return _BOARDS
 
 
 def gpu_model(name: str) -> GpuModel:
@@ -331,6 +370,10 @@ def gpu_model(name: str) -> GpuModel:
         UsageError: No such model; another GPU's constants would be worse than none.
         DataError: The file cannot be read as a model.
     """
+    if name in _BOARDS:
+        model, _, board = name.partition("#")
+        body = (resources.files("underclock.gpus") / f"data/{model}_{board}.json").read_bytes()
+        return on_board(gpu_model(model), msgspec.json.decode(body, type=NamedBoard))
     if not name.endswith(".json"):
         if name not in _NAMES:
             raise UsageError(f"no simulated GPU is called {name!r}", hint=name_hint(name, _NAMES))
@@ -341,6 +384,17 @@ def gpu_model(name: str) -> GpuModel:
         raise DataError(
             f"cannot read {name}: {exc.strerror}", hint="make one with `underclock calibrate`"
         ) from exc
+
+
+def on_board(model: GpuModel, board: NamedBoard) -> GpuModel:
+    """Return a model as one of its boards is."""
+    return dataclasses.replace(
+        model,
+        constants=dataclasses.replace(model.constants, **board.constants),  # type: ignore[arg-type]
+        cap_margin_w=board.cap_margin_w,
+        memory_lock=board.memory_lock,
+        calibration=board.calibration,
+    )
 
 
 def name_of_model(gpu: str) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from underclock.errors import NotSupportedError, UsageError
+from underclock.gpus.models import board_names
 from underclock.hw.base import Capability
 from underclock.hw.replay import ReplayMeasurer
 from underclock.units import name_hint
@@ -90,7 +91,7 @@ class GpuName:
 def parse_gpu(text: str) -> GpuName:
     """Take apart ``sim:NAME``, ``sim:NAME#UNIT``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
 
-    Nothing after ``nvml`` is the first real GPU.
+    Nothing after ``nvml`` is the first real GPU. A unit may be a board that has a name.
 
     Raises:
         UsageError: The kind is unknown, nothing follows it, or a unit or an index is no number.
@@ -114,12 +115,13 @@ def parse_gpu(text: str) -> GpuName:
 def _unit(text: str) -> tuple[str, int]:
     """Split ``NAME#UNIT``; a file's name may have the mark in it."""
     name, mark, unit = text.rpartition("#")
-    if not mark or text.endswith(".json"):
+    if not mark or text.endswith(".json") or text in board_names():
         return text, 0
     if not (unit.isascii() and unit.isdecimal()):
+        named = ", ".join(f"sim:{board}" for board in board_names())
         raise UsageError(
             f"cannot read {unit!r} as a simulated GPU's unit",
-            hint=f"write for example sim:{name or 'rtx3080ti'}#3",
+            hint=f"write for example sim:{name or 'rtx3080ti'}#3; boards with a name are {named}",
         )
     return name, int(unit)
 

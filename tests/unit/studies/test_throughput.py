@@ -26,6 +26,7 @@ def test_published_changes_are_fitted_by_rates_and_energies() -> None:
         constants=_SPEC.constants,
         core_mhz=np.array(_SPEC.core_mhz, dtype=np.float64),
         limit_w=345.0,
+        auto_mem_mhz=9501.0,
     )
     kernels = (
         Kernel(name="product", kind=Kind.GEMM, flops=1e12, bytes_moved=7e8),

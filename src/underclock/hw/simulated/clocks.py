@@ -73,6 +73,10 @@ class Locks:
         """Return the lock that the driver holds."""
         return self._asked[domain]
 
+    def follows(self, domain: Domain) -> bool:
+        """Whether a clock is held by a lock now."""
+        return self._followed[domain] is not None
+
     def allowed(self, domain: Domain, mhz: float) -> float:
         """Return the clock nearest to another that the lock now followed allows."""
         bounds = self._followed[domain]

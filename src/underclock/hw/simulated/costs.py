@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from underclock.errors import UsageError
-from underclock.gpus.models import GpuModel, gpu_model, name_of_model
+from underclock.gpus.models import GpuModel, MemoryLockEffect, gpu_model, name_of_model
 from underclock.physics.cap import capped_core_mhz, settled_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import WarmPower, busy_w, dram_mhz, duration_s, idle_w
@@ -26,6 +26,7 @@ from underclock.records import Kind
 GAIN_WITHIN = 0.05  # power sensors of one model differ by up to ±5 % (Yang et al., SC'24)
 LEAKAGE_SPREAD = 0.10  # standard deviation of the logarithm; assumed
 VOLTAGE_SPREAD_V = 0.008  # standard deviation; assumed, about 1 % of the voltage
+_NO_EFFECT = MemoryLockEffect()
 _REMEMBERED = 50_000  # points; about 10 MB
 _WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB
 _WARM_C = 100.0
@@ -97,8 +98,13 @@ class Costs:
     """Durations and powers on one GPU."""
 
     def __init__(
-        self, constants: GpuConstants, core_mhz: tuple[int, ...], peak_w: float | None = None
+        self,
+        constants: GpuConstants,
+        core_mhz: tuple[int, ...],
+        peak_w: float | None = None,
+        lock: MemoryLockEffect = _NO_EFFECT,
     ) -> None:
+        self.lock = lock
         self._constants = constants
         self._peak_w = math.inf if peak_w is None else peak_w
         self._bins_mhz = np.array(core_mhz, dtype=np.float64)
@@ -130,7 +136,10 @@ class Costs:
         temperature_c: float,
         limit_w: float,
     ) -> float:
-        """Return the mean clock the power loop settles at when one kernel repeats."""
+        """Return the mean clock the power loop settles at when one kernel repeats.
+
+        A lock's power and what the loop settles at differ alike, so the clock stays.
+        """
         warm = self._warm.get((kernel, mem_mhz))
         if warm is None:
             all_mem_mhz = np.full_like(self._bins_mhz, mem_mhz)
@@ -158,11 +167,12 @@ class Costs:
             cold_w, warm_w = (
                 float(busy_w(gpu, kernel, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C)
             )
+        lock = self.lock
         return LaunchCost(
             kernel=kernel,
-            duration_s=taken_s,
-            cold_w=cold_w,
-            w_per_c=(warm_w - cold_w) / _WARM_C,
+            duration_s=taken_s * lock.time,
+            cold_w=cold_w * lock.power,
+            w_per_c=(warm_w - cold_w) / _WARM_C * lock.power,
             core_share=core_share,
             dram_share=dram_share,
         )

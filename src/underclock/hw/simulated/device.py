@@ -83,7 +83,10 @@ class VirtualGpu:
         self.counters = Counters(counting) if counts else None
         self._noise = noise
         self._stalled_until_s = 0.0
-        self._costs = Costs(self.constants, model.core_mhz, model.peak_w)
+        free = Costs(self.constants, model.core_mhz, model.peak_w)
+        held = Costs(self.constants, model.core_mhz, model.peak_w, model.memory_lock)
+        self._costs_of = {False: free, True: held if model.memory_lock != free.lock else free}
+        self._costs = free  # those of a memory that is held, while it is
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
         self._runs: LaunchLoop | None = None  # what runs, while it is its turn
         self._launch_s = 0.0  # what a launch of it takes
@@ -97,7 +100,7 @@ class VirtualGpu:
         self._stale = True
         self._decided_c = self._steady_c = math.inf
         self._wanted_mhz = self._steady_mhz = 0.0
-        self._decisions: dict[Clocks | None, tuple[float, int]] = {}
+        self._decisions: dict[Clocks | None, tuple[float, int, bool]] = {}
         self._settle()
 
     @property
@@ -310,12 +313,16 @@ class VirtualGpu:
         decision = self._decisions.get(own)
         if decision is None:
             decision = self._decisions[own] = self._decision(own)
-        if decision != (self._wanted_mhz, self.mem_mhz):
+        wanted_mhz, mem_mhz, held = decision
+        if (wanted_mhz, mem_mhz) != (self._wanted_mhz, self.mem_mhz):
             self._steady_c = math.inf
-        self._wanted_mhz, self.mem_mhz = decision
+        self._wanted_mhz, self.mem_mhz, self._costs = wanted_mhz, mem_mhz, self._costs_of[held]
 
-    def _decision(self, own: Clocks | None) -> tuple[float, int]:
-        """Return both clocks before any power limit: the launch's own, or what locks allow."""
+    def _decision(self, own: Clocks | None) -> tuple[float, int, bool]:
+        """Return both clocks before any power limit, and whether the memory's is held.
+
+        They are the launch's own, or what locks allow.
+        """
         model = self.model
         _, left = slowdown(self.faults)
         ceiling = min(boost_mhz(self.constants, self.temperature_c), left * model.core_mhz[-1])
@@ -324,18 +331,20 @@ class VirtualGpu:
         if self.busy or not self._rests:
             mem = model.mem_mhz[-1] if model.p2_mem_mhz is None else model.p2_mem_mhz
         if own is None:
+            held = False
             if FaultKind.LOCKS_IGNORED not in self.faults:
                 core = self._locks.allowed(Domain.CORE, core)
                 mem = self._locks.allowed(Domain.MEMORY, mem)
+                held = self._locks.follows(Domain.MEMORY)
         else:
             core = own.core_mhz or core
-            mem = own.mem_mhz or mem
+            mem, held = own.mem_mhz or mem, own.mem_mhz is not None
         mem_mhz = snap(mem, model.mem_mhz)
         wanted = float(snap(min(core, ceiling), model.core_mhz))
         low_core = model.low_mem_core_mhz
         if low_core is not None and mem_mhz == model.mem_mhz[0] and wanted > low_core:
             mem_mhz = model.mem_mhz[1]
-        return wanted, mem_mhz
+        return wanted, mem_mhz, held
 
     def _settle(self) -> None:
         """Settle clocks and power for the moment."""
@@ -400,7 +409,7 @@ class VirtualGpu:
         spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
         now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
-        known_mhz, known_mem_mhz = math.nan, 0
+        known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
         while True:
             if own:
                 self._decide()
@@ -408,10 +417,10 @@ class VirtualGpu:
             if ceiling_mhz < core_mhz:  # noqa: PLR1730 - as the next: `min` takes longer
                 core_mhz = ceiling_mhz
             kernel, mem_mhz = kernels[runs.position], self.mem_mhz
-            if core_mhz != known_mhz or mem_mhz != known_mem_mhz:
-                known_mhz, known_mem_mhz = core_mhz, mem_mhz
-                known = self._costs.known(core_mhz, mem_mhz)
-            cost = known.get(id(kernel)) or self._costs.at(kernel, core_mhz, mem_mhz)
+            if core_mhz != known_mhz or mem_mhz != known_mem_mhz or costs is not self._costs:
+                known_mhz, known_mem_mhz, costs = core_mhz, mem_mhz, self._costs
+                known = costs.known(core_mhz, mem_mhz)
+            cost = known.get(id(kernel)) or costs.at(kernel, core_mhz, mem_mhz)
             power_w = (cost.cold_w + cost.w_per_c * warm_c) * noise
             launch_s = cost.duration_s * runs.time_noise
             stride_s = launch_s * (runs.turn.times - runs.share) + BEYOND_S
@@ -435,7 +444,7 @@ class VirtualGpu:
             if core_mhz > loop.reached_mhz:  # noqa: PLR1730
                 loop.reached_mhz = core_mhz
             if stride_s > tick_s - _NEARLY_S or tick_s == CAP_TICK_S:
-                loop.act(now_s, stride_s, self.limit_w)
+                loop.act(now_s, stride_s, self.limit_w * costs.lock.power)
             progress(stride_s, launch_s)
             if agenda.next_s < until_s:  # noqa: PLR1730
                 until_s = agenda.next_s  # a runtime may have set something down
@@ -456,7 +465,7 @@ class VirtualGpu:
         )
         if self._mixed:
             self._power_loop.average(stride_s, self.power_w, self.core_mhz)
-            self._power_loop.act(self.now_s, stride_s, self.limit_w)
+            self._power_loop.act(self.now_s, stride_s, self.limit_w * self._costs.lock.power)
         if self._runs is not None:
             self._runs.progress(stride_s, self._launch_s)
         elif self.running is not None:
