@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from pages import fill, markdown
+from underclock.paper.comparison import basis_of
 from underclock.paper.outputs import FIGURE_NUMBERS, agreement_text, number_text
 from underclock.paper.records import Study
-from underclock.paper.study import run_study
+from underclock.paper.study import PAPERS_GPU, Conditions, run_study
 from underclock.units import format_mhz
 
 _DRAWINGS = {
@@ -40,10 +41,11 @@ def _quoted(study: Study) -> str:
                     for value in (number.paper, number.ours, number.difference)
                 ),
                 number.unit,
+                basis_of(number.group, number.name),
             ]
             for number in numbers
         ]
-        parts.append(f"### {group}\n\n" + _table(("", "paper", "ours", "difference", ""), rows))
+        parts.append(f"### {group}\n\n" + _table(("", "paper", "ours", "difference", "", ""), rows))
     return "## Every quoted number\n\nThe difference is ours less the paper's.\n\n" + "\n".join(
         parts
     )
@@ -115,20 +117,24 @@ def _curves(study: Study) -> str:
 
 def main() -> None:
     """Fill the page."""
-    study = run_study()
-    again = study.a4000
-    again_text = again.missing or f"{again.gpu}: {again.calibration}"
+    gpus = (PAPERS_GPU, f"{PAPERS_GPU}#paper")
+    studies = [run_study(Conditions(gpu=gpu)) for gpu in gpus]
+    again = studies[0].a4000
     drawings = [(str(number), _DRAWINGS[key]) for key, number in FIGURE_NUMBERS.items()]
-    fitted = f"- {study.gpu.name}: {study.calibration}\n- {again_text}"
-    told = [_quoted(study), _clocks(study), _curves(study)]
+    fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in zip(gpus, studies, strict=True)]
+    fitted.append(f"- {again.missing or f'{again.gpu}: {again.calibration}'}")
+    told = []
+    for gpu, study in zip(gpus, studies, strict=True):
+        warnings = [f"**{warning}**\n" for warning in study.warnings]
+        told += [f"# `{gpu}`\n", *warnings, _quoted(study), _clocks(study), _curves(study)]
     fill(
         "paper",
         {
-            "fitted": "\n\n".join([fitted, *(f"**{warning}**" for warning in study.warnings)]),
+            "fitted": "\n".join(fitted),
             "numbers": "\n".join(told),
             "drawings": _table(("figure", "drawing"), drawings),
         },
-        repeats="One study; nothing scatters but the simulated GPU's noise, whose seed is fixed.",
+        repeats="One study a board; nothing scatters but the simulated GPU's noise, of a fixed seed.",
     )
 
 

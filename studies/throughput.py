@@ -73,7 +73,7 @@ class PublishedGpu:
         core_mhz: Clock table, ascending. Shape (C,).
         limit_w: Power at which its loop settles.
         auto_mem_mhz: Memory clock where none is locked.
-        memory_lock: What holding it does by itself.
+        memory_lock: What holding it alone does by itself.
     """
 
     constants: GpuConstants
@@ -183,7 +183,7 @@ def _steady(
     gpu, bins_mhz = board.constants, board.core_mhz[None, :]
     each = _constants(throughput, kernels)
     mem_mhz = np.array([[c.mem_mhz or board.auto_mem_mhz] for c in clocks], dtype=np.float64)
-    held = np.array([c.mem_mhz is not None for c in clocks])
+    held = np.array([c.core_mhz is None is not c.mem_mhz for c in clocks])
     asked_mhz = np.array([c.core_mhz or math.inf for c in clocks])
     own_w = launch_w(gpu, each, bins_mhz, duration_s(gpu, each, bins_mhz, mem_mhz))
     warm_c = np.full(len(kernels), gpu.ambient_c + gpu.c_per_w * board.limit_w)

@@ -17,6 +17,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("arguments", "code", "sentence"),
     [
         ("paper --gpu sim:rtx3080", 2, "did you mean 'rtx3080ti'"),
+        ("paper --gpu sim:rtx3080ti#papers", 2, "boards with a name are sim:rtx3080ti#paper"),
         ("paper --gpu cpu", 2, "unknown GPU 'cpu'"),
         ("paper --gpu replay:sweep.csv", 2, "'replay:sweep.csv' is not simulated"),
         ("paper --gpu nvml:0 -o out", 2, "'nvml:0' is not simulated"),

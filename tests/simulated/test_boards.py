@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from underclock.app.backends import open_measurer
 from underclock.core.prediction.prior import BUSIEST_DRAM
 from underclock.gpus.models import (
     AMPERE,
@@ -29,7 +30,7 @@ from underclock.hw.simulated.costs import GAIN_WITHIN
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
 from underclock.physics.constants import KernelConstants
-from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, Utilisation
+from underclock.records import Clocks, Evidence, Kernel, Kind, MeasurementSettings, Utilisation
 
 _MODEL = gpu_model("rtx3080ti")
 # Durations that no clock changes, so that what a sensor sees can be told in advance.
@@ -436,3 +437,24 @@ def _question(first: object, second: object) -> pynvml.c_nvmlGpmMetricsGet_t:
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     question.sample1, question.sample2 = first, second
     return question
+
+
+def test_the_papers_board_draws_less_while_its_memory_alone_is_held() -> None:
+    def seen(clocks: Clocks, name: str) -> tuple[float, float]:
+        kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=1e9, bytes_moved=1e9)
+        with open_measurer(name, measuring=MeasurementSettings(kernel_warm_s=1.0)) as measurer:
+            with measurer.hold(clocks):
+                reading = measurer.measure([kernel])
+        return reading.time_s, reading.energy_j / reading.time_s
+
+    free, held, both = Clocks(), Clocks(mem_mhz=9251), Clocks(core_mhz=1680, mem_mhz=9251)
+    named = {clocks: seen(clocks, "sim:rtx3080ti#paper") for clocks in (free, held, both)}
+    usual = {clocks: seen(clocks, "sim:rtx3080ti") for clocks in (free, held)}
+    slowed = seen(Clocks(core_mhz=1680), "sim:rtx3080ti#paper")
+
+    # 9251 MHz is what runs at auto: only the lock differs.
+    assert named[held][0] / named[free][0] == pytest.approx(0.986, abs=2e-3)
+    assert named[held][1] / named[free][1] == pytest.approx(0.958, abs=1e-2)
+    assert usual[held][0] / usual[free][0] == pytest.approx(1.0, abs=2e-3)
+    assert named[both][0] == pytest.approx(slowed[0], rel=2e-3)
+    assert named[both][1] == pytest.approx(slowed[1], rel=1e-2)

@@ -233,10 +233,10 @@ class OwnKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLockEffect:
-    """What holding the memory clock does by itself, whatever the clock; 1 where that is nothing.
+    """What holding the memory clock alone does by itself, whatever the clock; 1 is nothing.
 
-    arXiv 2601.08539's Table 1 has it, at auto's own clocks; the cause is unknown, and a public
-    sweep of the same GPU model does not show it.
+    arXiv 2601.08539's Table 1 has it at auto's own clocks, and hardly where the core is held too;
+    the cause is unknown, and a public sweep of the same GPU model does not show it.
     """
 
     time: float = 1.0

@@ -67,6 +67,18 @@ def quoted_numbers(
     )
 
 
+def basis_of(group: str, name: str) -> str:
+    """Return what a number of ours rests on: Table 1, to which the GPUs were fitted, or nothing.
+
+    Kernel-level choices of Table 2 follow partly from Table 1, which has those of one of them.
+    """
+    if group == "Set-up":
+        return "given"
+    if group == "Table 1":
+        return "fitted"
+    return "informed" if group == "Table 2" and name.startswith("kernel") else "predicted"
+
+
 def _quote(group: str, name: str, unit: str, paper: float, ours: float | None) -> QuotedNumber:
     return QuotedNumber(
         group=group,

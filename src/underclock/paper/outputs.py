@@ -10,6 +10,7 @@ from pathlib import Path
 
 from underclock.errors import UsageError
 from underclock.paper.charts import charts
+from underclock.paper.comparison import basis_of
 from underclock.paper.records import Study
 from underclock.paper.study import Conditions, run_study, simulated_gpu
 from underclock.report.chart import figure
@@ -63,6 +64,7 @@ def paper_page(study: Study) -> str:
         "paper.html.jinja",
         {"mhz": format_mhz, "number": lambda value, unit: minus(number_text(value, unit))},
         package="underclock.paper",
+        basis=basis_of,
         study=study,
         agreement=agreement_text(study),
         evidence_sentence=EVIDENCE_SENTENCES[study.evidence],

@@ -78,7 +78,7 @@ class _Command:
 def command(tmp_path_factory: pytest.TempPathFactory) -> _Command:
     folder = tmp_path_factory.mktemp("paper") / "out"
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        main(["paper", "-o", str(folder)])
+        main(["paper", "--gpu", "sim:rtx3080ti", "-o", str(folder)])
     return _Command(said=said.getvalue(), folder=folder)
 
 

@@ -86,7 +86,7 @@ class VirtualGpu:
         free = Costs(self.constants, model.core_mhz, model.peak_w)
         held = Costs(self.constants, model.core_mhz, model.peak_w, model.memory_lock)
         self._costs_of = {False: free, True: held if model.memory_lock != free.lock else free}
-        self._costs = free  # those of a memory that is held, while it is
+        self._costs = free  # those of a memory that is held by itself, while it is
         self._cost = self._costs.at(None, float(model.core_mhz[0]), model.mem_mhz[0])
         self._runs: LaunchLoop | None = None  # what runs, while it is its turn
         self._launch_s = 0.0  # what a launch of it takes
@@ -319,7 +319,7 @@ class VirtualGpu:
         self._wanted_mhz, self.mem_mhz, self._costs = wanted_mhz, mem_mhz, self._costs_of[held]
 
     def _decision(self, own: Clocks | None) -> tuple[float, int, bool]:
-        """Return both clocks before any power limit, and whether the memory's is held.
+        """Return both clocks before any power limit, and whether the memory's alone is held.
 
         They are the launch's own, or what locks allow.
         """
@@ -335,10 +335,11 @@ class VirtualGpu:
             if FaultKind.LOCKS_IGNORED not in self.faults:
                 core = self._locks.allowed(Domain.CORE, core)
                 mem = self._locks.allowed(Domain.MEMORY, mem)
-                held = self._locks.follows(Domain.MEMORY)
+                follows = self._locks.follows
+                held = follows(Domain.MEMORY) and not follows(Domain.CORE)
         else:
             core = own.core_mhz or core
-            mem, held = own.mem_mhz or mem, own.mem_mhz is not None
+            mem, held = own.mem_mhz or mem, own.core_mhz is None is not own.mem_mhz
         mem_mhz = snap(mem, model.mem_mhz)
         wanted = float(snap(min(core, ceiling), model.core_mhz))
         low_core = model.low_mem_core_mhz
