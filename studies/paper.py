@@ -134,7 +134,7 @@ def main() -> None:
             "numbers": "\n".join(told),
             "drawings": _table(("figure", "drawing"), drawings),
         },
-        repeats="One study a board; nothing scatters but the simulated GPU's noise, of a fixed seed.",
+        repeats="One study a board; only the simulated GPU's noise scatters; its seed is fixed.",
     )
 
 

@@ -442,9 +442,9 @@ def _question(first: object, second: object) -> pynvml.c_nvmlGpmMetricsGet_t:
 def test_the_papers_board_draws_less_while_its_memory_alone_is_held() -> None:
     def seen(clocks: Clocks, name: str) -> tuple[float, float]:
         kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=1e9, bytes_moved=1e9)
-        with open_measurer(name, measuring=MeasurementSettings(kernel_warm_s=1.0)) as measurer:
-            with measurer.hold(clocks):
-                reading = measurer.measure([kernel])
+        quick = MeasurementSettings(kernel_warm_s=1.0)
+        with open_measurer(name, measuring=quick) as measurer, measurer.hold(clocks):
+            reading = measurer.measure([kernel])
         return reading.time_s, reading.energy_j / reading.time_s
 
     free, held, both = Clocks(), Clocks(mem_mhz=9251), Clocks(core_mhz=1680, mem_mhz=9251)

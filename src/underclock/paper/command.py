@@ -36,8 +36,8 @@ def command(
     """Run the whole study of arXiv 2601.08539 on simulated GPUs, beside its numbers.
 
     By default on the RTX 3080 Ti whose sweep was published, and on the paper's own board, which is
-    fitted to the paper's Table 1. Here Table 2 is shown; the pages, of every further GPU in a folder
-    of its own, and --json have every number.
+    fitted to the paper's Table 1. Here Table 2 is shown; the pages, of every further GPU in a
+    folder of its own, and --json have every number.
 
     Example: underclock paper -o underclock-paper
     """
