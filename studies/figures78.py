@@ -45,8 +45,9 @@ class Place:
     @property
     def step(self) -> Step:
         """Its step."""
-        sizes = {"batch": self.batch, "tp": self.degree}
-        return before_optimizer(trace(WORKLOAD, **sizes, collectives=self.collectives))
+        return before_optimizer(
+            trace(WORKLOAD, batch=self.batch, tp=self.degree, collectives=self.collectives)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
