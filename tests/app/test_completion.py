@@ -23,7 +23,7 @@ def _offered(*words: str) -> list[str]:
 def test_commands_gpus_and_workloads_are_offered() -> None:
     assert _offered("tra") == ["trace", "transfer"]
     assert "tune" in _offered("t")
-    assert _offered("measure", "--gpu", "sim:rtx") == ["sim:rtx3080ti"]
+    assert _offered("measure", "--gpu", "sim:rtx") == ["sim:rtx3080ti", "sim:rtx3080ti#paper"]
     assert {"sim:h200", "sim:a100", "replay:"} <= {*_offered("tune", "--gpu", "")}
     assert _offered("trace", "gpt3-x") == ["gpt3-xl"]
     assert "--max-slowdown" in _offered("plan", "samples.db", "--max")

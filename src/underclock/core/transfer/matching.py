@@ -8,6 +8,7 @@ Shape letters: K known kernels.
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from underclock.core.tracing.recapture import identity
 from underclock.core.transfer.unseen import FEWEST
 from underclock.records import Kernel, Kind
 from underclock.records.carried import MatchWay
+
+# A tensor as `Launch.shapes` writes it: bf16[8x1024], bool[4]; of several, a byte an element.
+_TENSOR = re.compile(r"(?:bf|fp|i|u|f8_|bool|tensors)(\d*)\[([\dx]+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +76,27 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
 def work_of(kernels: Sequence[Kernel]) -> Floats:
     """Return FLOPs and bytes of a launch of each kernel; 0 where its work is unknown. (2, K)."""
     sized = np.array([_is_sized(kernel) for kernel in kernels])
-    both = [[k.flops or 0.0 for k in kernels], [k.bytes_moved or 0.0 for k in kernels]]
+    both = [[k.flops or 0.0 for k in kernels], [_bytes_of(k) or 0.0 for k in kernels]]
     return np.where(sized, both, 0.0)
+
+
+def _bytes_of(kernel: Kernel) -> float | None:
+    """Return what a launch moves; of a traced one what its inputs hold, ``None`` where unknown.
+
+    Outputs are as large as inputs or smaller; what is the same share of both sizes of a role does
+    not change how its cost goes with them.
+    """
+    if kernel.bytes_moved or kernel.launch is None:
+        return kernel.bytes_moved
+    total = 0
+    for bits, sizes in _TENSOR.findall(kernel.launch.shapes):
+        total += math.prod(int(size) for size in sizes.split("x") if size) * (int(bits or 8) // 8)
+    return float(total) or None
 
 
 def _is_sized(kernel: Kernel) -> bool:
     """Whether it is known how much work it does: of a product, fused attention say, FLOPs too."""
-    return bool(kernel.bytes_moved and (kernel.flops or kernel.kind is not Kind.GEMM))
+    return bool(_bytes_of(kernel) and (kernel.flops or kernel.kind is not Kind.GEMM))
 
 
 def _role(kernel: Kernel) -> tuple[object, ...]:
