@@ -114,9 +114,9 @@ def unseen(
         by_kind=np.zeros((count, PER_KERNEL, PER_KERNEL * len(set(kinds.tolist()) - {-1}))),
     )
     told = known.of(usable)
-    all_kinds = Kind(told, told)
+    all_kinds = KindLaws(told, told)
     by_kind = {
-        kind: Kind(known.of(usable & (known.kinds == kind) & (known.work[1] > 0.0)), told)
+        kind: KindLaws(known.of(usable & (known.kinds == kind) & (known.work[1] > 0.0)), told)
         for kind in set(kinds.tolist()) - {-1}
     }
     places = {kind: place for place, kind in enumerate(by_kind)}
@@ -146,7 +146,7 @@ def unseen(
     return made
 
 
-class Kind:
+class KindLaws:
     """Kernels of one kind, and what their work says of them.
 
     Attributes:
