@@ -36,7 +36,8 @@ _DTYPES = {  # as c10 writes them: width in bytes, and our name
     "Float8_e4m3fn": (1, "fp8"),
     "Float8_e5m2": (1, "fp8"),
 }
-_WIDTHS = {name: width for width, name in _DTYPES.values()}
+WIDTHS = {name: width for width, name in _DTYPES.values()}
+"""Bytes of an element, by our name of its type."""
 _MESSAGE = re.compile(r"(\w+)\[(\d+)\]")
 _SENT = (("allreduce", 2.0), ("all_to_all", 1.0))  # of what other ranks hold, by one
 _AMONG = re.compile(r" among (\d+) ranks")
@@ -212,7 +213,7 @@ def bytes_of(operator: str, shapes: str) -> float | None:
     """
     if not is_collective(operator):
         return None
-    sizes = [_WIDTHS.get(dtype, 0) * int(count) for dtype, count in _MESSAGE.findall(shapes)]
+    sizes = [WIDTHS.get(dtype, 0) * int(count) for dtype, count in _MESSAGE.findall(shapes)]
     least, most = min(sizes, default=0), max(sizes, default=0)
     if least != most:  # gathered or scattered: all but its own part
         return float(most - least)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
+from underclock.core.tracing.host import WIDTHS
 from underclock.core.tracing.names import short
 from underclock.core.tracing.recapture import identity
 from underclock.core.transfer.unseen import FEWEST
@@ -23,7 +24,7 @@ from underclock.records import Kernel, Kind
 from underclock.records.carried import MatchWay
 
 # A tensor as `Launch.shapes` writes it: bf16[8x1024], bool[4]; of several, a byte an element.
-_TENSOR = re.compile(r"(?:bf|fp|i|u|f8_|bool|tensors)(\d*)\[([\dx]+)\]")
+_TENSOR = re.compile(r"(\w+)\[(\d+(?:x\d+)*)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +90,8 @@ def _bytes_of(kernel: Kernel) -> float | None:
     if kernel.bytes_moved or kernel.launch is None:
         return kernel.bytes_moved
     total = 0
-    for bits, sizes in _TENSOR.findall(kernel.launch.shapes):
-        total += math.prod(int(size) for size in sizes.split("x") if size) * (int(bits or 8) // 8)
+    for dtype, sizes in _TENSOR.findall(kernel.launch.shapes):
+        total += math.prod(int(size) for size in sizes.split("x")) * WIDTHS.get(dtype, 1)
     return float(total) or None
 
 
