@@ -9,6 +9,7 @@
 * `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
 * `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown`, `watch` and `predict` show
 * `job`: what the ranks of a job do and who waits for whom (`Job`), and what was decided (`JobPlan`)
+* `serving`: clocks by phase, batch and context (`ServingPlan`)
 * `launches`: what tracing sees before it is a step; `runs`: what is seen of a run under a plan
 
 Every record that is a file of its own carries its ``kind`` and a ``schema`` number; a reader
@@ -64,4 +65,13 @@ from underclock.records.outcomes import (
 )
 from underclock.records.planned import Plan
 from underclock.records.schemas import SCHEMAS, check_schema
-from underclock.records.work import ASSUMED, Kernel, Kind, Launch, Pass, Step, StepSource
+from underclock.records.work import (
+    ASSUMED,
+    SERVING,
+    Kernel,
+    Kind,
+    Launch,
+    Pass,
+    Step,
+    StepSource,
+)

@@ -21,6 +21,7 @@ SCHEMAS: Final = {
     "study": 3,
     "job": 1,
     "job plan": 1,
+    "serving plan": 1,
     "GPU model": 1,
 }
 

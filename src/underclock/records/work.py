@@ -22,13 +22,20 @@ ASSUMED = "assumed "
 
 
 class Pass(StrEnum):
-    """The part of a training step that a kernel belongs to."""
+    """The part of a step that a kernel belongs to: of training, or of serving a model."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     COMMUNICATION = "communication"
     OTHER = "other"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"  # prefill and decode in one launch, as with chunked prefill
+
+
+SERVING = (Pass.PREFILL, Pass.DECODE, Pass.MIXED)
+"""The phases of serving: a step is of one of them, whole."""
 
 
 class Kind(StrEnum):

@@ -22,6 +22,7 @@ _MADE_BY: Final = {
     "study": "underclock paper",
     "job": "underclock job",
     "job plan": "underclock plan",
+    "serving plan": "underclock plan",
 }
 _MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite

@@ -15,10 +15,11 @@ from underclock.app.planning import plan
 from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
-from underclock.records import Evidence, GpuInfo, Kernel, Record, Step
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Record, Step
 from underclock.records.fitted import GpuFit
 from underclock.records.latencies import LatencyTable
 from underclock.records.schemas import SCHEMAS
+from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.store import merge, save, write_document
 
 _TABLE = """gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count
@@ -55,6 +56,38 @@ def _fit(gpu: GpuInfo) -> GpuFit:
     )
 
 
+def _serving(gpu: GpuInfo) -> ServingPlan:
+    auto, held = (
+        ServingCost(
+            clocks=clocks,
+            time_s=time_s,
+            time_interval_s=(time_s, time_s),
+            energy_j=energy_j,
+            energy_interval_j=(energy_j, energy_j),
+            basis=Basis.MEASURED,
+        )
+        for clocks, time_s, energy_j in ((AUTO, 0.01, 2.0), (Clocks(core_mhz=900), 0.0101, 1.5))
+    )
+    bucket = ServingBucket(
+        pass_=Pass.DECODE,
+        batch=8,
+        context=1024,
+        tokens=8,
+        auto=auto,
+        chosen=held,
+        fixed=held,
+        frontier=(auto, held),
+    )
+    return ServingPlan(
+        evidence=Evidence.SIMULATED,
+        gpu=gpu,
+        workload="a family",
+        max_slowdown=0.01,
+        fixed=held.clocks,
+        buckets=(bucket,),
+    )
+
+
 def main(folder: Path) -> None:
     """Write what is missing."""
     with tempfile.TemporaryDirectory() as aside:
@@ -81,6 +114,7 @@ def main(folder: Path) -> None:
             "fit": _fit(sample_set.gpu),
             "job": job,
             "job plan": plan_job(job),
+            "serving plan": _serving(sample_set.gpu),
         }
         for kind, record in documents.items():
             path = folder / f"{kind}.{SCHEMAS[kind]}.json"

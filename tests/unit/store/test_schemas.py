@@ -11,6 +11,7 @@ from underclock.records import SCHEMAS, Plan, Record, SampleSet, Score, Step, Va
 from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
+from underclock.records.serving import ServingPlan
 from underclock.store import read_document, read_samples
 
 FILES = Path(__file__).parents[2] / "data" / "schemas"
@@ -23,6 +24,7 @@ KINDS: dict[str, type[Record]] = {
     "fit": GpuFit,
     "job": Job,
     "job plan": JobPlan,
+    "serving plan": ServingPlan,
 }
 
 
