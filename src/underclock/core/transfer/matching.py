@@ -23,8 +23,8 @@ from underclock.core.transfer.unseen import FEWEST
 from underclock.records import Kernel, Kind
 from underclock.records.carried import MatchWay
 
-# A tensor as `Launch.shapes` writes it: bf16[8x1024], bool[4]; of several, a byte an element.
-_TENSOR = re.compile(r"(\w+)\[(\d+(?:x\d+)*)\]")
+# A tensor as `Launch.shapes` writes it: bf16[8x1024], i64[] of one; of several, a byte an element.
+_TENSOR = re.compile(r"(\w+)\[(\d*(?:x\d+)*)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def _bytes_of(kernel: Kernel) -> float | None:
         return kernel.bytes_moved
     total = 0
     for dtype, sizes in _TENSOR.findall(kernel.launch.shapes):
-        total += math.prod(int(size) for size in sizes.split("x")) * WIDTHS.get(dtype, 1)
+        total += math.prod(map(int, re.findall(r"\d+", sizes))) * WIDTHS.get(dtype, 1)
     return float(total) or None
 
 
@@ -110,10 +110,18 @@ def _role(kernel: Kernel) -> tuple[object, ...]:
     return kernel.kind, kernel.pass_, launch.operator, function, launch.module or kernel.section
 
 
-def _away(one: Kernel, other: Kernel) -> tuple[bool, float]:
-    """Return how far apart two kernels of one role are: other names count first, then sizes."""
+def _away(one: Kernel, other: Kernel) -> tuple[bool, float, float]:
+    """Return how far apart two kernels of one role are: names count first, then shapes, then sizes.
+
+    One place of a model runs one operator on tensors that are unlike: of a larger batch each of
+    them is larger in the same places, so sizes are compared place by place, strides among them.
+    """
     (flops, bytes_moved), (known_flops, known_bytes) = work_of([one, other]).T
     apart = abs(math.log(bytes_moved / known_bytes))
     if flops and known_flops:
         apart += abs(math.log(flops / known_flops))
-    return one.name != other.name, apart
+    places = [re.findall(r"\d+", k.launch.shapes) if k.launch else [] for k in (one, other)]
+    if len(places[0]) != len(places[1]):
+        return one.name != other.name, math.inf, apart
+    ratios = ((1 + int(x)) / (1 + int(y)) for x, y in zip(*places, strict=True))
+    return one.name != other.name, math.fsum(abs(math.log(ratio)) for ratio in ratios), apart

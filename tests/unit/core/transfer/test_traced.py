@@ -23,7 +23,7 @@ def _traced(shapes: str, identity: str) -> Kernel:
     ("shapes", "moved"),
     [
         ("bf16[8x1024], bool[4]@1", 2 * 8 * 1024 + 4),
-        ("fp32[2x3], i64[]", 24),
+        ("fp32[2x3], i64[]", 24 + 8),
         ("3 tensors[12]", 12),
         ("", 0),
     ],
@@ -39,3 +39,31 @@ def test_a_traced_kernel_of_another_batch_has_the_role_of_the_one_known() -> Non
 
     assert match.way is MatchWay.ROLE
     assert match.source == 0
+
+
+_QK, _PV = "bf16[{0}x64x8], bf16[{0}x8x64]", "bf16[{0}x64x64], bf16[{0}x64x8]"
+
+
+def test_products_of_one_place_are_told_apart_by_their_shapes() -> None:
+    """Of a smaller batch the larger product is as large as the smaller one was."""
+
+    def product(shapes: str, heads: int) -> Kernel:
+        sized = shapes.format(heads)
+        launch = Launch(
+            function="mm", operator="aten::bmm", module="b.*", shapes=sized, identity=sized
+        )
+        return Kernel(name=sized, kind=Kind.GEMM, flops=2.0 * heads * 64 * 64 * 8, launch=launch)
+
+    known = [product(_QK, 640), product(_PV, 640)]
+
+    found = matched(known, np.ones(2, dtype=bool), [product(_PV, 128), product(_QK, 128)])
+
+    assert [match.source for match in found] == [1, 0]
+
+
+def test_a_kernel_of_other_tensors_has_the_role_of_the_nearest_in_size() -> None:
+    known = [_traced("bf16[40x1024]", "a"), _traced("bf16[4x1024]", "b")]
+
+    (match,) = matched(known, np.ones(2, dtype=bool), [_traced("bf16[5x4x256]", "c")])
+
+    assert match.source == 1
