@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 # worker half a minute, and commands that tests start would compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check types suite quick fix gpu bench evidence calibrate study clean
+.PHONY: demo test check types suite quick fix gpu bench docs evidence calibrate study clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo $(if $(wildcard underclock-demo/report.html),--force) -o underclock-demo
@@ -53,6 +53,9 @@ evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../
 	$(BIN)/python studies/replayed.py
 	$(BIN)/python studies/checked.py
 
+docs: $(VENV)/.dev  ## the documentation as a site, in underclock-docs/
+	$(BIN)/mkdocs build
+
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py
 
@@ -60,7 +63,7 @@ study: $(VENV)/.bench  ## make study STUDY=paper: fill that study's page of docs
 	OMP_NUM_THREADS=1 $(BIN)/python studies/$(STUDY).py
 
 clean:
-	rm -rf $(VENV) underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) underclock-docs underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "underclock needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }

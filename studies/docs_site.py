@@ -1,0 +1,85 @@
+"""The pages of the documentation that are made, as MkDocs asks for them while it builds the site.
+
+README is the site's first page; what lies beside it are pages too. The reference of the command
+line is made from click, and that of Python from the public names of the package. ``mkdocs.yml``
+names this file under ``hooks``.
+"""
+
+import re
+from collections import defaultdict
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import underclock
+from pages import ROOT
+from underclock.app.main import cli
+
+_BESIDE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changes.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+"""Pages that lie beside the documentation, and what they are called in it."""
+_ROOMS = {  # where a public name lives, from the most specific on; and what such names are
+    "app.": "Functions",
+    "tracing.trace": "Functions",
+    "runtime.": "Holding clocks",
+    "errors": "Errors",
+    "records": "Records",
+    "": "What functions take",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made."""
+    made = {page: _moved(name) for name, page in _BESIDE.items()}
+    made |= {"command_line.md": _command_line(), "python_api.md": _python_api()}
+    for page, content in made.items():
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Let links to what lies beside the documentation lead to its pages."""
+    for name, page in _BESIDE.items():
+        markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({page}", markdown)
+    return markdown
+
+
+def _moved(name: str) -> str:
+    """Return a page from beside the documentation, its links as they are from inside."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for other, page in _BESIDE.items():
+        text = text.replace(f"]({other}", f"]({page}")
+    return text.replace("](docs/", "](")
+
+
+def _command_line() -> str:
+    """Return every command with what ``--help`` says of it."""
+    with click.Context(cli, info_name="underclock", terminal_width=90) as group:
+        parts = ["# Command line", _help(cli, group)]
+        for name in cli.list_commands(group):
+            command = cli.get_command(group, name)
+            if command is not None:  # all of those that are listed
+                context = click.Context(command, parent=group, info_name=name, terminal_width=90)
+                parts.append(f"## {name}\n\n{_help(command, context)}")
+    return "\n\n".join(parts)
+
+
+def _help(command: click.Command, context: click.Context) -> str:
+    return f"```text\n{command.get_help(context)}\n```"
+
+
+def _python_api() -> str:
+    """Return every public name, by what it is."""
+    names = defaultdict(list)
+    for name in underclock.__all__:
+        home = getattr(underclock, name).__module__.removeprefix("underclock.")
+        names[next(kind for room, kind in _ROOMS.items() if home.startswith(room))].append(name)
+    parts = ["# Python API"]
+    for kind in dict.fromkeys(_ROOMS.values()):
+        parts.append(f"## {kind}")
+        parts += [f"::: underclock.{name}" for name in sorted(names[kind])]
+    return "\n\n".join(parts)
