@@ -1,11 +1,11 @@
 """The plan of a job: ways of choosing clocks side by side, and the chosen one at every time.
 
 A way with more freedom is never worse than one with less: what was found with less is a candidate,
-as is what was found for less time.
+as is what was found for less time, or for clocks that change later.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from underclock.core.job.hulls import checked_energy, rows_left_out, usable
 from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
-from underclock.core.job.ways import Found, Ways
+from underclock.core.job.ways import ENOUGH, Found, Ways
+from underclock.core.planning.achievable import LATENCIES_S
 from underclock.errors import UsageError
 from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import (
@@ -37,6 +38,7 @@ _DEVIATIONS = (0.0, 0.7, 1.4, 2.1, 2.8)  # of what is off, for which room is lef
 _AIMS = 3  # of each
 _NEAR = 3e-4  # of auto's time: so much below the budget is near enough
 _CLOSER = 1e-6  # of a time
+_PART = 0.5  # of an iteration: who changes clocks more slowly changes none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,42 +157,25 @@ class _Planner:
 
     def plan(self) -> JobPlan:
         """Return the plan."""
-        free = {Strategy.INSTRUCTION: self.rows & ~self.ways.table.inside}
-        if self.ways.table.inside.any():
-            free[Strategy.KERNEL] = self.rows
-        finest = list(free)[-1]
-        aims = {name: self.aimed(rows) for name, rows in free.items()}
-        points = self.frontier(*aims[finest], free[finest])
-        own: dict[Strategy, Found | None] = {}
-        for name, (ways, aim_s) in aims.items():
-            [own[name]] = ways.free(free[name], [aim_s], aim_s)
-        ways, aim_s = aims[Strategy.INSTRUCTION]
-        found: dict[Strategy, RowChoice] = {}
-        arms = [self.scatter.arm(Strategy.AUTO, ways.auto, Status.BASELINE, None)]
-        for name in (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free):
-            least = own[name if name in free else Strategy.INSTRUCTION]
-            candidates = [*found.values(), ways.auto]
-            if name is Strategy.BEST_FIXED:
-                candidates += ways.fixed()
-            else:
-                each = least.choice if least else None
-                each = each if name in free else ways.grouped(name, aim_s)
-                candidates += [each] if each else []
-                candidates += [each.choice for each in points if name is finest]
-            best = self.best(candidates)
+        made = self.compare()
+        arms = [self.scatter.arm(Strategy.AUTO, self.ways.auto, Status.BASELINE, None)]
+        for name in made.looked:
+            best, least = made.found.get(name), made.least(name)
             if best is None:
                 arms.append(Arm.of(name, None, Status.INFEASIBLE))
                 continue
-            found[name] = best
             gap = self.gap(best, least.bound_j if least else None)
             status = Status.OPTIMAL if gap is not None and gap <= _PROVEN else Status.BOUNDED
             arms.append(self.scatter.arm(name, best, status, gap))
-        chosen = finest if finest in found else Strategy.AUTO
-        least = own[finest]
-        ours = Found(choice=found.get(chosen, ways.auto), bound_j=least.bound_j if least else None)
+        finest = made.looked[-1]
+        chosen = finest if finest in made.found else Strategy.AUTO
+        least = made.own[finest]
+        ours = Found(
+            choice=made.found.get(chosen, self.ways.auto), bound_j=least.bound_j if least else None
+        )
         warnings = [*self.job.warnings, *rows_left_out(self.job)]
         if chosen is Strategy.AUTO:
-            fastest = ways.range_s(free[finest])[0] / self.budget_s * (1.0 + self.goal.max_slowdown)
+            fastest = made.fastest_s / self.budget_s * (1.0 + self.goal.max_slowdown)
             warnings.append(
                 f"no clocks meet {format_percent(self.goal.max_slowdown)} time: the least is "
                 f"{format_percent(fastest - 1.0)}, so nothing is set"
@@ -205,8 +190,67 @@ class _Planner:
             chosen=chosen,
             arms=tuple(arms),
             clocks=self.clocks(ours.choice),
-            frontier=self.stored(points, ours),
+            frontier=self.stored(made.points, ours),
             warnings=tuple(warnings),
+        )
+
+    def compare(self) -> "_Compared":
+        """Find the clocks of every way."""
+        free = {Strategy.INSTRUCTION: self.rows & ~self.ways.table.inside}
+        if self.ways.table.inside.any():
+            free[Strategy.KERNEL] = self.rows
+        finest = list(free)[-1]
+        aims = {name: self.aimed(rows) for name, rows in free.items()}
+        points = self.frontier(*aims[finest], free[finest])
+        own: dict[Strategy, Found | None] = {}
+        for name, (ways, aim_s) in aims.items():
+            [own[name]] = ways.free(free[name], [aim_s], aim_s)
+        slower = self.slower(own[finest])
+        ways, aim_s = aims[Strategy.INSTRUCTION]
+        found: dict[Strategy, RowChoice] = {}
+        looked = (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free)
+        for name in looked:
+            candidates = [*found.values(), ways.auto]
+            if name is Strategy.BEST_FIXED:
+                candidates += ways.fixed()
+            elif name in free:
+                candidates += [each.choice for each in (own[name],) if each]
+            else:
+                candidates += [each for each in (ways.grouped(name, aim_s),) if each]
+            candidates += [each.choice for each in points if name is finest]
+            candidates += [slower[name]] if name in slower else []
+            best = self.best(candidates)
+            if best is not None:
+                found[name] = best
+        return _Compared(
+            looked=looked,
+            found=found,
+            own=own,
+            points=points,
+            fastest_s=aims[finest][0].range_s(free[finest])[0],
+        )
+
+    def slower(self, own: Found | None) -> Mapping[Strategy, RowChoice]:
+        """Return what each way finds where changes take longer, for that keeps these rules too.
+
+        Nothing where what was found is proven to be near enough to the least.
+        """
+        gap = self.gap(own.choice, own.bound_j) if own else None
+        if self.scatter.certain and (gap is None or gap <= ENOUGH):
+            return {}
+        latency_s, most_s = self.goal.latency_s, _PART * self.budget_s
+        longer_s = [each_s for each_s in LATENCIES_S if latency_s < each_s < most_s]
+        if not longer_s:
+            return {}
+        return (
+            replace(
+                self,
+                goal=replace(self.goal, latency_s=longer_s[0]),
+                ways=replace(self.ways, latency_s=longer_s[0]),
+                scatter=replace(self.scatter, latency_s=longer_s[0], _known={}),
+            )
+            .compare()
+            .found
         )
 
     def aimed(self, rows: Bools) -> tuple[Ways, float]:
@@ -252,11 +296,10 @@ class _Planner:
 
     def best(self, choices: Iterable[RowChoice]) -> RowChoice | None:
         """Return the choice of least energy that keeps the budget; ``None`` where none does."""
-        costs = [(*self.ways.cost(each), each) for each in choices]
-        soon = [each for each in costs if each[0] <= self.budget_s * (1.0 + _ROUNDING)]
-        ranked = [each for _, _, each in sorted(soon, key=lambda cost: cost[1])]
-        kept = [next((each for each in ranked if self.over(each) <= 0.0), None)]
-        return kept[0]
+        most_s = self.budget_s * (1.0 + _ROUNDING)
+        soon = [each for each in choices if self.ways.cost(each)[0] <= most_s]
+        ranked = sorted(soon, key=lambda each: self.scatter.cost(each).energy_j)
+        return next((each for each in ranked if self.over(each) <= 0.0), None)
 
     def gap(self, choice: RowChoice, bound_j: float | None) -> float | None:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
@@ -283,6 +326,29 @@ class _Planner:
     def clocks(self, choice: RowChoice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """What was found side by side.
+
+    Attributes:
+        looked: Ways, the one of most freedom last.
+        found: Clocks of those that keep the budget.
+        own: What those found that choose for each instruction, with their bounds.
+        points: Of the frontier.
+        fastest_s: The shortest iteration.
+    """
+
+    looked: tuple[Strategy, ...]
+    found: dict[Strategy, RowChoice]
+    own: dict[Strategy, Found | None]
+    points: list[Found]
+    fastest_s: float
+
+    def least(self, name: Strategy) -> Found | None:
+        """Return what bounds a way."""
+        return self.own[name if name in self.own else Strategy.INSTRUCTION]
 
 
 def _directions(rank: Rank) -> Iterator[InstructionKind]:

@@ -14,7 +14,7 @@ from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind
 
 _ROUNDING = 1e-9  # of a time
-_ENOUGH = 1e-4  # of the energy: what is as near to its bound is not looked at further
+ENOUGH = 1e-4  # of the energy: what is as near to its bound is not looked at further
 _TRIES = 6  # of aims below a time that changes of clocks overran
 _CLOSER = 1e-6  # of a time: an aim is lowered by so much more than it was overrun by
 
@@ -147,7 +147,7 @@ class Ways:
         if not self._short or not self.dwell_s:
             faster = self._in_parts(relaxed.choice, faster=True)
             took_s, energy_j = self.cost(faster)
-            if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + _ENOUGH):
+            if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + ENOUGH):
                 return faster
             found += [faster, self._aimed(program, relaxed, time_s, self._parts_of)]
         if self._short:

@@ -42,7 +42,8 @@ from underclock.records import (
 from underclock.records.latencies import LatencyTable
 
 _ROUNDS, _FEW_ROUNDS = 4, 1  # of aims below the time budget; where only candidates are wanted
-_LATENCIES_S = (1e-3, 6e-3, 20e-3, 0.15)  # whose schedules are candidates at shorter ones
+LATENCIES_S = (1e-3, 6e-3, 20e-3, 0.15)
+"""Latencies whose schedules are candidates at shorter ones."""
 _SMALL = 1e-6  # of auto's time
 _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
@@ -121,7 +122,7 @@ def _stricter(table: CostTable, problem: SequenceProblem) -> list[SequenceProble
     budget = problem.budget_s / table.auto_time_s - 1.0
     slower = [
         dataclasses.replace(problem, dwell_s=np.where(off, np.maximum(problem.dwell_s, each_s), 0))
-        for each_s in sorted(_LATENCIES_S, reverse=True)
+        for each_s in sorted(LATENCIES_S, reverse=True)
         if longest_s < each_s < 0.5 * table.auto_time_s
     ]
     shorter = [
