@@ -228,6 +228,7 @@ def achievable(
     arm, solution, aim = achieved(table, problem, starts, risk, effort)
     schedule = None
     frontier: tuple[Cost, ...] = ()
+    kept = aim - goal.max_slowdown
     if arm.cost is None:
         least = format_percent(fastest_change(table, problem))
         warnings += (
@@ -238,7 +239,6 @@ def achievable(
             table, problem, solution, latencies=latencies, wording=switching.wording
         )
         per_launch = [*(start[problem.order] for start in starts), solution.choice]
-        kept = aim - goal.max_slowdown
         frontier = budget_curve(table, problem, arm.cost, kept, per_launch)
     found = Achievable(arms=(arm,), schedule=schedule, frontier=frontier, warnings=warnings)
     if not switching.curve and switching.range_s is None:
@@ -246,7 +246,9 @@ def achievable(
     # Whatever the plan keeps below its budget, for want of sureness, its curves keep as well.
     aimed = replace(rules, max_slowdown=aim)
     constant_s = latencies.constant_s
-    own = None if constant_s is None or arm.cost is None else Own(constant_s, arm, solution)
+    own = None
+    if constant_s is not None and arm.cost is not None:
+        own = Own(constant_s, arm, solution, kept, frontier)
     if switching.range_s is not None:
         curve = latency_curve(table, order, aimed, starts, latencies_s=switching.range_s, own=own)
         return replace(found, curve=curve)

@@ -85,7 +85,8 @@ class Status(StrEnum):
 class Choice(Record, frozen=True, kw_only=True):
     """Clocks chosen for one kernel (``None`` is auto), and what they change, as fractions of auto.
 
-    What it costs at auto is per step, all its runs together.
+    What it costs at auto is per step, all its runs together; ``auto_core_mhz`` is the core clock
+    that the driver is expected to give it there, on average, and ``None`` where nobody knows.
     """
 
     core_mhz: int | None
@@ -94,9 +95,10 @@ class Choice(Record, frozen=True, kw_only=True):
     energy_change: float
     auto_time_s: float
     auto_energy_j: float
+    auto_core_mhz: int | None = None
 
     def __post_init__(self) -> None:
-        check_mhz(self, "core_mhz", "mem_mhz")
+        check_mhz(self, "core_mhz", "mem_mhz", "auto_core_mhz")
         check_positive(self, "auto_time_s", "auto_energy_j")
         check_change(self, "time_change", "energy_change")
 
@@ -270,6 +272,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
         latency: Which switching latency it keeps, in words.
         latencies: The latencies themselves: changes are asked for ahead by them.
         launch_s: What each launch is expected to take at its clocks, stalls apart.
+        launch_j: Likewise its energy; empty where that is not known.
     """
 
     segments: tuple[Segment, ...]
@@ -277,6 +280,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
     latency: str
     latencies: LatencyTable
     launch_s: tuple[float, ...]
+    launch_j: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         scheduled = sum(segment.launches for segment in self.segments)
@@ -284,8 +288,11 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"the schedule is of {scheduled} launches and has {len(self.launch_s)} durations"
             )
-        if not all(0 < each_s < math.inf for each_s in self.launch_s):
-            raise ValueError("every launch_s must be positive and finite")
+        for name in ("launch_s", "launch_j"):
+            if not all(0 < each < math.inf for each in getattr(self, name)):
+                raise ValueError(f"every {name} must be positive and finite")
+        if self.launch_j and len(self.launch_j) != len(self.launch_s):
+            raise ValueError(f"{len(self.launch_s)} launches have {len(self.launch_j)} energies")
         before = (*self.segments[-1:], *self.segments[:-1])
         changes = sum(a.clocks != b.clocks for a, b in zip(before, self.segments, strict=True))
         check_agrees("switches", self.switches, changes)
@@ -339,6 +346,8 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
         switches: In one step.
         gap: How far the energy may be from the least, as a fraction.
         hardware: Known hardware with about that latency; empty for none.
+        frontier: What schedules cost at other time budgets under it, fastest first; empty where
+            none were planned.
     """
 
     latency_s: float
@@ -347,6 +356,7 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
     switches: int | None
     gap: float | None
     hardware: str = ""
+    frontier: tuple[Cost, ...] = ()
 
     def __post_init__(self) -> None:
         check_not_negative(self, "latency_s", "switches", "gap")

@@ -134,7 +134,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if len({arm.name for arm in self.arms}) < len(self.arms):
             raise ValueError("every arm is compared once")
         auto = self.arm("auto").cost
-        costs = (*(arm.cost for arm in self.arms), *self.frontier, *self.achievable_frontier)
+        curves = (point.frontier for point in self.latency_curve)
+        lines = (self.frontier, self.achievable_frontier, *curves)
+        costs = (*(arm.cost for arm in self.arms), *(cost for line in lines for cost in line))
         for cost in costs:
             if cost is not None and auto is not None:
                 cost.check_against(auto)

@@ -13,7 +13,7 @@ SCHEMAS: Final = {
     "step": 6,
     "samples": 8,
     "merged samples": 1,
-    "plan": 8,
+    "plan": 9,
     "score": 3,
     "validation": 4,
     "latencies": 3,

@@ -450,6 +450,24 @@ def test_clocks_that_no_gpu_has_are_not_planned(bad: int) -> None:
             made()
 
 
+@pytest.mark.parametrize(
+    ("energies_j", "sentence"),
+    [((1.0,), "2 launches have 1 energies"), ((1.0, -1.0), "every launch_j must be positive")],
+)
+def test_every_launch_of_a_schedule_has_an_energy_or_none_has(
+    energies_j: tuple[float, ...], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ClockSchedule(
+            segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
+            switches=0,
+            latency="6ms",
+            latencies=LatencyTable.constant(0.006),
+            launch_s=(0.01,) * 2,
+            launch_j=energies_j,
+        )
+
+
 @pytest.mark.parametrize("bad", [-1e-9, math.nan, math.inf])
 def test_a_gap_is_a_distance(bad: float) -> None:
     with pytest.raises(ValueError, match="gap must be finite and not negative"):

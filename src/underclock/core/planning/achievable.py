@@ -323,7 +323,7 @@ def as_schedule(
     wording: str,
 ) -> ClockSchedule:
     """Return a feasible schedule as its segments, with what it takes to run it."""
-    missed = _misses(table, problem, schedule.choice)
+    costs, missed = table.launches, _misses(table, problem, schedule.choice)
     aims_s = dict(zip(missed.at.tolist(), missed.aim_s.tolist(), strict=True))
     segments: list[Segment] = []
     begins, before = 0, int(schedule.choice[-1])
@@ -345,5 +345,6 @@ def as_schedule(
         switches=schedule.switches,
         latency=wording,
         latencies=latencies,
-        launch_s=tuple(table.launches.time_s[problem.order, schedule.choice].tolist()),
+        launch_s=tuple(costs.time_s[problem.order, schedule.choice].tolist()),
+        launch_j=tuple(costs.energy_j[problem.order, schedule.choice].tolist()),
     )

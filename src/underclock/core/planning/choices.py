@@ -13,7 +13,7 @@ import numpy as np
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.step.table import CostTable, overlapped
-from underclock.core.step.under_cap import against_auto, step_cost
+from underclock.core.step.under_cap import against_auto, auto_core_mhz, step_cost
 from underclock.records import Arm, Choice, Clocks, Cost
 
 
@@ -79,6 +79,7 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
 def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
     """Return the clocks of every kernel and what they do to it."""
     by_kernel = {}
+    at_auto = auto_core_mhz(table)
     for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
         clocks = table.settings[s]
         auto_s = float(table.time_s[k, table.baseline])
@@ -91,6 +92,7 @@ def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
             energy_change=0.0 if kernel.overlapped else float(table.energy_j[k, s] / auto_j) - 1.0,
             auto_time_s=auto_s,
             auto_energy_j=auto_j,
+            auto_core_mhz=at_auto.get(k),
         )
     return by_kernel
 

@@ -36,11 +36,18 @@ _ROUNDING = 1e-9  # of auto's time or energy
 
 
 class Own(NamedTuple):
-    """What a plan holds, which stands on its curve as it is: one latency has one number."""
+    """What a plan holds, which stands on its curve as it is: one latency has one number.
+
+    Attributes:
+        kept: How much more time the solver was given than the plan's budget, to keep that.
+        frontier: As of `budget_curve`.
+    """
 
     latency_s: float
     arm: Arm
     schedule: Solution
+    kept: float
+    frontier: tuple[Cost, ...]
 
 
 def latency_curve(
@@ -53,7 +60,7 @@ def latency_curve(
     latencies_s: Sequence[float] = (),
     own: Own | None = None,
 ) -> tuple[LatencyPoint, ...]:
-    """Plan at every latency of a curve.
+    """Plan at every latency of a curve; at those of known hardware within other budgets as well.
 
     Every change of either clock is taken to need the latency, and nothing else.
 
@@ -69,23 +76,28 @@ def latency_curve(
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
     effort = Effort.QUICK if latencies_s else Effort.PLAN
+    told = latencies_s or (*hardware,)
     latencies_s = latencies_s or (*CURVE_S, *hardware)
     downwards_s = sorted({*latencies_s, *(() if own is None else (own.latency_s,))}, reverse=True)
     # What cannot be done at the shortest latency cannot be at a longer one.
     shortest = solve(_at(problem, rules, downwards_s[-1]), effort, starts)
-    schedule = infeasible()
+    schedule, kept = infeasible(), 0.0 if own is None else own.kept
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
     for latency_s in downwards_s:
         tell(len(points), len(downwards_s), f"plans at a latency of {format_duration(latency_s)}")
-        if own is not None and latency_s == own.latency_s:
+        mine, at = own is not None and latency_s == own.latency_s, _at(problem, rules, latency_s)
+        if own is not None and mine:
             schedule = own.schedule
         elif schedule.energy_j * (1.0 - effort.gap) <= shortest.bound_j:
             least_j = min(shortest.bound_j, schedule.energy_j)
             schedule = dataclasses.replace(schedule, bound_j=least_j)
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
-            schedule = solve(_at(problem, rules, latency_s), effort, [*starts, *previous])
+            schedule = solve(at, effort, [*starts, *previous])
         cost = schedule_cost(table, problem, schedule)
+        frontier = own.frontier if own is not None and mine else ()
+        if cost is not None and not mine and latency_s in told:
+            frontier = budget_curve(table, at, cost, kept, [*starts, schedule.choice])
         points.append(
             LatencyPoint(
                 latency_s=latency_s,
@@ -94,6 +106,7 @@ def latency_curve(
                 switches=schedule.switches if cost else None,
                 gap=own.arm.gap if own and schedule is own.schedule else schedule.gap,
                 hardware=hardware.get(latency_s, ""),
+                frontier=frontier,
             )
         )
     tell(len(points), len(points), "plans at other latencies")

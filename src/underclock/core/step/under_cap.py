@@ -220,6 +220,21 @@ def memories_like_auto(locked: Sequence[Clocks], sample_set: SampleSet) -> list[
     return [mhz for mhz in dict.fromkeys((None, *read, *fastest)) if mhz in there]
 
 
+def auto_core_mhz(table: CostTable) -> dict[int, int]:
+    """Return the core clock that the cap leaves each kernel at auto, averaged over its time.
+
+    Returns:
+        By place in the table; empty where nothing is known of the step's auto.
+    """
+    cap = table.power_cap
+    if cap is None:
+        return {}
+    settled = settle(cap, table.launches, np.full(len(cap.order), cap.boost))
+    time_s = np.bincount(cap.order, settled.time_s)
+    mhz = np.bincount(cap.order, settled.time_s * settled.core_mhz) / time_s
+    return dict(enumerate(np.rint(mhz).astype(np.int64).tolist()))
+
+
 def nearest_settings(table: CostTable, settled: SettledStep, boost: int) -> Ints:
     """Return the locked setting nearest to where each launch settled. Shape (n,)."""
     memory = table.settings[boost].mem_mhz

@@ -171,12 +171,17 @@ def test_the_plan_stands_on_its_curves_as_it_is(latency_s: float, budget: float)
     assert arm.cost is not None
     assert aim == pytest.approx(budget)
 
-    own = Own(latency_s, arm, schedule)
+    frontier = budget_curve(costs, problem, arm.cost, aim - budget, [schedule.choice])
+    own = Own(latency_s, arm, schedule, aim - budget, frontier)
     curve = latency_curve(costs, order_of(costs), kept, [], latencies_s=(1e-3, 20.0), own=own)
     assert [point.latency_s for point in curve] == [1e-3, latency_s, 20.0]
     assert (curve[1].energy_change, curve[1].gap) == (arm.energy_change, arm.gap)
+    assert curve[1].frontier == frontier
+    # With the same time, who changes clocks faster saves no less.
+    for faster, slower in itertools.pairwise(curve):
+        assert faster.energy_change in [cost.energy_change for cost in faster.frontier]
+        assert faster.frontier[-1].energy_change <= slower.frontier[-1].energy_change + 1e-3
 
-    frontier = budget_curve(costs, problem, arm.cost, aim - budget, [schedule.choice])
     assert arm.cost in frontier
     assert [cost.time_change for cost in frontier] == sorted(c.time_change for c in frontier)
     assert all(a.energy_change > b.energy_change for a, b in itertools.pairwise(frontier))
@@ -397,6 +402,7 @@ def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -
         costs, problem, schedule, latencies=LatencyTable.constant(1e-3), wording="1ms, assumed"
     )
     assert math.fsum(told.launch_s) == pytest.approx(costs.auto_time_s)
+    assert math.fsum(told.launch_j) == pytest.approx(costs.auto_energy_j)
 
 
 @pytest.mark.untraced

@@ -31,6 +31,7 @@ from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.step.table import cost_table
+from underclock.core.step.under_cap import auto_core_mhz
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
 from underclock.records import (
@@ -153,6 +154,9 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     assert schedule.switches > 2
     assert (schedule.choice[[2, 8]] == schedule.choice[[1, 7]]).all()
     assert math.fsum(drawn.launch_s) == pytest.approx(step_beside(AUTO_MHZ, 0.0)[0], rel=0.03)
+    at_auto = dict.fromkeys(range(len(found.table.kernels)), AUTO_MHZ)
+    assert auto_core_mhz(found.table) == pytest.approx(at_auto, abs=3.0)
+    assert auto_core_mhz(dataclasses.replace(found.table, power_cap=None)) == {}
 
 
 def test_no_further_sample_of_it_is_worth_a_second() -> None:
