@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 # worker half a minute, and commands that tests start would compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check types suite quick fix gpu bench docs evidence calibrate study clean
+.PHONY: demo test check types suite quick fix gpu bench docs evidence calibrate dist study clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo $(if $(wildcard underclock-demo/report.html),--force) -o underclock-demo
@@ -59,11 +59,17 @@ docs: $(VENV)/.dev  ## the documentation as a site, in underclock-docs/
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py
 
+dist: $(VENV)/.dev  ## the sdist, and the wheel made of it; the time in them is that of the last commit
+	rm -rf dist && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/hatchling build -t sdist -d dist
+	mkdir dist/of && tar -xzf dist/*.tar.gz -C dist/of --strip-components=1
+	cd dist/of && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(abspath $(BIN))/hatchling build -t wheel -d ..
+	rm -rf dist/of && cd dist && sha256sum *
+
 study: $(VENV)/.bench  ## make study STUDY=paper: fill that study's page of docs/evidence
 	OMP_NUM_THREADS=1 $(BIN)/python studies/$(STUDY).py
 
 clean:
-	rm -rf $(VENV) underclock-docs underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) dist underclock-docs underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "underclock needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }
