@@ -21,7 +21,7 @@ from underclock.paper.records import (
     Transfer,
 )
 from underclock.records import AUTO, Clocks, Kernel, Kind, MeasurementSettings, Plan, SampleSet
-from underclock.workloads import Shape
+from underclock.workloads.gpt3 import Shape
 
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower
 # What the paper calls a kernel that is no matrix product, by the start of our name.

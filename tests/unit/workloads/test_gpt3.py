@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from underclock.errors import UsageError
 from underclock.records import Kernel, Kind, Pass, Step
-from underclock.workloads import MODELS, workload
+from underclock.workloads import workload
+from underclock.workloads.gpt3 import MODELS
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "llmc_gpt3xl_kernels_b40.csv"
 PARAMETERS_B = {  # billions, from the models' names

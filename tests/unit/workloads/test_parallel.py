@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from underclock.errors import UsageError
 from underclock.records import Kernel, Kind, Step
-from underclock.workloads import MODELS, Shape, gpt3_step, workload
+from underclock.workloads import workload
+from underclock.workloads.gpt3 import MODELS, Shape, gpt3_step
 
 _TABLE = Path(__file__).parents[4] / "shared/data/llmc_gpt3xl_kernels_b40.csv"
 _DEGREES = (1, 2, 4, 8, 16)

@@ -1,6 +1,4 @@
-"""Training steps computed from model shapes, no GPU needed: GPT-3 as the kernels of llm.c.
-
-Every kernel has its FLOPs and bytes.
+"""GPT-3's training step as the kernels of llm.c, with their FLOPs and bytes.
 
 Shape letters: B batch, T sequence, N = B·T tokens, C hidden, H heads, V padded vocabulary,
 L layers, P parameters. All tensors are bf16 (2 bytes) unless a term says otherwise.
@@ -155,7 +153,7 @@ class Shape:
 # GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
 # hidden 5120, a multiple of its 40 heads.
 SIZES = tuple(field.name for field in dataclasses.fields(Shape))
-"""What may be changed of a workload."""
+"""What may be changed of a training step."""
 
 MODELS = {
     "gpt3-125m": Shape(layers=12, hidden=768, heads=12),
@@ -365,23 +363,3 @@ def gpt3_step(name: str, shape: Shape) -> Step:
         order=tuple(order),
         parameters=shape.as_parameters(),
     )
-
-
-def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
-    """Build a workload by name, e.g. ``gpt3-xl``.
-
-    Args:
-        name: A key of `MODELS`.
-        overrides: Fields of `Shape` to change, e.g. ``{"batch": 8, "tp": 4}``.
-
-    Raises:
-        UsageError: No such workload, or sizes that make no model.
-    """
-    if name not in MODELS:
-        raise UsageError(f"unknown workload {name!r}", hint=name_hint(name, MODELS))
-    try:
-        return gpt3_step(name, MODELS[name].changed(overrides or {}))
-    except UsageError as exc:
-        raise UsageError(f"cannot build {name}: {exc}", hint=exc.hint) from exc
-    except ValueError as exc:
-        raise UsageError(f"cannot build {name}: {exc}") from exc

@@ -1,0 +1,195 @@
+"""Steps of serving Llama 3, as a server launches them: fused norms, grouped queries, SwiGLU.
+
+Shape letters: B sequences, T tokens of a prompt, N tokens of the step, C hidden, H heads, K heads
+of keys and values, D = C / H, I intermediate, V vocabulary, S context of a sequence. Weights,
+activations and the cache are bf16.
+
+Decode makes one token of each sequence (N = B), whose attention reads keys and values of S tokens
+each. Prefill reads B prompts whole (N = B·T, T = S). A mixed step has the tokens of a decode and a
+chunk of one prompt in the same launches (N = B + chunk), as with chunked prefill; the attention of
+the two is launched apart.
+
+Bytes are the least DRAM traffic: weights, cache and activations counted once. FLOPs of a product
+are 2·m·n·k; attention's are those of its two products, of a prompt on and below the diagonal only.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from underclock.errors import UsageError
+from underclock.records import SERVING, Kernel, Kind, Pass, Step
+from underclock.units import name_hint
+
+_BF16, _INT64 = 2, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedShape:
+    """Sizes that decide every kernel of a step of serving."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int = 128256
+    phase: Pass
+    batch: int = 8
+    """Sequences of a step."""
+    context: int = 1024
+    """Tokens that each of them attends to; of prefill, the length of a prompt."""
+    chunk: int = 512
+    """Tokens of a prompt in a mixed step."""
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden {self.hidden}, heads {self.heads} and kv_heads {self.kv_heads} must "
+                "divide one another"
+            )
+        if self.phase is Pass.MIXED and self.chunk > self.context:
+            raise ValueError(f"a chunk of {self.chunk} exceeds the context {self.context}")
+
+    def changed(self, overrides: dict[str, int]) -> "ServedShape":
+        """Return a copy with other sizes.
+
+        Raises:
+            UsageError: No such size.
+            ValueError: Sizes that make no model.
+        """
+        unknown = sorted(overrides.keys() - set(SIZES))
+        if unknown:
+            raise UsageError(
+                f"no parameter named {unknown[0]!r}", hint=name_hint(unknown[0], SIZES)
+            )
+        sizes: dict[str, Any] = dict(overrides)
+        return dataclasses.replace(self, **sizes)
+
+    def as_parameters(self) -> dict[str, int]:
+        """Return every size by name; of a chunk only where there is one."""
+        sizes = {name: getattr(self, name) for name in SIZES}
+        if self.phase is not Pass.MIXED:
+            del sizes["chunk"]
+        return sizes
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that run through the layers."""
+        if self.phase is Pass.PREFILL:
+            return self.batch * self.context
+        return self.batch + (self.chunk if self.phase is Pass.MIXED else 0)
+
+
+SIZES = tuple(field.name for field in dataclasses.fields(ServedShape) if field.name != "phase")
+"""What may be changed of a step of serving."""
+
+# arXiv 2407.21783, table 3.
+_MODELS = {
+    "llama3-8b": {"layers": 32, "hidden": 4096, "heads": 32, "intermediate": 14336},
+    "llama3-70b": {"layers": 80, "hidden": 8192, "heads": 64, "intermediate": 28672},
+}
+MODELS = {
+    f"{name}-{phase}": ServedShape(
+        **sizes, kv_heads=8, phase=phase, batch=1 if phase is Pass.PREFILL else 8
+    )
+    for name, sizes in _MODELS.items()
+    for phase in SERVING
+}
+
+
+class _Writer:
+    """Writes down kernels section by section; one method per kind of kernel."""
+
+    def __init__(self, shape: ServedShape) -> None:
+        self.shape = shape
+        self.section = "head"
+        self.kernels: list[Kernel] = []
+
+    def memory(self, name: str, size: str, flops: float, moved: float) -> None:
+        """Add a kernel that is not a matrix product; ``moved`` in bytes."""
+        self._add(name, Kind.MEMORY, size, flops, moved)
+
+    def gemm(self, name: str, m: int, n: int, k: int) -> None:
+        """Add C[m,n] = A[m,k] B[k,n]."""
+        moved = _BF16 * (m * k + k * n + m * n)
+        self._add(name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, moved)
+
+    def norm(self, name: str, *, residual: bool) -> None:
+        """Add an RMSNorm, with the residual added before where there is one."""
+        n, c = self.shape.tokens, self.shape.hidden
+        self.memory(name, f"{n}x{c}", 5 * n * c, _BF16 * n * c * (4 if residual else 2))
+
+    def attention(self, name: str, sequences: int, tokens: int, context: int) -> None:
+        """Add the attention of the last tokens of some sequences, each to all before it."""
+        s = self.shape
+        width = s.hidden // s.heads
+        seen = sequences * (tokens * context - tokens * (tokens - 1) // 2)  # pairs of tokens
+        cache = 2 * sequences * context * s.kv_heads * width
+        size = f"{sequences}x{tokens}x{context}"
+        moved = _BF16 * (cache + 2 * sequences * tokens * s.hidden)
+        kind = Kind.MEMORY if tokens == 1 else Kind.GEMM
+        self._add(name, kind, size, 4.0 * seen * s.hidden, moved)
+
+    def _add(self, name: str, kind: Kind, size: str, flops: float, moved: float) -> None:
+        self.kernels.append(
+            Kernel(
+                name=name,
+                kind=kind,
+                pass_=self.shape.phase,
+                section=self.section,
+                shape=size,
+                count=self.shape.layers if self.section == "layer" else 1,
+                flops=float(flops),
+                bytes_moved=float(moved),
+            )
+        )
+
+
+def _layer(add: _Writer) -> None:
+    s = add.shape
+    n, c, width = s.tokens, s.hidden, s.hidden // s.heads
+    keys = s.kv_heads * width
+    add.section = "layer"
+    add.norm("rms_norm attention", residual=True)
+    add.gemm("qkv", c + 2 * keys, n, c)
+    # Reads queries, keys and values, writes the queries turned, and the rest to the cache.
+    turned = n * (c + keys)
+    add.memory("rope and cache", f"{n}x{c + 2 * keys}", 6 * turned, 2 * _BF16 * n * (c + 2 * keys))
+    if s.phase is Pass.PREFILL:
+        add.attention("attention of prompts", s.batch, s.context, s.context)
+    else:
+        add.attention("attention of tokens", s.batch, 1, s.context)
+    if s.phase is Pass.MIXED:
+        add.attention("attention of a chunk", 1, s.chunk, s.context)
+    add.gemm("out", c, n, c)
+    add.norm("rms_norm mlp", residual=True)
+    add.gemm("gate and up", 2 * s.intermediate, n, c)
+    wide = n * s.intermediate
+    add.memory("silu and multiply", f"{n}x{s.intermediate}", 6 * wide, 3 * _BF16 * wide)
+    add.gemm("down", c, n, s.intermediate)
+
+
+def llama_step(name: str, shape: ServedShape) -> Step:
+    """Return one step of serving, in launch order."""
+    add, s = _Writer(shape), shape
+    n, c = s.tokens, s.hidden
+    made = s.batch + (s.phase is Pass.MIXED)  # tokens whose successors are asked for
+    add.memory("embedding", f"{n}x{c}", 0, 2 * _BF16 * n * c + _INT64 * n)
+    _layer(add)
+    add.section = "head"
+    add.norm("rms_norm head", residual=True)
+    add.gemm("lm_head", s.vocabulary, made, c)
+    logits = made * s.vocabulary
+    add.memory("sample", f"{made}x{s.vocabulary}", logits, _BF16 * logits + _INT64 * made)
+    layer = [k for k, kernel in enumerate(add.kernels) if kernel.section == "layer"]
+    head = range(layer[-1] + 1, len(add.kernels))
+    return Step(
+        name=name,
+        kernels=tuple(add.kernels),
+        order=(0, *layer * s.layers, *head),
+        parameters=s.as_parameters(),
+    )
