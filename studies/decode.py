@@ -4,8 +4,9 @@
 
 Nothing is set on the GPU: a co-load makes its power cap lower the clock. A part is ``PHASE:BATCH:
 CONTEXT``, steered whole at a few clocks, or ``kernels:PHASE:BATCH:CONTEXT``, whose kernels are
-steered as `underclock measure` does. Each leaves its samples in the folder, the board named by a
-hash; ``decode.json`` there says what else was read. What no time was left for is named at the end.
+steered as `underclock measure` does. Samples go to ``samples.jsonl`` in the folder, a part a line,
+the board named by a hash; ``decode.json`` there says what else was read. What no time was left for
+is named at the end.
 On a simulated GPU the steps are those of ``llama3-8b-…`` with as many layers.
 """
 
@@ -14,6 +15,7 @@ import hashlib
 import itertools
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -314,15 +316,18 @@ def main() -> None:
         if spent_s + (KERNELS_S if part.kernels else LEAST_S) > ARGUMENTS.seconds:
             break
         measured: dict[str, Any] = {"part": left.pop(0).name, "tokens": part.tokens}
-        to = folder / f"{part.name}.db"
         try:
-            with ready(part, measured) as (brisk, long, step):
+            with (
+                tempfile.TemporaryDirectory() as aside,
+                ready(part, measured) as (brisk, long, step),
+            ):
+                to = Path(aside) / "samples.db"
                 measured["ready_s"] = time.perf_counter() - begun_s - spent_s
                 samples = nameless(steered(brisk, long, step, part, to, known))
             known = known or [w for w in samples.windows if not w.kernel and not w.mix.launches]
             measured |= {"gpu": msgspec.to_builtins(samples.gpu)} | summary(samples)
-            (folder / f"{part.name}.json").write_bytes(msgspec.json.encode(samples))
-            to.unlink()
+            with (folder / "samples.jsonl").open("ab") as lines:
+                lines.write(msgspec.json.encode(samples) + b"\n")
         except StuckError:
             raise
         except (UnderclockError, RuntimeError) as exc:  # CUDA's and PyTorch's are the latter
