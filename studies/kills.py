@@ -1,12 +1,14 @@
 """Kills trainer, launcher, conductor and watcher at random, up to three of them at once.
 
     nice python studies/kills.py COUNT [SEED]
+    nice python studies/kills.py COUNT [SEED] --governed
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
 on a real driver. The conductor sets clocks, power limit and persistence every 2 ms. Who is killed,
 by which signal and when are random: while processes start, while they arm, while a setter or the
 undo runs. The trainer is any process (`sleep`): the undo knows nothing of it but its end. The
-launcher starts the conductor and waits for its end, as `underclock run` does.
+launcher starts the conductor and waits for its end, as `underclock run` does. With ``--governed``
+the conductor governs by a serving plan instead: the launcher says every 2 ms which step begins.
 
 Guardians are conductor, watcher and launcher. A kill counts as good only if, once those have ended
 who were left, locks, limit and persistence are as found and no journal is left. Its time runs from
@@ -15,6 +17,7 @@ all three were killed, or stopped for good, `underclock restore --all` comes by 
 phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), or the next run.
 """
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -30,17 +33,21 @@ from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace as replace_record
 from numpy.typing import NDArray
 
-from pages import fill, markdown
+from pages import fill, made_by, markdown
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.records import AUTO, Clocks, Evidence, Pass
+from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
+from underclock.store import write_document
 
 WITHIN_S = 8.0
 LOOK_S = 1e-3
@@ -112,8 +119,8 @@ class Kill:
 class Rig:
     """One served GPU, and what is set on it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, plan: Path | None = None) -> None:
+        self.folder, self.plan = folder, plan
         self.uuid = NvmlGpu(0).uuid()
         self._gpu = SettableNvmlGpu(self.uuid)
         self.found = self.state()
@@ -149,8 +156,8 @@ class Rig:
 
 
 @contextmanager
-def open_rig(folder: Path) -> Iterator[Rig]:
-    """Serve a GPU from a process of its own."""
+def open_rig(folder: Path, *, governed: bool = False) -> Iterator[Rig]:
+    """Serve a GPU from a process of its own; its conductor may be a governor's."""
     socket = folder / "gpu.sock"
     server = subprocess.Popen(
         [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
@@ -163,10 +170,45 @@ def open_rig(folder: Path) -> Iterator[Rig]:
         os.environ[RUNTIME_DIR] = str(folder / "run")
         (folder / "run").mkdir(mode=0o700)
         with nvml_session():
-            yield Rig(folder / "run")
+            yield Rig(folder / "run", _table(folder / "plan.json") if governed else None)
     finally:
         server.terminate()
         server.wait()
+
+
+def _table(path: Path) -> Path:
+    """Write a serving plan: one step at 1200 MHz, another at 1800 MHz and slower memory."""
+    cost = ServingCost(
+        clocks=AUTO,
+        time_s=1.0,
+        time_interval_s=(1.0, 1.0),
+        energy_j=1.0,
+        energy_interval_j=(1.0, 1.0),
+        basis=Basis.MODELLED,
+    )
+    clocks = {Pass.DECODE: Clocks(core_mhz=1200), Pass.PREFILL: Clocks(core_mhz=1800, mem_mhz=5001)}
+    buckets = [
+        ServingBucket(
+            pass_=phase,
+            batch=1,
+            context=1,
+            tokens=1,
+            auto=cost,
+            chosen=replace_record(cost, clocks=each),
+            frontier=(cost,),
+        )
+        for phase, each in clocks.items()
+    ]
+    plan = ServingPlan(
+        evidence=Evidence.SIMULATED,
+        gpu=NvmlGpu(0).info(),
+        workload="two steps",
+        max_slowdown=0.0,
+        fixed=None,
+        buckets=tuple(buckets),
+    )
+    write_document(path, plan)
+    return path
 
 
 def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> Kill:
@@ -222,11 +264,11 @@ def _run(
     rig: Rig, draw: random.Random
 ) -> Iterator[tuple["subprocess.Popen[bytes]", "subprocess.Popen[bytes]", int]]:
     """Start a trainer, a launcher and by that a conductor, whose number is known."""
-    arguments = [rig.uuid, str(draw.randrange(100))]
+    arguments, plan = [rig.uuid, str(draw.randrange(100))], [str(rig.plan)] if rig.plan else []
     with (
         subprocess.Popen(["/bin/sleep", "100"]) as trainer,
         subprocess.Popen(
-            [sys.executable, "-P", "-c", _LAUNCH, *arguments, str(trainer.pid)],
+            [sys.executable, "-P", "-c", _LAUNCH, *arguments, str(trainer.pid), *plan],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as launcher,
@@ -359,9 +401,13 @@ def _row(victims: tuple[Victim, ...], kills: list[Kill], *, stopped: bool) -> tu
 
 def main() -> None:
     """Kill as often as asked, print what came of it, and fill the page of many."""
-    count, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0  # noqa: PLR2004
+    parser = argparse.ArgumentParser()
+    parser.add_argument("count", type=int)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--governed", action="store_true")
+    asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    draw = random.Random(seed)  # noqa: S311 - which kill comes next
+    draw = random.Random(asked.seed)  # noqa: S311 - which kill comes next
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
@@ -370,9 +416,9 @@ def main() -> None:
     with (
         contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
         tempfile.TemporaryDirectory() as folder,
-        open_rig(Path(folder)) as rig,
+        open_rig(Path(folder), governed=asked.governed) as rig,
     ):
-        for number in range(count):
+        for number in range(asked.count):
             is_shipped = nobody % SHIPPED_EACH == SHIPPED_EACH - 1
             kill = kill_once(rig, draw, period_s=SHIPPED_S if is_shipped else PERIOD_S)
             kills.append(kill)
@@ -381,12 +427,16 @@ def main() -> None:
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
                 raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
+    if asked.governed:
+        parts = {"governed": f"{made_by(f'{len(kills)} kills.')}\n\n{summary(kills)}"}
+        fill("kills", parts, whole=asked.count >= _ENOUGH)
+        return
     parts = {"summary": summary(kills), "rows": rows(kills)}
     fill(
         "kills",
         parts,
         repeats=f"{len(kills)} kills, fresh processes for each.",
-        whole=count >= _ENOUGH,
+        whole=asked.count >= _ENOUGH,
     )
 
 

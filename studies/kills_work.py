@@ -1,20 +1,26 @@
 """Work for a conductor that is about to be killed: it sets one thing after the other."""
 
+import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from itertools import cycle
+from itertools import count, cycle
 from typing import Any
 
 from underclock.errors import UnderclockError
+from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.armed import Armed, restore_left
 from underclock.runtime.undo.ownership import runtime_folder
 
 PERIOD_S = 2e-3
+_LATE_EACH = 500  # a second at auto, every second: else clocks are set
 _CHANGES: tuple[tuple[Setting, Value], ...] = (
     (Setting.CORE, 1200),
     (Setting.LIMIT, 300.0),
@@ -29,6 +35,8 @@ _CHANGES: tuple[tuple[Setting, Value], ...] = (
 
 class Restless:
     """Sets the next thing every few milliseconds."""
+
+    waits_on = ()
 
     def __init__(self, gpu: Armed, first: int) -> None:
         self._gpu = gpu
@@ -53,23 +61,43 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Restless:
     return work
 
 
-def launch() -> None:
-    """Start a conductor with this work, as `underclock run` does, and wait for its end.
+def _say(hook: Hook, first: int) -> None:
+    """Say what a busy server would, another phase every few milliseconds."""
+    clock = SystemClock()
+    for number in count(first):
+        if number % _LATE_EACH:
+            hook.begin(("decode", "prefill")[number % 2], 1 + number % 3)
+        else:
+            hook.late()
+        clock.sleep_s(PERIOD_S)
 
-    Where that ends without a word, or is stopped and its watcher too, undo what they left.
+
+def launch() -> None:
+    """Start a conductor, as `underclock run` does, and wait for its end.
+
+    Its work is the above, or a governor's where a serving plan is named. Where it ends without a
+    word, or is stopped and its watcher too, undo what they left.
     """
-    uuid, first, trainer = sys.argv[1:]
+    uuid, first, trainer, *plan = sys.argv[1:]
 
     def rescue() -> None:
         with nvml_session():
             restore_left(runtime_folder(), [uuid], settable_gpu)
 
+    work, told_on = "kills_work:begin", subprocess.DEVNULL
+    options: dict[str, object] = {"first": int(first)}
+    if plan:
+        work = "underclock.runtime.conductor.governing:begin"
+        options = {"plan": plan[0], "latency_s": PERIOD_S / 2.0}
+        told_on, notes = os.pipe()
+        threading.Thread(target=_say, args=(Hook(notes), int(first)), daemon=True).start()
     conducting = Conducting.start(
         [uuid],
-        work="kills_work:begin",
-        options={"first": int(first)},
+        work=work,
+        options=options,
         rescue=rescue,
         trainer_pid=int(trainer),
+        told_on=told_on,
     )
     print(conducting.process.pid, flush=True)
     try:

@@ -21,6 +21,7 @@ from underclock.records import (
     Granularity,
     LatencyPoint,
     Objective,
+    Pass,
     Plan,
     Proposal,
     Score,
@@ -31,6 +32,7 @@ from underclock.records import (
     Validation,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 
 NASTY = "<script>alert(1)</script>&"
 GPU = GpuInfo(name="NVIDIA GeForce RTX 3080 Ti", driver="555.42", power_limit_w=350.0)
@@ -196,3 +198,39 @@ class Seen(HTMLParser):
 
     def count(self, tag: str) -> int:
         return sum(1 for found, _ in self.tags if found == tag)
+
+
+def _serving_cost(clocks: Clocks, time_s: float, energy_j: float) -> ServingCost:
+    return ServingCost(
+        clocks=clocks,
+        time_s=time_s,
+        time_interval_s=(0.99 * time_s, 1.01 * time_s),
+        energy_j=energy_j,
+        energy_interval_j=(0.99 * energy_j, 1.01 * energy_j),
+        basis=Basis.MODELLED,
+    )
+
+
+def serving_bucket(phase: Pass, batch: int, clocks: Clocks) -> ServingBucket:
+    auto = _serving_cost(AUTO, 0.010, 5.0)
+    known = ((1800, 0.011, 4.0), (1200, 0.013, 3.0), (900, 0.016, 2.0))
+    frontier = (auto, *(_serving_cost(Clocks(core_mhz=core), *cost) for core, *cost in known))
+    chosen = next(each for each in frontier if each.clocks == clocks)
+    return ServingBucket(
+        pass_=phase, batch=batch, context=1024, tokens=batch, auto=auto, chosen=chosen,
+        frontier=frontier,
+    )  # fmt: skip
+
+
+SERVING_PLAN = ServingPlan(
+    evidence=Evidence.SIMULATED,
+    gpu=GPU,
+    workload="llama",
+    max_slowdown=0.1,
+    fixed=None,
+    buckets=(
+        serving_bucket(Pass.DECODE, 8, Clocks(core_mhz=900)),
+        serving_bucket(Pass.DECODE, 32, Clocks(core_mhz=1200)),
+        serving_bucket(Pass.PREFILL, 4, Clocks(core_mhz=1800)),
+    ),
+)

@@ -20,7 +20,8 @@ A job of many GPUs is ``plan_job(pipeline_job("1f1b", "profile.csv", stages=8,
 microbatches=32))``, a `JobPlan` of a `Job`.
 
 A plan with a schedule is held while a command trains, ``underclock.run(plan, command)`` with
-`HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``.
+`HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``. A
+server's clocks are held phase by phase, ``with underclock.governor(serving_plan) as hook``.
 
 `plan_fleet` plans for all boards of a model, from samples of a few; ``refine(plan, samples,
 gpu=..., to=...)`` makes a plan a board's own, from a few windows there.
@@ -132,13 +133,19 @@ if TYPE_CHECKING:
     from underclock.records.runs import ArmLine as ArmLine
     from underclock.records.runs import RunLine as RunLine
     from underclock.records.runs import RunSummary as RunSummary
+    from underclock.records.serving import Basis as Basis
+    from underclock.records.serving import ServingBucket as ServingBucket
+    from underclock.records.serving import ServingCost as ServingCost
+    from underclock.records.serving import ServingPlan as ServingPlan
     from underclock.runtime.holding.applied import applied as applied
     from underclock.runtime.holding.applied import lightning_callback as lightning_callback
     from underclock.runtime.holding.applied import transformers_callback as transformers_callback
+    from underclock.runtime.holding.governed import governor as governor
     from underclock.runtime.holding.run import HeldRun as HeldRun
     from underclock.runtime.holding.run import HowToRun as HowToRun
     from underclock.runtime.holding.run import Ran as Ran
     from underclock.runtime.holding.run import run as run
+    from underclock.runtime.trainer.notes import Hook as Hook
     from underclock.store import load as load
     from underclock.store import save as save
     from underclock.tracing.source import Script as Script
@@ -188,8 +195,11 @@ _HOMES = {
         "records.observed": "Interval PredictedArm Prediction",
         "records.rivals": "Comparison Rival RivalChoice",
         "records.runs": "ArmLine RunLine RunSummary",
+        "records.serving": "Basis ServingBucket ServingCost ServingPlan",
         "runtime.holding.applied": "applied lightning_callback transformers_callback",
+        "runtime.holding.governed": "governor",
         "runtime.holding.run": "HeldRun HowToRun Ran run",
+        "runtime.trainer.notes": "Hook",
         "store": "load save",
         "tracing.source": "Script StepFile TracePhase",
         "tracing.trace": "trace",

@@ -91,6 +91,8 @@ def test_it_ends_when_asked_to(
 class _Stepping:
     """Sets another clock at each call, then ends."""
 
+    waits_on = ()
+
     def __init__(self, gpu: Armed, end: Exception) -> None:
         self._gpu = gpu
         self._left = [1200, 1500]

@@ -284,6 +284,8 @@ class Follower:
 class Follow:
     """Follows the pages of a run."""
 
+    waits_on = ()  # marks are looked for
+
     def __init__(
         self,
         followers: tuple[Follower, ...],

@@ -35,6 +35,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Work(Protocol):
     """What a conductor does between arming and undoing. It sets nothing but through `Armed`."""
 
+    @property
+    def waits_on(self) -> tuple[int, ...]:
+        """Descriptors at which it is woken too, as soon as one can be read."""
+        ...
+
     def next_s(self) -> float:
         """When to wake it, on the monotonic clock; infinite for never, 0 for at once."""
         ...
@@ -113,10 +118,13 @@ class _Ends(NamedTuple):
     trainer: int  # its pidfd
     asked: socket.socket  # where signals to this process arrive as bytes
 
-    def why(self, watching: Watching, wait_s: float = 0.0) -> str | None:
-        """Wait for an end, or for the watcher to say something; return why it ends, if it does."""
+    def why(
+        self, watching: Watching, wait_s: float = 0.0, others: tuple[int, ...] = ()
+    ) -> str | None:
+        """Wait for an end, or for somebody to say something; return why it ends, if it does."""
         signals = self.asked.fileno()
-        ready, _, _ = select.select([self.trainer, signals, watching.fileno()], [], [], wait_s)
+        heard = [self.trainer, signals, watching.fileno(), *others]
+        ready, _, _ = select.select(heard, [], [], wait_s)
         if self.trainer in ready:
             return TRAINER_ENDED
         if signals in ready:
@@ -130,14 +138,17 @@ def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
         while True:
             now_s = time.monotonic()
             # Without a watcher nothing more is set; what is set stays until there is another.
-            due_s = work.next_s() if watching.watches else math.inf
-            why = ends.why(watching, max(0.0, min(due_s, watching.next_s) - now_s))
+            due_s = math.inf
+            others: tuple[int, ...] = ()
+            if watching.watches:
+                due_s, others = work.next_s(), work.waits_on
+            why = ends.why(watching, max(0.0, min(due_s, watching.next_s) - now_s), others)
             if why is not None:
                 return why
             now_s = time.monotonic()
             if now_s < due_s or now_s >= watching.next_s:  # else it has said nothing
                 watching.tend(now_s)
-            if watching.watches and now_s >= due_s:
+            if watching.watches and (now_s >= due_s or _can_be_read(others)):
                 work.wake(now_s)
     except WorkDone as done:
         return str(done)
@@ -195,8 +206,14 @@ def _pidfd_of(trainer: Process) -> int:
     return pidfd
 
 
+def _can_be_read(descriptors: tuple[int, ...]) -> bool:
+    return bool(descriptors and select.select(descriptors, [], [], 0.0)[0])
+
+
 class _Hold:
     """Nothing to do between the first setting and the undo."""
+
+    waits_on = ()
 
     def next_s(self) -> float:
         return math.inf

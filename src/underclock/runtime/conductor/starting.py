@@ -54,8 +54,17 @@ class Conducting:
         options: Mapping[str, Any],
         rescue: Callable[[], object] = lambda: None,
         trainer_pid: int | None = None,
+        told_on: int = subprocess.DEVNULL,
     ) -> Self:
-        """Start one, without waiting for it."""
+        """Start one, without waiting for it.
+
+        Args:
+            gpus: Which it may set, by UUID.
+            work: What it does, as ``module:name``, with ``options``.
+            rescue: As of this class.
+            trainer_pid: Whose end is its end; by default this process's.
+            told_on: What it reads as its standard input.
+        """
         order = {
             "gpus": list(gpus),
             "trainer": Process.of(os.getpid() if trainer_pid is None else trainer_pid),
@@ -64,7 +73,7 @@ class Conducting:
         }
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _CODE, json.dumps(order)],
-            stdin=subprocess.DEVNULL,
+            stdin=told_on,
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,  # a terminal's Ctrl-C is for those who asked, and they end it

@@ -1,0 +1,151 @@
+"""Which clocks a server's GPU is to be held at, step by step, from a table of phases and batches.
+
+Steps of a server last milliseconds and follow one another as requests come, so nobody knows them
+beforehand. The governor is told of each and looks its clocks up. A change takes a while, and where
+phases alternate faster than that, changing back and forth would leave the slow phase fast and the
+fast one slow. So clocks go up as soon as a step wants them up, and down only when no step has
+wanted them up for as long as going down and up again takes. Whoever waits as long as a change
+costs loses at most twice what one would who knew the future (the ski rental problem: Karlin,
+Manasse, Rudolph and Sleator, 1988).
+
+A late request takes clocks back to auto at once. They come back after a while without another,
+and that while doubles each time it was too short. It stands on records alone and knows no clock
+of its own: whoever drives it says what time it is.
+"""
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+from underclock.records import AUTO, Clocks, Pass
+from underclock.records.serving import ServingPlan
+from underclock.runtime.trainer.notes import BEGIN, END, NOTE, PHASES
+
+CALM_S, MOST_CALM_S = 1.0, 64.0
+"""At auto after a late request: at first, and at most."""
+_FORGIVEN = 8  # calms without a late request, after which the next begins with the least again
+
+
+class Note(NamedTuple):
+    """What a server said."""
+
+    kind: int  # BEGIN, END or LATE of `trainer.notes`
+    phase: Pass = Pass.DECODE  # of what begins
+    batch: int = 1  # sequences of it
+    context: int = 1  # tokens of the longest of them
+    within_s: float | None = None  # how long it may take; None for as the plan has it
+
+    @classmethod
+    def read(cls, data: bytes) -> "list[Note]":
+        """Return the notes in what came from a hook: whole ones, for each is written at once."""
+        return [
+            cls(kind, Pass(PHASES[phase]), batch, context, None if within_s < 0.0 else within_s)
+            for kind, phase, _, batch, context, within_s in NOTE.iter_unpack(data)
+        ]
+
+
+class Governor:
+    """Chooses clocks for one GPU.
+
+    Args:
+        plan: The table.
+        latency_s: From asking for clocks until they run; nothing else is asked for meanwhile.
+
+    Attributes:
+        asked: Clocks that were asked for last.
+        lates: Late requests so far.
+    """
+
+    def __init__(self, plan: ServingPlan, latency_s: float) -> None:
+        if not 0.0 <= latency_s < math.inf:
+            raise ValueError(f"a change takes 0 s or more, got {latency_s}")
+        self.asked: Clocks = AUTO
+        self.lates = 0
+        self._plan, self._latency_s = plan, latency_s
+        self._wanted: Clocks = AUTO
+        self._recent: deque[tuple[float, Clocks]] = deque()  # wanted lately, and until when held
+        self._free_s = -math.inf
+        self._auto_s, self._forgiven_s, self._calm_s = -math.inf, -math.inf, CALM_S
+        self._idle = _least(plan)
+
+    @property
+    def _dwell_s(self) -> float:
+        """How long clocks stay up: a change down and one up again."""
+        return 2.0 * self._latency_s
+
+    def noted(self, note: Note, now_s: float) -> None:
+        """Take note of what the server says."""
+        if note.kind == BEGIN:
+            self._want(self._of(note), now_s)
+        elif note.kind == END:
+            self._want(self._idle, now_s)
+        else:
+            self._late(now_s)
+
+    def _of(self, note: Note) -> Clocks:
+        """Look up the clocks of a step: auto for one that the table has not."""
+        bucket = self._plan.bucket(note.phase, note.batch, note.context)
+        if bucket is None:
+            return AUTO
+        if note.within_s is None:
+            return bucket.chosen.clocks
+        fitting = [each for each in bucket.frontier if each.time_interval_s[1] <= note.within_s]
+        return fitting[-1].clocks if fitting else AUTO  # the last takes the least energy
+
+    def _want(self, clocks: Clocks, now_s: float) -> None:
+        if clocks != self._wanted:
+            self._recent.append((now_s + self._dwell_s, self._wanted))
+            self._wanted = clocks
+
+    def _late(self, now_s: float) -> None:
+        self.lates += 1
+        if now_s >= self._auto_s:  # not one of those that go on while clocks come back to auto
+            again = now_s < self._forgiven_s
+            self._calm_s = min(2.0 * self._calm_s, MOST_CALM_S) if again else CALM_S
+        self._auto_s = now_s + self._calm_s
+        self._forgiven_s = self._auto_s + _FORGIVEN * self._calm_s
+
+    def _target(self, now_s: float) -> Clocks:
+        """Return what clocks should be: the fastest that was wanted lately."""
+        while self._recent and self._recent[0][0] <= now_s:
+            self._recent.popleft()
+        if now_s < self._auto_s:
+            return AUTO
+        return fastest(self._wanted, *(clocks for _, clocks in self._recent))
+
+    def next_s(self, now_s: float) -> float:
+        """Return when `ask` is to be called next, unless something is noted before."""
+        if self._target(now_s) != self.asked:
+            return max(now_s, self._free_s)
+        changes_s = [until_s for until_s, _ in self._recent]
+        changes_s += [self._auto_s] if now_s < self._auto_s else []
+        return min(changes_s, default=math.inf)
+
+    def ask(self, now_s: float) -> Clocks | None:
+        """Return the clocks to ask for now, if any; `changed` says that they were."""
+        target = self._target(now_s)
+        return target if target != self.asked and now_s >= self._free_s else None
+
+    def changed(self, clocks: Clocks, now_s: float) -> None:
+        """Take note that the driver was asked for these."""
+        self.asked, self._free_s = clocks, now_s + self._latency_s
+
+
+def fastest(*clocks: Clocks) -> Clocks:
+    """Return clocks that are in each domain as fast as the fastest of these; auto is that."""
+    core = [each.core_mhz for each in clocks]
+    mem = [each.mem_mhz for each in clocks]
+    return Clocks(core_mhz=_most(core), mem_mhz=_most(mem))
+
+
+def _most(mhz: list[int | None]) -> int | None:
+    known = [each for each in mhz if each is not None]
+    return max(known) if len(known) == len(mhz) else None
+
+
+def _least(plan: ServingPlan) -> Clocks:
+    """Return the clocks to idle at: those of the smallest decode, which comes soon after."""
+    decode = [each for each in plan.buckets if each.pass_ is Pass.DECODE]
+    if not decode:
+        return AUTO
+    return min(decode, key=lambda each: (each.batch, each.context)).chosen.clocks
