@@ -17,6 +17,7 @@ from hypothesis import settings
 from underclock.hw.leased import HELPER
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.zeusd import SOCKET as ZEUSD
+from underclock.ledger.store import LEDGER
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.
 settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)
@@ -32,6 +33,7 @@ def _writable() -> None:
     """Forget what the machine may ask for or offer; a test sets it where it is meant."""
     for name in (READ_ONLY, SIMULATOR, HELPER, ZEUSD):
         os.environ.pop(name, None)
+    os.environ[LEDGER] = ""  # what tests save is nothing that anybody pays for
 
 
 @pytest.fixture(scope="session", autouse=True)

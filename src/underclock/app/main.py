@@ -32,6 +32,7 @@ _COMMANDS = {
     "score": "Cost a plan on a full table of measurements.",
     "check": "Say what promises are worth, from a table's repeats.",
     "run": "Train with a plan's clocks held, and given back whatever happens.",
+    "saved": "Say what runs under a plan saved: kWh, money, CO2e.",
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",

@@ -68,7 +68,13 @@ _BY_SIGNAL = 128  # a shell reports this much more than the signal's number
     "--metrics-port",
     type=int,
     metavar="PORT",
-    help="Where Prometheus may ask this machine; needs the extra underclock[metrics].",
+    help="Where Prometheus may ask this machine.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="For node exporter's textfile collector, such as run.prom; gone at the end.",
 )
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option

@@ -7,6 +7,7 @@ where there is time, it hands on what the driver showed, and writes what happene
 import atexit
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,14 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
+from underclock.ledger.store import ledger_path
 from underclock.records import AUTO, ClockSchedule, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
+from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.log import Log, Metrics
+from underclock.runtime.conductor.log import Listener, Log
+from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.conductor.process import TRAINER_ENDED, WorkDone
 from underclock.runtime.conductor.run_files import Run
@@ -359,7 +363,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
             ``leader``: host and port of who decides for a job on several machines, or nothing;
-            ``metrics_port``: where Prometheus may ask, or nothing.
+            ``metrics_port`` and ``metrics_file``: where Prometheus may ask or read, or nothing.
 
     Raises:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
@@ -367,7 +371,9 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     run = Run.open(Path(options["run"]))
     held = _held(run, options)
     opened = [_page(told.page) for told in run.gpus]
-    log = Log(Path(options["log"]), _metrics(options["metrics_port"]))
+    metrics = _metrics(run, options)
+    listeners = [*filter(None, [metrics]), *_booked(run)]
+    log = Log(Path(options["log"]), listeners)
     clock = SystemClock()
     followers = []
     for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
@@ -383,6 +389,8 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
+    if metrics is not None:
+        metrics.energy_j = lambda at: followers[at].energy_j
     log.write(
         RunLine(
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
@@ -476,12 +484,25 @@ def _page(path: str) -> Page:
         ) from exc
 
 
-def _metrics(port: int | None) -> Metrics | None:
-    if port is None:
+def _metrics(run: Run, options: Mapping[str, Any]) -> Metrics | None:
+    port, file = options["metrics_port"], options["metrics_file"]
+    if port is None and file is None:
         return None
-    metrics = Metrics()
-    metrics.serve(port)
+    metrics = Metrics([told.uuid for told in run.gpus])
+    if port is not None:
+        metrics.serve(port)
+    if file is not None:
+        metrics.keep(Path(file))
     return metrics
+
+
+def _booked(run: Run) -> list[Listener]:
+    """Return who writes the run into the user's ledger, where there is to be one."""
+    path = ledger_path(os.environ)
+    if path is None:
+        return []
+    gpus = [(told.uuid, NvmlGpu(told.index).info().name) for told in run.gpus]
+    return [Booking(path, RunTally(BookedRun.of(run.plan(), gpus, run.first, os.environ)))]
 
 
 def _low_mhz(gpu: NvmlGpu) -> int:

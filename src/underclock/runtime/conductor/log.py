@@ -1,15 +1,15 @@
-"""The log of a run: written line by line, read again, summed up, and counted for Prometheus."""
+"""The log of a run: written line by line, read again, and summed up."""
 
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Protocol
 
 import msgspec
 
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import UsageError
 from underclock.records.runs import (
     ArmLine,
     AskLine,
@@ -26,80 +26,16 @@ from underclock.runtime.undo.processes import say
 _LONGEST_LINE = 1 << 16
 _P50, _P99 = 0.5, 0.99
 _LEFT_OUT = 2  # steps at a beginning: clocks move
-_Of = Callable[[StepLine], float | None]
-_COUNTERS: tuple[tuple[str, str, _Of], ...] = (
-    (
-        "energy_joules",
-        "Energy of those whose energy is known",
-        lambda line: None if line.energy_j is None else line.steps * line.energy_j,
-    ),
-    (
-        "planned_changes",
-        "Changes in steps that were seen closely",
-        lambda line: None if line.hits is None else line.planned,
-    ),
-    ("hits", "Of those, changes within a millisecond of their launch", lambda line: line.hits),
-    ("overruled_locks", "Locks that the driver overruled", lambda line: len(line.overruled)),
-)
-_GAUGES: tuple[tuple[str, str, _Of], ...] = (
-    ("step_seconds", "What the last step took", lambda line: line.time_s),
-    ("power_watts", "Mean power in the last step", lambda line: line.power_w),
-    ("core_megahertz", "Mean core clock in the last step", lambda line: line.core_mhz),
-    ("temperature_celsius", "Temperature in the last step", lambda line: line.temperature_c),
-)
 
 
-class Metrics:
-    """Counters and gauges for Prometheus, in a registry of their own.
-
-    Raises:
-        NotSupportedError: prometheus-client is not installed.
-    """
-
-    def __init__(self) -> None:
-        try:
-            import prometheus_client  # noqa: PLC0415 - an extra
-        except ImportError as exc:
-            raise NotSupportedError(
-                "metrics need prometheus-client", hint="pip install 'underclock[metrics]'"
-            ) from exc
-        self._library = prometheus_client
-        self.registry = prometheus_client.CollectorRegistry()
-        self._steps = self._made("Counter", "steps", "Steps that ended", "state")
-        self._asks = self._made("Counter", "asks", "Clocks that were asked for", "domain")
-        self._counters = [(self._made("Counter", *named), of) for *named, of in _COUNTERS]
-        self._gauges = [(self._made("Gauge", *named), of) for *named, of in _GAUGES]
-
-    def _made(self, kind: str, name: str, words: str, *labels: str) -> Any:  # noqa: ANN401
-        make = getattr(self._library, kind)
-        return make(f"underclock_{name}", words, ["gpu", *labels], registry=self.registry)
-
-    def serve(self, port: int) -> None:
-        """Answer scrapes on this machine alone, by a thread.
-
-        Raises:
-            NotSupportedError: The port is taken.
-        """
-        try:
-            self._library.start_http_server(port, addr="127.0.0.1", registry=self.registry)
-        except OSError as exc:
-            raise NotSupportedError(
-                f"cannot serve metrics on port {port}: {exc.strerror}", hint="name another port"
-            ) from exc
+class Listener(Protocol):
+    """Who else hears of every line, and of the end."""
 
     def write(self, line: Line) -> None:
-        """Count a line of the log."""
-        if isinstance(line, AskLine):
-            self._asks.labels(gpu=line.gpu, domain=line.domain).inc()
-        if not isinstance(line, StepLine):
-            return
-        self._steps.labels(gpu=line.gpu, state=line.state).inc(line.steps)
-        for counter, of in self._counters:
-            if (value := of(line)) is not None:
-                counter.labels(gpu=line.gpu).inc(value)
-        for gauge, of in self._gauges:
-            if (value := of(line)) is not None:
-                gauge.labels(gpu=line.gpu).set(value)
+        """Take note of a line; it must not take long."""
+
+    def close(self) -> None:
+        """Take note that there are no more."""
 
 
 class Log:
@@ -107,14 +43,20 @@ class Log:
 
     Lines are gathered until somebody has the time to write them.
 
+    Attributes:
+        lost: Lines that could not be written.
+
+    Args:
+        listeners: Who hears of them too.
+
     Raises:
         UsageError: It cannot be opened.
     """
 
-    def __init__(self, path: Path, metrics: Metrics | None = None) -> None:
+    def __init__(self, path: Path, listeners: Sequence[Listener] = ()) -> None:
         self.lost = 0
         self._path, self._torn = path, False
-        self._metrics = metrics
+        self._listeners = listeners
         self._lines: list[Line] = []
         self._encoder = msgspec.json.Encoder()
         try:
@@ -126,8 +68,8 @@ class Log:
 
     def write(self, line: Line) -> None:
         """Take a line."""
-        if self._metrics is not None:
-            self._metrics.write(line)
+        for listener in self._listeners:
+            listener.write(line)
         self._lines.append(line)
 
     def flush(self) -> None:
@@ -161,6 +103,8 @@ class Log:
         if self._file is not None:
             self._file.close()
             self._file = None
+        for listener in self._listeners:
+            listener.close()
 
 
 def is_log(path: Path) -> bool:

@@ -1,0 +1,184 @@
+"""Sums of what runs saved, by job, GPU or month: pure arithmetic on entries.
+
+Measured, replayed and simulated joules are never added up, nor are savings against blocks at auto
+and promised ones. Where two entries of one GPU overlap in time, as where each of eight ranks names
+all GPUs or a rank was started again before the old one was gone, the time is counted once.
+
+Intervals: errors of what one comparison tells are taken as fully correlated, those of different
+ones as independent. A comparison is a run where it had blocks at auto, and a plan where its promise
+is all there is: what it is wrong by, it is wrong by in every run. So half-widths are added within
+a comparison, and the squares of those sums between comparisons. The same error of a board's energy
+counter is in what auto and the plan drew, and is left out.
+"""
+
+import bisect
+import datetime as dt
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from underclock.ledger.entry import LedgerEntry, SavedAgainst
+from underclock.records.common import Evidence, Record
+
+Interval = tuple[float, float]
+
+
+class SavedBy(StrEnum):
+    """What entries are summed by."""
+
+    JOB = "job"
+    GPU = "gpu"
+    MONTH = "month"  # UTC, in which the run began
+
+
+class SavedTotal(Record, frozen=True, kw_only=True):
+    """What some runs saved together.
+
+    Attributes:
+        group: Job, GPU or month; empty for all.
+        gpu_s: Time of GPUs.
+        energy_j: That was drawn in steps.
+        saved_j: Against auto, with its 95 % interval; negative where more was drawn.
+    """
+
+    group: str
+    evidence: Evidence
+    against: SavedAgainst
+    runs: int
+    gpus: int
+    gpu_s: float
+    steps: int
+    energy_j: float
+    saved_j: float
+    saved_interval_j: Interval
+
+
+class UntoldTotal(Record, frozen=True, kw_only=True):
+    """What runs drew of which nobody can tell whether it saved anything; it is in no other sum."""
+
+    group: str
+    evidence: Evidence
+    runs: int
+    gpu_s: float
+    energy_j: float
+    why: tuple[str, ...]
+
+
+def totals(
+    entries: Iterable[LedgerEntry], by: SavedBy | None = None
+) -> tuple[tuple[SavedTotal, ...], tuple[UntoldTotal, ...]]:
+    """Return sums of what can be told, and apart of what cannot.
+
+    Args:
+        by: ``None`` for all runs together.
+    """
+    told: defaultdict[tuple[str, Evidence, SavedAgainst], list[_Part]] = defaultdict(list)
+    untold: defaultdict[tuple[str, Evidence], list[_Part]] = defaultdict(list)
+    for part in counted_once(entries):
+        entry = part[0]
+        group = group_of(entry, by)
+        if entry.untold:
+            untold[group, entry.evidence].append(part)
+        else:
+            told[group, entry.evidence, entry.against].append(part)
+    return (
+        tuple(_total(*key, parts) for key, parts in sorted(told.items())),
+        tuple(_untold(*key, parts) for key, parts in sorted(untold.items())),
+    )
+
+
+def group_of(entry: LedgerEntry, by: SavedBy | None) -> str:
+    """Return the name of the group that an entry belongs to."""
+    match by:
+        case SavedBy.JOB:
+            return entry.job
+        case SavedBy.GPU:
+            return f"{entry.gpu_name} {entry.gpu}"
+        case SavedBy.MONTH:
+            return dt.datetime.fromtimestamp(entry.began_s, tz=dt.UTC).strftime("%Y-%m")
+        case None:
+            return ""
+
+
+_Part = tuple[LedgerEntry, float]
+
+
+def counted_once(entries: Iterable[LedgerEntry]) -> list[_Part]:
+    """Return each entry, and which part of it no other entry of the same GPU has already.
+
+    What can be told comes before what cannot, blocks before promises, and then what began first.
+    """
+    rank = {SavedAgainst.BLOCKS: 0, SavedAgainst.PROMISE: 1}
+    taken: defaultdict[str, list[Interval]] = defaultdict(list)
+    parts = []
+    for entry in sorted(
+        entries, key=lambda e: (bool(e.untold), rank[e.against], e.began_s, e.run, e.rank)
+    ):
+        whole = entry.began_s, entry.began_s + entry.lasted_s
+        left_s = entry.lasted_s - _covered_s(taken[entry.gpu], whole)
+        parts.append((entry, max(0.0, left_s / entry.lasted_s) if entry.lasted_s else 1.0))
+        taken[entry.gpu] = _joined(taken[entry.gpu], whole)
+    return parts
+
+
+def _covered_s(taken: Sequence[Interval], whole: Interval) -> float:
+    """Return how much of a span disjoint ascending spans cover."""
+    first = max(0, bisect.bisect_right(taken, whole) - 1)
+    covered_s = 0.0
+    for from_s, to_s in taken[first:]:
+        if from_s >= whole[1]:
+            break
+        covered_s += max(0.0, min(to_s, whole[1]) - max(from_s, whole[0]))
+    return covered_s
+
+
+def _joined(taken: Sequence[Interval], whole: Interval) -> list[Interval]:
+    """Return disjoint ascending spans with one more."""
+    from_s, to_s = whole
+    apart = [each for each in taken if each[1] < from_s or each[0] > to_s]
+    beside = [each for each in taken if not (each[1] < from_s or each[0] > to_s)]
+    joined = (min([from_s, *(a for a, _ in beside)]), max([to_s, *(b for _, b in beside)]))
+    bisect.insort(apart, joined)
+    return apart
+
+
+def _total(
+    group: str, evidence: Evidence, against: SavedAgainst, parts: Sequence[_Part]
+) -> SavedTotal:
+    """Sum entries that can be told."""
+    saved_j = 0.0
+    below: defaultdict[str, float] = defaultdict(float)  # half-widths of each comparison
+    above: defaultdict[str, float] = defaultdict(float)
+    for entry, share in parts:
+        if entry.auto_j is None or entry.auto_interval_j is None or entry.energy_j is None:
+            raise AssertionError("it can be told")
+        low_j, high_j = entry.auto_interval_j
+        saved_j += share * (entry.auto_j - entry.energy_j)
+        comparison = entry.run if against is SavedAgainst.BLOCKS else entry.plan
+        below[comparison] += share * (entry.auto_j - low_j)
+        above[comparison] += share * (high_j - entry.auto_j)
+    ends = saved_j - math.hypot(*below.values()), saved_j + math.hypot(*above.values())
+    return SavedTotal(
+        group=group,
+        evidence=evidence,
+        against=against,
+        runs=len({entry.run for entry, _ in parts}),
+        gpus=len({entry.gpu for entry, _ in parts}),
+        gpu_s=math.fsum(share * entry.lasted_s for entry, share in parts),
+        steps=round(math.fsum(share * entry.steps for entry, share in parts)),
+        energy_j=math.fsum(share * (entry.energy_j or 0.0) for entry, share in parts),
+        saved_j=saved_j,
+        saved_interval_j=ends,
+    )
+
+
+def _untold(group: str, evidence: Evidence, parts: Sequence[_Part]) -> UntoldTotal:
+    return UntoldTotal(
+        group=group,
+        evidence=evidence,
+        runs=len({entry.run for entry, _ in parts}),
+        gpu_s=math.fsum(share * entry.lasted_s for entry, share in parts),
+        energy_j=math.fsum(share * (entry.energy_j or 0.0) for entry, share in parts),
+        why=tuple(dict.fromkeys(entry.untold for entry, _ in parts)),
+    )

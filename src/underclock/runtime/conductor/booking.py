@@ -1,0 +1,244 @@
+"""What a conductor writes into the user's ledger: what each GPU drew, and what auto would have.
+
+It is told the lines of the run's log, and nothing else; there is no second meter. A thread of its
+own writes every few minutes and `close` once more, so a slow disk keeps no clock waiting. What
+cannot be written is told once, and the run goes on.
+"""
+
+import datetime as dt
+import math
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from underclock.errors import UnderclockError
+from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
+from underclock.ledger.store import write_entries
+from underclock.records import Evidence, Plan
+from underclock.records.job import JobPlan
+from underclock.records.runs import ArmLine, Line, RunLine, StepLine
+from underclock.runtime.machine.steps import State
+from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
+from underclock.runtime.policy.parts import digest_of
+from underclock.runtime.undo.processes import say
+
+EVERY_S = 300.0
+"""Between writings; a conductor that is killed loses as much."""
+_WEAKEST = (Evidence.SIMULATED, Evidence.REPLAYED, Evidence.MEASURED)
+_HELD = {str(ArmName.PLAN), str(ArmName.BEST_FIXED)}
+_JOB_NAMES = (("UNDERCLOCK_JOB", ""), ("SLURM_JOB_ID", "slurm "))
+_LEAST_END_S = 5.0  # that the last writing waits for the one before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookedRun:
+    """What is known of a run before its first step."""
+
+    gpus: tuple[tuple[str, str], ...]  # UUID and model of each local rank's
+    ranks: tuple[int, ...]  # of the job, that they are
+    job: str
+    workload: str
+    plan: str  # digest
+    evidence: Evidence  # of the plan
+    promise: float | None  # change of energy; None for none
+    interval: tuple[float, float] | None  # of it
+    began_s: float  # since 1970
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan | JobPlan,
+        gpus: Sequence[tuple[str, str]],
+        first: int,
+        environment: Mapping[str, str],
+    ) -> "BookedRun":
+        """Return it of a plan, held on some GPUs.
+
+        Args:
+            gpus: UUID and model of each.
+            first: Rank of the first of them.
+            environment: Of the job.
+        """
+        arm = plan.headline if isinstance(plan, Plan) else plan.arm(plan.chosen)
+        rank = environment.get("RANK", "")
+        if rank.isdecimal() and len(gpus) == 1 and not first:
+            first = int(rank)  # each rank of the job holds its own
+        named = [mark + environment[name] for name, mark in _JOB_NAMES if environment.get(name)]
+        return cls(
+            gpus=tuple(gpus),
+            ranks=tuple(range(first, first + len(gpus))),
+            job=named[0] if named else plan.workload,
+            workload=plan.workload,
+            plan=digest_of(plan)[:16],
+            evidence=plan.evidence,
+            promise=arm.energy_change,
+            interval=arm.energy_interval,
+            began_s=dt.datetime.now(tz=dt.UTC).timestamp(),
+        )
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What steps of one GPU drew in one arm."""
+
+    steps: int = 0
+    known: int = 0  # steps whose energy is
+    energy_j: float = 0.0
+
+
+@dataclass(slots=True)
+class RunTally:
+    """Sums up the lines of a run's log, as they come."""
+
+    booked: BookedRun
+    number: str = field(default_factory=lambda: secrets.token_hex(8))  # of the run
+    _run: RunLine | None = None
+    _drawn: defaultdict[tuple[int, str], _Drawn] = field(
+        default_factory=lambda: defaultdict(_Drawn)
+    )
+    _arms: list[ArmLine] = field(default_factory=list)
+
+    def add(self, line: Line) -> None:
+        """Take note of a line."""
+        if isinstance(line, StepLine):
+            drawn = self._drawn[line.gpu, self._arm(line)]
+            drawn.steps += line.steps
+            if line.energy_j is not None:
+                drawn.known += line.steps
+                drawn.energy_j += line.steps * line.energy_j
+        elif isinstance(line, ArmLine):
+            self._arms.append(line)
+        elif isinstance(line, RunLine):
+            self._run = line
+
+    def _arm(self, line: StepLine) -> str:
+        """Return what a step counts for; a promise is of steps that followed the plan throughout.
+
+        Where arms took turns, what they differ by was told of all their steps.
+        """
+        if self._run is not None and self._run.arms:
+            return line.arm
+        follows = line.state == State.FOLLOWING and line.arm == ArmName.PLAN
+        return str(ArmName.PLAN) if follows else ""
+
+    def entries(self, lasted_s: float) -> tuple[LedgerEntry, ...]:
+        """Return an entry for each GPU; none of a run that set nothing."""
+        if self._run is None or self._run.dry:
+            return ()
+        return tuple(self._entry(self._run, gpu, lasted_s) for gpu in range(len(self.booked.gpus)))
+
+    def _entry(self, run: RunLine, gpu: int, lasted_s: float) -> LedgerEntry:
+        booked = self.booked
+        mine = {arm: drawn for (whose, arm), drawn in list(self._drawn.items()) if whose == gpu}
+        held = [drawn for arm, drawn in mine.items() if arm in _HELD]
+        known = any(drawn.known for drawn in mine.values())
+        energy_j = math.fsum(drawn.energy_j for drawn in mine.values())
+        changes, untold = self._changes(run, gpu) if known else ({}, _why_unknown(mine))
+        saved = _saved(changes, mine)
+        against = SavedAgainst.BLOCKS if run.arms else SavedAgainst.PROMISE
+        of_plan = booked.evidence if against is SavedAgainst.PROMISE else run.evidence
+        uuid, name = booked.gpus[gpu]
+        return LedgerEntry(
+            run=self.number,
+            job=booked.job,
+            workload=booked.workload,
+            gpu=hashed(uuid),
+            gpu_name=name,
+            rank=booked.ranks[gpu],
+            began_s=booked.began_s,
+            lasted_s=lasted_s,
+            steps=sum(drawn.steps for drawn in mine.values()),
+            held_steps=sum(drawn.steps for drawn in held),
+            energy_j=energy_j if known else None,
+            held_j=math.fsum(drawn.energy_j for drawn in held) if known else None,
+            auto_j=None if untold else energy_j + saved[1],
+            auto_interval_j=None if untold else (energy_j + saved[0], energy_j + saved[2]),
+            against=against,
+            evidence=min(run.evidence, of_plan, key=_WEAKEST.index),
+            plan=booked.plan,
+            untold=untold,
+        )
+
+    def _changes(self, run: RunLine, gpu: int) -> tuple[dict[str, "_Change"], str]:
+        """Return how each arm differs from auto, or why that is not known."""
+        booked = self.booked
+        if not run.arms:
+            if booked.promise is None or booked.interval is None:
+                return {}, f"{CANNOT_TELL}the plan's promise has no interval"
+            return {str(ArmName.PLAN): (booked.interval[0], booked.promise, booked.interval[1])}, ""
+        lines = {line.arm: line for line in self._arms if line.gpu == gpu and line.arm in _HELD}
+        if not lines:
+            return {}, f"{CANNOT_TELL}no round of its arms was compared before this was written"
+        changes = {}
+        for name, line in lines.items():
+            if line.verdict.startswith(CANNOT_TELL):
+                return {}, line.verdict
+            if line.energy_change is None or line.energy_interval is None:
+                return {}, f"{CANNOT_TELL}what steps drew is not known"
+            low, high = line.energy_interval
+            changes[name] = low, line.energy_change, high
+        return changes, ""
+
+
+_Change = tuple[float, float, float]  # low end, mean, high end of a fraction of auto
+
+
+def _saved(changes: Mapping[str, _Change], drawn: Mapping[str, _Drawn]) -> _Change:
+    """Return the saving's low end, mean and high end in J: the greater the change, the less.
+
+    Steps that drew ``E`` at a change of ``c`` would have drawn ``E / (1 + c)`` at auto. Arms of one
+    run share its auto, so that their errors are added.
+    """
+    ends = [0.0, 0.0, 0.0]
+    for arm, each in changes.items():
+        held_j = drawn[arm].energy_j if arm in drawn else 0.0
+        for place, change in enumerate(reversed(each)):
+            ends[place] += held_j * (1.0 / (1.0 + change) - 1.0)
+    return ends[0], ends[1], ends[2]
+
+
+def _why_unknown(drawn: Mapping[str, _Drawn]) -> str:
+    return CANNOT_TELL + ("what steps drew is not known" if drawn else "no step was seen")
+
+
+class Booking:
+    """Writes a run into the ledger as it goes on."""
+
+    def __init__(self, path: Path, tally: RunTally, *, every_s: float = EVERY_S) -> None:
+        self._path, self._tally, self._every_s = path, tally, every_s
+        self._began_s = time.monotonic()
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self, line: Line) -> None:
+        """Take note of a line of the log."""
+        with self._lock:
+            self._tally.add(line)
+
+    def close(self) -> None:
+        """Write what it came to."""
+        self._ended.set()
+        self._thread.join(_LEAST_END_S)
+        self._write()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_s):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            entries = self._tally.entries(time.monotonic() - self._began_s)
+        if not entries:
+            return
+        try:
+            write_entries(self._path, entries)
+        except UnderclockError as exc:
+            if not self._failed:
+                say(f"this run is not in the ledger: {exc}; {exc.hint}")
+            self._failed = True

@@ -1,0 +1,228 @@
+"""What a run's log comes to in the ledger."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from small_training import plan
+from underclock.ledger.entry import LedgerEntry, SavedAgainst
+from underclock.ledger.store import read_entries
+from underclock.records import Arm, Cost, Evidence, Plan, Status, Strategy
+from underclock.records.runs import ArmLine, Line, RunLine, StepLine
+from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
+from underclock.runtime.machine.steps import State
+
+_GPUS = (("GPU-0", "H200"), ("GPU-1", "H200"))
+
+
+def _promising(
+    interval: tuple[float, float] | None = (-0.12, -0.08), evidence: Evidence = Evidence.MEASURED
+) -> Plan:
+    cost = Cost(time_s=0.101, energy_j=27.0, time_change=0.01, energy_change=-0.1)
+    arm = msgspec.structs.replace(
+        Arm.of(Strategy.ACHIEVABLE, cost, Status.OPTIMAL), energy_interval=interval
+    )
+    made = plan()
+    return msgspec.structs.replace(made, arms=(*made.arms, arm), evidence=evidence)
+
+
+def _run(*, arms: str = "", dry: bool = False) -> RunLine:
+    return RunLine(
+        evidence=Evidence.MEASURED,
+        gpus=("H200", "H200"),
+        workload="small",
+        marks=6,
+        dry=dry,
+        began_s=0.0,
+        planned_s=0.1,
+        energy_change=-0.1,
+        time_change=0.01,
+        arms=arms,
+    )
+
+
+def _steps(
+    arm: str, count: int, energy_j: float | None, *, gpu: int = 0, state: str = State.FOLLOWING
+) -> StepLine:
+    return StepLine(
+        gpu=gpu,
+        step=0,
+        steps=count,
+        began_s=0.0,
+        time_s=0.1,
+        state=state,
+        arm=arm,
+        planned=2,
+        asked=2,
+        hits=None,
+        energy_j=energy_j,
+    )
+
+
+def _compared(arm: str, change: float | None, *, verdict: str = "", gpu: int = 0) -> ArmLine:
+    return ArmLine(
+        gpu=gpu,
+        arm=arm,
+        rounds=4,
+        steps=100,
+        time_change=0.01,
+        time_interval=(0.0, 0.02),
+        energy_change=change,
+        energy_interval=None if change is None else (change - 0.05, change + 0.05),
+        verdict=verdict,
+    )
+
+
+def _booked(lines: list[Line], made: Plan | None = None) -> tuple[LedgerEntry, ...]:
+    tally = RunTally(BookedRun.of(made or _promising(), _GPUS, 0, {}))
+    for line in lines:
+        tally.add(line)
+    return tally.entries(60.0)
+
+
+def test_blocks_at_auto_tell_what_steps_under_the_plan_would_have_drawn() -> None:
+    lines: list[Line] = [
+        _run(arms="auto,plan"),
+        _steps("auto", 10, 30.0),
+        _steps("plan", 10, 24.0),
+        _steps("plan", 5, None),
+        _compared("plan", -0.2),
+        _steps("auto", 10, 30.0, gpu=1),
+        _steps("plan", 10, 33.0, gpu=1),
+        _compared("plan", 0.1, gpu=1, verdict="not kept"),
+    ]
+    first, second = _booked(lines)
+
+    assert (first.energy_j, first.held_j) == (540.0, 240.0)
+    assert (first.steps, first.held_steps) == (25, 15)
+    assert first.auto_j == pytest.approx(300.0 + 240.0 / 0.8)
+    assert first.auto_interval_j == pytest.approx((300.0 + 240.0 / 0.85, 300.0 + 240.0 / 0.75))
+    assert (first.against, first.untold) == (SavedAgainst.BLOCKS, "")
+    assert second.auto_j == pytest.approx(600.0)  # it drew more, and that counts
+    assert (first.rank, second.rank) == (0, 1)
+    assert first.run == second.run
+    assert first.gpu != second.gpu
+
+
+def test_two_arms_save_each_against_auto_and_equal_ones_nothing() -> None:
+    lines: list[Line] = [
+        _run(arms="auto,plan,best-fixed"),
+        _steps("auto", 1, 100.0),
+        _steps("auto-again", 1, 100.0),
+        _steps("plan", 1, 80.0),
+        _steps("best-fixed", 1, 90.0),
+        _compared("plan", -0.2),
+        _compared("best-fixed", -0.1),
+        _compared("auto-again", 0.3),
+    ]
+    (entry, _) = _booked(lines)
+
+    assert entry.auto_j == pytest.approx(400.0)
+    assert entry.held_steps == 2
+
+
+def test_a_promise_is_of_steps_that_followed_the_plan_throughout() -> None:
+    lines: list[Line] = [
+        _run(),
+        _steps("learning", 10, 30.0, state=State.HELD),
+        _steps("plan", 10, 27.0),
+        _steps("plan", 10, 27.0, state=State.LOST),
+        _steps("reduced", 10, 27.0),
+    ]
+    (entry, _) = _booked(lines)
+
+    assert (entry.energy_j, entry.held_j, entry.held_steps) == (1110.0, 270.0, 10)
+    assert entry.auto_j == pytest.approx(1110.0 + 270.0 * (1 / 0.9 - 1))
+    assert entry.auto_interval_j == pytest.approx(
+        (1110.0 + 270.0 * (1 / 0.92 - 1), 1110.0 + 270.0 * (1 / 0.88 - 1))
+    )
+    assert entry.against is SavedAgainst.PROMISE
+
+
+def test_a_promise_is_as_good_as_its_evidence_and_blocks_as_good_as_the_run() -> None:
+    simulated = _promising(evidence=Evidence.SIMULATED)
+    promised = _booked([_run(), _steps("plan", 1, 27.0)], simulated)
+    blocks = _booked(
+        [_run(arms="auto,plan"), _steps("plan", 1, 27.0), _compared("plan", -0.1)], simulated
+    )
+
+    assert promised[0].evidence is Evidence.SIMULATED
+    assert blocks[0].evidence is Evidence.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("lines", "made", "why"),
+    [
+        ([_run()], None, "no step was seen"),
+        ([_run(), _steps("plan", 3, None)], None, "what steps drew is not known"),
+        ([_run(), _steps("plan", 3, 1.0)], _promising(None), "promise has no interval"),
+        ([_run(arms="auto,plan"), _steps("plan", 3, 1.0)], None, "no round of its arms"),
+        (
+            [_run(arms="auto,plan"), _steps("plan", 3, 1.0), _compared("plan", None)],
+            None,
+            "what steps drew is not known",
+        ),
+        (
+            [
+                _run(arms="auto,plan"),
+                _steps("plan", 3, 1.0),
+                _compared("plan", -0.5, verdict="cannot tell, because 2 rounds are too few"),
+            ],
+            None,
+            "2 rounds are too few",
+        ),
+    ],
+)
+def test_where_nobody_can_tell_it_says_why(lines: list[Line], made: Plan | None, why: str) -> None:
+    for entry in _booked(lines, made):
+        assert entry.auto_j is None
+        assert entry.untold.startswith("cannot tell, because ")
+    assert why in _booked(lines, made)[0].untold
+
+
+def test_a_run_that_sets_nothing_is_not_in_the_ledger() -> None:
+    assert not _booked([_run(dry=True), _steps("plan", 3, 1.0)])
+    assert not _booked([])
+
+
+def test_jobs_have_the_names_that_users_know_and_ranks_their_own() -> None:
+    one = _GPUS[:1]
+    made = _promising()
+
+    slurm = BookedRun.of(made, one, 0, {"SLURM_JOB_ID": "17", "RANK": "5"})
+    assert (slurm.job, slurm.ranks) == ("slurm 17", (5,))
+    named = BookedRun.of(made, _GPUS, 8, {"SLURM_JOB_ID": "17", "UNDERCLOCK_JOB": "mine"})
+    assert (named.job, named.ranks) == ("mine", (8, 9))
+    assert BookedRun.of(made, one, 0, {"RANK": "first"}).job == "small"
+    assert len(named.plan) == 16
+
+
+def test_it_is_written_as_it_goes_on_and_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    booking = Booking(path, RunTally(BookedRun.of(_promising(), _GPUS, 0, {})), every_s=0.005)
+    booking.write(_run())
+    booking.write(_steps("plan", 10, 27.0))
+    while not read_entries(path):
+        pass
+    booking.write(_steps("plan", 10, 27.0))
+    booking.close()
+
+    assert [entry.energy_j for entry in read_entries(path)] == [540.0, None]
+
+
+def test_what_cannot_be_written_is_told_once_and_ends_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    booking = Booking(
+        tmp_path / "file" / "ledger.db",
+        RunTally(BookedRun.of(_promising(), _GPUS, 0, {})),
+        every_s=0.005,
+    )
+    booking.write(_run())
+    booking.close()
+    booking.close()
+
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("underclock: this run is not in the ledger: cannot use the ledger")
