@@ -83,7 +83,7 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert arm["time_change"] <= 0.2
     assert "taken as free, a bound" in said.err
     main(["report", "plan.json", "-o", "page.html"])
-    main(["report", "plan.json", "--trace", "-o", "trace.json"])
+    main(["export", "plan.json", "--to", "chrome", "-o", "trace.json"])
     capsys.readouterr()
     assert "Under the plan" in Path("page.html").read_text()
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
@@ -115,7 +115,7 @@ def test_what_changing_clocks_takes_is_said_known_or_read(
         ("plan job.json --latency measured", 2, "job.latency.json"),
         ("plan job.json --latency soon", 2, "soon"),
         ("report job.json -o page.html", 4, "a job file, and a page is of a plan"),
-        ("report job.json --trace -o t.json", 4, "no plan of a job"),
+        ("export job.json --to chrome -o t.json", 2, "a job, which has no form chrome"),
         ("measure job.json --gpu sim:rtx3080ti -o x.db", 4, "job"),
     ],
 )

@@ -67,7 +67,7 @@ def render_report(
         lines = last_run(read_log(Path(plan)))
         return run_page(lines, summary_of(lines))
     if validation is None and (of_job := _job_plan(plan)) is not None:
-        return job_page(of_job, *_timelines(of_job))
+        return job_page(of_job, *timelines(of_job))
     given = [_read(each) for each in (plan, validation) if each is not None]
     plans = [record for record in given if isinstance(record, Plan)]
     validations = [record for record in given if isinstance(record, Validation)]
@@ -82,23 +82,6 @@ def render_report(
     # A plan that sets nothing is validated without running anything: there is nothing to show.
     shown = [record for record in validations if record.repeats > 0]
     return page(plans[0], shown[0] if shown else None)
-
-
-def render_trace(plan: "JobPlan | str | Path") -> str:
-    """Return a Chrome trace of a job's plan, at auto and under it: Perfetto opens it.
-
-    Raises:
-        DataError: The file cannot be read, or holds no job's plan.
-    """
-    from underclock.report import job_trace
-
-    found = _job_plan(plan)
-    if found is None:
-        raise DataError(
-            f"{plan} is no plan of a job, and only of those is there a trace",
-            hint="`underclock plan job.json -o plan.json` makes one",
-        )
-    return job_trace(found, *_timelines(found))
 
 
 def _job_plan(given: object) -> "JobPlan | None":
@@ -116,7 +99,7 @@ def _job_plan(given: object) -> "JobPlan | None":
     return read_document(path, JobPlan)
 
 
-def _timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
+def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
     from underclock.core.job.costs import auto_clocks
     from underclock.core.job.timeline import timeline
@@ -175,9 +158,8 @@ def _check_same(plan: Plan, validation: Validation) -> None:
 @click.command(name="report")
 @file_argument("plan")
 @file_argument("validation", required=False)
-@click.option("--trace", is_flag=True, help="Of a job's plan: a Chrome trace, for Perfetto.")
 @delivered("page", required=True)
-def command(*, plan: Path, validation: Path | None, trace: bool, to: Delivery) -> None:
+def command(*, plan: Path, validation: Path | None, to: Delivery) -> None:
     """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
 
     PLAN may be of a job of many GPUs too.
@@ -186,7 +168,7 @@ def command(*, plan: Path, validation: Path | None, trace: bool, to: Delivery) -
 
     Example: underclock report plan.json validation.json -o report.html
     """
-    to.check(plan, validation, begins="{" if trace else "<")
-    to.write(render_trace(plan) if trace else render_report(plan, validation))
+    to.check(plan, validation, begins="<")
+    to.write(render_report(plan, validation))
     if to.as_json and to.output != STDOUT:
         print_json({"report": str(to.output)})

@@ -102,6 +102,17 @@ class Choice(Record, frozen=True, kw_only=True):
         check_positive(self, "auto_time_s", "auto_energy_j")
         check_change(self, "time_change", "energy_change")
 
+    def launch(self, count: int) -> tuple[float, float]:
+        """Return what one of its launches takes and draws, in s and J, of so many in a step."""
+        return (
+            self.auto_time_s * (1.0 + self.time_change) / count,
+            self.auto_energy_j * (1.0 + self.energy_change) / count,
+        )
+
+    def auto_launch(self, count: int) -> tuple[float, float]:
+        """Return the same at auto."""
+        return self.auto_time_s / count, self.auto_energy_j / count
+
     @property
     def clocks(self) -> Clocks:
         """The chosen pair."""

@@ -1,6 +1,5 @@
 """A job's plan as a page: what every rank does when, coloured by its clock, before and after."""
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -143,41 +142,3 @@ def _frontier(plan: JobPlan) -> str:
     )
     title = f"Time of an iteration and energy of all ranks ({plan.evidence})"
     return trade("frontier", title, (Series(name="stored plans", points=line, colour=GREEN), *arms))
-
-
-def job_trace(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
-    """Return a Chrome trace of an iteration, which Perfetto opens: at auto, and under the plan.
-
-    Ranks are processes, their streams threads; a counter beside each has its core clock.
-    """
-    events: list[dict[str, object]] = []
-    ranks = len(plan.job.ranks)
-    for place, (title, spans) in enumerate((("auto", auto), ("plan", planned))):
-        for at, rank in enumerate(plan.job.ranks):
-            name = f"{title}: rank {at}, stage {rank.stage} ({plan.evidence})"
-            number = place * ranks + at
-            events.append(
-                {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
-            )
-        for span in spans:
-            number = place * ranks + span.rank
-            clock = "auto" if span.core_mhz is None else span.core_mhz
-            at_us = 1e6 * span.begins_s
-            lasts_us = 1e6 * (span.ends_s - span.begins_s)
-            events.append(
-                {
-                    "ph": "X",
-                    "name": span.what,
-                    "pid": number,
-                    "tid": span.stream,
-                    "ts": at_us,
-                    "dur": lasts_us,
-                    "args": {"core_mhz": clock} if span.has_profile else {},
-                }
-            )
-            if span.core_mhz is not None:
-                args = {"core_mhz": span.core_mhz}
-                events.append(
-                    {"ph": "C", "name": "core clock", "pid": number, "ts": at_us, "args": args}
-                )
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})

@@ -13,6 +13,7 @@ from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC
+from underclock.store.kernel_tuner import read_tuned
 from underclock.store.merged import is_merged, read_board
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
@@ -77,8 +78,11 @@ def read_samples(source: SampleSource) -> SampleSet:
             hint="make it anew with `underclock measure`",
         )
     if head[:1] in {b"{", b"["}:
+        if (tuned := read_tuned(path)) is not None:
+            return tuned
         raise DataError(
-            f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
+            f"{path} is JSON, not samples",
+            hint="give a samples.db or a CSV table of a sweep, or what Kernel Tuner wrote",
         )
     return read_table(path)
 

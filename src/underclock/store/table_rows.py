@@ -34,8 +34,12 @@ and how busy parts of the GPU were, 0 to 1. An empty cell was not read."""
 
 NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
 EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
+ABOUT: Final = ("workload", "evidence")
+"""What our own tables say of all rows."""
+PLANNED: Final = "planned on "
+"""How the evidence of rows begins that a plan expects."""
 _OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
-KNOWN: Final = (*NEEDED, *EITHER, *_OPTIONAL)
+KNOWN: Final = (*NEEDED, *EITHER, *ABOUT, *_OPTIONAL)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 

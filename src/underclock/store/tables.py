@@ -27,6 +27,7 @@ from underclock.store.table_rows import (
     LEAST,
     LEAST_W,
     NEEDED,
+    PLANNED,
     READINGS,
     Columns,
     TableRow,
@@ -63,6 +64,7 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
     rows = _rows(path, text)
+    said = _evidence_warnings(path, rows)
     places = rows.places
     gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
@@ -93,6 +95,7 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
         warnings=(
             *rows.columns.taken,
+            *said,
             *powers,
             *_clock_warnings(rows, samples),
             *_repeat_warnings(rows, samples),
@@ -213,6 +216,23 @@ class _Reader:
                 return time_s, energy_j
         time_s = row.quantity("time_s")
         return time_s, row.energy_j(time_s)
+
+
+def _evidence_warnings(path: Path, rows: TableRows) -> tuple[str, ...]:
+    """Say whose rows nobody measured; refuse what was planned.
+
+    Raises:
+        DataError: Rows are of a plan.
+    """
+    if "evidence" not in rows.places:
+        return ()
+    kinds = sorted({row.cell("evidence") for row in rows} - {"", Evidence.MEASURED})
+    if any(kind.startswith(PLANNED) for kind in kinds):
+        raise DataError(
+            f"{path} is what a plan expects, and nobody measured it",
+            hint="give the samples that it was planned on",
+        )
+    return tuple(f"rows of the table are {kind}, as its column evidence says" for kind in kinds)
 
 
 def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ import pytest
 from rich.console import Console
 
 from small_jobs import small_job
-from underclock.app.report import render_report, render_trace
+from underclock.app.report import render_report, timelines
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.errors import DataError
 from underclock.records.job import JobPlan
 from underclock.report import job_plan_tables, job_tables
+from underclock.report.chrome import job_trace
 
 
 def planned(**shape: Any) -> JobPlan:
@@ -70,7 +71,7 @@ def test_the_page_shows_both_timelines_and_no_script() -> None:
 
 def test_the_trace_has_every_instruction_twice_and_says_what_numbers_are() -> None:
     plan = planned()
-    events = json.loads(render_trace(plan))["traceEvents"]
+    events = json.loads(job_trace(plan, *timelines(plan)))["traceEvents"]
     runs = [each for each in events if each["ph"] == "X"]
     held = sum(each is not None and each.then is not None for rank in plan.clocks for each in rank)
     assert len(runs) == 2 * plan.job.instructions + held

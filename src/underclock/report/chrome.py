@@ -1,0 +1,144 @@
+"""What was planned as a Chrome trace, which Perfetto opens: clocks, power and joules over time.
+
+A process is what runs at auto or under the plan, a thread a stream of it; beside each are counters.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from underclock.errors import DataError
+from underclock.records import Clocks, Plan
+from underclock.records.job import JobPlan, Span
+
+_Event = dict[str, Any]
+
+
+class _Run(NamedTuple):
+    """A launch as it is expected."""
+
+    name: str
+    clocks: Clocks
+    time_s: float
+    energy_j: float | None
+
+
+def step_trace(plan: Plan) -> str:
+    """Return a planned step, launch by launch, at auto and as it is planned.
+
+    What auto comes to in each kernel is shown where the plan expects it; a counter is there where
+    all of its values are known. Stalls of changing clocks are in no launch.
+
+    Raises:
+        DataError: Nobody knows in which order the step launches its kernels.
+    """
+    if not plan.order:
+        raise DataError(
+            f"the plan of {plan.workload} has no order of launches, so there is no timeline",
+            hint="plan samples of a traced step or a workload; --to csv has the clocks of kernels",
+        )
+    events = [*_timed(0, f"auto ({plan.evidence})", list(_at_auto(plan)))]
+    title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.evidence})"
+    events += _timed(1, title, list(_as_planned(plan)))
+    return _text(events)
+
+
+def _at_auto(plan: Plan) -> Iterator[_Run]:
+    for kernel in (plan.runs[at] for at in plan.order):
+        cost = plan.kernels[kernel.name].auto_launch(kernel.count)
+        yield _Run(kernel.name, _expected(plan, kernel.name, plan.baseline), *cost)
+
+
+def _as_planned(plan: Plan) -> Iterator[_Run]:
+    held = plan.schedule
+    clocks_of = () if held is None else held.clocks
+    for place, kernel in enumerate(plan.runs[at] for at in plan.order):
+        if held is not None:
+            energy_j = held.launch_j[place] if held.launch_j else None
+            clocks = _expected(plan, kernel.name, clocks_of[place])
+            yield _Run(kernel.name, clocks, held.launch_s[place], energy_j)
+        else:
+            choice = plan.kernels[kernel.name]
+            clocks = _expected(plan, kernel.name, choice.clocks)
+            yield _Run(kernel.name, clocks, *choice.launch(kernel.count))
+
+
+def _expected(plan: Plan, name: str, held: Clocks) -> Clocks:
+    """Return clocks that are held, or what auto is expected to come to."""
+    if held.core_mhz is not None:
+        return held
+    return replace(held, core_mhz=plan.kernels[name].auto_core_mhz)
+
+
+def _timed(process: int, title: str, runs: Sequence[_Run]) -> Iterator[_Event]:
+    """Yield launches one after another, and counters of what is known of all of them."""
+    yield _named(process, title)
+    ends_s = list(itertools.accumulate((run.time_s for run in runs), initial=0.0))
+    energies_j = [run.energy_j for run in runs]
+    spent_j = itertools.accumulate((each or 0.0 for each in energies_j), initial=0.0)
+    counters: dict[str, list[float | None]] = {
+        "core clock (MHz)": [run.clocks.core_mhz for run in runs],
+        "memory clock (MHz)": [run.clocks.mem_mhz for run in runs],
+        "power (W)": [
+            each and each / run.time_s for each, run in zip(energies_j, runs, strict=True)
+        ],
+        "energy (J)": [None] if None in energies_j else list(spent_j),
+    }
+    for name, values in counters.items():
+        if None in values:
+            continue  # a counter has no gaps: half of it would be wrong
+        before = None
+        for at_s, value in zip(ends_s, values, strict=False):
+            if value is not None and value != before:
+                yield _counter(process, name, at_s, value)
+            before = value
+    for run, (begins_s, end_s) in zip(runs, itertools.pairwise(ends_s), strict=True):
+        energy = {} if run.energy_j is None else {"energy_j": run.energy_j}
+        arguments = {"clocks": str(run.clocks), **energy}
+        yield _slice(process, 0, run.name, (begins_s, end_s), arguments)
+
+
+def job_trace(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
+    """Return an iteration of a job, at auto and under the plan; every rank is a process."""
+    events: list[_Event] = []
+    ranks = len(plan.job.ranks)
+    for place, (title, spans) in enumerate((("auto", auto), ("plan", planned))):
+        for at, rank in enumerate(plan.job.ranks):
+            number = place * ranks + at
+            words = f"{title}: rank {at}, stage {rank.stage} ({plan.evidence})"
+            events.append(_named(number, words))
+        for span in spans:
+            number = place * ranks + span.rank
+            clock = "auto" if span.core_mhz is None else span.core_mhz
+            arguments = {"core_mhz": clock} if span.has_profile else {}
+            times_s = (span.begins_s, span.ends_s)
+            events.append(_slice(number, span.stream, span.what, times_s, arguments))
+            if span.core_mhz is not None:
+                events.append(_counter(number, "core clock (MHz)", span.begins_s, span.core_mhz))
+    return _text(events)
+
+
+def _named(process: int, name: str) -> _Event:
+    return {"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}}
+
+
+def _slice(
+    process: int, thread: int, name: str, times_s: tuple[float, float], args: _Event
+) -> _Event:
+    at_us, end_us = (1e6 * each for each in times_s)
+    event = {"ph": "X", "name": name, "pid": process, "tid": thread, "ts": at_us}
+    return event | {"dur": end_us - at_us, "args": args}
+
+
+def _counter(process: int, name: str, at_s: float, value: float) -> _Event:
+    """Return a step of a counter, which holds its value until the next."""
+    args = {name.partition(" (")[0]: value}
+    return {"ph": "C", "name": name, "pid": process, "ts": 1e6 * at_s, "args": args}
+
+
+def _text(events: Sequence[_Event]) -> str:
+    body = {"traceEvents": events, "displayTimeUnit": "ms"}
+    return msgspec.json.encode(body).decode()
