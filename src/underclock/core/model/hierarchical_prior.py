@@ -13,7 +13,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants
 
 _DEGREES = 3.0  # of freedom of the Student-t distribution
@@ -27,6 +27,9 @@ _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as lo
     FIXED: (math.log(0.005), 2.5),
     WORK: (math.log(0.4), 1.0),
 }
+# What a launch takes that nothing changes, as a logarithm: 1.2 µs on an H200, 5 µs on a Titan X
+# (docs/evidence/calibration.md). Of a collective it is the wait for its link, a share of its time.
+_LAUNCH = (math.log(2e-6), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,10 @@ def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
         [log_s + np.log(core), log_s + np.log(mem), log_s, log_s + log_w - log_v2], axis=1
     )
     mean, spread = np.array([_TYPICAL[p] for p in range(PER_KERNEL)]).T
-    return KernelPrior(unit=unit, mean=unit + mean, spread=np.tile(spread, (len(rows.names), 1)))
+    prior = KernelPrior(unit=unit, mean=unit + mean, spread=np.tile(spread, (len(rows.names), 1)))
+    launched = rows.kinds != COLLECTIVE
+    prior.mean[launched, FIXED], prior.spread[launched, FIXED] = _LAUNCH
+    return prior
 
 
 def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -> KernelPrior:
@@ -104,6 +110,8 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
         wide = np.sqrt(apart**2 + np.median(variance[told], axis=0))
         mean[of_kind] = prior.unit[of_kind] + middle
         spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
+        if kind != COLLECTIVE:  # what a launch takes is no share of its kernel
+            mean[of_kind, FIXED], spread[of_kind, FIXED] = _LAUNCH
     return KernelPrior(unit=prior.unit, mean=mean, spread=spread)
 
 

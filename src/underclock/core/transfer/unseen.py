@@ -4,33 +4,45 @@ Of one kind, a parameter p of the physics goes with FLOPs F and bytes B as
 
     p = (a·F^q + b·B^q)^(1/q),    a, b >= 0,
 
-where q is 1 for an energy and sharp for cycles, which the scarcer of two units decides. What a
-kernel has beside that is its role's own, and carries over to another size of it the less the
-farther the sizes are apart: its deviation is a Gaussian process of log F and log B. How far kernels
-of a kind deviate is learned by leaving each of them out.
+where q is 1 for an energy and sharp for cycles, which the scarcer of two units decides. Kernels
+deviate from that with heavy tails, so that one odd kernel does not bend what is said of all others.
+What a kernel deviates by it keeps at another size, but for what sizes alone change: how many waves
+of blocks there are, what fits into a cache. Of the time that no clock changes a launch's own does
+not grow with the work, and the rest does: it is latency of the same work.
 
 Shape letters: K kernels, N new ones, P parameters of a kernel.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.special import expit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
 from underclock.core.model.rows import PER_KERNEL
 
-_SHARP = {CORE: 3.4, DRAM: 1.0, FIXED: 1.0, WORK: 1.0}  # of cycles as sharp as parts of a time join
-_LENGTH = 3.0  # of log size, over which what is a role's own goes over into another's
+_SHARP = {CORE: 3.4, DRAM: 1.0, WORK: 1.0}  # of cycles as sharp as parts of a time join
+_LENGTH = 6.0  # of log size, over which what a size changes is another's no more
+_OF_SIZE = 0.4  # deviation by which sizes of one role differ when they are far apart
+# By which all kernels of a kind do together, at all clocks alike: at most, and over what each
+# deviates by from their line.
+_OF_SIZES, _OVER_OWN = 0.2, 2.0
 _LEAST = np.array([0.004, 0.004, 0.3, 0.004])  # deviations of a kind: no two shapes run quite alike
 FEWEST = 4
 """Kernels of a kind from which it is known how cost goes with their work."""
 _FEW = np.array([0.5, 0.5, 0.7, 0.5])  # deviations of a kind of which there are too few to tell
+# The same kernel takes up to 4 % longer in one step of an H200 than in another (measured: it meets
+# other data in the cache), at all clocks alike.
+_OF_STEP = 0.03
+_SCALED = np.array([1.0, 1.0, 1.0, 0.0])
 _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
-_FEW_ROUNDS = 3  # where kernels of a kind are nearly on a line
+_TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
+_PER_KIND = PER_KERNEL + 1  # errors that all kernels of a kind have in common
 _TINY = 1e-9
-_ROUNDS = 30  # of a variance, which its own weights depend on
+_ODDS, _GRID, _ZOOMS = 7.0, 15, 4  # of FLOPs against bytes, each over its greatest
+_ROUNDS = 12  # of a law and of how kernels deviate from it, each by the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +95,6 @@ class KnownKernels:
             cov=self.cov[chosen],
         )
 
-    def with_more(self, others: "KnownKernels") -> "KnownKernels":
-        """Return them and others, as of one kind."""
-        return KnownKernels(
-            kinds=np.append(self.kinds, others.kinds),
-            work=np.append(self.work, others.work, axis=1),
-            parameters=np.append(self.parameters, others.parameters, axis=0),
-            cov=np.append(self.cov, others.cov, axis=0),
-        )
-
 
 def unseen(
     known: KnownKernels, usable: Bools, kinds: Ints, work: Floats, source: Ints, same: Bools
@@ -111,38 +114,39 @@ def unseen(
         by_source=np.zeros((count, PER_KERNEL, PER_KERNEL)),
         cov=np.zeros((count, PER_KERNEL, PER_KERNEL)),
         kept=np.zeros(count),
-        by_kind=np.zeros((count, PER_KERNEL, PER_KERNEL * len(set(kinds.tolist()) - {-1}))),
+        by_kind=np.zeros((count, PER_KERNEL, _PER_KIND * len(set(kinds.tolist()) - {-1}))),
     )
     told = known.of(usable)
-    all_kinds = KindLaws(told, told)
-    by_kind = {
-        kind: KindLaws(known.of(usable & (known.kinds == kind) & (known.work[1] > 0.0)), told)
+    # The one with least to compute shows best what any launch takes.
+    launch = float(told.parameters[np.argmin(told.parameters[:, CORE]), FIXED])
+    laws = {
+        kind: KindLaws(known.of(usable & (known.kinds == kind) & (known.work[1] > 0.0)), launch)
         for kind in set(kinds.tolist()) - {-1}
     }
-    places = {kind: place for place, kind in enumerate(by_kind)}
+    places = {kind: place for place, kind in enumerate(laws)}
     for n in range(count):
-        k, kind = int(source[n]), by_kind.get(int(kinds[n]), all_kinds)
+        k, kind = int(source[n]), int(kinds[n])
+        made.cov[n] = _OF_STEP**2 * np.outer(_SCALED, _SCALED)
         if same[n]:
             made.parameters[n], made.by_source[n], made.kept[n] = known.parameters[k], one, 1.0
-        elif kinds[n] < 0:
+            continue
+        if kind < 0:
             made.parameters[n] = np.median(told.parameters, axis=0)
-            made.cov[n] = np.diag(np.var(told.parameters, axis=0) + _NOTHING**2)
-        elif k < 0:
-            made.parameters[n], made.cov[n] = kind.expected(work[:, n]), np.diag(kind.own)
+            made.cov[n] += np.diag(np.var(told.parameters, axis=0) + _NOTHING**2)
+            continue
+        if k < 0:
+            made.parameters[n] = laws[kind].expected(work[:, n])
+            made.cov[n] += np.diag(laws[kind].own)
         else:
-            # Of what the source deviates by, a part is its own, the rest what is unsure of it.
-            own = np.diag(kind.own)
-            gain = own @ np.linalg.inv(own + known.cov[k])
-            rho = _alike(known.work[:, k], work[:, n])
-            deviates = known.parameters[k] - kind.expected(known.work[:, k])
-            made.parameters[n] = kind.expected(work[:, n]) + rho * gain @ deviates
-            made.by_source[n] = by = rho * gain
-            made.cov[n] = own - rho**2 * gain @ own - by @ known.cov[k] @ by.T
-            made.kept[n] = rho
-        if kinds[n] >= 0 and not same[n]:
-            first = PER_KERNEL * places[int(kinds[n])]
-            line = (one - made.by_source[n]) * kind.line
-            made.by_kind[n, :, first : first + PER_KERNEL] = line
+            made.kept[n] = _alike(known.work[:, k], work[:, n])
+            of_source = known.parameters[k], known.cov[k], known.work[:, k]
+            resized = laws[kind].resized(*of_source, work[:, n], made.kept[n])
+            made.parameters[n], made.by_source[n] = resized[:2]
+            made.cov[n] += resized[2]
+        first = _PER_KIND * places[kind]
+        together = math.sqrt(1.0 - made.kept[n] ** 2) * laws[kind].together * _SCALED
+        line = (one - made.by_source[n]) * laws[kind].line
+        made.by_kind[n, :, first : first + _PER_KIND] = np.column_stack([line, together])
     return made
 
 
@@ -154,86 +158,123 @@ class KindLaws:
         line: Standard deviation of what work says. Shape (P,).
     """
 
-    def __init__(self, like: KnownKernels, every: KnownKernels) -> None:
-        """Learn it by leaving each kernel out.
+    def __init__(self, like: KnownKernels, launch: float) -> None:
+        """Learn it.
 
         Args:
             like: Of the kind.
-            every: Of all kinds: the one that takes least shows best what any launch takes.
+            launch: Logarithm of what a launch takes that nothing changes.
         """
-        least = np.arange(len(every.kinds)) == np.argmin(every.parameters[:, FIXED])
-        self._shortest = float(every.parameters[least, FIXED][0])
-        self._like, self._with_shortest = like, like.with_more(every.of(least))
-        self.own = np.array([self._own(p) for p in range(PER_KERNEL)])
-        self.line = np.array(
-            [
-                (1.0 / (self._of(p).variance[:, p] + self.own[p])).sum() ** -0.5
-                for p in range(PER_KERNEL)
-            ]
-        )
+        self._launch, self._unit = launch, like.work.max(axis=1, initial=1.0)
+        self._like, self.own, self.line = like, _FEW**2, np.zeros(PER_KERNEL)
+        self._rates = {p: self._learned(p) for p in _SHARP}
+
+    @property
+    def together(self) -> float:
+        """By how much sizes far apart differ, the same for all kernels of the kind."""
+        return min(_OF_SIZES, _OVER_OWN * math.sqrt(self.own[CORE]))
 
     def expected(self, work: Floats) -> Floats:
         """Return the logarithms of parameters, as FLOPs and bytes alone say. Shape (P,)."""
-        logs = np.array([_expected(self._of(p), p, work) for p in range(PER_KERNEL)])
-        logs[FIXED] = max(logs[FIXED], self._shortest)  # no launch takes less
+        logs = np.full(PER_KERNEL, self._launch)
+        for p, rates in self._rates.items():
+            logs[p] = np.log(max(float(self._features(p, work) @ rates), _TINY)) / _SHARP[p]
         return logs
 
-    def _of(self, parameter: int) -> KnownKernels:
-        return self._with_shortest if parameter == FIXED else self._like
+    def resized(
+        self, source: Floats, cov: Floats, known: Floats, work: Floats, alike: float
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return what a kernel of the role of another is expected to be.
 
-    def _own(self, p: int) -> float:
-        like = self._of(p)
-        if (like.variance[:, p] < 1.0).sum() < FEWEST:
-            return float(_FEW[p]) ** 2
-        every = np.arange(len(like.kinds))
-        missed2 = np.array(
-            [
-                (like.parameters[k, p] - _expected(like.of(every != k), p, like.work[:, k])) ** 2
-                for k in every
-            ]
-        )
-        least2 = found = float(_LEAST[p]) ** 2
-        for _ in range(_ROUNDS):
-            weights = (found + like.variance[:, p]) ** -2.0
+        Args:
+            source: Parameters of the other. Shape (P,).
+            cov: Of these. Shape (P, P).
+            known: Its FLOPs and bytes. Shape (2,).
+            work: Of the new one. Shape (2,).
+            alike: How much of what its size changes holds for the other size too.
+
+        Returns:
+            Parameters, (P,), how they move with the source's and what is unsure beside, (P, P).
+        """
+        before, now = self.expected(known), self.expected(work)
+        away = source - before
+        # How far an odd kernel is off shows how far such kernels are.
+        own = self.own * (_TAILS + away**2 / (self.own + np.diag(cov))) / (_TAILS + 1.0)
+        common = own - (1.0 - alike) * np.minimum(own, _OF_SIZE**2)
+        some = np.ix_(list(_SHARP), list(_SHARP))
+        by = np.zeros((PER_KERNEL, PER_KERNEL))
+        # Of what the source deviates by, a part is its own, the rest what is unsure of it.
+        by[some] = np.diag(common[some[1][0]]) @ np.linalg.inv((np.diag(own) + cov)[some])
+        made = now + by @ away
+        fixed_s, launch_s = np.exp(source[FIXED]), np.exp(min(source[FIXED], self._launch))
+        grown = float(np.exp(made[CORE] - source[CORE]))
+        made[FIXED] = np.log(launch_s + grown * (fixed_s - launch_s))
+        by[FIXED, FIXED] = np.exp(source[FIXED] - made[FIXED]) * (grown if away[FIXED] > 0 else 1.0)
+        left = np.diag(own) - by @ (np.diag(own) + cov) @ by.T
+        left[FIXED], left[:, FIXED] = 0.0, 0.0
+        left[FIXED, FIXED] = (1.0 - alike**2) * _OF_SIZE**2
+        return made, by, left
+
+    def _features(self, p: int, work: Floats) -> Floats:
+        """Return what a parameter goes with, of work (2,) or (2, K). Shape (2,) or (K, 2)."""
+        features: Floats = (work.T / self._unit) ** _SHARP[p]
+        return features
+
+    def _learned(self, p: int) -> Floats:
+        """Learn what a parameter goes with, and how far kernels deviate from it. Shape (2,)."""
+        like, unsure2 = self._like, self._like.variance[:, p]
+        if not len(unsure2):
+            return np.zeros(2)
+        features, width = self._features(p, like.work), _ODDS
+        odds = np.array([-math.inf])
+        if features[:, 0].any():
+            odds = np.concatenate([odds, np.linspace(-width, width, _GRID), [math.inf]])
+        for _ in range(_ZOOMS):
+            shares = np.stack([expit(odds), expit(-odds)])
+            law = np.log(np.maximum(features @ shares, _TINY)) / _SHARP[p]
+            fits = _student(like.parameters[:, [p]] - law, unsure2[:, None], float(_FEW[p]))
+            best = int(np.argmax(fits.log_likelihood))
+            if not math.isfinite(odds[best]):
+                break
+            width *= 2.0 / _GRID
+            odds = odds[best] + width * np.linspace(-1.0, 1.0, _GRID)
+        self.own[p] = max(float(fits.own[best]), float(_LEAST[p]) ** 2)
+        self.line[p] = float(fits.precision[best]) ** -0.5
+        rates: Floats = shares[:, best] * np.exp(_SHARP[p] * float(fits.middle[best]))
+        return rates
+
+
+@dataclass(frozen=True, slots=True)
+class _Student:
+    """Student's t, fitted to kernels' deviations from each of M laws. Shapes (M,)."""
+
+    middle: Floats
+    own: Floats
+    precision: Floats
+    log_likelihood: Floats
+
+
+def _student(away: Floats, unsure2: Floats, few: float) -> _Student:
+    """Fit how far kernels are from laws, (K, M), by expectation and maximisation."""
+    count = len(away)
+    own, middle = np.full(away.shape[1], few**2), np.median(away, axis=0)
+    for _ in range(_ROUNDS):
+        off2, spread2 = (away - middle) ** 2, unsure2 + own
+        weights = (_TAILS + 1.0) / (_TAILS + off2 / spread2) / spread2
+        middle = (weights * away).sum(axis=0) / weights.sum(axis=0)
+        if count >= FEWEST:
             # What its own rows leave unsure of a kernel is no deviation.
-            excess = missed2 - like.variance[:, p]
-            found = max(float(weights @ excess) / float(weights.sum()), least2)
-        return found
+            excess = weights * off2 * count / (count - 1.0) - unsure2 / spread2
+            own = np.maximum((excess / spread2).sum(axis=0) / (spread2**-2).sum(axis=0), 0.0)
+            own = np.maximum(own, _TINY)
+    off2, spread2 = (away - middle) ** 2, unsure2 + own
+    weights = (_TAILS + 1.0) / (_TAILS + off2 / spread2) / spread2
+    tails = (_TAILS + 1.0) * np.log1p(off2 / spread2 / _TAILS)
+    return _Student(middle, own, weights.sum(axis=0), -0.5 * (np.log(spread2) + tails).sum(axis=0))
 
 
 def _alike(work: Floats, other: Floats) -> float:
-    """Return how much of a role's own holds between two sizes."""
+    """Return how much of what a size changes holds between two sizes."""
     both = (work > 0.0) & (other > 0.0)
     apart = np.log(other[both] / work[both])
     return float(np.exp(-0.5 * float((apart**2).max(initial=0.0)) / _LENGTH**2))
-
-
-def _expected(like: KnownKernels, parameter: int, work: Floats) -> float:
-    """Return the logarithm of a parameter, as work alone says."""
-    weights = 1.0 / (like.variance[:, parameter] + _LEAST[parameter] ** 2)
-    sharp = _SHARP[parameter]
-    used, asked = like.work.copy(), work.copy()
-    if parameter == DRAM:
-        used[0] = asked[0] = 0.0
-    unit = used.max(axis=1, initial=1.0)
-    # Relative errors count, so each kernel's own size is its unit.
-    features = ((used / unit[:, None]) ** sharp).T
-    wanted = (asked / unit) ** sharp
-    if parameter == FIXED:
-        features = np.column_stack([features, np.ones(len(features))])
-        wanted = np.append(wanted, 1.0)
-    goal = like.parameters[:, parameter] * sharp
-    middle = float(goal.max())
-    found = np.exp(goal - middle)
-    scale = 1.0 / found
-    for _ in range(_ROUNDS if parameter == FIXED else _FEW_ROUNDS):
-        # Squares of logarithms, by weights that make squares of differences as large.
-        weighed = np.sqrt(weights) * scale
-        rates, _ = nnls(features * weighed[:, None], found * weighed)
-        apart = features @ rates / found
-        scale = np.log(np.maximum(apart, _TINY)) / found / np.where(apart == 1.0, 1.0, apart - 1.0)
-        scale[apart == 1.0] = 1.0 / found[apart == 1.0]
-    total = float(rates @ wanted)
-    if total <= 0.0:
-        return float(np.average(like.parameters[:, parameter], weights=weights))
-    return float(np.log(total) + middle) / sharp

@@ -193,23 +193,45 @@ def test_a_size_of_a_kind_follows_its_work(count: int) -> None:
         np.array([-1]),
         np.array([False]),
     )
-    assert np.exp(told.parameters[0]) == pytest.approx([5.0, 2.5, 0.5, 10.0], rel=0.02)
+    # What a launch takes is that of the smallest.
+    assert np.exp(told.parameters[0]) == pytest.approx([5.0, 2.5, 0.1, 10.0], rel=0.02)
     assert told.kept[0] == 0.0
     # Two kernels show no deviation from a line; eight show that there is none.
     assert (np.sqrt(np.diag(told.cov[0])) > 0.4).all() == (count == 2)
 
 
-def test_work_that_no_kernel_of_the_kind_does_tells_nothing_of_a_size() -> None:
-    known = dataclasses.replace(_known(8), parameters=np.log(np.tile([1.0, 0.5, 0.1, 2.0], (8, 1))))
-    idle = unseen(
+def test_a_kernel_that_is_nothing_like_its_work_bends_no_law() -> None:
+    known = _known(8)
+    known.work[1, 2] = 1e-6  # what it reads through a pointer nobody counted
+    known.parameters[5] -= 3.0
+    told = unseen(
         known,
         np.ones(8, dtype=bool),
         np.array([1]),
-        np.zeros((2, 1)),
+        np.array([[5e9], [5e6]]),
         np.array([-1]),
         np.array([False]),
     )
-    assert np.exp(idle.parameters[0, 0]) == pytest.approx(1.0)
+    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.05)
+
+
+def test_what_no_clock_changes_grows_with_the_work_but_for_a_launch() -> None:
+    """With one memory clock, traffic may be taken for time that nothing changes."""
+    known = _known(8)
+    known.parameters[:, 2] = np.log(2.0)
+    known.parameters[7, 2] = np.log(632.0)
+    one = unseen(
+        known,
+        np.ones(8, dtype=bool),
+        np.array([1, 1]),
+        np.array([[1.6e9, 5e9], [1.6e6, 5e6]]),
+        np.array([7, 4]),
+        np.array([False, False]),
+    )
+    assert np.exp(one.parameters[0, 2]) == pytest.approx(2.0 + 630.0 / 5.0, rel=0.02)
+    assert np.exp(one.parameters[1, 2]) == pytest.approx(2.0)
+    # Nearly all of it is of the kind that grows.
+    assert one.by_source[0, 2, 2] == pytest.approx(0.98, abs=0.01)
 
 
 def test_a_kernel_of_no_role_is_told_by_its_kind(samples: SampleSet) -> None:
