@@ -21,7 +21,7 @@ from underclock.records import GpuInfo, Plan
 from underclock.records.runs import StepLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.run_files import Run, tidy
-from underclock.runtime.holding.applied import applied, lightning_callback, transformers_callback
+from underclock.runtime.holding.applied import applied
 from underclock.runtime.holding.run import HowToRun, held_run, run
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
@@ -268,40 +268,6 @@ def test_a_block_is_held_and_given_back(
     assert said.endswith("clocks were given back")
     assert control.truth()["core_lock"] is None
     assert '"end"' in log.read_text()
-
-
-@pytest.mark.parametrize(
-    ("make", "begin", "end"),
-    [
-        (transformers_callback, "on_train_begin", "on_train_end"),
-        (lightning_callback, "on_fit_start", "on_fit_end"),
-    ],
-)
-def test_a_callback_answers_to_every_hook_and_to_nothing_else(
-    make: object, begin: str, end: str
-) -> None:
-    assert callable(make)
-    callback = make(plan())
-
-    assert callback.on_step_end("args", state=1) is None
-    getattr(callback, end)()  # what was never begun ends quietly
-    assert callback.summary is None
-    assert callable(getattr(callback, begin))
-    with pytest.raises(AttributeError, match="state_of_mind"):
-        _ = callback.state_of_mind
-
-
-def test_a_callback_is_of_the_librarys_class_where_that_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class TrainerCallback:
-        """As Hugging Face's."""
-
-    library = type(sys)("transformers")
-    library.TrainerCallback = TrainerCallback  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "transformers", library)
-
-    assert isinstance(transformers_callback(plan()), TrainerCallback)
 
 
 def _without_schedule() -> Plan:

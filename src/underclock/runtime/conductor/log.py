@@ -107,6 +107,24 @@ class Log:
             listener.close()
 
 
+class LogReader:
+    """Reads a log while it is written, each line once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+        self._decoder = msgspec.json.Decoder(Line)
+
+    def new(self) -> tuple[Line, ...]:
+        """Return the lines that were not returned yet; none where it is no file."""
+        if not self._path.is_file():
+            return ()
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        return _decoded(whole, self._decoder)
+
+
 def is_log(path: Path) -> bool:
     """Whether a file is the log of a run."""
     try:
@@ -119,11 +137,14 @@ def is_log(path: Path) -> bool:
 
 def read_log(path: Path) -> tuple[Line, ...]:
     """Return the lines of a log; one that is cut short by a full disk is left out."""
+    return _decoded(path.read_bytes(), msgspec.json.Decoder(Line))
+
+
+def _decoded(text: bytes, decoder: "msgspec.json.Decoder[Line]") -> tuple[Line, ...]:
     lines = []
-    decoder = msgspec.json.Decoder(Line)
-    for text in path.read_bytes().splitlines():
+    for line in text.splitlines():
         try:
-            lines.append(decoder.decode(text))
+            lines.append(decoder.decode(line))
         except msgspec.DecodeError:
             continue
     return tuple(lines)
@@ -203,6 +224,23 @@ def live_line(lines: Sequence[Line]) -> str:
         parts.append(f"{hits:.0%} within 1 ms")
     parts.append(f"{last.arm}: {last.state}" if last.arm else last.state)
     return ", ".join(parts)
+
+
+def live_scalars(lines: Sequence[Line], gpu: int = 0) -> dict[str, float]:
+    """Return how a GPU's last steps went, for a logger of scalars; what is unknown is left out."""
+    steps = [line for line in lines if isinstance(line, StepLine) and line.gpu == gpu]
+    if not steps:
+        return {}
+    last = steps[-1]
+    found = {
+        "step_seconds": sum(line.steps * line.time_s for line in steps) / _count(steps),
+        "step_joules": _step_j(steps),
+        "power_watts": last.power_w,
+        "core_megahertz": last.core_mhz,
+        "temperature_celsius": last.temperature_c,
+        "follows_plan": _count([s for s in steps if s.state == State.FOLLOWING]) / _count(steps),
+    }
+    return {f"underclock/{name}": value for name, value in found.items() if value is not None}
 
 
 def _count(lines: Sequence[StepLine]) -> int:

@@ -27,7 +27,14 @@ from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import Line, RunSummary
 from underclock.report import closing_line
-from underclock.runtime.conductor.log import last_run, live_line, read_log, summary_of
+from underclock.runtime.conductor.log import (
+    LogReader,
+    last_run,
+    live_line,
+    live_scalars,
+    read_log,
+    summary_of,
+)
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
@@ -51,6 +58,7 @@ _PATH = "PYTHONPATH"
 _ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
 _WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
+_SCALARS_EVERY_S = 1.0
 _INTERRUPTED = 130  # as a shell has it, after SIGINT
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 # Whoever is interrupted before that just ends.
@@ -182,7 +190,10 @@ class HeldRun:
         self.ran: Ran | None = None
         self._code: int | None = None  # that the command ended with
         self._began = False
-        self._how, self._told = how, 0
+        self._how = how
+        self._log = LogReader(Path(options["log"]))
+        self._scalars: dict[str, float] = {}
+        self._scalars_s = -math.inf  # when they were read
         self._words: Mapping[str, Any] | None = None  # the conductor's last
         self._asked = False  # whether it was asked to end
         self._undone: tuple[Undone, ...] = ()  # what the two did not undo
@@ -284,11 +295,22 @@ class HeldRun:
                 self._undone += restore_left(folder, uuids, settable_gpu)
 
     def _tell_of_last_steps(self) -> None:
-        lines = self._lines()
-        new, self._told = lines[self._told :], len(lines)
-        words = live_line(new)
-        if words:
+        if words := live_line(self._log.new()):
             self._how.tell(words)
+
+    def scalars(self, gpu: int = 0) -> dict[str, float]:
+        """Return how the last steps went, for a logger; empty before there was one.
+
+        It may be asked for every step: the log is read once a second at most.
+
+        Args:
+            gpu: Which of the run's.
+        """
+        now_s = SystemClock().now_s()
+        if now_s >= self._scalars_s + _SCALARS_EVERY_S:
+            self._scalars_s = now_s
+            self._scalars = live_scalars(self._log.new(), gpu) or self._scalars
+        return dict(self._scalars)
 
     @property
     def summary(self) -> RunSummary | None:
