@@ -1,7 +1,11 @@
 """Plans and results to be shown. Their numbers are invented, for tests only."""
 
+import base64
 import io
+import json
+import zlib
 from html.parser import HTMLParser
+from typing import Any
 
 import msgspec
 from rich.console import Console, RenderableType
@@ -165,6 +169,28 @@ def printed(table: RenderableType, width: int = 80) -> str:
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(table)
     return console.export_text()
+
+
+def page_data(html: str) -> Any:
+    """Return what a page draws by itself."""
+    packed = html.split('id="data">')[1].split("<", maxsplit=1)[0]
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def page_table(html: str, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table of a page, by the names that a CSV file would have."""
+    data = page_data(html)
+    columns = data["tables"][name]["columns"]
+
+    def read(kind: str, value: Any) -> Any:
+        if kind == "parts":
+            pairs = zip(value[::2], value[1::2], strict=True)
+            return [(data["texts"][place], runs) for place, runs in pairs]
+        return data["texts"][value] if kind == "text" else value
+
+    cells = [[read(each["kind"], value) for value in each["values"]] for each in columns]
+    keys = [each["key"] for each in columns]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
 class Seen(HTMLParser):

@@ -395,15 +395,21 @@ def top_savings(plan: Plan, most: int) -> Ranking:
     )
 
 
-def saved_text(plan: Plan, total_j: float) -> str:
+def saved_text(plan: Plan, total_j: float, *, held: bool = False) -> str:
     """Say what all kernels save by themselves, and what the step saves with their clocks.
 
     The two differ where the step is not the sum of its kernels: they share one power cap.
+
+    Args:
+        held: Whether it is of what the plan holds, and not of what clocks that change for free do.
     """
-    auto, chosen = plan.arm(Strategy.AUTO).energy_j, plan.promise.energy_j
+    auto = plan.arm(Strategy.AUTO).energy_j
+    chosen = (held and plan.headline.energy_j) or plan.promise.energy_j
     if auto is None:
         raise AssertionError("checked when the plan was made")
-    free = "" if plan.headline.name is plan.chosen else " if clocks changed for free, a bound"
+    free = (
+        "" if held or plan.headline.name is plan.chosen else " if clocks changed for free, a bound"
+    )
     unit, (kernels, step) = joules_column([total_j, auto - chosen])
     alone = "" if kernels == step else f"; kernels by themselves add up to {kernels} {unit}"
     return f"{step} {unit} of a step are saved{free}{alone}"

@@ -23,6 +23,8 @@ _RIGHT_PX, _BOTTOM_PX, _TICK_PX = 12, 44, 6
 _MOST_Y_LABEL = 24  # characters
 _SYMBOL_PX, _LARGE = 5.0, 1.5
 _SWATCH_PX = 24
+_MANY = 100  # points of a series, of which none is told of by itself
+_CAPS = {"circle": "round", "square": "square"}  # that a line without length has
 _ABOVE_PX = 6  # how far a name may stand out of the plot
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _PAD = 0.06  # of the span, so that no point lies on the frame
@@ -108,6 +110,11 @@ class Axis:
     end_px: float
     ticks: tuple[tuple[float, str], ...]
 
+    @property
+    def written(self) -> str:
+        """Both ends, as values and as places, for a script that puts something beside them."""
+        return " ".join(f"{end:.6g}" for end in (self.low, self.high, self.start_px, self.end_px))
+
     def px(self, value: float) -> float:
         """Return where a value lies."""
         part = (value - self.low) / (self.high - self.low)
@@ -158,7 +165,8 @@ def draw(chart: Chart, width_px: int) -> str:
     parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
     parts += _labels(chart, x, y)
-    return document(parts, width_px, height_px, chart.title)
+    axes = " ".join(f'data-{name}="{axis.written}"' for name, axis in (("x", x), ("y", y)))
+    return document(parts, width_px, height_px, chart.title, axes)
 
 
 def figure(chart: Chart) -> str:
@@ -234,11 +242,27 @@ def _series(series: Series, x: Axis, y: Axis) -> list[str]:
             if whole
         ]
         return [f'<polyline points="{line}" {look}/>' for line in lines]
+    if len(places) > _MANY and not series.notes:
+        return [_markers(places, series)]
     notes = series.notes or tuple(f"{a:.4g}, {b:.4g}" for a, b in series.points)
     return [
         _marker(place, series, f"{series.name}: {note}")
         for place, note in zip(places, notes, strict=True)
     ]
+
+
+def _markers(places: Sequence[tuple[float, float]], series: Series) -> str:
+    """Draw many symbols as one path; what each says on hovering would be longer than the page."""
+    size = _SYMBOL_PX / 2
+    if series.symbol in _CAPS:
+        dots = "".join(f"M{px(a)} {px(b)}h0" for a, b in places)
+        look = f'stroke-width="{2 * size:g}" stroke-linecap="{_CAPS[series.symbol]}"'
+        return f'<path d="{dots}" stroke="{series.colour}" {look}/>'
+    shape = [(size * a, size * b) for a, b in _CORNERS[series.symbol]]
+    moves = [(c - a, d - b) for (a, b), (c, d) in itertools.pairwise(shape)]
+    (a0, b0), outline = shape[0], "".join(f"l{px(a)} {px(b)}" for a, b in moves)
+    path = "".join(f"M{px(a + a0)} {px(b + b0)}{outline}" for a, b in places)
+    return f'<path d="{path}" fill="{series.colour}"/>'
 
 
 def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:

@@ -1,13 +1,11 @@
 """The figures of a plan's page: records to charts, charts to SVG."""
 
-import itertools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from underclock.records import Arm, Cost, Plan, Strategy, Validation
-from underclock.records.latencies import Domain, mhz_of
-from underclock.report.answer import Ranking, expected_energy_change, frontier_of
+from underclock.report.answer import expected_energy_change
 from underclock.report.chart import (
     BLUE,
     GREEN,
@@ -22,14 +20,13 @@ from underclock.report.chart import (
     both,
     figure,
 )
+from underclock.report.step_data import KernelUse
 from underclock.report.svg import Box, document, rectangle, shortened, text, text_px
-from underclock.report.wording import arm_title, change_text, clocks_text, energy_text, minus
+from underclock.report.wording import arm_title, change_text, duration_text, energy_text, minus
 
-MOST_BARS = 16
-_ROW_PX, _BAR_PX = 40, 13
-_VALUE_PX = 130  # what stands to the right of the longest bar
-_TIMELINE_PX = 150
-_NAMED = 2  # kernels of a stretch, of more the number
+_MOST_BARS = 12
+_ROW_PX = 40
+_VALUE_PX = 170  # what stands to the right of the longest bar
 _SHOWN = 0.05  # of auto's time: how far right the frontier is drawn at least
 _BEYOND = 1.5  # times the greatest time change that must be seen
 _LEFT, _RIGHT = 0.02, 0.03  # of what is shown, beyond both ends
@@ -54,38 +51,49 @@ _SECONDS = (("s", 1.0), ("ms", 1e-3))
 _JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
 
 
-def savings(ranking: Ranking) -> str:
-    """Draw the kernels that save most of the step's energy as bars; empty if none saves any."""
-    return both(lambda width_px: _bars(ranking, width_px)) if ranking.rows else ""
+def energy(uses: Sequence[KernelUse]) -> str:
+    """Draw where a step's energy goes, pass by pass and kernel by kernel, and what is saved of it.
+
+    Of many kernels those that draw most, and the others together.
+    """
+    ranked = sorted(uses, key=lambda use: -use.auto_j)
+    passes = [name for name in dict.fromkeys(use.pass_ for use in uses) if name]
+    rows = [(name, [use for use in uses if use.pass_ == name]) for name in passes if passes[1:]]
+    rows += [(use.name, [use]) for use in ranked[:_MOST_BARS]]
+    if ranked[_MOST_BARS:]:
+        count = len(ranked) - _MOST_BARS
+        rows.append((f"{count} other{'s' * (count > 1)}", ranked[_MOST_BARS:]))
+    bars = [
+        (name, math.fsum(use.auto_j for use in some), math.fsum(use.energy_j for use in some))
+        for name, some in rows
+    ]
+    total_j = math.fsum(use.auto_j for use in uses)
+    return both(lambda width_px: _bars(bars, len(passes[1:]) and len(passes), total_j, width_px))
 
 
-def _bars(ranking: Ranking, width_px: int) -> str:
-    """Draw a line for each kernel's name and clocks, and a line for its bar."""
+def _bars(
+    bars: Sequence[tuple[str, float, float]], passes: int, total_j: float, width_px: int
+) -> str:
+    """Draw a line for each name, and one for its bar: filled what it draws, hollow the saving."""
     parts: list[str] = []
     top = 0.0
-    scale = (width_px - _VALUE_PX) / max(ranking.rows[0][1].saved_j, ranking.others_j)
-    for name, choice in ranking.rows:
-        clocks = clocks_text(choice.clocks)
-        most = int((width_px - text_px(clocks)) / text_px("x")) - 3
-        parts.append(text(0, top + 14, shortened(name, most)))
-        parts.append(text(width_px, top + 14, clocks, anchor="end"))
-        parts += _bar(choice.saved_j, ranking.total_j, scale, BLUE, top + 20)
+    scale = (width_px - _VALUE_PX) / max(max(auto_j, planned_j) for _, auto_j, planned_j in bars)
+    for place, (name, auto_j, planned_j) in enumerate(bars):
+        if place == passes > 0:
+            top += _ROW_PX / 2
+        most = int(width_px / text_px("x")) - 3
+        parts.append(text(0, top + 14, shortened(name, most), bold=place < passes))
+        ends_px, auto_px = scale * planned_j, scale * auto_j
+        colour = GREY if place < passes else BLUE
+        parts.append(rectangle(Box(0, top + 20, ends_px, top + 33), f'fill="{colour}"'))
+        if auto_px > ends_px:
+            box = Box(ends_px, top + 20.5, auto_px, top + 32.5)
+            parts.append(rectangle(box, f'fill="none" stroke="{colour}"'))
+        saved = minus(change_text(planned_j / auto_j - 1.0))
+        words = f"{energy_text(auto_j)} ({auto_j / total_j:.0%}), {saved}"
+        parts.append(text(max(ends_px, auto_px) + 7, top + 31, words))
         top += _ROW_PX
-    if ranking.others:
-        parts.append(text(0, top + 14, ranking.others_text))
-        parts += _bar(ranking.others_j, ranking.total_j, scale, GREY, top + 20)
-        top += _ROW_PX
-    return document(parts, width_px, top + 6, "Energy that kernels save, per step")
-
-
-def _bar(saved_j: float, total_j: float, scale: float, colour: str, top: float) -> list[str]:
-    """Draw one bar, its joules and its share of all that is saved."""
-    length_px = max(scale * saved_j, 0.0)
-    share = f" ({saved_j / total_j:.0%})" if total_j > 0.0 else ""
-    return [
-        rectangle(Box(0, top, length_px, top + _BAR_PX), f'fill="{colour}"'),
-        text(length_px + 7, top + 11, f"{energy_text(saved_j)}{share}"),
-    ]
+    return document(parts, width_px, top + 6, "Where the energy of a step goes, and what is saved")
 
 
 def power(plan: Plan) -> str:
@@ -112,96 +120,83 @@ def power(plan: Plan) -> str:
     )
 
 
-def timeline(plan: Plan) -> str:
-    """Draw the clocks of a plan's schedule over one step; empty where it has none that changes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierLine:
+    """A frontier that a plan has.
 
-    A drawing for each clock that changes within a step; none of what the driver picks.
+    Attributes:
+        takes: How long clocks take to change on it, in words.
+        points: Changes of time and energy, as far as they are shown.
+        is_drawn: Whether the page draws it at once, or as a reader asks for it.
+        is_own: Whether it is the one that counts.
     """
-    if plan.schedule is None:
-        return ""
-    launch_s = plan.schedule.launch_s
-    unit, size = _axis_unit(_SECONDS, [math.fsum(launch_s)])
-    drawn = ""
-    for domain, colour in ((Domain.CORE, BLUE), (Domain.MEMORY, ORANGE)):
-        held = [mhz_of(clocks, domain) for clocks in plan.schedule.clocks]
-        points: list[tuple[float, float]] = []
-        begins = end = 0
-        for mhz, run in itertools.groupby(held):
-            end += len(list(run))
-            ends = (math.fsum(launch_s[:begins]) / size, math.fsum(launch_s[:end]) / size)
-            points += [(place, math.nan if mhz is None else float(mhz)) for place in ends]
-            begins = end
-        if len({mhz for _, mhz in points if not math.isnan(mhz)}) > 1:
-            line = Series(name=f"{domain} clock", points=tuple(points), colour=colour)
-            chart = Chart(
-                key=f"timeline-{domain}",
-                title=f"The {domain} clock over a step ({plan.evidence})",
-                x_title=f"time in the step ({unit})",
-                y_title="MHz",
-                series=(line,),
-                signed=False,
-                plot_px=_TIMELINE_PX,
-            )
-            drawn += figure(chart)
-    return drawn
+
+    name: str
+    takes: str
+    latency_s: float
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    is_drawn: bool = True
+    is_own: bool = False
 
 
-def stretches(plan: Plan) -> tuple[tuple[str, float], ...]:
-    """Name the kernels of each stretch of a schedule, most time first, and say what it takes."""
-    if plan.schedule is None:
-        return ()
-    found, begins = [], 0
-    for segment in plan.schedule.segments:
-        taken_s: dict[str, float] = defaultdict(float)
-        for launch in range(begins, begins + segment.launches):
-            name = plan.runs[plan.order[launch]].name if plan.order else ""
-            taken_s[name] += plan.schedule.launch_s[launch]
-        begins += segment.launches
-        most = sorted(taken_s, key=lambda name: -taken_s[name])[:_NAMED]
-        more = f" and {len(taken_s) - len(most)} more" if len(taken_s) > len(most) else ""
-        found.append((f"{', '.join(most)}{more}", math.fsum(taken_s.values())))
-    return tuple(found)
-
-
-def shown_frontier(plan: Plan) -> list[tuple[float, float]]:
-    """Return changes of time and energy on the frontier that counts, as far as it is drawn."""
-    return _shown(plan, frontier_of(plan))
-
-
-def _shown(plan: Plan, frontier: Sequence[Cost]) -> list[tuple[float, float]]:
-    limit = _slowest_shown(plan)
-    shown = [
-        (cost.time_change, cost.energy_change) for cost in frontier if cost.time_change <= limit
+def lines_of(plan: Plan) -> list[FrontierLine]:
+    """Return the frontiers that a plan has, at the least latency first."""
+    limit, held = slowest_shown(plan), bool(plan.achievable_frontier)
+    own_s = plan.schedule and plan.schedule.latencies.constant_s
+    lines = [
+        FrontierLine(
+            name="with free switching, a bound" if held else "frontier",
+            takes="no time, a bound",
+            latency_s=0.0,
+            points=points_of(plan.frontier, limit),
+            colour=BLUE,
+            is_own=not held,
+        ),
+        FrontierLine(
+            name="achievable here",
+            takes=f"{duration_text(own_s) if own_s else 'as long as measured'}, of the plan",
+            latency_s=own_s or math.inf,
+            points=points_of(plan.achievable_frontier, limit),
+            colour=GREEN,
+            is_own=True,
+        ),
     ]
-    end = expected_energy_change(frontier, limit)
-    if len(shown) < len(frontier) and end is not None:
-        shown.append((limit, end))
-    return shown
+    lines += [
+        FrontierLine(
+            name="",
+            takes=f"{duration_text(each.latency_s)}{_as_of(each.hardware)}",
+            latency_s=each.latency_s,
+            points=points_of(each.frontier, limit),
+            colour=GREY,
+            is_drawn=False,
+        )
+        for each in plan.latency_curve
+        if each.frontier != plan.achievable_frontier
+    ]
+    return sorted((line for line in lines if len(line.points) > 1), key=lambda line: line.latency_s)
+
+
+def _as_of(hardware: str) -> str:
+    return f", as of {hardware.partition(' (')[0]}" if hardware else ""
 
 
 def frontier(plan: Plan) -> str:
     """Draw the frontier as a line, the arms as points, and shade what is over the time budget."""
     arms = [(arm, arm.cost) for arm in plan.arms if arm.cost is not None]
     seen = [(arm, cost) for arm, cost in arms if arm.name == "auto" or not _is_auto(cost)]
-    # The first line is the one that the page's slider follows.
-    drawn = [("frontier", BLUE, plan.frontier)]
-    if plan.achievable_frontier:
-        drawn = [
-            ("achievable here", GREEN, plan.achievable_frontier),
-            ("with free switching, a bound", BLUE, plan.frontier),
-        ]
     lines = [
         Series(
-            name=name,
-            points=tuple((100.0 * time, 100.0 * energy) for time, energy in shown),
-            colour=colour,
+            name=line.name,
+            points=tuple((100.0 * time, 100.0 * energy) for time, energy in line.points),
+            colour=line.colour,
         )
-        for name, colour, frontier in drawn
-        if len(shown := _shown(plan, frontier)) > 1
+        for line in sorted(lines_of(plan), key=lambda line: not line.is_own)
+        if line.is_drawn
     ]
     line = [point for series in lines for point in series.points]
     places = [100.0 * cost.time_change for _, cost in arms] + [x for x, _ in line]
-    low, high = min(places), 100.0 * _slowest_shown(plan)
+    low, high = min(places), 100.0 * slowest_shown(plan)
     budget = plan.max_slowdown
     return trade(
         "frontier",
@@ -304,7 +299,16 @@ def _marker_of(arm: str) -> tuple[str, str]:
     return _ARM_MARKERS.get(arm, (SKY, "diamond"))
 
 
-def _slowest_shown(plan: Plan) -> float:
+def points_of(line: Sequence[Cost], slowest: float) -> tuple[tuple[float, float], ...]:
+    """Return changes of time and energy on a frontier, as far as it is shown."""
+    found = [(c.time_change, c.energy_change) for c in line if c.time_change <= slowest]
+    end = expected_energy_change(line, slowest)
+    if len(found) < len(line) and end is not None:
+        found.append((slowest, end))
+    return tuple((round(time, 7), round(energy, 7)) for time, energy in found)
+
+
+def slowest_shown(plan: Plan) -> float:
     """Return the greatest time change to draw: all arms, the budget, and some of the frontier."""
     marks = [arm.cost.time_change for arm in plan.arms if arm.cost is not None]
     if plan.max_slowdown is not None:

@@ -4,18 +4,12 @@ import math
 from collections.abc import Sequence
 
 from underclock.records.job import JobPlan, Span
-from underclock.report.chart import GREEN, Series, both, round_ticks
+from underclock.report.chart import GREEN, Series
 from underclock.report.figures import arm_series, trade
+from underclock.report.packed import Packed, Packer, TimelineBox, column, digits
 from underclock.report.page import rendered
-from underclock.report.svg import Box, document, px, text, text_px
-from underclock.report.wording import (
-    EVIDENCE_SENTENCES,
-)
+from underclock.report.wording import EVIDENCE_SENTENCES
 
-_RAMP = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
-"""Six steps of viridis, slow to fast: in order for colour-blind readers, and in grey."""
-_FIXED = "#9a9a9a"  # instructions to which clocks do not matter
-_ROW_PX, _GAP_PX, _AXIS_PX, _KEY_PX = 18, 4, 22, 26
 _MOST_RANKS = 32  # drawn: of alike pipelines the first
 
 
@@ -27,105 +21,89 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
         auto: When every instruction runs where nothing is set.
         planned: The same under the plan.
     """
-    cost = plan.promise
-    end_s = max(span.ends_s for span in (*auto, *planned))
+    shown = _shown_ranks(plan)
+    points = [(each.cost.time_change, each.cost.energy_change) for each in plan.frontier]
+    packer = Packer()
+    bands = [
+        {"title": title, "tracks": [_track(packer, plan, at, spans) for at in shown]}
+        for title, spans in (("Under the plan", planned), ("At auto", auto))
+    ]
     return rendered(
         "job.html.jinja",
         plan=plan,
-        cost=cost,
+        cost=plan.promise,
+        shown=len(shown),
         evidence_sentence=EVIDENCE_SENTENCES[plan.evidence],
-        timelines=[
-            (title, timeline(plan, spans, end_s, title))
-            for title, spans in (("At auto", auto), ("Under the plan", planned))
-        ],
+        data=packer.packed(
+            bands=bands,
+            tables={"ranks": _ranks(packer, plan, auto, planned)},
+            evidence=plan.evidence,
+            lines=[("", points)],
+            auto=(plan.arm("auto").time_s, plan.arm("auto").energy_j),
+        ),
+        points=points,
         frontier=_frontier(plan),
     )
 
 
-def timeline(plan: JobPlan, spans: Sequence[Span], end_s: float, title: str) -> str:
-    """Draw what ranks do over time, a row each; where nothing is drawn, a rank waits.
-
-    Args:
-        plan: Says the ranks, and which clocks there are.
-        spans: What is drawn.
-        end_s: Where the time axis ends.
-        title: Of the drawing.
-    """
-    clocks = [
-        row.clocks.core_mhz
-        for profile in plan.job.profiles.values()
-        for row in profile.rows
-        if row.clocks.core_mhz is not None
+def _shown_ranks(plan: JobPlan) -> list[int]:
+    """Return which ranks are drawn: those of the first of pipelines side by side."""
+    ranks = plan.job.ranks
+    return [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
+        :_MOST_RANKS
     ]
-    low, high = (min(clocks), max(clocks)) if clocks else (0, 0)
-    return both(lambda width_px: _drawn(plan, spans, end_s, (low, high), (title, width_px)))
 
 
-def _drawn(
-    plan: JobPlan,
-    spans: Sequence[Span],
-    end_s: float,
-    range_mhz: tuple[int, int],
-    look: tuple[str, int],
-) -> str:
-    title, width_px = look
-    shown = [
-        at
-        for at, rank in enumerate(plan.job.ranks)
-        if rank.place[1:] == plan.job.ranks[0].place[1:]
-    ][:_MOST_RANKS]
-    rows = {at: row for row, at in enumerate(shown)}
-    left_px = 12 + text_px(f"stage {plan.job.ranks[shown[-1]].stage}")
-    per_s = (width_px - left_px - 8) / end_s
-    height_px = _KEY_PX + len(shown) * (_ROW_PX + _GAP_PX)
-    paths: dict[str, list[str]] = {}
-    for span in spans:
-        if span.rank not in rows or span.stream:
-            continue
-        top = _KEY_PX + rows[span.rank] * (_ROW_PX + _GAP_PX)
-        left, right = left_px + span.begins_s * per_s, left_px + span.ends_s * per_s
-        width = max(right - left - 0.4, 0.2)  # neighbours stay apart
-        paths.setdefault(_colour(span, range_mhz), []).append(
-            f"M{px(left)} {top}h{px(width)}v{_ROW_PX}h{px(-width)}z"
+def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> Packed:
+    """Return what a rank computes; where nothing is drawn, it waits."""
+    boxes, ends_s = [], 0.0
+    mine = (span for span in spans if span.rank == rank and not span.stream)
+    for span in sorted(mine, key=lambda span: span.begins_s):
+        set_by = -1 if not span.has_profile else int(span.core_mhz is not None)
+        boxes.append(
+            TimelineBox(
+                name=span.what,
+                lasts_s=span.ends_s - span.begins_s,
+                core_mhz=span.core_mhz if span.has_profile else None,
+                set_by=set_by,
+                gap_s=max(0.0, span.begins_s - ends_s),
+            )
         )
-    parts = [f'<path d="{"".join(each)}" fill="{colour}"/>' for colour, each in paths.items()]
-    for at, row in rows.items():
-        top = _KEY_PX + row * (_ROW_PX + _GAP_PX)
-        parts.append(text(left_px - 6, top + 13, f"stage {plan.job.ranks[at].stage}", anchor="end"))
-    most = 8 if width_px > 400 else 4  # noqa: PLR2004 - a telephone's width
-    for value, words in round_ticks(0.0, end_s, most, signed=False):
-        x_px = left_px + value * per_s
-        parts.append(text(x_px, height_px + 14, f"{words} s", anchor="middle"))
-    return document([*_key(range_mhz, left_px), *parts], width_px, height_px + _AXIS_PX, title)
+        ends_s = span.ends_s
+    return packer.track(boxes, label=f"stage {plan.job.ranks[rank].stage}")
 
 
-def _colour(span: Span, range_mhz: tuple[int, int]) -> str:
-    if not span.has_profile:
-        return _FIXED
-    low, high = range_mhz
-    if span.core_mhz is None or high == low:
-        return _RAMP[-1]
-    part = (span.core_mhz - low) / (high - low)
-    return _RAMP[min(len(_RAMP) - 1, math.floor(part * len(_RAMP)))]
+def _ranks(packer: Packer, plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> Packed:
+    """Return the table of ranks: what they hold, and how long they compute."""
+    ranks = range(len(plan.job.ranks))
+    clocks = [sorted({s.core_mhz for s in planned if s.rank == at and s.core_mhz}) for at in ranks]
+    busy_s = [[_busy_s(spans, at) for at in ranks] for spans in (auto, planned)]
+    stages = [packer.text(f"{at}: stage {plan.job.ranks[at].stage}") for at in ranks]
+    mhz = [
+        None if not each else each[0] if len(each) == 1 else (each[0], each[-1]) for each in clocks
+    ]
+    changes = [
+        round(after / before - 1.0, 6) if before else None
+        for before, after in zip(*busy_s, strict=True)
+    ]
+    columns = [
+        column("Rank", "rank", "text", stages),
+        column("Core MHz", "core_mhz", "mhz", mhz),
+        column("Busy at auto", "auto_busy_s", "seconds", [digits(each) for each in busy_s[0]]),
+        column("Busy, planned", "busy_s", "seconds", [digits(each) for each in busy_s[1]]),
+        column("Change", "busy_change", "change", changes),
+    ]
+    return {
+        "noun": "ranks",
+        "columns": columns,
+        "sort": "rank",
+        "falls": False,
+        "count": len(ranks),
+    }
 
 
-def _key(range_mhz: tuple[int, int], left_px: float) -> list[str]:
-    """Draw which colour is which clock."""
-    low, high = range_mhz
-    parts, x_px = [], left_px
-    words = [f"{low} MHz", *[""] * (len(_RAMP) - 2), f"{high} MHz or auto"]
-    for colour, said in zip(_RAMP, words, strict=True):
-        parts.append(_swatch(x_px, colour))
-        x_px += 16
-        if said:
-            parts.append(text(x_px, 12, said))
-            x_px += text_px(said) + 10
-    return parts
-
-
-def _swatch(left_px: float, colour: str) -> str:
-    box = Box(left_px, 2, left_px + 13, 14)
-    return f'<path d="M{px(box.left)} {px(box.top)}h13v12h-13z" fill="{colour}"/>'
+def _busy_s(spans: Sequence[Span], rank: int) -> float:
+    return math.fsum(s.ends_s - s.begins_s for s in spans if s.rank == rank and s.has_profile)
 
 
 def _frontier(plan: JobPlan) -> str:

@@ -1,13 +1,14 @@
 """One self-contained page of a plan: it opens offline, and equal input gives equal bytes."""
 
+import math
+import re
 from collections.abc import Callable, Mapping
 
 from underclock.records import Plan, Validation
 from underclock.report import answer, figures, wording
+from underclock.report.step_data import MOST_ROWS, is_held, kernel_uses, plan_data
 from underclock.report.wording import minus
 from underclock.units import format_mhz
-
-_MOST_SEGMENTS = 24
 
 
 def rendered(
@@ -41,34 +42,34 @@ def rendered(
 
 def page(plan: Plan, validation: Validation | None) -> str:
     """Return the HTML page of a plan, and of its validation where it was run again."""
-    kernels = answer.by_savings(plan)
-    saved_unit, saved = answer.joules_column([choice.saved_j for _, choice in kernels])
-    ranking = answer.top_savings(plan, figures.MOST_BARS)
+    uses, first = kernel_uses(plan), plan.headline
+    lines = figures.lines_of(plan)
     return rendered(
         "page.html.jinja",
         plan=plan,
         validation=validation,
         auto=plan.arm("auto"),
-        first=plan.headline,
+        first=first,
         free=plan.arm(plan.chosen),
         nothing=answer.gives_nothing(plan),
         all_zero=all(wording.no_change(arm) for arm in plan.arms),
-        counts={kernel.name: kernel.count for kernel in plan.runs},
-        kernels=kernels,
-        saved_unit=saved_unit,
-        saved=[minus(text) for text in saved],
-        saved_sentence=answer.saved_text(plan, ranking.total_j),
+        kernels=len(uses),
+        most_rows=MOST_ROWS,
+        held=is_held(plan),
+        auto_known=any(choice.auto_core_mhz for choice in plan.kernels.values()),
+        saved_sentence=answer.saved_text(
+            plan, math.fsum(use.saved_j for use in uses), held=is_held(plan)
+        ),
         warnings=wording.once(plan.warnings + (validation.warnings if validation else ())),
         words=wording,
-        most_segments=_MOST_SEGMENTS,
         answer=answer,
-        timeline_figure=figures.timeline(plan),
-        stretches=figures.stretches(plan),
+        data=plan_data(plan, uses, [(line.takes, line.points) for line in lines]),
+        lines=lines,
+        own_line=next((at for at, line in enumerate(lines) if line.is_own), 0),
+        slowest=figures.slowest_shown(plan),
+        budget=round(first.time_change or plan.max_slowdown or 0.01, 4),
         frontier_figure=figures.frontier(plan),
-        frontier_points=[
-            (round(time, 7), round(energy, 7)) for time, energy in figures.shown_frontier(plan)
-        ],
-        savings_figure=figures.savings(ranking),
+        energy_figure=figures.energy(uses),
         power_figure=figures.power(plan),
         repeats_figure=figures.repeats(validation) if validation else None,
     )
@@ -79,10 +80,18 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def _coded(words: str) -> object:
+    """Write what stands between backticks as code."""
+    from markupsafe import Markup, escape  # noqa: PLC0415 - jinja2 loads it
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704 - escaped
+
+
 _FILTERS: dict[str, Callable[..., object]] = {
     "arm": wording.arm_title,
     "brief": "{:.6g}".format,
     "change": lambda fraction: minus(wording.change_text(fraction)),
+    "coded": _coded,
     "duration": wording.duration_text,
     "energy": wording.energy_text,
     "interval": lambda ends: minus(wording.interval_text(ends)),

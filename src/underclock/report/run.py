@@ -7,13 +7,15 @@ from rich.table import Column, Table
 from underclock.errors import DataError
 from underclock.records.runs import EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
+from underclock.report.packed import Packer, TimelineBox
 from underclock.report.page import rendered
 from underclock.report.terminal import filled, words
-from underclock.report.wording import EVIDENCE_SENTENCES, duration_text
+from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, interval_text
 from underclock.units import format_percent
 
 _JOULES_OF_A_KWH = 3.6e6
-_MOST_POINTS = 2000  # of a drawing: more do not show
+_DRIVEN = frozenset({"auto", "auto-again", "warm-up", "learning", "off"})  # what holds no clock
+_MOST_POINTS = 1000  # of a drawing: more do not show
 _COLOURS = {  # in the order in which they are shown: auto, then the plan, then what is simpler
     "warm-up": GREY,
     "learning": GREY,
@@ -149,7 +151,9 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         saved=saved[:1].upper() + saved[1:],
         followed=summary.followed,
         came_to=f"{_steps(summary)}; {_drawn(summary)}",
-        steps=steps,
+        data=_data(run, steps),
+        best=next((arm for arm in summary.arms if arm.arm == "plan"), None),
+        interval=_interval,
         evidence_sentence=EVIDENCE_SENTENCES[run.evidence],
         drawings=[(chart, figure(chart)) for chart in run_charts(run, steps)],
         events=[line for line in lines if isinstance(line, EventLine)],
@@ -165,6 +169,36 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         promised_time=_change(run.time_change, None),
         rows=_rows(steps),
     )
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "one round: no interval" if ends is None else f"95 %: {interval_text(ends)}"
+
+
+def _data(run: RunLine, steps: Sequence[StepLine]) -> str:
+    """Return what each GPU held over the run, what its core clock was, and what it drew."""
+    packer, tracks = Packer(), []
+    for gpu in sorted({step.gpu for step in steps}):
+        boxes, held, ends_s = [], [], run.began_s
+        for step in (step for step in steps if step.gpu == gpu):
+            lasts_s, some = step.time_s * step.steps, f" to {step.step + step.steps - 1}"
+            power_w = step.power_w if step.energy_j is None else step.energy_j / step.time_s
+            boxes.append(
+                TimelineBox(
+                    name=f"step {step.step}{some if step.steps > 1 else ''}: {step.state}",
+                    lasts_s=lasts_s,
+                    core_mhz=step.core_mhz and round(step.core_mhz),
+                    set_by=int(not run.dry and step.arm not in _DRIVEN),
+                    power_w=power_w,
+                    gap_s=max(0.0, step.began_s - ends_s),
+                )
+            )
+            held.append(step.arm or "plan")
+            ends_s = step.began_s + lasts_s
+        label = f"GPU {gpu}" if len(run.gpus) > 1 else ""
+        tracks.append(packer.track(boxes, label=label, groups={"held": held}))
+    bands = [{"title": f"Steps as they came ({run.evidence})", "tracks": tracks}] if tracks else []
+    return packer.packed(bands=bands)
 
 
 def run_charts(run: RunLine, steps: Sequence[StepLine]) -> tuple[Chart, ...]:
@@ -201,9 +235,14 @@ def _by_arm(
         if some:
             points.setdefault(step.arm or "plan", []).extend(some)
     return tuple(
-        Series(name=arm, points=tuple(some), colour=_COLOURS.get(arm, GREEN), symbol="circle")
+        Series(name=arm, points=tuple(some), colour=_COLOURS.get(arm, GREEN), symbol=_symbol(arm))
         for arm, some in sorted(points.items(), key=lambda each: _place(each[0]))
     )
+
+
+def _symbol(arm: str) -> str:
+    """Return what tells an arm's points from others without colour."""
+    return {"auto": "circle", "plan": "square", "best-fixed": "triangle"}.get(arm, "diamond")
 
 
 def _rows(steps: Sequence[StepLine]) -> list[tuple[str, int, str, str, str]]:

@@ -35,12 +35,14 @@ class Box:
         )
 
 
-def document(parts: Iterable[str], width_px: float, height_px: float, title: str) -> str:
-    """Return a whole drawing of its parts."""
+def document(
+    parts: Iterable[str], width_px: float, height_px: float, title: str, attributes: str = ""
+) -> str:
+    """Return a whole drawing of its parts; ``attributes`` are further ones."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width_px:g} {height_px:g}" '
         f'width="{width_px:g}" height="{height_px:g}" role="img" aria-label="{html.escape(title)}" '
-        f'font-family="{_FONT}" font-size="{_FONT_PX}" fill="currentColor">'
+        f'font-family="{_FONT}" font-size="{_FONT_PX}" fill="currentColor" {attributes}>'
         f"{''.join(parts)}</svg>"
     )
 

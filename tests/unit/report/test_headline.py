@@ -1,12 +1,20 @@
 """What a plan answers first, in the terminal and on the page."""
 
-import json
-import re
-
 import msgspec
 import pytest
 
-from invented import ARMS, LATENCY_PLAN, MINUS, Seen, choices, cost, printed, with_plan
+from invented import (
+    ARMS,
+    LATENCY_PLAN,
+    MINUS,
+    Seen,
+    choices,
+    cost,
+    page_data,
+    page_table,
+    printed,
+    with_plan,
+)
 from underclock.records import (
     AUTO,
     Accounting,
@@ -40,8 +48,8 @@ def test_a_plan_that_is_auto_draws_no_bars_and_says_what_time_would_give() -> No
         f"slower; at 0.5, 1 and 2 % slower about {MINUS}5.0, {MINUS}10.0 and {MINUS}10.4 % energy "
         "is expected, with free switching: a bound, not promised."
     ) in seen.text
-    assert seen.count("rect") == 2  # only what is over the budget, wide and narrow
-    assert "kernels-panel" not in page(plan, None).split("<script>")[0]
+    assert seen.count("rect") == 2 + 2 * 2  # what is over the budget, two bars, wide and narrow
+    assert [row["saved_j"] for row in page_table(page(plan, None), "kernels")] == [0.0, 0.0]
     assert "nvidia-smi" not in seen.text
     assert "nothing to run again" in seen.text
 
@@ -52,7 +60,6 @@ def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
     assert text.startswith(f"{MINUS}5.12 % energy at {MINUS}0.10 % time, simulated on")
     assert "achievable with a latency of 20ms, assumed, 2 changes of clocks per step" in text
     assert f"With free switching, a bound: {MINUS}15.64 % energy at +0.00 % time" in text
-    assert "7 1680 auto 70 ms 3 auto 5001 30 ms" in text  # the schedule
 
 
 def test_where_a_latency_leaves_no_saving_the_headline_says_so() -> None:
@@ -243,10 +250,31 @@ def test_the_slider_follows_what_is_achievable_where_a_latency_is_given() -> Non
     line = (cost(-0.001, -0.0512), cost(0.01, -0.07), cost(0.02, -0.08))
     text = page(msgspec.structs.replace(LATENCY_PLAN, achievable_frontier=line), None)
 
-    points = json.loads(text.split('id="frontier-points">')[1].split("<")[0])
-    assert points == [[-0.001, -0.0512], [0.01, -0.07], [0.02, -0.08]]
+    data = page_data(text)
+    assert data["lines"][1] == [
+        "20 ms, of the plan",
+        [[-0.001, -0.0512], [0.01, -0.07], [0.02, -0.08]],
+    ]
     first = text.split("<polyline points=")[1].split("/>")[0]
-    assert first.count(",") == len(line)  # the mark moves on the line of these very points
+    assert first.count(",") == len(line)
+    assert 'name="latency" min="0" max="1" step="1" value="1"' in text  # what is achievable
+    assert 'name="budget" min="-0.03" max="0.05" step="0.0001" value="-0.001"' in text
+
+
+def test_sliders_reach_every_latency_that_has_a_frontier_and_no_other() -> None:
+    line = (cost(-0.001, -0.0512), cost(0.01, -0.07), cost(0.02, -0.08))
+    known, slow = LATENCY_PLAN.latency_curve
+    curve = (msgspec.structs.replace(known, frontier=line[:2]), slow)
+    plan = msgspec.structs.replace(LATENCY_PLAN, achievable_frontier=line, latency_curve=curve)
+
+    lines = page_data(page(plan, None))["lines"]
+
+    assert [takes for takes, _ in lines] == [
+        "no time, a bound",
+        "6 ms, as of Hopper",
+        "20 ms, of the plan",
+    ]
+    assert lines[1][1] == [[-0.001, -0.0512], [0.01, -0.07]]
 
 
 def test_where_longer_segments_were_looked_for_and_none_pays_that_is_said() -> None:
@@ -268,7 +296,11 @@ def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> 
     )
     assert LATENCY_PLAN.schedule is not None
     schedule = msgspec.structs.replace(
-        LATENCY_PLAN.schedule, segments=segments, switches=3, launch_s=(0.02, *[0.01] * 9)
+        LATENCY_PLAN.schedule,
+        segments=segments,
+        switches=3,
+        launch_s=(0.02, *[0.01] * 9),
+        launch_j=(4.0, *[1.0] * 9),
     )
     plan = msgspec.structs.replace(
         LATENCY_PLAN,
@@ -279,11 +311,18 @@ def test_a_page_shows_the_clocks_over_a_step_and_which_kernels_run_at_them() -> 
     )
     text = page(plan, None)
 
-    assert "4 1680 auto 50 ms product 4 900 auto 40 ms copy, product and 1 more" in Seen(text).text
-    assert text.count('aria-label="The core clock over a step (simulated)"') == 2  # and narrow
-    assert "The memory clock over a step" not in text  # it never changes
-    drawn = text.split('aria-label="The core clock over a step')[1].split("</svg>")[0]
-    assert drawn.count("<polyline") == 1  # nothing where the driver picks
-    (line,) = re.findall(r'<polyline points="([^"]+)"', drawn)
-    xs = [float(place.split(",")[0]) for place in line.split()]
-    assert (xs[1] - xs[0]) / (xs[3] - xs[2]) == pytest.approx(50 / 40, rel=0.01)
+    first, second, third = page_table(text, "segments")
+    assert (first["core_mhz"], second["core_mhz"], third["core_mhz"]) == (1680, 900, None)
+    assert (first["time_s"], first["energy_j"]) == (0.05, 7.0)
+    assert second["kernels"] == [("copy", 2), ("product", 1), ("sum", 1)]  # most time first
+    by_name = {row["kernel"]: row for row in page_table(text, "kernels")}
+    # What the schedule takes of it, not what free switching would.
+    assert by_name["product"]["saved_j"] == pytest.approx(80.0 - 4.0 - 5.0)
+    assert by_name["copy"]["core_mhz"] is None  # auto for one of its runs
+    assert by_name["sum"]["core_mhz"] == 900
+    planned, auto = page_data(text)["bands"]
+    assert planned["title"].startswith("Under the plan: ")
+    assert auto["title"] == "At auto: 12.3 s, 4.21 kJ"
+    assert planned["tracks"][0]["states"][3].count(0) == 2
+    assert set(auto["tracks"][0]["states"][3]) == {0}
+    assert [label for label, *_ in auto["tracks"][0]["groups"]] == ["pass"]

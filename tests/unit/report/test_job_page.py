@@ -2,12 +2,14 @@
 
 import json
 import re
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from invented import page_data, page_table
 from small_jobs import small_job
 from underclock.app.report import render_report, timelines
 from underclock.core.job.planning import JobGoal, plan_job
@@ -54,17 +56,28 @@ def test_a_plan_that_sets_nothing_holds_auto() -> None:
     }
     alone = plan_job(msgspec.structs.replace(plan.job, profiles=rows), JobGoal())
     assert "weighed by time: auto, auto, auto" in printed(job_plan_tables(alone))
-    assert "At auto" in render_report(alone)
+    bands = page_data(render_report(alone))["bands"]
+    assert [band["title"] for band in bands] == ["Under the plan", "At auto"]
 
 
-def test_the_page_shows_both_timelines_and_no_script() -> None:
+def test_the_page_shows_both_timelines_of_a_pipeline_and_all_ranks() -> None:
     plan = planned(data=2, transfer_s=(0.02,))
     page = render_report(plan)
     assert page == render_report(plan)
-    assert "<script" not in page
-    assert page.count("<svg") == 6  # two timelines and the frontier, wide and narrow
-    assert "stage 2" in page
-    assert "At auto" in page
+    assert page.split("<script")[0].count("<svg") == 2  # the frontier, wide and narrow
+    data = page_data(page)
+    for band in data["bands"]:
+        assert [track["label"] for track in band["tracks"]] == ["stage 0", "stage 1", "stage 2"]
+    ends = [
+        sum(track["gaps"]) + sum(track["states"][1][at] for at in accumulate(track["order"]))
+        for track in data["bands"][1]["tracks"]
+    ]
+    assert max(ends) == pytest.approx(plan.arm("auto").time_s, rel=1e-3)
+    ranks = page_table(page, "ranks")
+    assert len(ranks) == 6
+    assert all(row["busy_s"] >= row["auto_busy_s"] for row in ranks)
+    assert "Shown are 3 of 6 ranks." in page
+    assert len(data["lines"][0][1]) == len(plan.frontier)
     assert len(page.encode()) < 500_000
     assert not re.search(r"https?://(?!www\.w3\.org)", page)
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from invented import printed
+from invented import page_data, printed
 from underclock.errors import DataError
 from underclock.records import Evidence
 from underclock.records.runs import (
@@ -15,6 +15,7 @@ from underclock.records.runs import (
     RunLine,
     StepLine,
 )
+from underclock.report.chart import draw
 from underclock.report.run import closing_line, run_charts, run_page, run_table
 from underclock.runtime.conductor.log import last_run, summary_of
 
@@ -78,12 +79,17 @@ def test_a_page_shows_steps_arms_and_events_and_lets_nothing_through() -> None:
     page = run_page(LINES, summary_of(LINES))
 
     assert "4 steps under the plan; 7 of 9 steps seen; 0.0001 kWh drawn" in page
-    saved = "10.00 % energy at +0.30 % time against auto on this job, simulated: kept"
-    assert page.index("<h1") < page.rindex(saved) < page.index("4 steps under the plan")
+    saved, verdict = "10.00 % energy at +0.30 % time", "against auto on this job: kept"
+    assert page.index("<h1") < page.rindex(saved) < page.index(verdict)
+    assert page.index(verdict) < page.index("4 steps under the plan")
     assert "small &lt;b&gt;" in page
     assert "a lock was overruled &amp; noted" in page
     assert "\N{MINUS SIGN}10.00 %" in page
-    assert page.count("<figure") == 3
+    assert page.count("<figure") == 4
+    (track,) = page_data(page)["bands"][0]["tracks"]
+    assert track["states"][2] == [1500] * len(track["states"][2])
+    assert track["groups"][0][2] == [4, 1, 2]  # four of the plan, one best-fixed, two at auto
+    assert 0 in track["states"][3]  # the driver's
     order = [page.rindex(f"<td>{arm}</td>") for arm in ("auto", "plan", "best-fixed")]
     assert order == sorted(order)
     assert run_page(LINES, summary_of(LINES)) == page
@@ -106,6 +112,8 @@ def test_arms_are_drawn_apart_and_few_points_stand_for_many() -> None:
     assert sum(len(series.points) for series in time.series) <= 2000
     assert energy.y_title == "J"
     assert misses.signed
+    assert len({series.symbol for series in time.series}) == len(time.series)  # not by colour alone
+    assert draw(time, 880).count("<path") < 10
 
 
 def test_a_log_without_a_beginning_has_no_page() -> None:
