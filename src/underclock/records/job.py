@@ -41,6 +41,7 @@ class InstructionKind(StrEnum):
     SEND = "send"
     RECEIVE = "receive"
     COLLECTIVE = "collective"
+    COPY = "copy"  # between host and GPU, or within it, beside passes
     OPTIMIZER = "optimizer"
     OTHER = "other"
 

@@ -129,15 +129,15 @@ class Relaxation:
             None
             if answer.status is Status.INFEASIBLE
             else Relaxed(
-                choice=self._mixed(answer.duration_s[self.table.network.activity]),
+                choice=self.mixed(answer.duration_s[self.table.network.activity]),
                 bound_j=answer.bound_j + float(waiting_w * time_s) + self.constant_j,
                 duration_s=answer.duration_s[self.table.network.activity],
             )
             for time_s, answer in zip(times_s, answers, strict=True)
         )
 
-    def _mixed(self, duration_s: Floats) -> RowChoice:
-        """Return the rows of hulls that take given times."""
+    def mixed(self, duration_s: Floats) -> RowChoice:
+        """Return the rows of hulls that take given times. Shape (n,)."""
         count = len(duration_s)
         row, then, share = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones(count)
         for p, on in enumerate(self.hulls):

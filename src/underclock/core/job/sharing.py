@@ -55,6 +55,8 @@ def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
         fixed_s=table.fixed_s[kept],
         power_w=table.power_w[kept],
         talks=table.talks[kept],
+        rest=table.rest[kept],
+        quiet=table.quiet[kept],
         auto_wait_w=table.auto_wait_w[ranks],
         pairs=tuple((new_rank[rank], name) for rank, name in pairs),
         **{name: getattr(table, name)[picked] for name in _OF_PAIRS},

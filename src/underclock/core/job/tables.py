@@ -1,10 +1,10 @@
 """A job as numbers: what its profiles cost, who holds which clock, and what a choice comes to.
 
 A choice runs each instruction by a row of its profile, or by two in turn. A change of clocks is
-asked for a latency ahead, but not before the one before it has come: where what runs in between is
-shorter than the latency it comes late by the rest, and until then work is done by the row of the
-clock before. That is counted where it takes time, never where it saves some. How long a rank waits
-in between is not counted on.
+asked for a latency ahead, but not before the one before it has come: where what runs in between, at
+one clock, is shorter than the latency it comes late by the rest, and until then work is done by the
+row of the clock before. That is counted where it takes time, never where it saves some. How long a
+rank waits in between is not counted on.
 
 While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
 long a gap lasts is known only when it is over, so no clock is set for it. A gap in which it
@@ -12,6 +12,9 @@ communicates has the clock of the instruction after it, for no clock changes whi
 under way. The first gap of an iteration is one with the last. An instruction without a power of its
 own draws the same. One that runs beside the first stream adds what it draws above waiting, and has
 the clock of the first stream's instruction that is listed before it.
+
+While a collective runs beside a pass no clock is asked for: only the ends of passes are seen. So
+such a pass has one clock, and the next change is asked for when it has ended.
 
 Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C clocks.
 """
@@ -26,7 +29,15 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.network import Network, network_of
 from underclock.records.common import AUTO, Clocks
-from underclock.records.job import TALKS, Held, Job, Profile, RankClocks
+from underclock.records.job import (
+    TALKS,
+    Held,
+    Instruction,
+    InstructionKind,
+    Job,
+    Profile,
+    RankClocks,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +51,8 @@ class JobTable:
         fixed_s: What it takes where it has no profile, else 0. Shape (n,).
         power_w: What it draws there; nan for what waiting draws. Shape (n,).
         talks: Whether it communicates. Shape (n,).
+        rest: Whether it is the rest of the pass before it. Shape (n,).
+        quiet: Whether a collective runs beside its pass at auto. Shape (n,).
         auto_wait_w: What ranks draw waiting where nothing is set. Shape (ranks,).
         pairs: Rank and name of the profile. Length P.
         auto: Row of each pair. Shape (P,).
@@ -60,6 +73,8 @@ class JobTable:
     fixed_s: Floats
     power_w: Floats
     talks: Bools
+    rest: Bools
+    quiet: Bools
     auto_wait_w: Floats
     pairs: tuple[tuple[int, str], ...]
     auto: Ints
@@ -217,15 +232,26 @@ def _changes(
     pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
     before = np.where(table.before[at] >= 0, table.before[at], at)
     earlier = table.last[table.pair[before], choice.then[before]]
-    ours = (table.network.stream[at] == 0) & (earlier != table.first[pair, row])
+    main = table.network.stream[at] == 0
+    ours = main & (earlier != table.first[pair, row])
     lates = table.at_clocks[pair, earlier]
     first_s, rest_s = share * table.time_s[pair, row], (1.0 - share) * table.time_s[pair, then]
     ahead_s = np.zeros(len(table.pair))  # how long the clock before was held, at least
-    ahead_s[at] = np.where(share < 1.0, rest_s, first_s)
+    ahead_s[at] = np.where(table.quiet[at], 0.0, np.where(share < 1.0, rest_s, first_s))
+    goes_on = main & ~ours & (share == 1.0) & ~table.inside[pair, row] & (before < at)
+    ahead_s[at[main]] = _since(ahead_s[at[main]], ~goes_on[main])
     late_s = np.maximum(latency_s - ahead_s[before], 0.0)
     begun = late(table, (pair, lates, row), np.where(ours, share, 0.0), late_s)
     inside_s = np.maximum(latency_s - first_s, 0.0)
     return begun, late(table, (pair, row, then), 1.0 - share, inside_s)
+
+
+def _since(lasts_s: Floats, begins: Bools) -> Floats:
+    """Return how long what goes on has lasted at the end of each. Shape (n,)."""
+    done_s = np.cumsum(lasts_s)
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+    since: Floats = done_s - (done_s - lasts_s)[first]
+    return since
 
 
 def late(
@@ -301,6 +327,8 @@ def table_of(job: Job) -> JobTable:
                 values[p, r] = np.nan if value is None else value
         first[p, profile.auto] = last[p, profile.auto] = 0
     at_clocks = [[_nearest(profile, clocks) for clocks in known] for _, profile in profiles]
+    rest = np.array([each.kind is InstructionKind.REST for each in every])
+    auto_s = [_auto_s(job, each) for each in every]
     return JobTable(
         network=network,
         rank_weight=np.ones(len(job.ranks), dtype=np.int64),
@@ -308,6 +336,8 @@ def table_of(job: Job) -> JobTable:
         fixed_s=np.array([each.time_s or 0.0 for each in every]),
         power_w=np.array([np.nan if each.power_w is None else each.power_w for each in every]),
         talks=np.array([each.kind in TALKS for each in every]),
+        rest=rest,
+        quiet=_quiet(network, np.array([each.kind in TALKS for each in every]), rest, auto_s),
         auto_wait_w=np.array([rank.waiting_w(None) for rank in job.ranks]),
         pairs=tuple(pairs),
         auto=np.array([profile.auto for _, profile in profiles], dtype=np.int64),
@@ -320,6 +350,28 @@ def table_of(job: Job) -> JobTable:
     )
 
 
+def _auto_s(job: Job, each: Instruction) -> float:
+    profile = None if each.profile is None else job.profiles[each.profile]
+    return each.time_s or 0.0 if profile is None else profile.rows[profile.auto].time_s
+
+
+def _quiet(network: Network, talks: Bools, rest: Bools, auto_s: Sequence[float]) -> Bools:
+    """Return beside which instructions' passes a collective runs. Shape (n,)."""
+    main, quiet = network.stream == 0, np.zeros(len(talks), dtype=bool)
+    if not (talks & ~main).any():
+        return quiet
+    begins_s, ends_s = network.begins_s(np.array(auto_s)), network.ends_s(np.array(auto_s))
+    for rank in range(int(network.rank.max()) + 1):
+        own = np.flatnonzero(main & ~talks & (network.rank == rank))
+        beside = np.flatnonzero(~main & talks & (network.rank == rank))
+        both_s = np.minimum(ends_s[own, None], ends_s[beside])
+        both_s -= np.maximum(begins_s[own, None], begins_s[beside])
+        pass_ = np.cumsum(~rest[own])
+        quiet[own] = np.bincount(pass_, (both_s > _BESIDE_S).any(axis=1))[pass_] > 0
+    return quiet
+
+
+_BESIDE_S = 1e-9  # less is rounding
 _QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
 
 

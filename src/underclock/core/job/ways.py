@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.job.groups import Groups
 from underclock.core.job.relaxation import Relaxation, Relaxed, following
 from underclock.core.job.tables import JobTable, RowChoice, taken, total, waiting_j
@@ -16,6 +17,7 @@ from underclock.records.job import InstructionKind
 _ROUNDING = 1e-9  # of a time
 ENOUGH = 1e-4  # of the energy: what is as near to its bound is not looked at further
 _TRIES = 6  # of aims below a time that changes of clocks overran
+_DIGITS = 6  # of shares
 _CLOSER = 1e-6  # of a time: an aim is lowered by so much more than it was overrun by
 
 
@@ -30,6 +32,23 @@ class Found:
 
     choice: RowChoice
     bound_j: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Units:
+    """Parts of passes that have clocks together; most instructions are a unit by themselves.
+
+    Attributes:
+        first: The unit's first instruction, of each. Shape (n,).
+        auto_s: What the unit takes at auto. Shape (n,).
+        before: How much of its work is done before each. Shape (n,).
+        share: How much of it each is. Shape (n,).
+    """
+
+    first: Ints
+    auto_s: Floats
+    before: Floats
+    share: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +98,8 @@ class Ways:
         kinds, short = [""] * len(self.kinds), np.zeros(len(table.rank_weight), dtype=bool)
         if name is Strategy.DIRECTION:
             kinds = [str(kind) for kind in self.kinds]
-            at = np.flatnonzero(ours)
-            auto_s = table.time_s[table.pair[at], table.auto[table.pair[at]]]
-            short[table.network.rank[at][auto_s < max(self.latency_s, self.dwell_s)]] = True
+            at = np.flatnonzero(ours & ((self._units.auto_s < self._long_s) | self._tied_by_talk))
+            short[table.network.rank[at]] = True
         numbers: dict[tuple[int, str], int] = {}
         of = [
             numbers.setdefault((rank, "" if short[rank] else kind), len(numbers)) if mine else -1
@@ -144,12 +162,12 @@ class Ways:
         if not self.latency_s and not self.dwell_s:
             return relaxed.choice
         most_s, found = time_s * (1.0 + _ROUNDING), list[RowChoice | None]()
-        if not self._short or not self.dwell_s:
-            faster = self._in_parts(relaxed.choice, faster=True)
+        if not self._short or not (self.dwell_s or self._tied_by_talk.any()):
+            faster = self._in_parts(self._together(program, relaxed, faster=True), faster=True)
             took_s, energy_j = self.cost(faster)
             if took_s <= most_s and energy_j <= relaxed.bound_j * (1.0 + ENOUGH):
                 return faster
-            found += [faster, self._aimed(program, relaxed, time_s, self._parts_of)]
+            found += [faster, self._aimed(program, relaxed, time_s, self._in_parts)]
         if self._short:
             found.append(self._aimed(program, relaxed, time_s, self._tied))
             found.append(self.grouped(Strategy.RANK, time_s))
@@ -162,12 +180,12 @@ class Ways:
         program: Relaxation,
         relaxed: Relaxed,
         time_s: float,
-        made: Callable[[Relaxed], RowChoice],
+        made: Callable[[RowChoice], RowChoice],
     ) -> RowChoice | None:
         """Return what is made of a relaxed plan for a time, or for less until it keeps that."""
         aim_s = time_s
         for _ in range(_TRIES):
-            choice = made(relaxed)
+            choice = made(self._together(program, relaxed))
             took_s = self.cost(choice)[0]
             if took_s <= time_s * (1.0 + _ROUNDING):
                 return choice
@@ -175,6 +193,73 @@ class Ways:
             [lower] = program.solved([aim_s])
             relaxed = relaxed if lower is None else lower
         return None
+
+    @property
+    def _long_s(self) -> float:
+        """How long a clock has to be held at least."""
+        return max(self.latency_s, self.dwell_s)
+
+    @cached_property
+    def _units(self) -> "_Units":
+        """Parts of a pass that are too short for clocks of their own have them together.
+
+        So have all of a pass beside which a collective runs.
+        """
+        table = self.table
+        ours = np.flatnonzero((table.pair >= 0) & (table.network.stream == 0))
+        pair = table.pair[ours]
+        auto_s = np.zeros(len(table.pair))
+        auto_s[ours] = table.time_s[pair, table.auto[pair]]
+        units: list[list[int]] = [[]]
+        for before, i in pairwise([-1, *ours.tolist()]):
+            is_long = not table.quiet[i] and auto_s[units[-1]].sum() >= self._long_s
+            if not self._goes_on(before, i) or is_long:
+                units.append([])
+            units[-1].append(i)
+        for at in range(len(units) - 1, 1, -1):  # what is too short at the end of a pass
+            is_short = auto_s[units[at]].sum() < self._long_s
+            if is_short and self._goes_on(units[at - 1][-1], units[at][0]):
+                units[at - 1] += units.pop(at)
+        first = np.arange(len(table.pair))
+        for unit in units[1:]:
+            first[unit] = unit[0]
+        whole_s: Floats = np.bincount(first, auto_s)[first].astype(np.float64)
+        done_s = np.cumsum(auto_s) - auto_s
+        return _Units(
+            first=first,
+            auto_s=whole_s,
+            before=np.divide(
+                done_s - done_s[first], whole_s, where=whole_s > 0.0, out=0.0 * done_s
+            ),
+            share=np.divide(auto_s, whole_s, where=whole_s > 0.0, out=np.ones(len(first))),
+        )
+
+    @cached_property
+    def _tied_by_talk(self) -> Bools:
+        """Instructions before which no clock can be asked for, for collectives run. Shape (n,)."""
+        table = self.table
+        tied: Bools = table.quiet & (table.before >= 0) & table.quiet[table.before]
+        return tied & (self._long_s > 0.0)
+
+    def _goes_on(self, before: int, i: int) -> bool:
+        """Whether an instruction is the rest of the pass before it, with the same clocks."""
+        table = self.table
+        rows, earlier = (table.first[table.pair[each]] for each in (i, before))
+        of_one = before >= 0 and table.network.rank[before] == table.network.rank[i]
+        return bool(table.rest[i] and of_one and np.array_equal(rows, earlier))
+
+    def _together(
+        self, program: Relaxation, relaxed: Relaxed, *, faster: bool = False
+    ) -> RowChoice:
+        """Return a relaxed plan where a part of a unit is run as all of it, or as its fastest."""
+        units = self._units
+        if (units.share == 1.0).all():
+            return relaxed.choice
+        whole_s = np.bincount(units.first, relaxed.duration_s)
+        if faster:
+            np.minimum.at(whole_s, units.first, relaxed.duration_s / units.share)
+        each = program.mixed(whole_s[units.first] * units.share)
+        return each.spread(units.first)
 
     @cached_property
     def _short(self) -> list[int]:
@@ -184,22 +269,19 @@ class Ways:
         """
         table, short = self.table, list[int]()
         ours = (table.pair >= 0) & (table.network.stream == 0)
-        least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0)
+        least_s = np.where(ours, table.time_s.min(axis=1)[table.pair], 0.0) / self._units.share
         for rank in range(len(table.rank_weight)):
             own = np.flatnonzero(ours & (table.network.rank == rank))
-            may = least_s[own] >= max(self.latency_s, self.dwell_s)
+            may = (least_s[own] >= self._long_s) & ~self._tied_by_talk[own]
             if len(own):
                 may[least_s[own].argmax()] |= not may.any()
                 turn = np.roll(np.arange(len(own)), -int(may.argmax()))
                 short += own[turn][~may[turn]].tolist()
         return short
 
-    def _parts_of(self, relaxed: Relaxed) -> RowChoice:
-        return self._in_parts(relaxed.choice)
-
-    def _tied(self, relaxed: Relaxed) -> RowChoice:
+    def _tied(self, choice: RowChoice) -> RowChoice:
         """Return it where what is too short keeps the clock before it."""
-        table, parts = self.table, self._in_parts(relaxed.choice)
+        table, parts = self.table, self._in_parts(choice)
         row, then, share = parts.row.copy(), parts.then.copy(), parts.share.copy()
         for i in self._short:
             before = table.before[i]
@@ -215,8 +297,9 @@ class Ways:
             choice: Of a fast row first and a slow one then.
             faster: Whether nothing may take longer for it.
         """
-        table, at, long_s = self.table, self.table.planned, max(self.latency_s, self.dwell_s)
+        table, at, units = self.table, self.table.planned, self._units
         pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
+        long_s = np.where(table.quiet[at], np.inf, self._long_s * units.share[at])
         least = long_s / table.time_s[pair, row]  # of the work, first and rest
         most = 1.0 - long_s / table.time_s[pair, then]
         none, all_ = (0.0, most) if faster else (0.5 * least, 0.5 * (1.0 + most))
@@ -224,6 +307,8 @@ class Ways:
         share = np.where(share > all_, 1.0, np.minimum(share, most))
         whole = 1.0 if faster else np.round(choice.share[at])
         share = np.where(least > most, whole, share)
+        if (units.share < 1.0).any():  # of a unit first, then of each of its parts
+            share = ((share - units.before[at]) / units.share[at]).clip(0.0, 1.0).round(_DIGITS)
         parts = RowChoice(choice.row.copy(), choice.then.copy(), choice.share.copy())
         parts.row[at] = np.where(share > 0.0, row, then)
         parts.then[at] = np.where(share < 1.0, then, row)

@@ -14,7 +14,7 @@ import msgspec
 
 from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
-from underclock.core.tracing.streams import Wait, collectives_note, with_shares
+from underclock.core.tracing.streams import Wait, beside_note, with_shares
 from underclock.records.launches import Node, NodeKind, Traced, TracedActivity, busy_s
 from underclock.units import format_duration
 
@@ -78,7 +78,7 @@ def captured_step(
     told = (
         plain.lost,
         otherwise_captured(nodes, aligned, plain.seen),
-        collectives_note(plain.seen, plain.waits),
+        beside_note(plain.seen, plain.waits),
         host_note(plain.seen, plain.step_s),
     )
     return traced_step(
@@ -109,7 +109,7 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    told = (plain.lost, collectives_note(plain.seen, plain.waits))
+    told = (plain.lost, beside_note(plain.seen, plain.waits))
     return traced_step(
         name,
         nodes_of(plain.seen),

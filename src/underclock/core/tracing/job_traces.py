@@ -6,13 +6,12 @@ what else waits, and for how long.
 """
 
 import statistics
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from underclock.core.tracing.rank_places import PlacedRank, placed_ranks, shared_indices
-from underclock.core.tracing.rank_trace import HOW_TO_MARK, SAME_S, RankTrace
+from underclock.core.tracing.rank_trace import HOW_TO_MARK, RankTrace
 from underclock.core.tracing.rank_waits import Transfers, meetings, transfers
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
@@ -137,11 +136,12 @@ def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[W
         for i, item in enumerate(each.items):
             if item.beside is None:
                 continue
-            done = [j for j in range(i) if each.items[j].meeting is None]
-            yield Wait(r, i, r, done[-1])
-            follows = bisect_left(each.begins_s, item.beside.ends_s - SAME_S)
-            if follows < len(each.pieces):
-                yield Wait(r, each.places[follows][0], r, i)
+            done = [j for j in each.parts.values() if j < i]
+            if done:
+                yield Wait(r, i, r, done[-1])
+            follower = each.follower(item.beside)
+            if follower is not None:
+                yield Wait(r, follower, r, i)
 
 
 def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
@@ -159,7 +159,7 @@ def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
         found[name] = Profile(rows=(row,), auto=0)
     for rank in steps[-1]:
         for item in rank.items:
-            if item.meeting is None and item.share < 1.0:
+            if item.share < 1.0:
                 name = rank.profiles[item.at]
                 part = found[name].rows[0].scaled(item.share)
                 found[part_of(name, item.share)] = Profile(rows=(part,), auto=0)
@@ -168,18 +168,20 @@ def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
 
 def _instructions(rank: PlacedRank, met_s: Sequence[float]) -> Iterator[Instruction]:
     """Yield a rank's instructions, in order."""
-    for at, share, first, meeting, beside in rank.items:
-        if meeting is not None:
+    for at, share, done, meeting, beside in rank.items:
+        number = meeting if beside is None else beside.meeting
+        if number is not None:
+            meets = beside is None or beside.meets
             yield Instruction(
-                kind=InstructionKind.COLLECTIVE,
-                time_s=met_s[meeting],
-                meeting=meeting,
+                kind=InstructionKind.COLLECTIVE if meets else InstructionKind.COPY,
+                time_s=met_s[number],
+                meeting=number if meets else None,
                 stream=0 if beside is None else beside.stream,
             )
             continue
         task, name = rank.tasks[at], rank.profiles[at]
         yield Instruction(
-            kind=rank.pieces[at].kind if first else InstructionKind.REST,
+            kind=InstructionKind.REST if done else rank.pieces[at].kind,
             microbatch=task[2] if task else None,
             chunk=rank.chunks[at],
             profile=part_of(name, share) if share < 1.0 else name,

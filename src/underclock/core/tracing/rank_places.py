@@ -1,50 +1,64 @@
 """Where each rank stands in its job, and which pass of which microbatch its pieces are."""
 
-from collections import Counter, defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from underclock.core.tracing.rank_trace import HOW_TO_MARK, PassRun, RankIteration, RankTrace
+from underclock.core.tracing.rank_trace import (
+    HOW_TO_MARK,
+    SAME_S,
+    PassRun,
+    RankIteration,
+    RankTrace,
+    merged,
+)
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 
 Task = tuple[InstructionKind, int, int]
 """Kind, stage of the whole pipeline, microbatch."""
+_DIGITS = 3  # of the part of a pass that is done
 _SHARED = ("data", "tensor", "sequence")
 
 
 class Beside(NamedTuple):
-    """A collective beside a piece.
+    """A collective or a copy beside pieces.
 
     Attributes:
-        meeting: Its number.
-        share: Of the piece that is done when it begins.
+        begins_s: When it began here.
         ends_s: When it ended here.
+        until_s: When what waits for it began; infinite where nothing does.
         stream: That it runs in.
+        meets: Whether it is a collective.
+        meeting: Its number.
     """
 
-    meeting: int
-    share: float
+    begins_s: float
     ends_s: float
+    until_s: float
     stream: int
+    meets: bool
+    meeting: int = -1
 
 
 class LaidItem(NamedTuple):
-    """One of a rank's instructions: a part of a piece, or a meeting after or beside it.
+    """One of a rank's instructions: a part of a piece, or what comes after or beside it.
 
     Attributes:
         at: Which piece.
         share: Of it, where it is a part of it.
-        first: Whether it is the piece's first part.
-        meeting: Number; ``None`` for a part.
-        beside: How it runs beside; ``None`` for what is in the first stream.
+        done: How much of the piece was done before that part.
+        meeting: Number of what comes after it; ``None`` for all else.
+        beside: What runs beside it; ``None`` for what is in the first stream.
     """
 
     at: int
     share: float = 1.0
-    first: bool = True
+    done: float = 0.0
     meeting: int | None = None
     beside: Beside | None = None
 
@@ -60,7 +74,8 @@ class PlacedRank:
         tasks: Of each piece; ``None`` for what belongs to no microbatch.
         time_s: Of each piece, without what it waited inside.
         after: Meetings that follow each piece; -1 is before the first.
-        beside: Collectives that began beside each piece and outlast it.
+        beside: What began beside each piece, or after it, to be waited for later.
+        waited: When each piece waited for such.
     """
 
     index: int
@@ -72,6 +87,7 @@ class PlacedRank:
     time_s: list[float] = field(default_factory=list)
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     beside: dict[int, list[Beside]] = field(default_factory=lambda: defaultdict(list))
+    waited: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def pieces(self) -> tuple[PassRun, ...]:
@@ -102,29 +118,77 @@ class PlacedRank:
             for piece, chunk in zip(self.pieces, self.chunks, strict=True)
         ]
 
+    def settle(self) -> None:
+        """Take what pieces waited for what runs beside them out of what they take."""
+        for at, spans in self.waited.items():
+            self.waited[at] = [span for span in merged(spans) if span[1] > span[0]]
+            self.time_s[at] -= sum(end - begin for begin, end in self.waited[at])
+
+    def at(self, moment_s: float) -> int:
+        """Return the piece that began last by then; -1 before the first."""
+        return bisect_right(self.begins_s, moment_s + SAME_S) - 1
+
+    def done(self, at: int, moment_s: float) -> float:
+        """Return how much of a piece is done by then; nobody tells parts without a microbatch."""
+        piece = self.pieces[at]
+        if moment_s >= piece.ends_s - SAME_S:
+            return 1.0
+        if piece.microbatch is None:
+            return 0.0
+        waited = [(begin, min(end, moment_s)) for begin, end in self.waited[at]]
+        gone_s = sum(max(0.0, end - begin) for begin, end in waited)
+        whole_s = piece.ends_s - piece.begins_s - sum(e - b for b, e in self.waited[at])
+        share = (moment_s - piece.begins_s - gone_s) / max(whole_s, SAME_S)
+        return round(min(max(share, 0.0), 1.0), _DIGITS)
+
+    @cached_property
+    def _cuts(self) -> dict[int, list[float]]:
+        """Where each piece is cut: where something begins beside it, or is waited for."""
+        found = defaultdict[int, set[float]](lambda: {0.0, 1.0})
+        for at, some in self.beside.items():
+            found[at].update(self.done(at, each.begins_s) for each in some if at >= 0)
+            for each in some:
+                if each.until_s < self.ends_s[-1] and (later := self.at(each.until_s)) >= 0:
+                    found[later].add(self.done(later, each.until_s))
+        return {at: sorted(cuts) for at, cuts in found.items()}
+
     @cached_property
     def items(self) -> list[LaidItem]:
         """The rank's instructions in order, once its meetings are known."""
         items = list[LaidItem]()
         for at in range(-1, len(self.pieces)):
-            done = 0.0
-            for beside in sorted(self.beside.get(at, ()), key=lambda each: each.share):
-                if beside.share > done:
-                    items.append(LaidItem(at, beside.share - done, done == 0.0))
-                    done = beside.share
-                items.append(LaidItem(at, meeting=beside.meeting, beside=beside))
-            if at >= 0 and done < 1.0:
-                items.append(LaidItem(at, 1.0 - done, done == 0.0))
+            begun = deque(sorted(self.beside.get(at, ()), key=lambda each: each.begins_s))
+            for done, following in pairwise(self._cuts.get(at, [0.0, 1.0]) if at >= 0 else ()):
+                while begun and self.done(at, begun[0].begins_s) <= done:
+                    items.append(LaidItem(at, beside=begun.popleft()))
+                items.append(LaidItem(at, round(following - done, _DIGITS), done))
+            items += [LaidItem(at, beside=each) for each in begun]
             items += [LaidItem(at, meeting=each) for each in self.after.get(at, ())]
         return items
+
+    @cached_property
+    def parts(self) -> dict[tuple[int, float], int]:
+        """Which instruction is the part of a piece that begins where so much of it is done."""
+        return {
+            (item.at, item.done): i
+            for i, item in enumerate(self.items)
+            if item.meeting is None and item.beside is None
+        }
+
+    def follower(self, beside: Beside) -> int | None:
+        """Return the first instruction that waits for what is beside; ``None`` where none does."""
+        if beside.until_s >= self.ends_s[-1]:
+            return None
+        at = max(self.at(beside.until_s), 0)
+        done = self.done(at, beside.until_s)
+        return self.parts[at, done] if done < 1.0 else self.parts.get((at + 1, 0.0))
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
         """Which of the rank's instructions are each piece's first and last part."""
         parts = defaultdict[int, list[int]](list)
-        for i, item in enumerate(self.items):
-            if item.meeting is None:
-                parts[item.at].append(i)
+        for (at, _), i in self.parts.items():
+            parts[at].append(i)
         return [(parts[at][0], parts[at][-1]) for at in range(len(self.pieces))]
 
 

@@ -22,8 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from underclock.core.tracing.host import complete_events, correlation_of, host_timeline
-from underclock.core.tracing.profile import GPU, activities, gpu_events
+from underclock.core.tracing.profile import GPU, activities, gpu_events, stream_waits
+from underclock.core.tracing.streams import is_copied_beside, main_stream, streams
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
@@ -112,9 +115,18 @@ class Message(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Gathering(Timed):
-    """A collective as one rank saw it; the group is empty where the trace does not name it."""
+    """A collective as one rank saw it, or a copy beside its passes.
+
+    Attributes:
+        group: Whose collective; empty where the trace does not name it. Of copies their stream.
+        until_s: When the first work that waits for it began; infinite where none does, ``None``
+            where nobody knows.
+        meets: Whether it is a collective.
+    """
 
     group: str
+    until_s: float | None = None
+    meets: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,14 +293,24 @@ def _done(
         spans = [_span(each) for each in gloo if each["name"] not in _TRANSFERS.values()]
         return _on_host(events), [Gathering(begins_s, begins_s, e, "") for begins_s, e in spans]
     host = host_timeline(events)
+    seen = activities(trace)
+    main, copied = main_stream(seen), [is_copied_beside(one, main_stream(seen)) for one in seen]
+    works = [not one.function.startswith(_NCCL) for one in seen]
+    on_main = [one.stream == main and works[i] for i, one in enumerate(seen)]
+    waited_by = streams(seen, stream_waits(trace)).waited_by(np.array(on_main, dtype=bool))
     work, gatherings = [], []
-    for event, one in zip(gpu_events(events, host), activities(trace), strict=True):
+    for i, event in enumerate(gpu_events(events, host)):
+        one, by = seen[i], waited_by[i]
         asked_s = host.called_us.get(correlation_of(event), float(event["ts"])) * _US
+        until_s = math.inf if by is None else seen[by].start_s
         group = str(event.get("args", {}).get("Process Group Name", ""))
-        if not one.function.startswith(_NCCL):
+        if copied[i]:
+            stream = f"copies of stream {one.stream}"
+            gatherings.append(Gathering(asked_s, *_span(event), stream, until_s, meets=False))
+        elif works[i]:
             work.append(Activity(asked_s, *_span(event), one.function or one.kind, one.pass_))
         elif not _is_pairwise(event):
-            gatherings.append(Gathering(asked_s, *_span(event), group))
+            gatherings.append(Gathering(asked_s, *_span(event), group, until_s))
     return work, gatherings
 
 
@@ -419,7 +441,7 @@ def _laid(
         owned.setdefault(len(told) if after else owner, []).append((one.begins_s, one.ends_s))
     laid: list[PassRun] = []
     for at, piece in enumerate(told):
-        mine = _merged(owned.get(at, []))
+        mine = merged(owned.get(at, []))
         begins_s, ends_s = piece.begins_s, piece.ends_s
         if not on_gpu:  # the host's own time, from when it has what it waited for
             begun_s = mine[0][0] if mine else ends_s
@@ -431,7 +453,7 @@ def _laid(
             begins_s = ends_s = laid[-1].ends_s if laid else begins_s
         laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine))
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
-        if mine := _merged(owned.get(at, [])):
+        if mine := merged(owned.get(at, [])):
             laid.append(PassRun(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
@@ -440,7 +462,7 @@ def _laid(
     return tuple(laid)
 
 
-def _merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:
+def merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:
     """Return spans in order, those that touch as one."""
     found: list[_Span] = []
     for begins_s, ends_s in sorted(spans):

@@ -2,11 +2,12 @@
 
 What a rank waits for inside of a send, a receive or a collective is not its duration: a transfer
 takes the least for which both ends of any of its microbatches were under way, a collective the
-least of its ranks. One that begins inside of a
-pass and outlasts it runs beside: it begins where so much of the pass is done, and what began after
-it waits for it. A send that ended while its rank did nothing else held the rank up: what the rank
-did next waited for the receiver. Any other collective inside of a piece belongs to it, less what
-the rank waited there, and its ranks meet once more at the piece's end.
+least of its ranks. A collective or a copy during which other work was done runs beside that: it
+begins where so much of a pass is done, and what waited for it waits for it, a part of the same pass
+or of a later one. What lies between may be slower for as long as it lasts. A send that ended while
+its rank did nothing else held the rank up: what the rank did next waited for the receiver. Any
+other collective inside of a piece belongs to it, less what the rank waited there, and its ranks
+meet once more at the piece's end.
 """
 
 import math
@@ -26,10 +27,10 @@ Boundary = tuple[int, InstructionKind, int]
 """Pipeline, kind and stage of what sends."""
 _NOWHERE: Place = (-1, -1)
 _Where = tuple[PlacedRank, int, Beside | None]
-"""A rank, and the piece that a collective follows or runs beside."""
+"""A rank, and the piece that a collective or copy follows or runs beside."""
 _Met = tuple[float, float, list[_Where]]
 """When the last rank came to a collective, what it takes, and where it comes."""
-_DIGITS = 3  # of the part of a pass that is done
+_LEAST = 0.01  # of a piece: what is done of it while a collective runs is nothing if less
 
 
 def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
@@ -41,17 +42,8 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
     Raises:
         DataError: Ranks of a group have not the same number of collectives.
     """
-    groups: dict[str, list[tuple[PlacedRank, list[Gathering]]]] = {}
-    replicas = len({rank.pipeline for rank in ranks}) > 1
-    for rank in ranks:
-        unnamed = f"of stage {rank.stage}" if replicas else "of all ranks"
-        mine: dict[str, list[Gathering]] = {}
-        for each in rank.step.gatherings:
-            mine.setdefault(each.group or unnamed, []).append(each)
-        for name, some in mine.items():
-            groups.setdefault(name, []).append((rank, some))
     found: list[_Met] = []
-    for stream, (name, members) in enumerate(groups.items(), start=1):
+    for stream, (name, members) in enumerate(_groups(ranks).items(), start=1):
         (first, some), *_ = members
         for other, others in members:
             if len(others) != len(some):
@@ -60,8 +52,10 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
                     f"{len(others)} collectives in group {name}",
                     hint="profile the same step on every rank",
                 )
-        if len(members) > 1:
+        if len(members) > 1 or not some[0].meets:
             found += _of_group(members, stream)
+    for rank in ranks:
+        rank.settle()
     found.sort(key=lambda each: each[0])  # one order for all ranks, or they could wait in a circle
     for number, (_, _, where) in enumerate(found):
         for rank, at, beside in where:
@@ -70,23 +64,45 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
     return [time_s for _, time_s, _ in found]
 
 
+def _groups(ranks: Sequence[PlacedRank]) -> dict[str, list[tuple[PlacedRank, list[Gathering]]]]:
+    """Return who takes part in what, by group; copies are of one rank each."""
+    groups: dict[str, list[tuple[PlacedRank, list[Gathering]]]] = {}
+    replicas = len({rank.pipeline for rank in ranks}) > 1
+    for rank in ranks:
+        unnamed = f"of stage {rank.stage}" if replicas else "of all ranks"
+        mine: dict[str, list[Gathering]] = {}
+        for each in rank.step.gatherings:
+            name = each.group if each.meets else f"{each.group} of rank {rank.index}"
+            mine.setdefault(name or unnamed, []).append(each)
+        for name, some in mine.items():
+            groups.setdefault(name, []).append((rank, some))
+    return groups
+
+
 def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream: int) -> list[_Met]:
     """Return a group's meetings; those that follow the same pieces on all ranks are one."""
     found: list[_Met] = []
     for seen in zip(*(some for _, some in members), strict=True):
         least_s = min(each.ends_s - each.begins_s for each in seen)
-        if beside := _beside(members, seen, stream):
-            found.append((max(each.begins_s for each in seen), least_s, beside))
+        beside = [
+            (rank, *_beside(rank, each, stream))
+            for (rank, _), each in zip(members, seen, strict=True)
+        ]
+        if not seen[0].meets or _overlaps(beside):
+            for rank, _, one in beside:
+                _take_out(rank, one)
+            found.append((max(each.begins_s for each in seen), least_s, list(beside)))
             continue
         where, exposed_s = list[_Where](), [least_s]
         for (rank, _), each in zip(members, seen, strict=True):
-            at = bisect_right(rank.begins_s, each.begins_s) - 1
+            at = rank.at(each.begins_s)
             where.append((rank, at, None))
             if at >= 0:
                 until_s = rank.pieces[at].ends_s
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
                 waited = each.begins_s, min(each.ends_s - least_s, until_s)
-                rank.time_s[at] -= _idle_s(waited, rank.pieces[at])
+                idle_s = waited[1] - waited[0] - _busy_s(waited, rank.pieces[at])
+                rank.time_s[at] -= max(0.0, idle_s)
         begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
         if found and found[-1][2] == where:
             begun_s, before_s, _ = found.pop()
@@ -95,34 +111,40 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
     return found
 
 
-def _beside(
-    members: Sequence[tuple[PlacedRank, Sequence[Gathering]]],
-    seen: Sequence[Gathering],
-    stream: int,
-) -> list[_Where]:
-    """Say where a collective begins beside a microbatch's pass that it outlasts on some rank.
-
-    On ranks where it began later that is after all of what was before. Empty for other collectives.
-    """
-    where, outlasts = list[_Where](), False
-    for (rank, _), each in zip(members, seen, strict=True):
-        at = bisect_right(rank.begins_s, each.begins_s) - 1
-        if at < 0:
-            return []
-        piece = rank.pieces[at]
-        share = (each.begins_s - piece.begins_s) / max(piece.ends_s - piece.begins_s, SAME_S)
-        share = max(round(share, _DIGITS), 10.0**-_DIGITS) if share < 1.0 else 1.0
-        if share < 1.0 and (piece.microbatch is None or each.ends_s <= piece.ends_s + SAME_S):
-            return []
-        outlasts |= share < 1.0
-        where.append((rank, at, Beside(-1, share, each.ends_s, stream)))
-    return where if outlasts else []
+def _beside(rank: PlacedRank, each: Gathering, stream: int) -> tuple[int, Beside]:
+    """Say during which piece something begins, and from when to when others run beside it."""
+    at, until_s = rank.at(each.begins_s), each.until_s
+    if until_s is None:  # inside of a piece anything may wait for it
+        inside = at >= 0 and each.ends_s <= rank.ends_s[at] + SAME_S
+        until_s = each.begins_s if inside else each.ends_s
+    return at, Beside(each.begins_s, each.ends_s, until_s, stream, each.meets)
 
 
-def _idle_s(span: tuple[float, float], piece: PassRun) -> float:
-    """Return how much of a span a rank was not busy with a piece."""
-    busy_s = (max(0.0, min(e, span[1]) - max(b, span[0])) for b, e in piece.work)
-    return max(0.0, span[1] - span[0] - sum(busy_s))
+def _overlaps(members: Sequence[tuple[PlacedRank, int, Beside]]) -> bool:
+    """Whether a rank works on while a collective runs, and each comes to it where it can be cut."""
+    some = False
+    for rank, at, each in members:
+        if at < 0 or (rank.pieces[at].microbatch is None and rank.done(at, each.begins_s) < 1.0):
+            return False
+        span = each.begins_s, each.until_s
+        busy_s = sum(_busy_s(span, piece) for piece in rank.pieces[at : rank.at(span[1]) + 1])
+        some |= busy_s > _LEAST * (rank.ends_s[at] - rank.begins_s[at])
+    return some
+
+
+def _take_out(rank: PlacedRank, each: Beside) -> None:
+    """Note what a microbatch's pass waited inside for something beside it: that is not its own."""
+    at = rank.at(each.until_s)
+    piece = rank.pieces[max(at, 0)]
+    if at >= 0 and piece.microbatch is not None and each.until_s < piece.ends_s - SAME_S:
+        done_s = [end for _, end in piece.work if end < each.until_s + SAME_S]
+        span = max(done_s[-1:], default=each.until_s), min(each.ends_s, each.until_s)
+        rank.waited[at] += [(max(span[0], each.begins_s), span[1])]
+
+
+def _busy_s(span: tuple[float, float], piece: PassRun) -> float:
+    """Return for how much of a span a rank was busy with a piece."""
+    return sum(max(0.0, min(end, span[1]) - max(begin, span[0])) for begin, end in piece.work)
 
 
 @dataclass(kw_only=True)

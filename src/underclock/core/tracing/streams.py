@@ -22,7 +22,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.records import Pass
-from underclock.records.launches import TracedActivity
+from underclock.records.launches import NodeKind, TracedActivity
 
 Wait = tuple[int, int]
 """A launch, and another that it waits for."""
@@ -31,7 +31,8 @@ GAP_S = 1.7e-6
 """Between two launches of one stream, where the host is ahead: median over 656 launches of a GPT-3
 step on two H200s (docs/evidence/h200/parallel.md)."""
 _DIGITS = 4  # of a share: more is rounding of a profile
-_BESIDE = 0.01  # of the time that collectives take: less beside other launches is nothing
+_BESIDE = 0.01  # of the time that they take: less beside other launches is nothing
+_LEAST_COPY_S = 1e-4  # shorter ones cut a pass for nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,25 @@ class Streams:
                 latest[j] = min(latest[j], begins_s)
         slack: Floats = np.maximum(latest - ends, 0.0)
         return slack
+
+    def waited_by(self, main: Bools) -> tuple[int | None, ...]:
+        """Return the first of some launches that waits for each other; ``None`` where none does.
+
+        Be it for what waits for that in turn.
+
+        Args:
+            main: Which launches. Shape (n,).
+        """
+        place = {i: at for at, i in enumerate(self.order)}
+        found: list[int | None] = [None] * len(self.order)
+        for i in reversed(self.order):
+            first = i if main[i] else found[i]
+            for j in self.waits[i]:
+                known = found[j]
+                if first is None or main[j] or (known is not None and place[known] < place[first]):
+                    continue
+                found[j] = first
+        return tuple(found)
 
     def exposed_s(self, apart: Bools) -> Floats:
         """Return by how much the step shortens as some launches come to take no time. Shape (n,).
@@ -130,8 +150,9 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
         for stream, others in of_stream.items():
             if is_told or stream == launches[i].stream:
                 continue
-            ended = [j for j in others if free_s < end_s[j] <= start_s[i] + _SAME]
-            found[i].update(ended[-1:])
+            ended = next((j for j in reversed(others) if end_s[j] <= start_s[i] + _SAME), None)
+            if ended is not None and end_s[ended] > free_s:
+                found[i].add(ended)
         mine.append(i)
     place = {i: at for at, i in enumerate(order)}
     for later, earlier in waits:
@@ -149,63 +170,65 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
 def with_shares(
     launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()
 ) -> tuple[TracedActivity, ...]:
-    """Return launches of one rank, its collectives with the share of them that its step waits for.
+    """Return launches of one rank, collectives and copies with the share its step waits for.
 
-    A step waits for what of a collective outlasts the launches beside it, where the host keeps
-    ahead. Launches that are no collectives count in full although some run side by side: they run
-    at one clock at one time, and how much less than their sum the step takes its closure tells.
+    A step waits for what of them outlasts the launches beside it, where the host keeps ahead. Other
+    launches count in full although some run side by side: they run at one clock at one time, and
+    how much less than their sum the step takes its closure tells.
 
     Args:
         launches: As for `streams.streams`.
         waits: Likewise.
     """
-    collective = _collective(launches)
-    if not collective.any():
+    apart = _apart(launches)
+    if not apart.any():
         return tuple(launches)
     seen = streams(launches, waits)
-    taken_s = _without_waiting_s(launches, seen.duration_s, collective)
-    exposed_s = dataclasses.replace(seen.kept_fed(), duration_s=taken_s).exposed_s(collective)
+    taken_s = _without_waiting_s(launches, seen.duration_s)
+    exposed_s = dataclasses.replace(seen.kept_fed(), duration_s=taken_s).exposed_s(apart)
     shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
     shares = shares.round(_DIGITS)
     return tuple(
         msgspec.structs.replace(one, waited_for=share) if one_of_them else one
-        for one, share, one_of_them in zip(
-            launches, shares.tolist(), collective.tolist(), strict=True
-        )
+        for one, share, one_of_them in zip(launches, shares.tolist(), apart.tolist(), strict=True)
     )
 
 
-def collectives_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
-    """Say how much of a step's collectives runs beside other launches; ``None`` without any.
+def beside_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
+    """Say how much of a step's collectives and copies runs beside others; ``None`` without any.
 
     Args:
         launches: As `with_shares` returns them.
         waits: As for `streams.streams`.
     """
-    collective = _collective(launches)
-    if not collective.any():
+    apart = _apart(launches)
+    if not apart.any():
         return None
+    passes = [one.pass_ is Pass.COMMUNICATION for one in launches]
+    kinds = (("collectives", any(passes)), ("copies", bool((apart & ~np.array(passes)).any())))
+    what = " and ".join(name for name, some in kinds if some)
     seen = streams(launches, waits)
     slack_s, taken_s = seen.slack_s(), seen.duration_s
     beside_s = taken_s * [1.0 - one.waited_for for one in launches]
-    all_s = float(taken_s[collective].sum())
+    all_s = float(taken_s[apart].sum())
     step = f"; where the host keeps ahead, it takes {1e3 * seen.kept_fed().step_s():.3g} ms"
     if beside_s.sum() <= _BESIDE * all_s:
-        return f"the step waits for all of its collectives{step}"
+        return f"the step waits for all of its {what}{step}"
     return (
-        f"collectives take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
+        f"{what} take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
         "these beside other launches, for which it does not wait: they could take "
-        f"{1e3 * slack_s[collective].max():.3g} ms longer at most{step}"
+        f"{1e3 * slack_s[apart].max():.3g} ms longer at most{step}"
     )
 
 
-def _collective(launches: Sequence[TracedActivity]) -> Bools:
-    return np.array([one.pass_ is Pass.COMMUNICATION for one in launches], dtype=bool)
+def _apart(launches: Sequence[TracedActivity]) -> Bools:
+    """Return which launches are collectives, or copies in another stream. Shape (n,)."""
+    main = main_stream(launches)
+    apart = [one.pass_ is Pass.COMMUNICATION or is_copied_beside(one, main) for one in launches]
+    return np.array(apart, dtype=bool)
 
 
-def _without_waiting_s(
-    launches: Sequence[TracedActivity], duration_s: Floats, collective: Bools
-) -> Floats:
+def _without_waiting_s(launches: Sequence[TracedActivity], duration_s: Floats) -> Floats:
     """Return what launches take, and collectives what the quickest of the same takes.
 
     A collective that takes longer than one like it waited for another rank, which may be late in a
@@ -213,10 +236,27 @@ def _without_waiting_s(
     """
     taken_s = duration_s.copy()
     alike: dict[tuple[str, str, str], list[int]] = {}
-    for i in np.flatnonzero(collective).tolist():
-        one = launches[i]
-        if one.shapes:  # else nobody knows what it sends
+    for i, one in enumerate(launches):
+        if one.pass_ is Pass.COMMUNICATION and one.shapes:  # else nobody knows what it sends
             alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
     for places in alike.values():
         taken_s[places] = duration_s[places].min()
     return taken_s
+
+
+def main_stream(launches: Sequence[TracedActivity]) -> int:
+    """Return the stream of a GPU that computes longest; -1 where nothing does."""
+    taken_s: dict[int, float] = {}
+    for one in launches:
+        if one.kind is NodeKind.KERNEL and one.pass_ is not Pass.COMMUNICATION:
+            taken_s[one.stream] = taken_s.get(one.stream, 0.0) + one.duration_s
+    return max(taken_s, key=lambda stream: taken_s[stream], default=-1)
+
+
+def is_copied_beside(one: TracedActivity, main: int) -> bool:
+    """Whether a launch is a copy, long enough to count, in another stream than the main one.
+
+    Between host and GPU, or within one, it takes no clock of the core.
+    """
+    beside = one.kind is NodeKind.COPY and one.stream != main >= 0
+    return beside and one.duration_s >= _LEAST_COPY_S

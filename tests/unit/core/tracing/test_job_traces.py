@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from traced_ranks import durations_s, laid_out, traces_of
+from underclock.core.job.costs import instruction_costs
 from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
@@ -161,35 +162,46 @@ def test_collectives_of_groups_that_are_not_named_are_of_a_stage() -> None:
     assert met[0] == met[2] != met[1] == met[3]
 
 
+_Kernel = tuple[str, int, float, float, float]
+"""A name, with the group of what is a collective; stream; when asked for, begun, ended, in µs."""
+
+
+def _trace(rank: int, kernels: Sequence[_Kernel], **ranges: tuple[float, float]) -> dict[str, Any]:
+    """Return what a rank of two ran in a step of 1 ms."""
+    said = {"ProfilerStep#0": (0.0, 1000.0), **ranges}
+    events: list[dict[str, Any]] = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "ts": begins, "dur": ends - begins}
+        | {"tid": 1, "args": {"correlation": 0}}
+        for name, (begins, ends) in said.items()
+    ]
+    for number, (name, stream, asked, begins, ends) in enumerate(kernels, start=1):
+        args: dict[str, Any] = {"correlation": number, "stream": stream}
+        called, _, group = name.partition(" of ")
+        if group:
+            args |= {"Collective name": "allreduce", "Process Group Name": group}
+        call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
+        events.append({**call, "ts": asked, "dur": 0.05, "args": args})
+        cat = "gpu_memcpy" if called.startswith("Memcpy") else "kernel"
+        kernel = {"ph": "X", "cat": cat, "name": called, "tid": stream, "args": args}
+        events.append({**kernel, "ts": begins, "dur": ends - begins})
+    return {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+
+
 def _tensor_parallel() -> list[dict[str, Any]]:
     """Return two ranks that meet twice inside of their forward; the second comes late once."""
     traces = []
     for rank, late in ((0, 0.0), (1, 100.0)):
         kernels = [
-            ("gemm", 10.0, 110.0 + late),
-            ("ncclDevKernel_AllReduce(A)", 110.0 + late, 260.0),
-            ("gemm", 260.0, 360.0),
-            ("ncclDevKernel_AllReduce(A)", 360.0, 410.0),
-            ("gemm", 410.0, 510.0),
+            ("gemm", 7, 2.0, 10.0, 110.0 + late),
+            ("ncclDevKernel_AllReduce(A) of tp", 7, 3.0, 110.0 + late, 260.0),
+            ("gemm", 7, 4.0, 260.0, 360.0),
+            ("ncclDevKernel_AllReduce(A) of tp", 7, 5.0, 360.0, 410.0),
+            ("gemm", 7, 6.0, 410.0, 510.0),
         ]
-        events: list[dict[str, Any]] = [
-            {"ph": "X", "cat": "user_annotation", "name": name, "ts": begins, "dur": dur, "tid": 1}
-            for name, begins, dur in (
-                ("ProfilerStep#3", 0.0, 1000.0),
-                ("fwd microbatch 7", 1.0, 8.0),
-            )
-        ]
-        for number, (name, begins, ends) in enumerate(kernels):
-            args: dict[str, Any] = {"correlation": number, "stream": 7}
-            if "nccl" in name:
-                args |= {"Collective name": "allreduce", "Process Group Name": "tp"}
-            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
-            events.append({**call, "ts": 2.0 + number, "dur": 0.5, "args": args})
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "tid": 7, "args": args}
-            events.append({**kernel, "ts": begins, "dur": ends - begins})
+        trace = _trace(rank, kernels, **{"fwd microbatch 7": (1.0, 9.0)})
         groups = [{"pg_desc": "mesh_tp", "ranks": [0, 1]}, {"pg_desc": "mesh_dp", "ranks": [rank]}]
-        about = {"rank": rank, "world_size": 2, "pg_config": groups}
-        traces.append({"distributedInfo": about, "traceEvents": events})
+        trace["distributedInfo"]["pg_config"] = groups
+        traces.append(trace)
     return traces
 
 
@@ -206,6 +218,10 @@ def test_waiting_inside_of_a_pass_is_not_its_duration() -> None:
     assert row.time_error_s == pytest.approx(1.4826 * 50e-6, rel=1e-6)
 
 
+_PASSES = {"fwd microbatch 0": (1.0, 1.9), "bwd microbatch 0": (2.0, 3.9)}
+_OPTIMIZER = {"Optimizer.step#Adam": (4.0, 4.9)}
+
+
 def _overlapped(begins_us: float = 600.0, *, late: float = 0.0) -> list[dict[str, Any]]:
     """Return two replicas that sum gradients beside a backward from 500 to 700 µs, and outlast it.
 
@@ -215,29 +231,140 @@ def _overlapped(begins_us: float = 600.0, *, late: float = 0.0) -> list[dict[str
     for rank in (0, 1):
         shift = late * rank
         kernels = [
-            ("forward", 7, 10.0, 500.0),
-            ("backward", 7, 500.0 + shift, 700.0 + shift),
-            ("ncclDevKernel_AllReduce(A)", 9, begins_us + 0.5 * shift, 900.0),
-            ("optimizer", 7, 900.0, 950.0),
+            ("forward", 7, 1.1, 10.0, 500.0),
+            ("backward", 7, 2.1, 500.0 + shift, 700.0 + shift),
+            ("ncclDevKernel_AllReduce(A) of dp", 9, 2.9, begins_us + 0.5 * shift, 900.0),
+            ("optimizer", 7, 4.1, 900.0, 950.0),
         ]
-        names = ("fwd microbatch 0", 1.0, 1.9), ("bwd microbatch 0", 2.0, 3.9)
-        spans = [("ProfilerStep#0", 0.0, 1000.0), *names, ("Optimizer.step#Adam", 4.0, 4.9)]
-        events: list[dict[str, Any]] = [
-            {"ph": "X", "cat": "user_annotation", "name": name, "ts": at, "dur": to - at, "tid": 1}
-            | {"args": {"correlation": 0}}
-            for name, at, to in spans
-        ]
-        for number, (name, stream, begins, ends) in enumerate(kernels, start=1):
-            args: dict[str, Any] = {"correlation": number, "stream": stream}
-            if "nccl" in name:
-                args |= {"Collective name": "allreduce", "Process Group Name": "dp"}
-            asked = number + 0.1 if number < 3 else 2.9 if "nccl" in name else 4.1
-            call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": 1}
-            events.append({**call, "ts": asked, "dur": 0.05, "args": args})
-            kernel = {"ph": "X", "cat": "kernel", "name": name, "tid": stream, "args": args}
-            events.append({**kernel, "ts": begins, "dur": ends - begins})
-        traces.append({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events})
+        traces.append(_trace(rank, kernels, **_PASSES, **_OPTIMIZER))
     return traces
+
+
+def _gathered(ends_us: float = 300.0, **more: _Kernel) -> list[dict[str, Any]]:
+    """Return two replicas that gather weights beside a forward from 10 to 500 µs.
+
+    From 110 µs on; what was to run until 210 µs runs beside it, and the rest waits for it.
+    """
+    kernels = [
+        ("forward", 7, 1.1, 10.0, 110.0),
+        ("ncclDevKernel_AllGather(A) of fsdp", 9, 1.2, 110.0, ends_us),
+        ("forward", 7, 1.3, 110.0, 210.0),
+        ("forward", 7, 1.4, 300.0, 500.0),
+        ("backward", 7, 2.1, 500.0, 900.0),
+        ("optimizer", 7, 4.1, 900.0, 950.0),
+        *more.values(),
+    ]
+    return [_trace(rank, kernels, **_PASSES, **_OPTIMIZER) for rank in (0, 1)]
+
+
+def _costs(auto_s: float = 1e-3) -> dict[str, Profile]:
+    rows = tuple(
+        ProfileRow(core_mhz=mhz, time_s=auto_s * 1400 / mhz, energy_j=0.3 * (mhz / 1400) ** 1.5)
+        for mhz in (700, 1000, 1400)
+    )
+    kinds = ("stage 0 forward", "stage 0 backward", "stage 0 optimizer")
+    return dict.fromkeys(kinds, Profile(rows=rows, auto=2))
+
+
+def _kinds(job: Job) -> list[tuple[str, int]]:
+    return [(each.kind.value, each.stream) for each in job.ranks[0].instructions]
+
+
+def test_a_pass_is_cut_where_it_waits_for_a_collective_beside_it() -> None:
+    traced, took_s = _traced(_gathered())
+    assert _kinds(traced) == [
+        *(("forward", 0), ("collective", 1), ("rest", 0), ("rest", 0)),
+        *(("backward", 0), ("optimizer", 0)),
+    ]
+    taken_s = durations_s(traced)[:4]
+    assert taken_s == pytest.approx([100e-6, 190e-6, 100e-6, 200e-6])  # what it waits is no part
+    assert _iteration_s(traced) == pytest.approx(took_s) == pytest.approx(940e-6)
+    slack_s = network_of(traced).slack_s(durations_s(traced))[:4]
+    assert slack_s == pytest.approx([0.0, 0.0, 90e-6, 0.0], abs=1e-9)
+
+
+def test_a_collective_that_is_over_in_time_has_slack_and_cuts_too() -> None:
+    """That it is waited for nobody sees, so its end of slack is that of the iteration."""
+    traced, took_s = _traced(_gathered(200.0))
+    network, taken_s = network_of(traced), durations_s(traced)
+    gathers = [i for i, each in enumerate(traced.ranks[0].instructions) if each.stream]
+    assert network.slack_s(taken_s)[gathers] == pytest.approx([750e-6], rel=1e-3)
+    assert _iteration_s(traced) == pytest.approx(took_s)
+
+
+def test_plans_use_what_a_pass_waits_inside_and_no_more() -> None:
+    job = with_profiles(_traced(_gathered())[0], _costs())
+    plan = plan_job(job, JobGoal())
+    assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
+    forward, _, beside, after, *rest = plan.clocks[0]
+    rows = job.profiles[job.ranks[0].instructions[2].profile or ""].rows
+    assert beside is not None
+    assert beside.row < 2
+    takes_s = beside.share * rows[beside.row].time_s
+    takes_s += (1.0 - beside.share) * rows[
+        beside.row if beside.then is None else beside.then
+    ].time_s
+    assert takes_s == pytest.approx(190e-6, rel=1e-4)  # of 100, for as long as the gather lasts
+    assert [each and each.row for each in (forward, after, *rest)] == [2, 2, 2, 2]
+    assert plan.promise.energy_change < -0.02
+
+
+def test_while_a_collective_runs_no_clock_is_asked_for() -> None:
+    job = with_profiles(_traced(_gathered())[0], _costs())
+    plan = plan_job(job, JobGoal(max_slowdown=0.3, latency_s=50e-6))
+    first, *others = [held for held in plan.clocks[0][:4] if held is not None]
+    assert all(each.row == first.row and each.then is None for each in others)
+    # The backward is beside nothing: it may have two, and the first comes late.
+    late_s = instruction_costs(job, plan.clocks, 50e-6)[0] - instruction_costs(job, plan.clocks)[0]
+    assert (late_s >= 0.0).all()
+    direction = plan.arm("direction").energy_change
+    assert direction is not None
+    assert plan.promise.energy_change <= direction
+
+
+def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
+    """The host brings data from 20 to 320 µs; what would run from 210 µs on waits for it."""
+    kernels = [
+        ("forward", 7, 1.1, 10.0, 110.0),
+        ("Memcpy HtoD (Pinned -> Device)", 13, 1.2, 20.0, 320.0),
+        ("Memcpy DtoD (Device -> Device)", 14, 1.25, 20.0, 30.0),  # too short to count
+        ("forward", 7, 1.3, 110.0, 210.0),
+        ("forward", 7, 1.4, 320.0, 500.0),
+        ("backward", 7, 2.1, 500.0, 900.0),
+        ("Memcpy HtoD (Pinned -> Device)", 13, 2.2, 600.0, 880.0),  # for the next step
+        ("optimizer", 7, 4.1, 900.0, 950.0),
+        ("Memcpy DtoH (Device -> Pinned)", 14, 4.2, 910.0, 1060.0),
+    ]
+    traces = [_trace(rank, kernels, **_PASSES, **_OPTIMIZER) for rank in (0, 1)]
+    traced, took_s = _traced(traces)
+    assert _kinds(traced) == [
+        *(("forward", 0), ("copy", 1), ("rest", 0), ("rest", 0)),
+        *(("backward", 0), ("copy", 1), ("rest", 0), ("copy", 2), ("optimizer", 0)),
+    ]
+    assert all(each.meeting is None for rank in traced.ranks for each in rank.instructions)
+    assert took_s == pytest.approx(1050e-6)
+    taken_s = durations_s(traced)[: len(traced.ranks[0].instructions)]
+    assert taken_s[[0, 2, 3]].sum() == pytest.approx(380e-6)  # of 490, less the 110 that it waits
+    slack_s = network_of(traced).slack_s(durations_s(traced))
+    assert slack_s[2] >= 100e-6
+    plan = plan_job(with_profiles(traced, _costs()), JobGoal(latency_s=10e-6))
+    assert plan.promise.time_change <= 1e-9
+    assert plan.promise.energy_change < -0.05
+    # Parts of 10, 190 and 180 µs have one clock together where each change takes as long.
+    plan = plan_job(with_profiles(traced, _costs()), JobGoal(max_slowdown=0.5, latency_s=190e-6))
+    assert len({held.row for held in plan.clocks[0][:4] if held is not None}) == 1
+    assert plan.promise.energy_change < -0.05
+
+
+def test_data_may_come_before_the_first_pass() -> None:
+    kernels = [
+        ("Memcpy HtoD (Pinned -> Device)", 13, 0.5, 1.0, 201.0),
+        ("forward", 7, 1.1, 201.0, 500.0),
+        ("backward", 7, 2.1, 500.0, 900.0),
+    ]
+    traced, _ = _traced([_trace(rank, kernels, **_PASSES) for rank in (0, 1)])
+    assert _kinds(traced) == [("copy", 1), ("forward", 0), ("backward", 0)]
+    assert _iteration_s(traced) == pytest.approx(899e-6)
 
 
 def test_a_collective_beside_a_pass_that_it_outlasts_leaves_the_rest_of_the_pass_slack() -> None:
@@ -276,14 +403,7 @@ def test_a_rank_that_comes_late_to_such_a_collective_has_no_rest() -> None:
 
 
 def test_what_is_left_of_a_pass_beside_a_collective_is_planned_slower_for_nothing() -> None:
-    rows = tuple(
-        ProfileRow(core_mhz=mhz, time_s=1e-3 * 1400 / mhz, energy_j=0.3 * (mhz / 1400) ** 1.5)
-        for mhz in (700, 1000, 1400)
-    )
-    costs = dict.fromkeys(
-        ("stage 0 forward", "stage 0 backward", "stage 0 optimizer"), Profile(rows=rows, auto=2)
-    )
-    job = with_profiles(_traced(_overlapped())[0], costs)
+    job = with_profiles(_traced(_overlapped())[0], _costs())
     plan = plan_job(job, JobGoal())
     assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
     held = [None if each is None else each.row for each in plan.clocks[0]]
@@ -322,8 +442,12 @@ def test_what_two_gpus_ran_is_a_job(name: str, near: float) -> None:
     assert _iteration_s(traced) == pytest.approx(took_s, rel=near)
     assert [rank.data for rank in traced.ranks] == [0, 1]
     kinds = [each.kind.value for each in traced.ranks[0].instructions if each.meeting is None]
-    assert kinds == ["forward", "backward", "optimizer"]
-    assert any(each.meeting is not None for each in traced.ranks[0].instructions)
+    assert [kind for kind in kinds if kind != "rest"] == ["forward", "backward", "optimizer"]
+    # Gathers and sums beside passes: all of DDP's but the last, and FSDP's one block ahead.
+    taken_s, some = durations_s(traced), traced.ranks[0].instructions
+    slack_s = network_of(traced).slack_s(taken_s)
+    beside_ms = [1e3 * slack_s[i] for i, each in enumerate(some) if each.stream]
+    assert (len(beside_ms), min(beside_ms) > 1.0) == {"ddp": (24, True), "fsdp": (23, False)}[name]
 
 
 def test_places_that_groups_do_not_tell_apart_are_counted() -> None:

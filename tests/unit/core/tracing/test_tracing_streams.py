@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.tracing.streams import (
     Streams,
-    collectives_note,
+    beside_note,
     streams,
     with_shares,
 )
@@ -136,19 +136,36 @@ def test_a_wait_that_was_over_already_is_known_only_where_it_is_listed() -> None
 def test_of_nothing_nothing_is_said() -> None:
     assert streams(()).step_s() == 0.0
     assert not len(streams(()).slack_s())
-    assert collectives_note(()) is None
-    assert collectives_note(_DDP[:2]) is None
+    assert beside_note(()) is None
+    assert beside_note(_DDP[:2]) is None
 
 
 def test_it_is_said_how_much_of_the_collectives_is_beside_other_launches() -> None:
-    assert collectives_note(with_shares(_DDP)) == (
+    assert beside_note(with_shares(_DDP)) == (
         "collectives take 1.5e+03 ms of the step, 1e+03 ms of these beside other launches, for "
         "which it does not wait: they could take 1e+03 ms longer at most; where the host keeps "
         "ahead, it takes 4.5e+03 ms"
     )
-    assert collectives_note(with_shares((*_DDP[:2], *_DDP[3:]))) == (
+    assert beside_note(with_shares((*_DDP[:2], *_DDP[3:]))) == (
         "the step waits for all of its collectives; where the host keeps ahead, it takes 4.5e+03 ms"
     )
+
+
+def test_a_copy_in_another_stream_counts_for_what_of_it_is_waited_for() -> None:
+    """Two beside products, of which the second is waited for half; one among the products."""
+    copies = [
+        msgspec.structs.replace(_launch(begin, end, stream), kind=NodeKind.COPY)
+        for begin, end, stream in ((0.0, 0.9, 13), (1.0, 3.0, 13), (3.0, 3.5, _COMPUTE))
+    ]
+    short = msgspec.structs.replace(_launch(0.5, 0.50005, 14), kind=NodeKind.COPY)
+    seen = (_launch(0.0, 1.0, _COMPUTE), _launch(1.0, 2.0, _COMPUTE), *copies, short)
+    shared = with_shares(seen)
+
+    assert [one.waited_for for one in shared] == [1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
+    said = beside_note(shared) or ""
+    assert said.startswith("copies take 2.9e+03 ms of the step, 1.9e+03 ms of these beside other")
+    both = with_shares((*seen, _launch(0.0, 0.5, _NETWORK, Pass.COMMUNICATION)))
+    assert (beside_note(both) or "").startswith("collectives and copies take")
 
 
 _some = st.lists(st.booleans(), min_size=18, max_size=18)
