@@ -17,6 +17,7 @@ from small_training import Model, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
+from underclock.ledger.store import LEDGER, read_entries
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import StepLine
 from underclock.runtime.conductor.log import read_log
@@ -83,10 +84,15 @@ def _left(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_clocks_follow_the_plan_and_are_given_back(
-    command: list[str], tmp_path: Path, folder: Path, control: Control
+    command: list[str],
+    tmp_path: Path,
+    folder: Path,
+    control: Control,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The guard learns at auto first, so that one run has steps of both."""
-    log = tmp_path / "log.jsonl"
+    log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.db"
+    monkeypatch.setenv(LEDGER, str(ledger))
     # With all that a trainer loads, and not before its conductor is there: machines may be slow.
     Path(command[1]).write_text(_AWAITING.format(log=str(log)) + _SCRIPT)
     ran = run(plan(low_mhz=900), command, HowToRun(window=5, log=log))
@@ -106,6 +112,10 @@ def test_clocks_follow_the_plan_and_are_given_back(
     assert (truth["core_lock"], truth["limit_w"]) == (None, 350.0)
     steps = [line for line in read_log(log) if isinstance(line, StepLine)]
     assert _usual_j(steps, "plan") < 0.97 * _usual_j(steps, "learning")
+    (entry,) = read_entries(ledger)  # of the log's own lines, and nothing else
+    drawn_j = [step.steps * step.energy_j for step in steps if step.energy_j is not None]
+    assert entry.energy_j == pytest.approx(sum(drawn_j))
+    assert (entry.steps, entry.held_steps) == (ran.summary.steps, ran.summary.followed)
     assert not _left(folder)
 
 

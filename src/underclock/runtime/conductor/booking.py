@@ -1,12 +1,15 @@
 """What a conductor writes into the user's ledger: what each GPU drew, and what auto would have.
 
-It is told the lines of the run's log, and nothing else; there is no second meter. A thread of its
-own writes every few minutes and `close` once more, so a slow disk keeps no clock waiting. What
-cannot be written is told once, and the run goes on.
+Of a run it is told the lines of the log, and nothing else; there is no second meter. Its thread
+writes every few minutes and `close` once more, so a slow disk keeps no clock waiting. What cannot
+be written is told once, and the run goes on.
 """
 
+import atexit
+import contextlib
 import datetime as dt
 import math
+import os
 import secrets
 import threading
 import time
@@ -14,16 +17,23 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from underclock.errors import UnderclockError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
-from underclock.ledger.store import write_entries
+from underclock.ledger.store import ledger_path, write_entries
 from underclock.records import Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
+from underclock.runtime.conductor.process import Work, hold
 from underclock.runtime.machine.steps import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.parts import digest_of
+from underclock.runtime.undo.armed import Armed
 from underclock.runtime.undo.processes import say
 
 EVERY_S = 300.0
@@ -205,10 +215,79 @@ def _why_unknown(drawn: Mapping[str, _Drawn]) -> str:
     return CANNOT_TELL + ("what steps drew is not known" if drawn else "no step was seen")
 
 
+class AppliedTally:
+    """What a GPU drew while clocks are held for whatever runs: no step is seen of it.
+
+    Raises:
+        DeviceError: Its counter cannot be read.
+    """
+
+    def __init__(self, booked: BookedRun, index: int) -> None:
+        self._booked, self._index, self._number = booked, index, secrets.token_hex(8)
+        self._energy_j, self._last_j = 0.0, self._counter_j()
+        self._evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
+
+    def _counter_j(self) -> float:
+        with nvml_session():
+            return NvmlGpu(self._index).energy_j()
+
+    def add(self, line: Line) -> None:
+        """Take note of nothing: there are no lines."""
+
+    def entries(self, lasted_s: float) -> tuple[LedgerEntry, ...]:
+        """Return its entry, with what the counter climbed as far as it can be read."""
+        with contextlib.suppress(UnderclockError):
+            now_j = self._counter_j()
+            self._energy_j += max(0.0, now_j - self._last_j)  # it begins anew with the driver
+            self._last_j = now_j
+        booked = self._booked
+        ((uuid, name),) = booked.gpus
+        entry = LedgerEntry(
+            run=self._number,
+            job=booked.job,
+            workload=booked.workload,
+            gpu=hashed(uuid),
+            gpu_name=name,
+            rank=booked.ranks[0],
+            began_s=booked.began_s,
+            lasted_s=lasted_s,
+            steps=0,
+            held_steps=0,
+            energy_j=self._energy_j,
+            held_j=self._energy_j,
+            auto_j=None,
+            auto_interval_j=None,
+            against=SavedAgainst.PROMISE,
+            evidence=min(self._evidence, booked.evidence, key=_WEAKEST.index),
+            plan=booked.plan,
+            untold=f"{CANNOT_TELL}`apply` sees no steps: what ran, and at auto, is not known",
+        )
+        return (entry,)
+
+
+def hold_booked(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Work:
+    """Hold what `process.hold` does, and write it into the user's ledger.
+
+    Args:
+        gpus: By UUID.
+        options: ``set``: as of `process.hold`; ``booked``: fields of a `BookedRun`; ``index``: of
+            its GPU.
+    """
+    work = hold(gpus, options["set"])
+    path = ledger_path(os.environ)
+    if path is not None:
+        with contextlib.suppress(UnderclockError):  # a GPU without a counter
+            tally = AppliedTally(msgspec.convert(options["booked"], BookedRun), options["index"])
+            atexit.register(Booking(path, tally).close)  # after everything was undone
+    return work
+
+
 class Booking:
     """Writes a run into the ledger as it goes on."""
 
-    def __init__(self, path: Path, tally: RunTally, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, path: Path, tally: RunTally | AppliedTally, *, every_s: float = EVERY_S
+    ) -> None:
         self._path, self._tally, self._every_s = path, tally, every_s
         self._began_s = time.monotonic()
         self._lock, self._ended = threading.Lock(), threading.Event()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from underclock.errors import UnderclockError, UsageError
@@ -13,12 +14,13 @@ from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
+from underclock.runtime.conductor.booking import BookedRun
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.armed import restore_left
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.store import as_record
 
-_WORK = "underclock.runtime.conductor.process:hold"
+_WORK = "underclock.runtime.conductor.booking:hold_booked"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
@@ -138,7 +140,11 @@ def holding(
         conductor = Conducting.start(
             [opened.uuid()],
             work=_WORK,
-            options={opened.uuid(): {str(setting): value for setting, value in asked.items()}},
+            options={
+                "set": {opened.uuid(): {str(setting): value for setting, value in asked.items()}},
+                "booked": asdict(BookedRun.of(plan, [(opened.uuid(), info.name)], 0, os.environ)),
+                "index": name.index,
+            },
             rescue=lambda: restore_left(runtime_folder(), [opened.uuid()], settable_gpu),
             trainer_pid=os.getpid(),
         )
