@@ -196,7 +196,7 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
     from underclock.ledger.totals import counted_once, totals
 
     def counter(name: str, unit: str, words: str) -> MetricFamily:
-        return MetricFamily(f"underclock_{name}", FamilyKind.COUNTER, unit, words)
+        return MetricFamily(f"underclock_ledger_{name}", FamilyKind.COUNTER, unit, words)
 
     drawn = counter("energy_joules", "joules", "Drawn in steps whose saving can be told")
     auto = counter("auto_energy_joules", "joules", "The same steps would have drawn at auto clocks")
@@ -204,7 +204,7 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
     seconds = counter("gpu_seconds", "seconds", "Time of GPUs under runs")
     steps = counter("steps", "", "Training steps that were seen")
     ends = MetricFamily(
-        "underclock_saved_joules", FamilyKind.GAUGE, "joules", "Saved, and its 95 % interval"
+        "underclock_ledger_saved_joules", FamilyKind.GAUGE, "joules", "Saved, and its 95 % interval"
     )
     groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
     for entry, share in counted_once(entries):
