@@ -29,7 +29,7 @@ check: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-suite: $(VENV)/.dev
+suite: $(VENV)/.dev $(VENV)/.browser
 	$(PYTEST) -m 'not gpu' --ignore=tests/gpu --cov --cov-report=
 	$(BIN)/coverage report --fail-under=90
 	$(BIN)/coverage report --include='*/underclock/core/*,*/underclock/hw/lease.py' --fail-under=100 > /dev/null
@@ -82,6 +82,13 @@ $(VENV)/.runtime: pyproject.toml | $(BIN)/python
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.runtime
+
+# Pages are tested in Debian's Chromium, installed where that may be done; elsewhere those tests are skipped.
+$(VENV)/.browser: | $(BIN)/python
+	@command -v chromium > /dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update && apt-get install --yes --no-install-recommends chromium; } > /dev/null 2>&1 || \
+		echo "no Chromium can be installed here: pages are not tested in a browser"
+	@touch $@
 
 $(VENV)/.bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

@@ -5,6 +5,7 @@ import io
 import json
 import zlib
 from html.parser import HTMLParser
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -182,13 +183,15 @@ def page_table(html: str, name: str) -> list[dict[str, Any]]:
     data = page_data(html)
     columns = data["tables"][name]["columns"]
 
-    def read(kind: str, value: Any) -> Any:
-        if kind == "parts":
-            pairs = zip(value[::2], value[1::2], strict=True)
-            return [(data["texts"][place], runs) for place, runs in pairs]
-        return data["texts"][value] if kind == "text" else value
+    def named(places: list[int]) -> list[str]:
+        return [data["texts"][place] for place in accumulate(places)]
 
-    cells = [[read(each["kind"], value) for value in each["values"]] for each in columns]
+    def read(kind: str, values: list[Any]) -> list[Any]:
+        if kind == "parts":
+            return [list(zip(named(places), runs, strict=True)) for places, runs in values]
+        return named(values) if kind == "text" else values
+
+    cells = [read(each["kind"], each["values"]) for each in columns]
     keys = [each["key"] for each in columns]
     return [dict(zip(keys, row, strict=True)) for row in zip(*cells, strict=True)]
 

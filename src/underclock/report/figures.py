@@ -81,7 +81,7 @@ def _bars(
     for place, (name, auto_j, planned_j) in enumerate(bars):
         if place == passes > 0:
             top += _ROW_PX / 2
-        most = int(width_px / text_px("x")) - 3
+        most = int(width_px / text_px("x")) - 7
         parts.append(text(0, top + 14, shortened(name, most), bold=place < passes))
         ends_px, auto_px = scale * planned_j, scale * auto_j
         colour = GREY if place < passes else BLUE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from underclock.records.job import JobPlan, Span
 from underclock.report.chart import GREEN, Series
 from underclock.report.figures import arm_series, trade
-from underclock.report.packed import Packed, Packer, TimelineBox, column, digits
+from underclock.report.packed import Packed, Packer, TimelineBox, column, differences, digits
 from underclock.report.page import rendered
 from underclock.report.wording import EVIDENCE_SENTENCES
 
@@ -83,11 +83,11 @@ def _ranks(packer: Packer, plan: JobPlan, auto: Sequence[Span], planned: Sequenc
         None if not each else each[0] if len(each) == 1 else (each[0], each[-1]) for each in clocks
     ]
     changes = [
-        round(after / before - 1.0, 6) if before else None
+        round(1e4 * (after / before - 1.0)) if before else None
         for before, after in zip(*busy_s, strict=True)
     ]
     columns = [
-        column("Rank", "rank", "text", stages),
+        column("Rank", "rank", "text", differences(stages)),
         column("Core MHz", "core_mhz", "mhz", mhz),
         column("Busy at auto", "auto_busy_s", "seconds", [digits(each) for each in busy_s[0]]),
         column("Busy, planned", "busy_s", "seconds", [digits(each) for each in busy_s[1]]),

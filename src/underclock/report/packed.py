@@ -66,15 +66,16 @@ class Packer:
                 box.core_mhz,
                 box.set_by,
                 box.mem_mhz,
-                None if box.power_w is None else digits(box.power_w),
+                None if box.power_w is None else digits(box.power_w, 3),
             )
             order.append(states.setdefault(state, len(states)))
+        columns = list(zip(*states, strict=True))
         gaps_s = [digits(box.gap_s) for box in boxes]
         return {
             "label": label,
             "leaf": leaf,
-            "states": list(zip(*states, strict=True)),
-            "order": _differences(order),
+            "states": [differences(columns[0]), *columns[1:]] if columns else [()] * 6,
+            "order": differences(order),
             "gaps": gaps_s if any(gaps_s) else [],
             "groups": [
                 (name, *zip(*self._runs(words), strict=True))
@@ -99,17 +100,19 @@ def column(label: str, key: str, kind: str, values: Sequence[object]) -> Packed:
     Args:
         label: Its heading.
         key: Its name in a CSV file.
-        kind: How values are shown: ``text`` and ``parts`` (places of texts), ``count``, ``mhz``
-            (``None`` is auto, two are a range), ``joules``, ``seconds`` or ``change``.
+        kind: How values are shown: ``text`` (places of texts, as differences), ``parts`` (such
+            places and how often each), ``count``, ``mhz`` (``None`` is auto, two are a range),
+            ``joules``, ``seconds`` or ``change`` (in 10⁻⁴).
         values: One a row.
     """
     return {"label": label, "key": key, "kind": kind, "values": list(values)}
 
 
-def digits(value: float) -> float:
-    """Round to four digits."""
-    return float(f"{value:.4g}")
+def digits(value: float, most: int = 4) -> float:
+    """Round to so many digits."""
+    return float(f"{value:.{most}g}")
 
 
-def _differences(places: Sequence[int]) -> list[int]:
+def differences(places: Sequence[int]) -> list[int]:
+    """Return each place less the one before: neighbours name neighbours, mostly."""
     return [place - before for before, place in itertools.pairwise((0, *places))]

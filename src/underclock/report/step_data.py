@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from underclock.records import Clocks, Plan
 from underclock.records.launches import module_calls
-from underclock.report.packed import Packed, Packer, TimelineBox, column, digits
+from underclock.report.packed import Packed, Packer, TimelineBox, column, differences, digits
 from underclock.report.wording import duration_text, energy_text
 
 MOST_ROWS = 10_000  # of a table; the others are one row
@@ -112,9 +112,10 @@ def plan_data(
 
 def _kernels(packer: Packer, uses: Sequence[KernelUse]) -> Packed:
     """Return the table of kernels, those that draw most where there are too many for a page."""
-    ranked = sorted(uses, key=lambda use: -use.auto_j)
-    shown, others = ranked[:MOST_ROWS], ranked[MOST_ROWS:]
-    if others:
+    shown, others = list(uses), []
+    if len(uses) > MOST_ROWS:
+        ranked = sorted(uses, key=lambda use: -use.auto_j)
+        shown, others = ranked[:MOST_ROWS], ranked[MOST_ROWS:]
         shown.append(
             KernelUse(
                 name=f"{len(others)} others, each of which draws less",
@@ -129,17 +130,20 @@ def _kernels(packer: Packer, uses: Sequence[KernelUse]) -> Packed:
         )
     cores = [_range([pair.core_mhz for pair in use.clocks]) for use in shown]
     memories = [_range([pair.mem_mhz for pair in use.clocks]) for use in shown]
-    changes = [(use.time_s / use.auto_s - 1, use.energy_j / use.auto_j - 1) for use in shown]
+    changes = [
+        (round(1e4 * (use.time_s / use.auto_s - 1)), round(1e4 * (use.energy_j / use.auto_j - 1)))
+        for use in shown
+    ]
     columns = [
-        column("Kernel", "kernel", "text", [packer.text(use.name) for use in shown]),
-        column("Pass", "pass", "text", [packer.text(use.pass_) for use in shown]),
+        column("Kernel", "kernel", "text", differences([packer.text(use.name) for use in shown])),
+        column("Pass", "pass", "text", differences([packer.text(use.pass_) for use in shown])),
         column("Runs", "runs", "count", [use.runs for use in shown]),
         column("Core MHz", "core_mhz", "mhz", cores),
         column("Memory MHz", "mem_mhz", "mhz", memories),
         column("At auto", "auto_j", "joules", [digits(use.auto_j) for use in shown]),
         column("Saved", "saved_j", "joules", [digits(use.saved_j) for use in shown]),
-        column("Time", "time_change", "change", [round(time, 6) for time, _ in changes]),
-        column("Energy", "energy_change", "change", [round(energy, 6) for _, energy in changes]),
+        column("Time", "time_change", "change", [time for time, _ in changes]),
+        column("Energy", "energy_change", "change", [energy for _, energy in changes]),
     ]
     kept = [
         each
@@ -186,7 +190,10 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
                 digits(math.fsum(schedule.launch_j[launch] for launch in launches))
                 if schedule.launch_j
                 else None,
-                [one for at in parts for one in (packer.text(plan.runs[at].name), runs[at])],
+                (
+                    differences([packer.text(plan.runs[at].name) for at in parts]),
+                    [runs[at] for at in parts],
+                ),
             )
         )
     heads = (

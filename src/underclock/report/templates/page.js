@@ -38,8 +38,15 @@ const setters = { 1: "", 0: ", set by the driver", "-1": "" };
 
 // ---- A timeline: bands of tracks of boxes
 
+// Places in a list, which come as differences.
+const places = (differences) => {
+  let at = 0;
+  return differences.map((each) => (at += each));
+};
+
 const readTrack = (track) => {
-  const [name, lasts, core, setBy, mem, power] = track.states;
+  const [names, lasts, core, setBy, mem, power] = track.states;
+  const name = places(names);
   const count = track.order.length;
   const [from, to] = [new Float64Array(count), new Float64Array(count)];
   const which = new Uint32Array(count);
@@ -156,7 +163,7 @@ class Timeline {
       for (let i = 0; i < COLOURS; i++) {
         ramp.append(make("i", { class: `b${i}`, style: `height:${5 + (11 * (i + 1)) / COLOURS}px` }));
       }
-      legend.append(make("span", {}, `${Math.round(this.low)} `), ramp, make("span", {}, ` ${Math.round(this.high)} MHz: taller is faster`));
+      legend.append(make("span", {}, `${Math.round(this.low)} `, ramp, ` ${Math.round(this.high)} MHz: taller is faster`));
     }
     if (this.tracks.some((track) => track.setBy.includes(0))) {
       legend.append(make("span", {}, make("i", { class: "hatched", "aria-hidden": "true" }), " hatched: the driver sets the clock"));
@@ -574,7 +581,7 @@ class DataTable {
   constructor(place, data, texts) {
     this.place = place;
     this.texts = texts;
-    this.columns = data.columns;
+    this.columns = data.columns.map((column) => ({ ...column, values: this.read(column) }));
     this.noun = data.noun;
     this.count = data.columns[0].values.length;
     this.rows = [...Array(this.count).keys()];
@@ -585,10 +592,18 @@ class DataTable {
     this.sort(this.columns.findIndex((column) => column.key === data.sort), data.falls);
   }
 
+  read({ kind, values }) {
+    if (kind === "text") return places(values).map((place) => this.texts[place]);
+    if (kind === "change") return values.map((value) => value && value * 1e-4);
+    if (kind !== "parts") return values;
+    return values.map(([names, runs]) => places(names).map((place, i) => [this.texts[place], runs[i]]));
+  }
+
   // A column of energies has one unit, so that its numbers can be compared by eye.
   units() {
     for (const column of this.columns.filter((each) => each.kind === "joules")) {
       const most = column.values.reduce((a, b) => Math.max(a, Math.abs(b ?? 0)), 0);
+      column.most = most;
       [column.unit, column.size] = [["MJ", 1e6], ["kJ", 1e3], ["J", 1], ["mJ", 1e-3], ["µJ", 1e-6]].find((unit) => most >= unit[1]) ?? ["J", 1];
       column.label += `, ${column.unit}`;
     }
@@ -596,17 +611,14 @@ class DataTable {
 
   shown(column, row) {
     const value = column.values[row];
-    if (column.kind === "text") return this.texts[value];
+    if (column.kind === "text") return value;
     if (column.kind === "mhz") return value === null ? "auto" : [value].flat().join("–");
     if (value === null) return "–";
     if (column.kind === "change") return change(value);
-    if (column.kind === "joules") return minus((value / column.size).toFixed(2));
+    if (column.kind === "joules") return minus((value / column.size).toFixed(column.most >= 100 * column.size ? 1 : 2));
     if (column.kind === "seconds") return inSeconds(value);
-    if (column.kind === "parts") return this.parts(value).map(([name, runs]) => (runs > 1 ? `${name} ×${runs}` : name)).join(", ");
+    if (column.kind === "parts") return value.map(([name, runs]) => (runs > 1 ? `${name} ×${runs}` : name)).join(", ");
     return String(value);
-  }
-  parts(flat) {
-    return Array.from({ length: flat.length / 2 }, (_, i) => [this.texts[flat[2 * i]], flat[2 * i + 1]]);
   }
   raw(column, row) {
     const value = column.values[row];
@@ -634,7 +646,8 @@ class DataTable {
     this.table = make("table", { class: `stack data${this.isLong ? " long" : ""}`, "aria-rowcount": this.count + 1 }, make("thead", {}, this.head), this.body);
     this.table.style.setProperty("--cells", "3");
     this.frame = make("div", this.count > FEW ? { class: "tall", tabindex: "0", role: "region", "aria-label": `All ${this.noun}` } : {}, this.table);
-    this.place.append(bar, this.frame);
+    this.note = make("p", { class: "soft" });
+    this.place.append(bar, this.frame, this.note);
     this.search.addEventListener("input", () => this.sift());
     save.addEventListener("click", () => this.save());
     this.frame.addEventListener("scroll", () => { if (this.isLong) this.draw(); });
@@ -665,8 +678,8 @@ class DataTable {
     this.draw();
   }
 
-  folded(flat, whole) {
-    const names = this.parts(flat).map(([name]) => name);
+  folded(parts, whole) {
+    const names = parts.map(([name]) => name);
     if (names.length <= NAMED) return whole;
     const some = `${names.slice(0, NAMED).join(", ")} and ${names.length - NAMED} more`;
     return make("details", {}, make("summary", {}, some), whole);
@@ -678,7 +691,8 @@ class DataTable {
       const text = this.shown(column, this.rows[place]);
       const cell = make("td", { class: this.isName(column) ? (column.kind === "parts" ? "name last" : "name") : "number" });
       cell.append(column.kind === "parts" && !this.isLong && !onPaper ? this.folded(column.values[this.rows[place]], text) : text);
-      if (this.isLong && this.isName(column)) cell.title = text;
+      if (this.isName(column)) cell.title = this.isLong ? text : "";
+      else cell.dataset.label = column.label;
       made.append(cell);
     }
     return made;
@@ -690,9 +704,10 @@ class DataTable {
       const most = onPaper && this.isLong ? PRINTED : this.count;
       const shown = this.rows.slice(0, most);
       this.body.replaceChildren(...shown.map((_, place) => this.row(place, onPaper)));
-      this.found.dataset.printed = shown.length < this.rows.length ? `the first ${most} of ${this.rows.length}` : "";
+      this.note.textContent = shown.length < this.rows.length ? `Printed are the first ${most} of ${this.rows.length} ${this.noun}.` : "";
       return;
     }
+    this.note.textContent = "";
     if (!this.tall) {
       this.body.replaceChildren(this.row(0));
       this.tall = this.body.firstChild.offsetHeight || 32;

@@ -1,0 +1,399 @@
+"""Pages in a real browser: quick, silent, offline, for keyboards, telephones, dark rooms and paper.
+
+Chromium is Debian's: ``make test`` installs it where it may. Elsewhere these tests are skipped.
+"""
+
+import importlib.resources
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from invented import MINUS, VALIDATION
+from small_jobs import small_job
+from underclock.app.report import render_report
+from underclock.core.job.planning import JobGoal, plan_job
+from underclock.records import Evidence
+from underclock.records.runs import ArmLine, EndLine, EventLine, Line, RunLine, StepLine
+from underclock.report import page as plan_page
+from underclock.report import run_page
+from underclock.runtime.conductor.log import summary_of
+from wide_steps import wide_plan
+
+_BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+_KINDS: Final = ("plan", "run", "job")
+_FEW: Final = 36  # kernels: enough for a table to scroll in a frame of its own
+_MOST_BYTES, _MOST_S = 500_000, 2.0  # of a page of 10 000 kernels
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_BROWSER is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+
+def _run_lines() -> tuple[Line, ...]:
+    run = RunLine(
+        evidence=Evidence.SIMULATED,
+        gpus=("RTX 3080 Ti",),
+        workload="gpt",
+        marks=6,
+        dry=False,
+        began_s=100.0,
+        planned_s=0.1,
+        energy_change=-0.12,
+        time_change=0.004,
+    )
+    arms = [("auto", "plan", "best-fixed")[at // 20 % 3] for at in range(180)]
+    steps = [
+        StepLine(
+            gpu=0,
+            step=at,
+            began_s=100.0 + 0.1 * at,
+            time_s=0.099,
+            state="clocks follow the plan",
+            arm=arm,
+            planned=2,
+            asked=2,
+            hits=1,
+            late_s=(0.0005, -0.002),
+            energy_j={"auto": 22.0, "plan": 20.0}.get(arm, 21.0),
+            core_mhz={"auto": 1740.0, "plan": 1500.0 + at}.get(arm, 1605.0),
+        )
+        for at, arm in enumerate(arms)
+    ]
+    saved = ArmLine(
+        gpu=0,
+        arm="plan",
+        rounds=3,
+        steps=60,
+        time_change=0.003,
+        time_interval=(0.001, 0.005),
+        energy_change=-0.1,
+        energy_interval=(-0.11, -0.09),
+        verdict="kept: energy -10.00 % against -12.00 % ± 3.00 % promised",
+    )
+    event = EventLine(gpu=0, at_s=101.0, text="a lock was overruled")
+    return (run, *steps, event, saved, EndLine(cpu_s=0.01, wall_s=2.0, looks=400))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where a page of every kind lies, and those of many kernels."""
+    found = tmp_path_factory.mktemp("pages")
+    lines = _run_lines()
+    job = plan_job(small_job(stages=3, microbatches=4), JobGoal(max_slowdown=0.02, points=5))
+    pages = {
+        "plan": plan_page(wide_plan(_FEW), VALIDATION),
+        "run": run_page(lines, summary_of(lines)),
+        "job": render_report(job),
+        "many": plan_page(wide_plan(10_000), VALIDATION),
+        "too_many": plan_page(wide_plan(50_000), None),
+    }
+    for name, text in pages.items():
+        (found / f"{name}.html").write_text(text, encoding="utf-8")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=_BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+Opened = Callable[..., Page]
+
+
+@pytest.fixture
+def opened(browser: Browser, folder: Path) -> Iterator[Opened]:
+    """Return what opens a page; in the end nothing was asked of a network or told the console."""
+    contexts, said = [], []
+
+    def open_page(name: str, *, width: int = 1280, dark: bool = False, **more: Any) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            **more,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        own = (folder / f"{name}.html").as_uri()
+        page.on(
+            "request",
+            lambda r: None if r.url == own or r.url[:5] == "blob:" else said.append(r.url),
+        )
+        page.goto(own)
+        page.wait_for_selector("html[data-ready]", state="attached")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert said == []
+
+
+def seen_s(page: Page) -> tuple[float, float]:
+    """Return which part of the time a timeline shows."""
+    shown = page.locator("#timeline").evaluate(
+        "e => [Number(e.dataset.from), Number(e.dataset.to)]"
+    )
+    return shown[0], shown[1]
+
+
+def settle(page: Page) -> None:
+    page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+
+
+def until(page: Page, comes: Callable[[], bool]) -> None:
+    """Wait until something comes, for a hundred frames at most."""
+    for _ in range(100):
+        if comes():
+            return
+        settle(page)
+    raise AssertionError("it did not come")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_axe_finds_nothing_serious(kind: str, dark: bool, opened: Opened) -> None:  # noqa: FBT001
+    page = opened(kind, dark=dark)
+    axe = importlib.resources.files("axe_playwright_python") / "axe.min.js"
+    page.evaluate(axe.read_text(encoding="utf-8"))
+
+    # What does not hang on colours is the same in the dark.
+    only = "runOnly: ['color-contrast']," if dark else ""
+    found = page.evaluate(f"() => axe.run({{ {only} resultTypes: ['violations'] }})")
+
+    assert found["passes"]
+    serious = [
+        (each["id"], [node["html"] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in {"serious", "critical"}
+    ]
+    assert serious == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_on_a_telephone_nothing_is_beside_the_screen(kind: str, opened: Opened) -> None:
+    page = opened(kind, width=390, has_touch=True)
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    drawn = page.locator("#timeline svg").bounding_box()
+    assert drawn is not None
+    assert drawn["x"] >= 0
+    assert drawn["x"] + drawn["width"] <= 390
+
+
+def test_a_page_of_10_000_kernels_is_small_and_opens_at_once(folder: Path, opened: Opened) -> None:
+    assert (folder / "many.html").stat().st_size <= _MOST_BYTES
+
+    begun = time.perf_counter()
+    page = opened("many")
+    assert time.perf_counter() - begun <= _MOST_S
+
+    # Only rows in sight are there, and all can be reached.
+    table = page.locator("#table-kernels")
+    assert table.locator("tbody tr").count() < 100
+    assert table.locator("table").get_attribute("aria-rowcount") == "10001"
+    table.locator(".tall").evaluate("e => { e.scrollTop = e.scrollHeight }")
+    settle(page)
+    assert table.locator('tr[aria-rowindex="10001"]').count() == 1
+    # What is drawn depends on the screen, not on the step.
+    shapes = "document.querySelector('#timeline svg').innerHTML.length"
+    assert page.evaluate(shapes) < 400_000
+    page.locator(".stage").focus()
+    for _ in range(9):
+        page.keyboard.press("+")
+    settle(page)
+    assert page.evaluate(shapes) < 400_000
+
+
+def test_a_page_of_50_000_kernels_opens_and_says_what_it_leaves_out(opened: Opened) -> None:
+    page = opened("too_many")
+
+    assert "All 50000 kernels, 10000 of them one by one" in page.inner_text("main")
+    page.locator("#table-kernels input").fill("others")
+    shown = page.locator("#table-kernels tbody tr:not(.gap)")
+    assert shown.count() == 1
+    assert "40000 others" in shown.inner_text()
+    page.locator(".stage").focus()
+    page.keyboard.press("End")
+    assert "50000 of 50000" in page.locator(".tip").inner_text()
+
+
+def test_a_timeline_is_zoomed_and_walked_with_the_keyboard_alone(opened: Opened) -> None:
+    page = opened("plan")
+    stage = page.locator(".stage")
+    for _ in range(40):
+        if page.evaluate("document.activeElement.classList.contains('stage')"):
+            break
+        page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.classList.contains('stage')")
+
+    whole = seen_s(page)
+    page.keyboard.press("Home")
+    assert "blocks.0.attention" in page.locator(".tip").inner_text()
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    settle(page)
+    first, last = seen_s(page)
+    assert (last - first) == pytest.approx((whole[1] - whole[0]) / 4)
+    assert page.locator(".cursor").is_visible()  # about the box that it is on
+    page.keyboard.press("ArrowRight")
+    text = stage.get_attribute("aria-valuetext") or ""
+    assert "Under the plan" in text
+    assert f"2 of {_FEW}" in text
+    assert "MHz" in text
+    page.keyboard.press("ArrowDown")
+    text = stage.get_attribute("aria-valuetext") or ""
+    assert text.startswith("At auto")
+    assert "core 1695 MHz, set by the driver" in text
+    page.keyboard.press("End")
+    settle(page)
+    assert seen_s(page)[1] == pytest.approx(whole[1], rel=0.05)  # it is followed
+    page.keyboard.press("0")
+    settle(page)
+    assert seen_s(page) == pytest.approx(whole)
+
+
+def test_a_timeline_is_zoomed_by_wheel_and_by_dragging(opened: Opened) -> None:
+    page = opened("plan")
+    page.locator("#timeline").scroll_into_view_if_needed()
+    box = page.locator(".stage").bounding_box()
+    assert box is not None
+    whole = seen_s(page)
+    x, y = box["x"] + box["width"] / 2, box["y"] + 120
+
+    page.mouse.move(x, y)
+    assert page.locator(".tip").is_visible()
+    scrolled = page.evaluate("scrollY")
+    page.mouse.wheel(0, 10)  # a page that is passed scrolls on
+    until(page, lambda: page.evaluate("scrollY") != scrolled)
+    assert seen_s(page) == whole
+    page.mouse.wheel(0, -10)
+    until(page, lambda: page.evaluate("scrollY") == scrolled)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    until(page, lambda: seen_s(page)[1] < whole[1])
+    page.keyboard.up("Control")
+    page.get_by_role("button", name="Whole").click()
+    settle(page)
+    assert seen_s(page) == pytest.approx(whole)
+
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 100, y, steps=3)
+    page.mouse.up()
+    settle(page)
+    first, last = seen_s(page)
+    assert whole[0] < first < last < whole[1]
+    assert (last - first) / (whole[1] - whole[0]) == pytest.approx(
+        100 / (box["width"] - 80), rel=0.02
+    )
+
+
+def test_clocks_differ_in_height_as_in_colour_and_what_the_driver_sets_is_hatched(
+    opened: Opened,
+) -> None:
+    page = opened("plan")
+
+    heights = page.evaluate(
+        "[...document.querySelectorAll('#timeline path[class^=c]')].filter(e => /^c\\d$/.test("
+        "e.getAttribute('class'))).map(e => [e.getAttribute('class'), /v-([\\d.]+)/.exec("
+        "e.getAttribute('d'))[1]])"
+    )
+
+    by_colour: dict[str, float] = {}
+    for colour, height in heights:
+        by_colour.setdefault(colour, float(height))
+    assert len(by_colour) >= 3
+    assert sorted(by_colour.values()) == [by_colour[each] for each in sorted(by_colour)]
+    assert len(set(by_colour.values())) == len(by_colour)
+    assert page.locator('#timeline path[fill="url(#hatch)"]').count() == 2
+
+
+def test_sliders_move_through_stored_frontiers_and_say_where_they_are(opened: Opened) -> None:
+    page = opened("plan")
+    said = page.locator("#frontier-reader output")
+    budget, latency = (page.locator(f'input[name="{name}"]') for name in ("budget", "latency"))
+
+    assert said.get_attribute("aria-live") == "polite"
+    assert "20 ms, of the plan" in page.inner_text("#frontier-reader")  # achievable by default
+    budget.fill("0.01")
+    assert f"{MINUS}7.00\u00a0% energy at +1.00\u00a0% time, simulated" in said.inner_text()
+    budget.focus()
+    page.keyboard.press("End")
+    assert f"{MINUS}10.00\u00a0% energy at +5.00\u00a0% time" in said.inner_text()
+    latency.focus()
+    page.keyboard.press("ArrowLeft")
+    assert f"{MINUS}15.00\u00a0% energy at +5.00\u00a0% time" in said.inner_text()
+    assert latency.get_attribute("aria-valuetext") == "6 ms, as of Hopper"
+    budget.fill("0.03")  # between two stored plans
+    assert f"{MINUS}13.00\u00a0% energy at +3.00\u00a0% time" in said.inner_text()
+
+
+def test_tables_sort_and_search_and_save_what_they_show(opened: Opened, tmp_path: Path) -> None:
+    page = opened("plan")
+    table = page.locator("#table-kernels")
+    saved = table.get_by_role("button", name="Saved")
+    assert table.locator("th[aria-sort]").inner_text().startswith("Saved")
+
+    def column(number: int) -> list[str]:
+        return table.locator(f"tbody tr td:nth-child({number})").all_inner_texts()
+
+    falling = [float(text.replace(MINUS, "-")) for text in column(7)]
+    assert falling == sorted(falling, reverse=True)
+    saved.click()
+    assert [float(text.replace(MINUS, "-")) for text in column(7)] == sorted(falling)
+
+    table.get_by_role("searchbox").fill("LAYER_NORM")
+    names = column(1)
+    assert 0 < len(names) < _FEW
+    assert all("layer_norm" in name for name in names)
+    assert table.locator("output").inner_text() == f"{len(names)} of {_FEW} kernels"
+    with page.expect_download() as download:
+        table.get_by_role("button", name="Save as CSV").click()
+    download.value.save_as(tmp_path / "kernels.csv")
+    lines = (tmp_path / "kernels.csv").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("kernel,pass,runs,core_mhz,mem_mhz,auto_j,saved_j")
+    assert len(lines) == 1 + len(names)
+
+    segments = page.locator("#table-segments")
+    segments.get_by_role("searchbox").fill(names[0])  # kernels of a segment, by name
+    assert segments.locator("tbody tr").count() == 1
+    assert names[0] in segments.locator("tbody td:last-child").inner_text()
+
+
+def test_on_paper_everything_is_there_and_nothing_that_is_pressed(opened: Opened) -> None:
+    page = opened("many", dark=True)
+    page.emulate_media(media="print")
+    settle(page)
+
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator("#table-kernels tbody tr").count() == 100
+    frame = page.locator("#table-kernels .tall")
+    assert frame.evaluate("e => e.scrollHeight <= e.clientHeight + 1")
+    assert not page.locator("#timeline button").first.is_visible()
+    assert page.locator("#timeline svg").is_visible()
+    assert "Printed are the first 100 of 10000 kernels." in page.inner_text("#table-kernels")
+
+
+def test_a_run_page_leads_with_what_was_saved_and_whether_the_promise_was_kept(
+    opened: Opened,
+) -> None:
+    page = opened("run")
+
+    assert page.inner_text("h1").startswith(f"{MINUS}10.00 % energy at +0.30 % time")
+    top = page.locator(".verdict").bounding_box()
+    assert top is not None
+    assert top["y"] < 900  # without scrolling
+    assert json.dumps(page.locator(".verdict").inner_text()).count("Kept") == 1
