@@ -2,11 +2,11 @@
 
     UNDERCLOCK_READ_ONLY=1 python studies/decode.py FOLDER [PART ...] [--seconds 540] [--gpu nvml:0]
 
-Nothing is set on the GPU: a co-load makes its power cap lower the clock. A part is ``PHASE:BATCH:
-CONTEXT``, steered whole at a few clocks, or ``kernels:PHASE:BATCH:CONTEXT``, whose kernels are
-steered as `underclock measure` does. Samples go to ``samples.jsonl`` in the folder, a part a line,
-the board named by a hash; ``decode.json`` there says what else was read. What no time was left for
-is named at the end.
+Nothing is set on the GPU: a co-load makes its power cap lower the clock. A part is
+``PHASE:BATCH:CONTEXT``, a step that is steered whole at a few clocks; after ``kernels:`` its
+kernels are as well. Samples go to ``samples.jsonl`` in the folder, a part a line, the board named
+by a hash; ``decode.json`` says what else was read, and ``now.json`` is the part that was not ended.
+What cannot be measured is told and passed over; what no time was left for is named at the end.
 On a simulated GPU the steps are those of ``llama3-8b-…`` with as many layers.
 """
 
@@ -29,8 +29,8 @@ import msgspec
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import surveyed
 from underclock.campaign.loop import CampaignRun
+from underclock.campaign.progress import Tally
 from underclock.campaign.recording import Recorder, record
-from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.design.agenda import SteeringAgenda
 from underclock.core.design.wanted import Wanted
@@ -38,14 +38,14 @@ from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.core.steering.mixing import DrawAtClock, mix_at
 from underclock.core.step.cap import has_company
-from underclock.core.step.whole import WHOLE
+from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import StuckError, UnderclockError
 from underclock.hw.base import Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.measurer import QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
-from underclock.records import ALONE, Evidence, Pass, SampleSet, Step, Window
+from underclock.records import ALONE, Evidence, Mix, Pass, SampleSet, Step, Window
 from underclock.store import SampleFile
 from underclock.workloads import workload
 
@@ -61,10 +61,16 @@ BRISK = msgspec.structs.replace(
 )
 LONG = msgspec.structs.replace(BRISK, window_s=2.2)
 AT_AUTO = 2  # windows
-RUNGS_MHZ = (1500, 1530, 1560, 1620, 1700, 1800, 1900)
-MOST_RUNGS, MOST_STEPS = 5, 512
-KERNELS_S, LEAST_S = 170.0, 45.0
-REPLAYS, PART_OF_MANY = 1000, 3.0  # single steps that are timed; at most for so long
+RUNGS_MHZ = (1500, 1600, 1700, 1800, 1900)
+ABOVE_MHZ = (0, 40, 80, 130)  # a rung at which too little of a round would be left
+NEAR_MHZ = 60.0  # a rung that was missed by more is tried once more
+KERNEL_RUNGS_MHZ = (1500, 1850, 1700)
+MOST_OF_STEP = 0.9  # of its time, for which kernels are taken to rungs
+MOST_OF_CO_LOAD, MOST_FAILURES = 12, 8
+KERNELS_S, WHOLE_S = 225.0, 50.0  # of a part, its making ready included
+LEAST_S, END_S = 35.0, 8.0  # left to begin a part; kept from it to write all down
+NOW = "now.json"  # what is measured so far of the part that runs
+REPLAYS, PART_OF_MANY = 500, 1.0  # single steps that are timed; at most for so long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,30 +99,41 @@ class Part:
         return self.batch * (self.context if self.phase == Pass.PREFILL else 1)
 
 
-class Rungs:
-    """Wants what the co-load draws, then the step at a few clocks; a policy of a campaign.
+class Wanting:
+    """Wants the step at auto, the co-load, the step at a few clocks, then its kernels.
+
+    What cannot be measured is wanted no more, and all else still is.
 
     Attributes:
         total: None: it depends on what the co-load reaches.
-        limit_s: GPU time at which it ends.
+        limit_s: None: it keeps to its own deadline.
         short_of: None: it makes no promise.
+        last: What was wanted last; ``None`` at the end.
     """
 
     total: int | None = None
+    limit_s: float | None = None
     short_of: float | None = None
     why = ""
 
-    def __init__(self, recorder: Recorder, limit_s: float | None) -> None:
-        self.limit_s = limit_s
+    def __init__(self, recorder: Recorder, part: Part, long: Measurer, deadline_s: float) -> None:
+        self.last: Wanted | None = None
         self._recorder = recorder
+        self._brisk, self._long = recorder.measurer, long
+        self._part = part
+        self._deadline_s = deadline_s
         header = recorder.file.header
         self._shape = unknown_gpu(
             [UNKNOWN_MHZ],
             fastest_mhz=float(max(c.core_mhz for c in header.settings if c.core_mhz)),
             most_w=header.gpu.power_limit_w or 1.0,
         )
-        self._left = list(RUNGS_MHZ)
-        self._ran = 0
+        self._auto = AT_AUTO
+        self._rungs = list(RUNGS_MHZ)
+        self._asked_mhz: float | None = None
+        self._steps = 0
+        self._tried: set[tuple[str, int]] = set()
+        self._failed: set[str] = set()
 
     def begin(self) -> None:
         """Nothing is to be tried."""
@@ -127,66 +144,162 @@ class Rungs:
         return []
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
-        """Return what the agenda wants of the co-load, then the next rung that can be reached."""
+        """Return what comes next; nothing after the deadline."""
         del spent_s, pending
-        samples = msgspec.structs.replace(self._recorder.samples, order=())
-        agenda = SteeringAgenda.of(samples, self._shape)
-        takes_s = partial(self._recorder.measurer.takes_s, timed=True)
-        wanted = agenda.next(takes_s, goal=0.0)
-        if wanted is not None and (not wanted.kernel or wanted.mix == ALONE):
-            return [wanted]
-        if agenda.bench is None:
+        self.last = None
+        if self._brisk.now_s() >= self._deadline_s:
             return []
-        seen = [
-            DrawAtClock(one.core_mhz, one.power_w, one.time_s)
-            for one in agenda.left[WHOLE.name]
-            if one.power_w is not None and one.power_w > 0
-        ]
-        while self._left and self._ran < MOST_RUNGS and seen:
-            mix = mix_at(self._left.pop(0), seen, agenda.bench, most_launches=MOST_STEPS)
-            if mix is not None and has_company(mix):
-                self._ran += 1
-                return [Wanted(WHOLE.name, mix)]
-        return []
+        self._recorder.measurer = self._long if self._auto else self._brisk
+        if self._auto:
+            self._auto -= 1
+            self.last = Wanted("", ALONE)
+        else:
+            self.last = self._of_whole() or (self._of_kernels() if self._part.kernels else None)
+        return [self.last] if self.last is not None else []
+
+    def drop(self) -> bool:
+        """Want no more of the kernel that was wanted last; return whether anything is left."""
+        if self.last is None or self.last.mix == ALONE or not self.last.mix.launches:
+            return self.last is not None and self._without(self.last.kernel)
+        return not self.last.kernel or self._without(self.last.kernel)
+
+    def _without(self, kernel: str) -> bool:
+        self._failed.add(kernel)
+        return bool(kernel)
+
+    def _of_whole(self) -> Wanted | None:
+        """Return what the agenda wants of the co-load, then the next rung that can be reached."""
+        whole = as_one(self._recorder.samples)
+        windows = tuple(w for w in whole.windows if w.kernel in {"", WHOLE.name})
+        whole = msgspec.structs.replace(whole, order=(), windows=windows)
+        agenda = SteeringAgenda.of(whole, self._shape)
+        wanted = agenda.next(self._takes_s, goal=0.0)
+        alone = sum(not w.kernel and not w.mix.launches for w in windows)
+        if wanted is not None and not wanted.kernel and alone < MOST_OF_CO_LOAD:
+            return wanted
+        return self._rung(agenda)
+
+    def _rung(self, agenda: SteeringAgenda) -> Wanted | None:
+        """Return the step in company at the next rung, or once more where it was missed."""
+        steps = [w for w in self._recorder.samples.windows if w.is_step and has_company(w.mix)]
+        if self._asked_mhz is not None and len(steps) > self._steps:
+            off_mhz = steps[-1].at_mhz - self._asked_mhz
+            if abs(off_mhz) > NEAR_MHZ:
+                self._rungs.insert(0, round(self._asked_mhz - off_mhz))
+        again, self._asked_mhz, self._steps = self._asked_mhz is not None, None, len(steps)
+        while self._rungs:
+            rung = self._rungs.pop(0)
+            found = _mix(rung, WHOLE.name, agenda)
+            if found is not None:
+                self._asked_mhz = None if again and rung not in RUNGS_MHZ else found[0]
+                return Wanted("", found[1])
+        return None
+
+    def _of_kernels(self) -> Wanted | None:
+        """Return the longest kernels alone and at two rungs, the others alone, then more rungs."""
+        samples = self._recorder.samples
+        step = next(w for w in samples.windows if w.is_step)
+        counted = zip(samples.kernels, step.kernel_s, strict=True)
+        taken_s = {k.name: k.waited_count * s for k, s in counted if k.name not in self._failed}
+        names = sorted(taken_s, key=lambda name: -taken_s[name])
+        kernels = {k.name: k for k in samples.kernels}
+        windows = tuple(w for w in samples.windows if not w.is_step and w.kernel in {"", *names})
+        of_kernels = msgspec.structs.replace(
+            samples,
+            kernels=tuple(kernels[name] for name in names),
+            order=(),
+            modules=(),
+            windows=windows,
+        )
+        agenda = SteeringAgenda.of(of_kernels, self._shape)
+        sums_s = list(itertools.accumulate(taken_s[name] for name in names))
+        most = names[: 1 + sum(sum_s < MOST_OF_STEP * sums_s[-1] for sum_s in sums_s)]
+        alone = {w.kernel for w in windows if w.mix == ALONE}
+        first, second, *others = KERNEL_RUNGS_MHZ
+        order = [(None, most), (first, most), (second, most), (None, names)]
+        for rung, some in (*order, *((other, most) for other in others)):
+            for name in some:
+                if rung is None and name not in alone:
+                    return Wanted(name, ALONE)
+                if rung is not None and (name, rung) not in self._tried:
+                    self._tried.add((name, rung))
+                    found = _mix(rung, name, agenda)
+                    if found is not None:
+                        return Wanted(name, found[1])
+        return None
+
+    def _takes_s(self, launch_s: float) -> float:
+        return self._brisk.takes_s(launch_s, timed=True)
+
+
+def _mix(core_mhz: float, name: str, agenda: SteeringAgenda) -> tuple[float, Mix] | None:
+    """Return the mix in which something runs at a clock, or at the next that can be reached.
+
+    Returns:
+        The clock and the mix; ``None`` where none changes the clock that it has by itself.
+    """
+    seen = [
+        DrawAtClock(one.core_mhz, one.power_w, one.time_s, one.variance**0.5)
+        for one in agenda.left[name]
+        if one.power_w is not None and one.power_w > 0
+    ]
+    if not seen or agenda.bench is None:
+        return None
+    for above_mhz in ABOVE_MHZ:
+        mix = mix_at(core_mhz + above_mhz, seen, agenda.bench)
+        if mix is not None and has_company(mix):
+            return core_mhz + above_mhz, mix
+    return None
 
 
 def steered(
-    measurer: Measurer, long: Measurer, step: Step, part: Part, to: Path, known: Sequence[Window]
-) -> SampleSet:
-    """Run a campaign on a step that is ready to run.
+    measurer: Measurer,
+    long: Measurer,
+    step: Step,
+    part: Part,
+    to: Path,
+    known: Sequence[Window],
+    deadline_s: float,
+) -> list[str]:
+    """Run a campaign on a step that is ready to run, into a file.
 
     Args:
         measurer: Takes windows in company, and of kernels.
         long: Takes the first windows of the step at auto; the same GPU.
         known: Of the co-load by itself, measured before.
+        deadline_s: When nothing more is begun, as the measurer's clock tells it.
+
+    Returns:
+        What could not be measured, and why.
     """
-    campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=KERNELS_S)
-    one = msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
-    shown = step if part.kernels else one
-    header, _ = surveyed(measurer, shown, campaign, gpu=ARGUMENTS.gpu, measuring=BRISK, seed=0)
-    header = msgspec.structs.replace(
-        header,
-        kernels=step.kernels,
-        order=step.order,
-        modules=(),
-        fingerprint=step.fingerprint,
-    )
+    campaign = Campaign(clocks=ClockControl.STEER)
+    header, _ = surveyed(measurer, step, campaign, gpu=ARGUMENTS.gpu, measuring=BRISK, seed=0)
     with SampleFile.create(to, header) as file:
         for window in known:
             file.append(window)
+    failures: list[str] = []
 
     def take(recorder: Recorder) -> None:
-        measurer.warm(header.launches)
-        recorder.measurer = long
-        for _ in range(AT_AUTO):
-            recorder.take(Wanted("", ALONE))
-        recorder.measurer = measurer
-        policy: Any = Steering(recorder, campaign)
-        if not part.kernels:
-            policy = Rungs(recorder, None)
-        CampaignRun(recorder, policy, campaign, lambda _tally: None).run()
+        def tell(tally: Tally) -> None:
+            now = nameless(recorder.file.sample_set())
+            (ARGUMENTS.folder / NOW).write_bytes(msgspec.json.encode(now))
+            print(f"  {tally.gpu_s:.1f} s {tally.doing}", flush=True)
 
-    return record(measurer, to, header, take, whole=not part.kernels)
+        policy = Wanting(recorder, part, long, deadline_s)
+        while True:
+            try:
+                CampaignRun(recorder, policy, campaign, tell).run()
+            except StuckError:
+                raise
+            except (UnderclockError, RuntimeError) as exc:  # CUDA's and PyTorch's are the latter
+                failures.append(f"{policy.last}: {type(exc).__name__}: {exc}")
+                if not policy.drop() or len(failures) > MOST_FAILURES:
+                    return
+            else:
+                return
+
+    record(measurer, to, header, take)
+    return failures
 
 
 @contextmanager
@@ -311,37 +424,52 @@ def main() -> None:
     known: list[Window] = []
     left = [Part.of(text) for text in ARGUMENTS.parts or (*WHOLE_PARTS, *KERNEL_PARTS)]
     while left:
-        part = left[0]
         spent_s = time.perf_counter() - begun_s
-        if spent_s + (KERNELS_S if part.kernels else LEAST_S) > ARGUMENTS.seconds:
+        left_s = ARGUMENTS.seconds - spent_s
+        if left_s < LEAST_S:
             break
-        measured: dict[str, Any] = {"part": left.pop(0).name, "tokens": part.tokens}
-        try:
-            with (
-                tempfile.TemporaryDirectory() as aside,
-                ready(part, measured) as (brisk, long, step),
-            ):
-                to = Path(aside) / "samples.db"
-                measured["ready_s"] = time.perf_counter() - begun_s - spent_s
-                samples = nameless(steered(brisk, long, step, part, to, known))
-            known = known or [w for w in samples.windows if not w.kernel and not w.mix.launches]
-            measured |= {"gpu": msgspec.to_builtins(samples.gpu)} | summary(samples)
-            with (folder / "samples.jsonl").open("ab") as lines:
-                lines.write(msgspec.json.encode(samples) + b"\n")
-        except StuckError:
-            raise
-        except (UnderclockError, RuntimeError) as exc:  # CUDA's and PyTorch's are the latter
-            measured["failed"] = f"{type(exc).__name__}: {exc}"
+        part = left.pop(0)
+        results["parts"][part.name] = measured = {"part": part.name, "tokens": part.tokens}
+        take(part, min(KERNELS_S if part.kernels else WHOLE_S, left_s - END_S), measured, known)
         measured["took_s"] = time.perf_counter() - begun_s - spent_s
-        results["parts"][part.name] = measured
         results["left"] = [each.name for each in left]
         results["spent_s"] = time.perf_counter() - begun_s
         (folder / "decode.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(results), indent=1)
         )
-        told = measured.get("failed") or f"{measured['windows']} windows"
+        told = f"{measured.get('windows', 0)} windows; {measured.get('failed', 'nothing failed')}"
         print(f"{results['spent_s']:.0f} s {part.name}: {told}", flush=True)
     print("left:", *(each.name for each in left), flush=True)
+
+
+def take(part: Part, for_s: float, measured: dict[str, Any], known: list[Window]) -> None:
+    """Measure a part for so long, its making ready included; say in ``measured`` how it went.
+
+    Args:
+        known: Windows of the co-load by itself, where there are any yet; filled here.
+    """
+    begun_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as aside:
+        to = Path(aside) / "samples.db"
+        try:
+            with ready(part, measured) as (brisk, long, step):
+                measured["ready_s"] = time.perf_counter() - begun_s
+                deadline_s = brisk.now_s() + for_s - measured["ready_s"]
+                failures = steered(brisk, long, step, part, to, known, deadline_s)
+                if failures:
+                    measured["failed"] = failures
+        except StuckError:
+            raise
+        except (UnderclockError, RuntimeError, OSError, ValueError) as exc:
+            measured["failed"] = [f"{type(exc).__name__}: {exc}"]
+        if not to.exists():
+            return
+        samples = nameless(SampleFile.read(to))
+    known[:] = known or [w for w in samples.windows if not w.kernel and not w.mix.launches]
+    measured |= {"gpu": msgspec.to_builtins(samples.gpu)} | summary(samples)
+    with (ARGUMENTS.folder / "samples.jsonl").open("ab") as lines:
+        lines.write(msgspec.json.encode(samples) + b"\n")
+    (ARGUMENTS.folder / NOW).unlink(missing_ok=True)
 
 
 def arguments() -> argparse.Namespace:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from underclock.core.design.step_energy import StepEnergy
 from underclock.core.design.wanted import (
@@ -24,7 +25,7 @@ from underclock.core.design.wanted import (
     are_alike,
 )
 from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at, spread_out
+from underclock.core.steering.mixing import SURE, Bench, DrawAtClock, mix_at, spread_out
 from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
 from underclock.core.steering.reach import at_cap
 from underclock.core.steering.taking_off import COMPANION, Left
@@ -214,12 +215,13 @@ class SteeringAgenda:
             draw = bench.company.left(sample, hot_s, sample.mix.launches * step_s)
             draws.append((sample.at_mhz, draw, step_s))
         seen = [
-            DrawAtClock(core_mhz, draw.mean_w, step_s)
+            DrawAtClock(core_mhz, draw.mean_w, step_s, draw.total_w / draw.mean_w)
             for core_mhz, draw, step_s in draws
             if draw is not None and draw.mean_w > draw.total_w
         ]
         # At boost a peak of power may hold launches back: what it draws there misleads below.
-        return [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ] or seen
+        below = [one for one in seen if one.core_mhz < bench.boost_mhz - _CLOSE_MHZ]
+        return below if any(one.spread <= SURE for one in below) else seen
 
     def _alone(self) -> tuple[list[Wanted], list[Wanted]]:
         """Offer kernels not measured alone yet: those most of the step's time goes to, the rest.
@@ -261,7 +263,8 @@ def _bench(samples: SampleSet, apart: Apart) -> Bench:
     return Bench(
         company=company,
         hot=tuple(below or seen),
-        limit_w=sum(capped) / len(capped) if capped else math.inf,
+        # The driver names the cap for windows that it held for a part of them, too.
+        limit_w=float(np.median(capped)) if capped else math.inf,
         boost_mhz=max(sample.at_mhz for sample in samples.mixed),
         temperature_c=sum(warm) / len(warm) if warm else USUAL_C,
         peak_w=apart.peak_w,

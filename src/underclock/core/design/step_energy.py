@@ -110,7 +110,11 @@ class StepEnergy:
         ]
 
     def _seen(self, name: str) -> list[DrawAtClock]:
-        return [DrawAtClock(o.core_mhz, o.power_w, o.time_s) for o in self.left[name] if o.power_w]
+        return [
+            DrawAtClock(o.core_mhz, o.power_w, o.time_s, math.sqrt(o.variance))
+            for o in self.left[name]
+            if o.power_w
+        ]
 
 
 _SLOPE = 0.5  # of log power in log clock: between 1, below the knee of voltage, and 3

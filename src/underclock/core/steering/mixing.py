@@ -33,6 +33,8 @@ _MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be t
 
 LONGEST_ROUND_S = 0.08
 """Of a round with its company at its end: power caps average over about 100 ms."""
+SURE = 0.08
+"""Spread of a power, as a fraction: one that is less sure is used where nothing is surer."""
 METER_S = 2e-4
 """A piece of idling in every mix that is timed, at least: how long it takes tells the clock."""
 _SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
@@ -72,11 +74,16 @@ def launch_clocks(
 
 
 class DrawAtClock(NamedTuple):
-    """What something drew and how long it took at one clock."""
+    """What something drew and how long it took at one clock.
+
+    Attributes:
+        spread: Standard deviation of the power, as a fraction of it.
+    """
 
     core_mhz: float
     power_w: float
     time_s: float
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +128,14 @@ class Bench:
         """Return what something is expected to draw and to take at a clock.
 
         Time is interpolated between the clocks at which it was seen; what it draws above idling
-        goes with the square of voltage and with how often it is launched.
+        goes with the square of voltage and with how often it is launched. A power that little is
+        known of leads to another clock than the one wanted, so the nearest that is sure is taken.
         """
         near = min(seen, key=lambda one: abs(one.core_mhz - core_mhz))
         time_s = near.time_s * (near.core_mhz / core_mhz) ** _exponent(seen, near, core_mhz)
+        surest = min(one.spread for one in seen)
+        sure = [one for one in seen if one.spread <= max(surest, SURE)]
+        near = min(sure, key=lambda one: abs(one.core_mhz - core_mhz))
         (here_w, volts), (there_w, near_volts) = self._at(core_mhz), self._at(near.core_mhz)
         own_w = (near.power_w - (there_w or 0.0)) * (volts / near_volts) ** 2
         return DrawAtClock(core_mhz, (here_w or 0.0) + own_w * near.time_s / time_s, time_s)
@@ -216,7 +227,9 @@ def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix
     hot = 0
     while best is None or (off > _EXACT and hot * (own_s / ratio + hot_s) < LONGEST_ROUND_S):
         hot += 1
-        launches = min(max(round(hot / ratio), 1), most_launches)
+        # More of them with so few companions run at a clock of their own before each.
+        most = min(most_launches, max(int(hot * (LONGEST_ROUND_S - hot_s) / own_s), 1))
+        launches = min(max(round(hot / ratio), 1), most)
         miss = abs(math.log(hot / launches / ratio))
         if launches == 1 and ratio > 1.0:
             hot = max(hot, round(ratio))

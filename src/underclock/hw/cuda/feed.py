@@ -19,7 +19,7 @@ STUCK_S = 60.0
 """No launch of a trial takes a fraction of this."""
 IN_FLIGHT = 3
 """Launches queued ahead of the GPU."""
-_MOST_EVENTS = 30_000  # more take longer to read than to happen
+_MOST_EVENTS = 12_000  # each takes some 50 µs to read: of kernels of 10 µs, five times as long
 _LEAST_LAUNCHES = IN_FLIGHT + 3  # those under way at both ends are seen in part, if at all
 _SETTLE_S = 0.3  # a profiler that starts may hold launches up, and then clocks rise
 LOOK_S = 1.5
@@ -176,17 +176,16 @@ class CudaLoop:
             MeasurementError: No round was seen whole, or others than were launched.
             DeviceError: A launch failed.
         """
-        watch_s = self._long_enough_s(for_s)
+        watch_s, settle_s = self._long_enough_s(for_s)
         for _ in range(_TRIES):
-            seen = self._watch(_SETTLE_S + watch_s)
+            seen = self._watch(watch_s, settle_s)
             self.feed.progress()  # where nothing runs any more, this says why
             if not seen:
                 raise NotSupportedError(
                     "launches cannot be timed: PyTorch's profiler saw nothing that ran on the GPU",
                     hint=_HINT,
                 )
-            settled = [launch for launch in seen if launch[0].start_s >= _SETTLE_S]
-            mean_s = self.means(settled)
+            mean_s = self.means([launch for launch in seen if launch])
             if mean_s is not None:
                 return self.round.durations(mean_s)
             watch_s *= 2
@@ -196,23 +195,23 @@ class CudaLoop:
             hint="another program or thread may launch work on this GPU: end it and measure again",
         )
 
-    def _long_enough_s(self, for_s: float) -> float:
-        """Return how long to look on: not so long that reading what was seen takes minutes."""
+    def _long_enough_s(self, for_s: float) -> tuple[float, float]:
+        """Return how long to look on, and before to settle: reading it must not take minutes."""
         done = self.feed.progress()
         if not done.launches:
-            return for_s
+            return for_s, _SETTLE_S
         launch_s = done.elapsed_s / done.launches * self.rounds
         most_s = _MOST_EVENTS / self.events * launch_s
-        return max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s)
+        return max(min(for_s, most_s), _LEAST_LAUNCHES * launch_s), min(_SETTLE_S, most_s)
 
-    def _watch(self, for_s: float) -> list[list[TracedActivity]]:
+    def _watch(self, for_s: float, settle_s: float) -> list[list[TracedActivity]]:
         if self.torch.autograd._profiler_enabled():  # noqa: SLF001 - a second one would end it
             raise NotSupportedError(
                 "launches cannot be timed: a PyTorch profiler of this process is looking on",
                 hint="measure outside of it",
             )
         try:
-            return watched(self.torch, self.clock, for_s)
+            return watched(self.torch, self.clock, for_s, settle_s)
         except RuntimeError as exc:  # what PyTorch raises, a GPU that fell off the bus included
             self.feed.progress()
             raise NotSupportedError(
@@ -220,14 +219,17 @@ class CudaLoop:
             ) from exc
 
 
-def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]]:
-    """Return what the GPU did for each launch of a graph while one looks on, in order."""
+def watched(torch: Any, clock: Clock, for_s: float, settle_s: float) -> list[list[TracedActivity]]:
+    """Return what the GPU did for each launch of a graph while one looks on, in order.
+
+    Of launches that began while a profiler that had just started settled, nothing is told.
+    """
     profiler = torch.profiler
     with (
         profiler_detaches(detaches=False),
         profiler.profile(activities=[profiler.ProfilerActivity.CUDA], acc_events=True) as profile,
     ):
-        clock.sleep_s(for_s)
+        clock.sleep_s(settle_s + for_s)
     on_gpu = torch.autograd.DeviceType.CUDA
     # Not `profile.events()`, which builds objects of its own: that takes minutes.
     events = [
@@ -236,9 +238,16 @@ def watched(torch: Any, clock: Clock, for_s: float) -> list[list[TracedActivity]
         if event.device_type() == on_gpu and not event.is_user_annotation()
     ]
     events.sort(key=lambda event: event.start_ns())
+    begun_ns = events[0].start_ns() if events else 0
     by_launch: dict[int, list[TracedActivity]] = defaultdict(list)
+    early: set[int] = set()
     for event in events:
-        by_launch[event.correlation_id()].append(_activity(event, events[0].start_ns()))
+        launch = event.correlation_id()
+        if event.start_ns() < begun_ns + settle_s * 1e9:
+            early.add(launch)
+        activities = by_launch[launch]
+        if launch not in early:
+            activities.append(_activity(event, begun_ns))
     return list(by_launch.values())
 
 

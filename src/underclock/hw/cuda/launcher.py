@@ -32,7 +32,7 @@ from underclock.records import Kernel, Mix
 from underclock.records.launches import NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
-_MOST_NODES = 20_000
+_MOST_NODES = 4_000  # of a graph, which a profiler sees six times: each takes it some 50 µs
 _TRIAL = 16
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
 

@@ -103,6 +103,28 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
     assert thinned(1900.0, capped._replace(time_s=1.0), idle_w_, 698.0) is None
 
 
+def test_a_step_that_needs_little_company_meets_it_more_often_than_the_cap_looks() -> None:
+    gpu = Synthetic(noise=0.0)
+    bench = _bench(gpu)
+    of_step = bench.limit_w - 5.0
+    mix = mix_at(1900.0, [DrawAtClock(1900.0, of_step, 1e-3)], bench)
+
+    assert mix is not None
+    assert mix.hot >= 1
+    assert mix.launches * 1e-3 < mix.hot * 0.1
+
+
+def test_a_power_of_which_little_is_known_steers_nothing() -> None:
+    gpu = Synthetic(noise=0.0)
+    bench = _bench(gpu)
+    sure = _seen("tiny", 1980.0)
+    unsure = [sure[0]._replace(core_mhz=1600.0, power_w=3.0 * sure[0].power_w, spread=0.2)]
+
+    alone = bench.expected(sure, 1700.0).power_w
+    assert bench.expected(sure + unsure, 1700.0).power_w == pytest.approx(alone, rel=0.1)
+    assert bench.expected(unsure, 1700.0).power_w > 2.0 * alone
+
+
 def test_a_long_step_has_many_companions() -> None:
     mix = mix_at(1700.0, [DrawAtClock(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
 
