@@ -77,7 +77,7 @@ def serving(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             folder=folder,
             clock=made.clock,
             tell=made.said.append,
-            owners=Owners(LeaseRules(), uid=os.getuid(), computing=lambda _uuid: made.computing),
+            owners=Owners(LeaseRules(), uid=os.getuid(), computing=lambda _uuid: {*made.computing}),
             limit_s=_LIMIT_S,
         )
         service = Service(gpus, terms, pid=7, uid=os.getuid(), peer=named_peer)

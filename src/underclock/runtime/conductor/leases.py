@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,15 @@ import msgspec
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.leased import HEARTBEAT_S
-from underclock.hw.settable import CLOCKS, UNSEEN, SettableGpu, Setting, Value, computing
+from underclock.hw.settable import (
+    CLOCKS,
+    UNSEEN,
+    SettableGpu,
+    Setting,
+    Value,
+    computing,
+    pod_of,
+)
 from underclock.hw.wire import Message
 from underclock.runtime.undo.armed import Armed, arm, refuse_beside_others
 from underclock.runtime.undo.ownership import OwnedError, read_trusted
@@ -36,13 +45,15 @@ class LeasePolicy(StrEnum):
     ANY = "any"  # all who may connect
     PROCESS = "process"  # the one user who computes on it
     FILE = "file"  # whom the site's prolog names
+    POD = "pod"  # the one Kubernetes pod that computes on it, where it asks for that
 
 
 class LeaseRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the operator's file says.
 
     Attributes:
-        owners: Folder of one file per GPU, named by UUID, with the numbers of its users.
+        owners: Folder of one file per GPU, named by UUID, with the numbers of its users; for pods
+            of one empty file per pod that asks, named by its UID.
         start_s: So long a lease waits for its user to compute on a GPU that nobody computes on.
     """
 
@@ -69,23 +80,41 @@ def rules_in(path: Path | None) -> LeaseRules:
 
 
 class Owners:
-    """Whose the GPUs are; inside an `nvml_session`. Root and who serves (`uid`) may lease any."""
+    """Whose the GPUs are; inside an `nvml_session`. Root and who serves (`uid`) may lease any.
+
+    Under the policy for pods nobody is trusted: root of a container is the kernel's root too.
+    """
 
     def __init__(
-        self, rules: LeaseRules, *, uid: int, computing: Callable[[str], set[int]] = computing
+        self,
+        rules: LeaseRules,
+        *,
+        uid: int,
+        computing: Callable[..., set[int | str]] = computing,
+        pod_of: Callable[[int], str] = pod_of,
     ) -> None:
         self.rules = rules
-        self._trusted = {0, uid}
-        self._computing = computing
+        self._of_pods = rules.policy is LeasePolicy.POD
+        self._trusted = set[int | str]() if self._of_pods else {0, uid}
+        self._computing = partial(computing, whose=pod_of) if self._of_pods else computing
+        self._pod_of = pod_of
 
-    def check(self, uuid: str, uid: int) -> bool:
-        """Refuse a user whose a GPU is not; return whether it surely is, and not nobody's.
+    def known_as(self, pid: int, uid: int) -> int | str:
+        """Return what a client is known by: its user, or the pod that it is in.
+
+        Raises:
+            OSError: It has ended.
+        """
+        return self._pod_of(pid) if self._of_pods else uid
+
+    def check(self, uuid: str, uid: int | str) -> bool:
+        """Refuse a user or pod whose a GPU is not; return whether it surely is, and not nobody's.
 
         Raises:
             NotPermittedError: It is not; the error says what to do.
             UnderclockError: The driver does not tell.
         """
-        whose = f"GPU {uuid} is not known to be user {uid}'s"
+        whose = f"GPU {uuid} is not known to be {called(uid)}'s"
         if self.rules.policy is LeasePolicy.ANY or uid in self._trusted:
             return True
         if self.rules.policy is LeasePolicy.FILE:
@@ -95,26 +124,33 @@ class Owners:
                     hint=f"the job's prolog names its user in {self.rules.owners}/{uuid}",
                 )
             return True
+        if self._of_pods and not self._asks(uid):
+            raise NotPermittedError(
+                f"{whose}: it does not ask to have clocks set",
+                hint="annotate the pod: underclock/clocks: leased",
+            )
         users = self._computing(uuid) - self._trusted
         if users - {uid}:
-            names = ", ".join("unknown" if it == UNSEEN else str(it) for it in sorted(users))
+            names = ", ".join(sorted(map(called, users)))
             raise NotPermittedError(
-                f"{whose} alone: of users {names} processes compute there",
+                f"{whose} alone: processes of {names} compute there",
                 hint=f'lease one that nobody shares, or ask for policy = "file" in {RULES}',
             )
         if not users and not self.rules.start_s > 0:
             raise NotPermittedError(
-                f"{whose}: none of that user's processes computes there",
+                f"{whose}: none of its processes computes there",
                 hint="start the job first, then set clocks",
             )
         return bool(users)
 
-    def sees(self, uuid: str, uid: int) -> bool | None:
-        """Return whether a GPU still is a user's; ``None`` where it is nobody's, or not told."""
+    def sees(self, uuid: str, uid: int | str) -> bool | None:
+        """Return whether a GPU still is somebody's; ``None`` where it is nobody's, or not told."""
         if self.rules.policy is LeasePolicy.ANY or uid in self._trusted:
             return True
         if self.rules.policy is LeasePolicy.FILE:
             users = self._named(uuid)
+        elif self._of_pods and not self._asks(uid):
+            return False
         else:
             try:
                 users = self._computing(uuid) - self._trusted - {UNSEEN}
@@ -124,7 +160,14 @@ class Owners:
             return False
         return uid in users if users else None
 
-    def _named(self, uuid: str) -> set[int] | None:
+    def _asks(self, pod: int | str) -> bool:
+        """Return whether a pod is among those that ask; what is in none never is."""
+        try:
+            return bool(pod) and read_trusted(Path(self.rules.owners) / str(pod)) is not None
+        except OSError:
+            return False
+
+    def _named(self, uuid: str) -> set[int | str] | None:
         """Return whom the site names; ``None`` where it has no file.
 
         Nobody is named where the file cannot be believed, or is only just being written.
@@ -135,6 +178,13 @@ class Owners:
             return None
         except (OSError, ValueError):
             return set()
+
+
+def called(who: int | str) -> str:
+    """Say who: a user by number, or a pod."""
+    if who == UNSEEN:
+        return "somebody unknown"
+    return f"user {who}" if isinstance(who, int) else f"pod {who}" if who else "no pod"
 
 
 SILENT_S = 3 * HEARTBEAT_S
@@ -151,12 +201,12 @@ class Client:
     """A process that may lease GPUs, whether its connection has ended, and why its last lease."""
 
     pid: int
-    uid: int
+    who: int | str  # its user, or its pod
     gone: bool = False
     lost: str = ""
 
     def __str__(self) -> str:
-        return f"process {self.pid} of user {self.uid}"
+        return f"process {self.pid} of {called(self.who)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +244,7 @@ class Leases:
         self._terms = terms
         self._lease: _Lease | None = None
         self._said = ""
-        self._waited_s: dict[int, float] = {}  # since when a user has not computed here
+        self._waited_s: dict[int | str, float] = {}  # since when a user has not computed here
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -271,15 +321,15 @@ class Leases:
         if self.owner is client:
             raise UsageError(f"GPU {uuid} is leased to this process already")
         owners, now_s = self._terms.owners, self._terms.clock.now_s()
-        if self.owner is not None and owners.sees(uuid, self.owner.uid) is False:
-            self._end(f"is over: the GPU is no longer user {self.owner.uid}'s")
+        if self.owner is not None and owners.sees(uuid, self.owner.who) is False:
+            self._end(f"is over: the GPU is no longer {called(self.owner.who)}'s")
         if self.owner is not None:
             raise OwnedError(
                 f"GPU {uuid} is leased to {self.owner}",
                 hint="end that process first: the lease ends with it",
             )
-        if not owners.check(uuid, client.uid):
-            self._wait_for_job(client.uid, now_s)
+        if not owners.check(uuid, client.who):
+            self._wait_for_job(client.who, now_s)
         if self._lease is not None:
             raise DeviceError(
                 f"GPU {uuid} still has what its last owner had set",
@@ -300,15 +350,16 @@ class Leases:
         self._tell(f"GPU {uuid} is leased to {client}")
         return {"silent_s": SILENT_S, "limit_s": self._terms.limit_s}
 
-    def _wait_for_job(self, uid: int, now_s: float) -> None:
+    def _wait_for_job(self, who: int | str, now_s: float) -> None:
         """Let a user lease a GPU that nobody computes on, for a while and not again and again."""
         start_s = self._terms.owners.rules.start_s
-        since_s = self._waited_s.setdefault(uid, now_s)
+        since_s = self._waited_s.setdefault(who, now_s)
         if now_s > since_s + _REST * start_s:
-            self._waited_s[uid] = now_s
+            self._waited_s[who] = now_s
         elif now_s > since_s + start_s:
             raise NotPermittedError(
-                f"user {uid} had GPU {self._gpu.uuid} for {start_s:g} s and computed nothing there",
+                f"{called(who)} had GPU {self._gpu.uuid} for {start_s:g} s and computed nothing "
+                "there",
                 hint="start the job first, then set clocks",
             )
 
@@ -336,15 +387,15 @@ class Leases:
             self._end(limit if owner else "is over: undo was tried again")
         elif owner is not None and now_s >= lease.whose_s:
             lease.whose_s = now_s + _WHOSE_S
-            seen = self._terms.owners.sees(self._gpu.uuid, owner.uid)
+            seen = self._terms.owners.sees(self._gpu.uuid, owner.who)
             if seen:
                 lease.seen_s = now_s
-                self._waited_s.pop(owner.uid, None)
+                self._waited_s.pop(owner.who, None)
             elif seen is False:
-                self._end(f"is over: the GPU is no longer user {owner.uid}'s")
+                self._end(f"is over: the GPU is no longer {called(owner.who)}'s")
             elif now_s > lease.seen_s + self._terms.owners.rules.start_s:
-                self._waited_s.setdefault(owner.uid, lease.seen_s)
-                self._end(f"is over: user {owner.uid} computes nothing there")
+                self._waited_s.setdefault(owner.who, lease.seen_s)
+                self._end(f"is over: {called(owner.who)} computes nothing there")
         if self._lease is not None and lease.watching is not None:
             try:
                 lease.watching.tend(now_s)

@@ -35,6 +35,7 @@ from underclock.runtime.conductor.leases import (
     Leases,
     Owners,
     Terms,
+    called,
     rules_in,
 )
 from underclock.runtime.conductor.process import asked_to_end
@@ -137,6 +138,7 @@ class Service:
     ) -> None:
         self._gpus = {uuid: Leases(gpu, terms) for uuid, gpu in gpus.items()}
         self._now_s = terms.clock.now_s
+        self._known_as = terms.owners.known_as
         self._pid, self._uid = pid, uid
         self._peer_of = peer
         self._peers: dict[int, _Peer] = {}
@@ -233,13 +235,16 @@ class Service:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
         pid, uid, _ = self._peer_of(connection)
-        users = collections.Counter(peer.uid for peer in self._peers.values())
-        refused = f"user {uid} has {users[uid]} connections" if users[uid] >= MOST_OF_USER else ""
+        who = self._known_as(pid, uid)
+        users = collections.Counter(peer.who for peer in self._peers.values())
+        refused = (
+            f"{called(who)} has {users[who]} connections" if users[who] >= MOST_OF_USER else ""
+        )
         if not refused and len(self._peers) >= MOST:
             owners = self._owners()
             idle = [each for each in self._peers.values() if each not in owners]
-            most = max(idle, key=lambda each: users[each.uid], default=None)
-            if most is not None and users[most.uid] > users[uid] + 1:
+            most = max(idle, key=lambda each: users[each.who], default=None)
+            if most is not None and users[most.who] > users[who] + 1:
                 self._drop(most, "made room")
             else:
                 refused = f"{len(self._peers)} clients are connected"
@@ -252,7 +257,7 @@ class Service:
         if life.is_over():
             connection.close()
             return
-        peer = _Peer(pid, uid, connection=connection, life=life, heard_s=now_s, busy_s=now_s)
+        peer = _Peer(pid, who, connection=connection, life=life, heard_s=now_s, busy_s=now_s)
         self._peers[connection.fileno()] = peer
 
     def _hear(self, peer: _Peer, events: int) -> None:
@@ -328,7 +333,7 @@ class Service:
 
     def _who(self) -> Message:
         owners = {uuid: leases.owner for uuid, leases in self._gpus.items()}
-        leases = {uuid: {"pid": it.pid, "uid": it.uid} for uuid, it in owners.items() if it}
+        leases = {uuid: {"pid": it.pid, "uid": it.who} for uuid, it in owners.items() if it}
         return {"pid": self._pid, "uid": self._uid, "gpus": list(self._gpus), "leases": leases}
 
     def _end(self, peer: _Peer, why: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import NotPermittedError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import UNSEEN, computing
+from underclock.hw.settable import UNSEEN, computing, pod_of
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.runtime.conductor.leases import LeasePolicy, LeaseRules, Owners, rules_in
@@ -46,7 +46,7 @@ def test_by_default_a_gpu_is_whose_processes_compute_on_it() -> None:
 
 def test_a_gpu_on_which_nobody_computes_is_nobodys() -> None:
     assert not _computing(rules=LeaseRules()).check("GPU-1", _USER)
-    with pytest.raises(NotPermittedError, match="none of that user's processes") as caught:
+    with pytest.raises(NotPermittedError, match="none of its processes") as caught:
         _computing().check("GPU-1", _USER)
     assert "start the job first" in caught.value.hint
 
@@ -60,7 +60,7 @@ def test_a_lease_is_lost_to_the_next_job_and_not_to_a_guest() -> None:
 
 
 def test_whose_processes_cannot_be_seen_may_be_anybodys() -> None:
-    with pytest.raises(NotPermittedError, match="of users unknown processes compute there"):
+    with pytest.raises(NotPermittedError, match="processes of somebody unknown compute there"):
         _computing(UNSEEN, rules=LeaseRules()).check("GPU-1", _USER)
 
 
@@ -139,6 +139,63 @@ def test_rules_that_others_may_write_start_nothing(tmp_path: Path) -> None:
     assert "'process'" in caught.value.hint
 
 
+_MINE = "0b8d6e3c-1f2a-4c3d-9e8f-0123456789ab"
+_YOURS = "7c1d6e3c-1f2a-4c3d-9e8f-0123456789ab"
+
+
+def _pods(folder: Path, *computing: int | str, asking: str = _MINE) -> Owners:
+    """Return owners of GPUs on which those pods compute; a client's number is a pod's place."""
+    (folder / asking).touch(mode=0o644)
+    return Owners(
+        LeaseRules(policy=LeasePolicy.POD, owners=str(folder)),
+        uid=0,
+        computing=lambda _uuid, **_: set(computing),
+        pod_of=lambda pid: ("", _MINE, _YOURS)[pid],
+    )
+
+
+def test_a_pod_leases_the_gpu_that_it_alone_computes_on_where_it_asks(tmp_path: Path) -> None:
+    owners = _pods(tmp_path, _MINE)
+    mine, yours = (owners.known_as(pid, 0) for pid in (1, 2))
+
+    assert owners.check("GPU-1", mine)
+    assert owners.sees("GPU-1", mine)
+    assert not _pods(tmp_path).check("GPU-1", mine)  # nobody computes: for a while
+    with pytest.raises(NotPermittedError, match=f"pod {_YOURS}'s: it does not ask") as caught:
+        owners.check("GPU-1", yours)
+    assert "underclock/clocks: leased" in caught.value.hint
+    (tmp_path / _MINE).unlink()
+    assert owners.sees("GPU-1", mine) is False
+    with pytest.raises(NotPermittedError, match="does not ask"):
+        owners.check("GPU-1", mine)
+
+
+def test_no_pod_leases_what_others_compute_on_and_root_of_one_is_nobody(tmp_path: Path) -> None:
+    for others, words in ((_YOURS, f"pod {_MINE}, pod {_YOURS}"), ("", f"no pod, pod {_MINE}")):
+        with pytest.raises(NotPermittedError, match=f"processes of {words} compute there"):
+            _pods(tmp_path, _MINE, others).check("GPU-1", _MINE)
+    for root in (0, ""):  # by number, and outside of any pod
+        with pytest.raises(NotPermittedError, match="does not ask"):
+            _pods(tmp_path).check("GPU-1", root)
+
+
+@pytest.mark.parametrize(
+    ("path", "pod"),
+    [
+        ("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice/x.scope", "_"),
+        ("0::/../../kubepods-besteffort-pod{}.slice/cri-containerd-5a.scope", "_"),
+        ("12:cpu:/kubepods/pod{}/5a\n0::/system.slice/pod-like", "-"),
+        ("0::/kubepods/pod{}/5a/pod" + _YOURS, "-"),  # a group of its own making
+        ("0::/user.slice/podman-17.scope", ""),
+    ],
+)
+def test_a_pod_is_known_by_its_control_group(path: str, pod: str, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/cgroup").write_text(path.format(_MINE.replace("-", pod or "-")) + "\n")
+
+    assert pod_of(1, tmp_path) == (_MINE if pod else "")
+
+
 @_ROOT_ONLY
 def test_who_computes_is_read_from_the_driver() -> None:
     with (
@@ -154,7 +211,7 @@ def test_who_computes_is_read_from_the_driver() -> None:
         assert computing(_uuid()) == {_USER, 0}
         owners = Owners(LeaseRules(), uid=_SERVES)
         assert owners.check(_uuid(), _USER)
-        with pytest.raises(NotPermittedError, match="processes compute there"):
+        with pytest.raises(NotPermittedError, match="processes of user 65534 compute there"):
             owners.check(_uuid(), _OTHER)
         for process in (theirs, roots):
             process.kill()
