@@ -41,7 +41,7 @@ _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
 _TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
 _PER_KIND = PER_KERNEL + 1  # errors that all kernels of a kind have in common
 _TINY = 1e-9
-_ODDS, _GRID, _ZOOMS = 7.0, 15, 4  # of FLOPs against bytes, each over its greatest
+_ODDS, _GRID, _ZOOMS = 5.0, 41, 3  # of FLOPs against bytes, each over its greatest
 _ROUNDS = 12  # of a law and of how kernels deviate from it, each by the other
 
 
@@ -225,7 +225,7 @@ class KindLaws:
         like, unsure2 = self._like, self._like.variance[:, p]
         if not len(unsure2):
             return np.zeros(2)
-        features, width = self._features(p, like.work), _ODDS
+        features, width = self._features(p, like.work), _ODDS * _SHARP[p]
         odds = np.array([-math.inf])
         if features[:, 0].any():
             odds = np.concatenate([odds, np.linspace(-width, width, _GRID), [math.inf]])
