@@ -158,7 +158,8 @@ class CostEstimate:
     def _under_cap(self, change: PredictedChange, choice: Ints) -> PredictedChange:
         """Add what the cap makes of a schedule, and how well the model knows the step."""
         cost, added = step_cost_and_heat(self.table, choice)
-        time, energy = self.step_error
+        left = (choice == self.table.baseline).all()
+        time, energy = (0.0, 0.0) if left else self.step_error
         # What heat adds is as unsure as the ambient temperature is against the step's own.
         energy = math.hypot(energy, OF_HEAT * added)
         known = PredictedChange(

@@ -139,7 +139,7 @@ def _posterior(
         limit_w=rows.peak_w if whole else rows.limit_w,
         by_common=known.by_common,
     )
-    posterior = _with_guesses(posterior, sample_set, rows)
+    posterior = with_guesses(posterior, sample_set, rows)
     log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0
     as_measured = np.where(unknown[:, None], log_s, np.nan)
@@ -173,7 +173,7 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
     return beside_j
 
 
-def _with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
+def with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
     """Return a posterior as unsure of kernels as their power was guessed, where no row tells it."""
     told = np.unique(rows.kernel[rows.windows[1] > 0.0])
     guessed = unmeasured(sample_set).without(told)

@@ -27,9 +27,12 @@ _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as lo
     FIXED: (math.log(0.005), 2.5),
     WORK: (math.log(0.4), 1.0),
 }
-# What a launch takes that nothing changes, as a logarithm: 1.2 µs on an H200, 5 µs on a Titan X
-# (docs/evidence/calibration.md). Of a collective it is the wait for its link, a share of its time.
-_LAUNCH = (math.log(2e-6), 1.0)
+LAUNCH = (math.log(2e-6), 1.0)
+"""What a launch takes that nothing changes, in s: its logarithm, and the spread of that.
+
+An H200 takes 1.2 µs, a Titan X 5 µs (as in `gpus/data`). A collective waits for its link
+instead, a share of its time.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
     mean, spread = np.array([_TYPICAL[p] for p in range(PER_KERNEL)]).T
     prior = KernelPrior(unit=unit, mean=unit + mean, spread=np.tile(spread, (len(rows.names), 1)))
     launched = rows.kinds != COLLECTIVE
-    prior.mean[launched, FIXED], prior.spread[launched, FIXED] = _LAUNCH
+    prior.mean[launched, FIXED], prior.spread[launched, FIXED] = LAUNCH
     return prior
 
 
@@ -111,7 +114,7 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
         mean[of_kind] = prior.unit[of_kind] + middle
         spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
         if kind != COLLECTIVE:  # what a launch takes is no share of its kernel
-            mean[of_kind, FIXED], spread[of_kind, FIXED] = _LAUNCH
+            mean[of_kind, FIXED], spread[of_kind, FIXED] = LAUNCH
     return KernelPrior(unit=prior.unit, mean=mean, spread=spread)
 
 

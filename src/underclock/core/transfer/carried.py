@@ -18,7 +18,7 @@ from scipy.linalg import block_diag
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import KnownFit, estimate
+from underclock.core.model.estimate import KnownFit, estimate, with_guesses
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step
 from underclock.core.model.parameters import Parameters, Points, predicted_rows
@@ -76,7 +76,8 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
         DataError: The samples are of kernels alone, or the steps share no kernel.
     """
     known, kernels = _known(sample_set, confirmed)
-    usable = _usable(known)
+    # In the step launches are timed that never ran by themselves: their power is guessed.
+    usable, told = (_told_by(known, of) for of in (known.rows.windows[:1], known.rows.windows))
     matches = matched(kernels, usable, step.kernels)
     if not any(match.source is not None for match in matches):
         raise DataError(
@@ -84,7 +85,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
             "measured in the same place of the model",
             hint="measure the step itself: `underclock measure`",
         )
-    guessed = _unseen(known, kernels, step, matches, usable)
+    guessed = _unseen(known, kernels, step, matches, told)
     _assume_links(guessed, known, sample_set, step, matches)
     posterior = _posterior(known, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
@@ -135,11 +136,11 @@ def _known(
     return known, (*sample_set.kernels, *more)
 
 
-def _usable(known: CostEstimate) -> Bools:
-    """Return of which kernels rows tell time and power. Shape (K,)."""
+def _told_by(known: CostEstimate, windows: Floats) -> Bools:
+    """Return of which kernels rows that weigh so, (Q, R), tell every quantity. Shape (K,)."""
     rows = known.rows
-    told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in rows.windows]
-    return np.logical_and(*told)
+    told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
+    return np.logical_and.reduce(told)
 
 
 def _unseen(
@@ -147,7 +148,7 @@ def _unseen(
     of: Sequence[Kernel],
     step: Step,
     matches: Sequence[Match],
-    usable: Bools,
+    told: Bools,
 ) -> Unseen:
     model = known.model
     of_shared = np.einsum(
@@ -159,12 +160,12 @@ def _unseen(
         parameters=model.parameters.kernels,
         cov=model.kernel_cov + of_shared,
     )
-    told = [match.way.is_told for match in matches]
+    known_ways = [match.way.is_told for match in matches]
     kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
     return unseen(
         kernels,
-        usable,
-        np.where(told, kinds, -1),
+        told,
+        np.where(known_ways, kinds, -1),
         work_of(step.kernels),
         _sources(matches),
         np.array([match.way is MatchWay.SAME for match in matches]),
@@ -211,6 +212,7 @@ def _posterior(
     model, settings = known.model, known.posterior.settings
     celsius = temperature_of(sample_set)
     bent = posterior_of(model, settings, temperature_c=celsius, limit_w=math.inf)
+    bent = with_guesses(bent, sample_set, known.rows)
     clocks = clocks_of(model.rows, settings)
     old = _physics(model.parameters, clocks, celsius)
     serial = None if model.parameters.serial is None else model.parameters.serial[source]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
+from underclock.core.model import hierarchical_prior
 from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
@@ -213,9 +214,11 @@ def test_the_order_of_rows_within_a_kernel_changes_nothing(
     assert again.residuals == pytest.approx(model.residuals[:, order], abs=1e-3)
 
 
-def test_longer_kernels_are_longer_by_as_much_and_nothing_else(
-    truth: _Truth, model: FittedModel
+def test_longer_kernels_are_longer_by_as_much_and_nothing_else_where_launches_are(
+    truth: _Truth, model: FittedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    mean, spread = hierarchical_prior.LAUNCH
+    monkeypatch.setattr(hierarchical_prior, "LAUNCH", (mean + math.log(10.0), spread))
     longer = dataclasses.replace(truth.rows, log_s=truth.rows.log_s + math.log(10.0))
     again = fit_all(longer, _FAMILY)
 

@@ -1,6 +1,7 @@
 """What samples of one step say of another."""
 
 import dataclasses
+import math
 
 import msgspec
 import numpy as np
@@ -171,6 +172,35 @@ def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -
     assert all(
         found.told.matches[name].energy_spread < before[name].energy_spread for name in names
     )
+
+
+def test_a_kernel_that_was_timed_in_the_step_only_has_that_time(samples: SampleSet) -> None:
+    lone = samples.kernels[5].name
+    launch_s = tuple(true_costs(kernel, BOOST_MHZ)[0] for kernel in samples.kernels)
+    timed = msgspec.structs.replace(
+        samples,
+        windows=tuple(
+            w
+            if w.kernel
+            else msgspec.structs.replace(
+                w, kernel_s=launch_s, core_mhz=BOOST_MHZ, core_spread_mhz=0.0
+            )
+            for w in samples.windows
+            if w.kernel != lone
+        ),
+    )
+    found = carried(timed, gpt(batch=4))
+    match = found.told.matches[lone]
+    assert (match.way, match.source) == (MatchWay.ROLE, lone)
+    table = found.estimated.table
+    place = [kernel.name for kernel in table.kernels].index(lone)
+    true_s, true_w = true_costs(table.kernels[place], BOOST_MHZ)
+    boost = cap_of(table).boost
+    count = table.kernels[place].count
+    assert table.time_s[place, boost] / count == pytest.approx(true_s, rel=0.1)
+    # Its power is what others leave of the step's.
+    assert match.energy_spread > 0.1
+    assert abs(math.log(table.energy_j[place, boost] / count / true_s / true_w)) < 1.0
 
 
 def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
