@@ -140,7 +140,8 @@ def _told_by(known: CostEstimate, windows: Floats) -> Bools:
     """Return of which kernels rows that weigh so, (Q, R), tell every quantity. Shape (K,)."""
     rows = known.rows
     told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
-    return np.logical_and.reduce(told)
+    every: Bools = np.all(told, axis=0)
+    return every
 
 
 def _unseen(
