@@ -1,12 +1,11 @@
 """A job's plan as a page: what every rank does when, coloured by its clock, before and after."""
 
-import math
 from collections.abc import Sequence
 
 from underclock.records.job import JobPlan, Span
 from underclock.report.chart import GREEN, Series
 from underclock.report.figures import arm_series, trade
-from underclock.report.packed import Packed, Packer, TimelineBox, column, differences, digits
+from underclock.report.packed import Packed, Packer, TimelineBox
 from underclock.report.page import rendered
 from underclock.report.wording import EVIDENCE_SENTENCES
 
@@ -36,7 +35,6 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
         evidence_sentence=EVIDENCE_SENTENCES[plan.evidence],
         data=packer.packed(
             bands=bands,
-            tables={"ranks": _ranks(packer, plan, auto, planned)},
             evidence=plan.evidence,
             lines=[("", points)],
             auto=(plan.arm("auto").time_s, plan.arm("auto").energy_j),
@@ -71,39 +69,6 @@ def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> P
         )
         ends_s = span.ends_s
     return packer.track(boxes, label=f"stage {plan.job.ranks[rank].stage}")
-
-
-def _ranks(packer: Packer, plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> Packed:
-    """Return the table of ranks: what they hold, and how long they compute."""
-    ranks = range(len(plan.job.ranks))
-    clocks = [sorted({s.core_mhz for s in planned if s.rank == at and s.core_mhz}) for at in ranks]
-    busy_s = [[_busy_s(spans, at) for at in ranks] for spans in (auto, planned)]
-    stages = [packer.text(f"{at}: stage {plan.job.ranks[at].stage}") for at in ranks]
-    mhz = [
-        None if not each else each[0] if len(each) == 1 else (each[0], each[-1]) for each in clocks
-    ]
-    changes = [
-        round(1e4 * (after / before - 1.0)) if before else None
-        for before, after in zip(*busy_s, strict=True)
-    ]
-    columns = [
-        column("Rank", "rank", "text", differences(stages)),
-        column("Core MHz", "core_mhz", "mhz", mhz),
-        column("Busy at auto", "auto_busy_s", "seconds", [digits(each) for each in busy_s[0]]),
-        column("Busy, planned", "busy_s", "seconds", [digits(each) for each in busy_s[1]]),
-        column("Change", "busy_change", "change", changes),
-    ]
-    return {
-        "noun": "ranks",
-        "columns": columns,
-        "sort": "rank",
-        "falls": False,
-        "count": len(ranks),
-    }
-
-
-def _busy_s(spans: Sequence[Span], rank: int) -> float:
-    return math.fsum(s.ends_s - s.begins_s for s in spans if s.rank == rank and s.has_profile)
 
 
 def _frontier(plan: JobPlan) -> str:

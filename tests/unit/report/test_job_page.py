@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from invented import page_data, page_table
+from invented import page_data
 from small_jobs import small_job
 from underclock.app.report import render_report, timelines
 from underclock.core.job.planning import JobGoal, plan_job
@@ -73,9 +73,6 @@ def test_the_page_shows_both_timelines_of_a_pipeline_and_all_ranks() -> None:
         for track in data["bands"][1]["tracks"]
     ]
     assert max(ends) == pytest.approx(plan.arm("auto").time_s, rel=1e-3)
-    ranks = page_table(page, "ranks")
-    assert len(ranks) == 6
-    assert all(row["busy_s"] >= row["auto_busy_s"] for row in ranks)
     assert "Shown are 3 of 6 ranks." in page
     assert len(data["lines"][0][1]) == len(plan.frontier)
     assert len(page.encode()) < 500_000

@@ -678,10 +678,11 @@ class DataTable {
     this.draw();
   }
 
-  folded(parts, whole) {
+  folded(parts, whole, onPaper) {
     const names = parts.map(([name]) => name);
     if (names.length <= NAMED) return whole;
     const some = `${names.slice(0, NAMED).join(", ")} and ${names.length - NAMED} more`;
+    if (onPaper) return some;
     return make("details", {}, make("summary", {}, some), whole);
   }
 
@@ -690,7 +691,7 @@ class DataTable {
     for (const column of this.columns) {
       const text = this.shown(column, this.rows[place]);
       const cell = make("td", { class: this.isName(column) ? (column.kind === "parts" ? "name last" : "name") : "number" });
-      cell.append(column.kind === "parts" && !this.isLong && !onPaper ? this.folded(column.values[this.rows[place]], text) : text);
+      cell.append(column.kind === "parts" && !this.isLong ? this.folded(column.values[this.rows[place]], text, onPaper) : text);
       if (this.isName(column)) cell.title = this.isLong ? text : "";
       else cell.dataset.label = column.label;
       made.append(cell);
