@@ -25,7 +25,7 @@ from underclock.report import run_page
 from underclock.runtime.conductor.log import summary_of
 from wide_steps import wide_plan
 
-_BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+_BROWSER: Final = shutil.which("chromium") or shutil.which("google-chrome")
 _KINDS: Final = ("plan", "run", "job")
 _FEW: Final = 36  # kernels: enough for a table to scroll in a frame of its own
 _MOST_BYTES, _MOST_S = 500_000, 2.0  # of a page of 10 000 kernels

@@ -47,6 +47,7 @@ class Series:
         points: Positions, x and y; a line breaks where y is not a number.
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
+        hollow: Whether its symbol is an outline; whether its line is dashed.
         labelled: Whether the name stands beside the points instead of in the legend.
         notes: What to say of each point on hovering; empty for its name and position.
     """
@@ -235,7 +236,7 @@ def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
 def _series(series: Series, x: Axis, y: Axis) -> list[str]:
     places = [(x.px(a), y.px(b)) for a, b in series.points]
     if not series.symbol:
-        look = f'fill="none" stroke="{series.colour}" stroke-width="2.5" stroke-linejoin="round"'
+        look = f'fill="none" stroke-linejoin="round" {_stroke(series)}'
         lines = [
             " ".join(f"{px(a)},{px(b)}" for a, b in run)
             for whole, run in itertools.groupby(places, lambda place: not math.isnan(place[1]))
@@ -249,6 +250,11 @@ def _series(series: Series, x: Axis, y: Axis) -> list[str]:
         _marker(place, series, f"{series.name}: {note}")
         for place, note in zip(places, notes, strict=True)
     ]
+
+
+def _stroke(series: Series) -> str:
+    dashed = ' stroke-dasharray="7 4"' if series.hollow else ""
+    return f'stroke="{series.colour}" stroke-width="2.5"{dashed}'
 
 
 def _markers(places: Sequence[tuple[float, float]], series: Series) -> str:
@@ -295,7 +301,7 @@ def _legend(series: Iterable[Series], width_px: float) -> tuple[list[str], float
             parts.append(_marker((x_px + 10, y_px - 4), one))
         else:
             line = f'd="M{px(x_px)} {px(y_px - 4)}h18"'
-            parts.append(f'<path {line} stroke="{one.colour}" stroke-width="2.5"/>')
+            parts.append(f"<path {line} {_stroke(one)}/>")
         parts.append(text(x_px + _SWATCH_PX, y_px, one.name))
         x_px += entry_px
     return parts, y_px + 12 if parts else 8.0

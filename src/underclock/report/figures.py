@@ -102,7 +102,13 @@ def power(plan: Plan) -> str:
     if not curve:
         return ""
     drawn = [
-        Series(name=name, points=points, colour=colour, symbol="" if len(curve) > 1 else "circle")
+        Series(
+            name=name,
+            points=points,
+            colour=colour,
+            symbol="" if len(curve) > 1 else "circle",
+            hollow=colour == GREY,
+        )
         for name, colour, points in (
             ("the driver's own cap", GREY, tuple((p.limit_w, 1e3 * p.auto_time_s) for p in curve)),
             ("fastest clocks", VERMILION, tuple((p.limit_w, 1e3 * p.time_s) for p in curve)),
@@ -190,6 +196,7 @@ def frontier(plan: Plan) -> str:
             name=line.name,
             points=tuple((100.0 * time, 100.0 * energy) for time, energy in line.points),
             colour=line.colour,
+            hollow=not line.is_own,
         )
         for line in sorted(lines_of(plan), key=lambda line: not line.is_own)
         if line.is_drawn

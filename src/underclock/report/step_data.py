@@ -2,17 +2,28 @@
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from underclock.records import Clocks, Plan
 from underclock.records.launches import module_calls
 from underclock.report.packed import Packed, Packer, TimelineBox, column, differences, digits
 from underclock.report.wording import duration_text, energy_text
+from underclock.units import format_mhz
 
 MOST_ROWS = 10_000  # of a table; the others are one row
 _LAYER = re.compile(r"^.*?\d+(?=\.|$)")  # of a module's path: up to its first number
+
+
+class StepLaunch(NamedTuple):
+    """One launch of a step: of which of its kernels, at which clocks, and what it takes."""
+
+    at: int
+    clocks: Clocks
+    time_s: float
+    energy_j: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,40 +59,52 @@ def is_held(plan: Plan) -> bool:
 
 def kernel_uses(plan: Plan) -> list[KernelUse]:
     """Return every kernel as the plan holds it, or as with free switching where it does not."""
-    runs = {kernel.name: kernel for kernel in plan.runs}
-    time_s = {
-        name: each.auto_time_s * (1 + each.time_change) for name, each in plan.kernels.items()
-    }
-    energy_j = {name: each.auto_energy_j - each.saved_j for name, each in plan.kernels.items()}
-    clocks = {name: {each.clocks: None} for name, each in plan.kernels.items()}
-    if plan.schedule is not None and is_held(plan):
-        time_s, energy_j = dict.fromkeys(time_s, 0.0), dict.fromkeys(energy_j, 0.0)
-        clocks = {name: {} for name in clocks}
-        held = zip(
-            plan.order,
-            plan.schedule.clocks,
-            plan.schedule.launch_s,
-            plan.schedule.launch_j,
-            strict=True,
+    kernels, uses = {kernel.name: kernel for kernel in plan.runs}, []
+    launches: dict[str, list[StepLaunch]] = defaultdict(list)
+    for launch in _planned(plan) if is_held(plan) else ():
+        launches[plan.runs[launch.at].name].append(launch)
+    for name, choice in plan.kernels.items():
+        time_s = choice.auto_time_s * (1.0 + choice.time_change)
+        mine = launches[name] or [
+            StepLaunch(0, choice.clocks, time_s, choice.auto_energy_j - choice.saved_j)
+        ]
+        uses.append(
+            KernelUse(
+                name=name,
+                pass_=str(kernels[name].pass_) if name in kernels else "",
+                runs=kernels[name].count if name in kernels else None,
+                clocks=tuple(dict.fromkeys(launch.clocks for launch in mine)),
+                auto_s=choice.auto_time_s,
+                auto_j=choice.auto_energy_j,
+                time_s=math.fsum(launch.time_s for launch in mine),
+                energy_j=math.fsum(launch.energy_j for launch in mine),
+            )
         )
-        for at, pair, lasts_s, takes_j in held:
-            name = plan.runs[at].name
-            time_s[name] += lasts_s
-            energy_j[name] += takes_j
-            clocks[name][pair] = None
-    return [
-        KernelUse(
-            name=name,
-            pass_=str(runs[name].pass_) if name in runs else "",
-            runs=runs[name].count if name in runs else None,
-            clocks=tuple(clocks[name]),
-            auto_s=each.auto_time_s,
-            auto_j=each.auto_energy_j,
-            time_s=time_s[name],
-            energy_j=energy_j[name],
+    return uses
+
+
+def _planned(plan: Plan) -> Iterator[StepLaunch]:
+    """Yield launches as the plan holds them, or as with free switching where it does not."""
+    schedule = plan.schedule
+    if schedule is not None and is_held(plan):
+        columns = (plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
+        yield from map(StepLaunch, *columns)
+        return
+    for launch in _at_auto(plan):
+        choice = plan.kernels[plan.runs[launch.at].name]
+        time_s, energy_j = 1.0 + choice.time_change, 1.0 + choice.energy_change
+        yield StepLaunch(
+            launch.at, choice.clocks, time_s * launch.time_s, energy_j * launch.energy_j
         )
-        for name, each in plan.kernels.items()
-    ]
+
+
+def _at_auto(plan: Plan) -> Iterator[StepLaunch]:
+    """Yield launches as they run at the clocks called auto."""
+    for at in plan.order:
+        choice, count = plan.kernels[plan.runs[at].name], plan.runs[at].count
+        yield StepLaunch(
+            at, plan.baseline, choice.auto_time_s / count, choice.auto_energy_j / count
+        )
 
 
 def plan_data(
@@ -92,12 +115,12 @@ def plan_data(
     """Return all that the page of a plan draws by itself.
 
     Args:
-        lines: Frontiers and which they are, the plan's own first: changes of time and energy.
+        lines: Frontiers and which they are: changes of time and energy.
     """
     packer = Packer()
     auto = plan.arm("auto")
     tables = {"kernels": _kernels(packer, uses)}
-    if plan.schedule is not None and plan.order:
+    if is_held(plan):
         tables["segments"] = _segments(packer, plan)
     return packer.packed(
         tables=tables,
@@ -105,96 +128,76 @@ def plan_data(
         cap_w=plan.limit_w,
         evidence=plan.evidence,
         lines=lines,
-        budget=plan.headline.time_change if plan.headline.cost else plan.max_slowdown,
         auto=(auto.time_s, auto.energy_j),
     )
 
 
 def _kernels(packer: Packer, uses: Sequence[KernelUse]) -> Packed:
     """Return the table of kernels, those that draw most where there are too many for a page."""
-    shown, others = list(uses), []
+    shown = list(uses)
     if len(uses) > MOST_ROWS:
         ranked = sorted(uses, key=lambda use: -use.auto_j)
-        shown, others = ranked[:MOST_ROWS], ranked[MOST_ROWS:]
-        shown.append(
-            KernelUse(
-                name=f"{len(others)} others, each of which draws less",
-                pass_="",
-                runs=sum(use.runs or 0 for use in others) or None,
-                clocks=tuple(dict.fromkeys(pair for use in others for pair in use.clocks)),
-                auto_s=math.fsum(use.auto_s for use in others),
-                auto_j=math.fsum(use.auto_j for use in others),
-                time_s=math.fsum(use.time_s for use in others),
-                energy_j=math.fsum(use.energy_j for use in others),
-            )
-        )
-    cores = [_range([pair.core_mhz for pair in use.clocks]) for use in shown]
-    memories = [_range([pair.mem_mhz for pair in use.clocks]) for use in shown]
-    changes = [
-        (round(1e4 * (use.time_s / use.auto_s - 1)), round(1e4 * (use.energy_j / use.auto_j - 1)))
-        for use in shown
-    ]
+        shown = [*ranked[:MOST_ROWS], _together(ranked[MOST_ROWS:])]
+    times = [round(1e4 * (use.time_s / use.auto_s - 1.0)) for use in shown]
+    energies = [round(1e4 * (use.energy_j / use.auto_j - 1.0)) for use in shown]
+    passes = differences([packer.text(use.pass_) for use in shown])
+    known = (
+        column("Pass", "pass", "text", passes),
+        column("Runs", "runs", "count", [use.runs for use in shown]),
+    )
     columns = [
         column("Kernel", "kernel", "text", differences([packer.text(use.name) for use in shown])),
-        column("Pass", "pass", "text", differences([packer.text(use.pass_) for use in shown])),
-        column("Runs", "runs", "count", [use.runs for use in shown]),
-        column("Core MHz", "core_mhz", "mhz", cores),
-        column("Memory MHz", "mem_mhz", "mhz", memories),
+        *(known if any(use.runs is not None for use in shown) else ()),
+        column("Core MHz", "core_mhz", "mhz", [_range(u.clocks, "core_mhz") for u in shown]),
+        column("Memory MHz", "mem_mhz", "mhz", [_range(u.clocks, "mem_mhz") for u in shown]),
         column("At auto", "auto_j", "joules", [digits(use.auto_j) for use in shown]),
         column("Saved", "saved_j", "joules", [digits(use.saved_j) for use in shown]),
-        column("Time", "time_change", "change", [time for time, _ in changes]),
-        column("Energy", "energy_change", "change", [energy for _, energy in changes]),
+        column("Time", "time_change", "change", times),
+        column("Energy", "energy_change", "change", energies),
     ]
-    kept = [
-        each
-        for each in columns
-        if each["key"] not in {"pass", "runs"} or any(use.runs is not None for use in shown)
-    ]
-    return {
-        "noun": "kernels",
-        "columns": kept,
-        "sort": "saved_j",
-        "falls": True,
-        "count": len(uses),
-    }
+    return {"noun": "kernels", "columns": columns, "sort": "saved_j", "falls": True}
 
 
-def _range(clocks_mhz: Sequence[int | None]) -> int | tuple[int, int] | None:
+def _together(uses: Sequence[KernelUse]) -> KernelUse:
+    """Return many kernels as one."""
+    return KernelUse(
+        name=f"{len(uses)} others, each of which draws less",
+        pass_="",
+        runs=sum(use.runs or 0 for use in uses) or None,
+        clocks=tuple(dict.fromkeys(pair for use in uses for pair in use.clocks)),
+        auto_s=math.fsum(use.auto_s for use in uses),
+        auto_j=math.fsum(use.auto_j for use in uses),
+        time_s=math.fsum(use.time_s for use in uses),
+        energy_j=math.fsum(use.energy_j for use in uses),
+    )
+
+
+def _range(clocks: Iterable[Clocks], name: str) -> int | tuple[int, int] | None:
     """Return a clock, or the least and the greatest of several; ``None`` where one is auto."""
-    known = [mhz for mhz in clocks_mhz if mhz is not None]
-    if len(known) < len(clocks_mhz):
+    known: list[int | None] = [getattr(pair, name) for pair in clocks]
+    held = [mhz for mhz in known if mhz is not None]
+    if len(held) < len(known):
         return None
-    return known[0] if min(known) == max(known) else (min(known), max(known))
+    return held[0] if min(held) == max(held) else (min(held), max(held))
 
 
 def _segments(packer: Packer, plan: Plan) -> Packed:
-    """Return the table of a schedule's stretches, with their kernels by name."""
-    schedule, rows, begins = plan.schedule, [], 0
-    if schedule is None:
-        raise AssertionError("asked by the caller")
-    for number, segment in enumerate(schedule.segments, 1):
-        launches = range(begins, begins + segment.launches)
+    """Return the table of a schedule's stretches, with their kernels by name, longest first."""
+    launches, rows = list(_planned(plan)), []
+    begins = 0
+    for number, segment in enumerate(plan.schedule.segments if plan.schedule else (), 1):
+        mine = launches[begins : begins + segment.launches]
         begins += segment.launches
-        runs = Counter(plan.order[launch] for launch in launches)
-        taken_s = dict.fromkeys(runs, 0.0)
-        for launch in launches:
-            taken_s[plan.order[launch]] += schedule.launch_s[launch]
-        parts = sorted(runs, key=lambda at: -taken_s[at])
+        taken: dict[int, list[float]] = defaultdict(list)
+        for launch in mine:
+            taken[launch.at].append(launch.time_s)
+        parts = sorted(taken, key=lambda at: -math.fsum(taken[at]))
+        names = differences([packer.text(plan.runs[at].name) for at in parts])
+        time_s = digits(math.fsum(launch.time_s for launch in mine))
+        energy_j = digits(math.fsum(launch.energy_j for launch in mine))
+        told = (names, [len(taken[at]) for at in parts])
         rows.append(
-            (
-                number,
-                segment.launches,
-                segment.core_mhz,
-                segment.mem_mhz,
-                digits(math.fsum(taken_s.values())),
-                digits(math.fsum(schedule.launch_j[launch] for launch in launches))
-                if schedule.launch_j
-                else None,
-                (
-                    differences([packer.text(plan.runs[at].name) for at in parts]),
-                    [runs[at] for at in parts],
-                ),
-            )
+            (number, segment.launches, segment.core_mhz, segment.mem_mhz, time_s, energy_j, told)
         )
     heads = (
         ("Segment", "segment", "count"),
@@ -205,74 +208,40 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
         ("Energy", "energy_j", "joules"),
         ("Kernels", "kernels", "parts"),
     )
-    columns = [
-        column(*head, values)
-        for head, values in zip(heads, zip(*rows, strict=True), strict=True)
-        if values[0] is not None or head[2] == "mhz"
-    ]
-    return {
-        "noun": "segments",
-        "columns": columns,
-        "sort": "segment",
-        "falls": False,
-        "count": len(rows),
-    }
+    values = zip(*rows, strict=True)
+    columns = [column(*head, each) for head, each in zip(heads, values, strict=True)]
+    return {"noun": "segments", "columns": columns, "sort": "segment", "falls": False}
 
 
 def _bands(packer: Packer, plan: Plan) -> list[Packed]:
     """Return the step's launches in order: under the plan, and at auto."""
-    bands = []
-    groups = _groups(plan)
-    free = "" if is_held(plan) else ", clocks changing for free: a bound"
-    ways = [("At auto", plan.arm("auto"), _at_auto(plan))]
-    if not plan.sets_nothing:
-        arm = plan.headline if is_held(plan) else plan.arm(plan.chosen)
-        ways.insert(0, (f"Under the plan{free}", arm, _planned(plan)))
-    for way, arm, boxes in ways:
-        title = way
-        if arm.cost is not None:
-            title = f"{way}: {duration_text(arm.time_s)}, {energy_text(arm.energy_j)}"
-        bands.append(
-            {"title": title, "tracks": [packer.track(list(boxes), leaf="kernel", groups=groups)]}
-        )
+    held = is_held(plan)
+    title = "Under the plan" if held else "Under the plan, clocks changing for free: a bound"
+    planned = plan.headline if held else plan.arm(plan.chosen)
+    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), _at_auto(plan))]
+    groups, bands = _groups(plan), []
+    for name, arm, some in ways[1:] if plan.sets_nothing else ways:
+        launches = list(some)
+        memory = [f"{format_mhz(launch.clocks.mem_mhz)} MHz" for launch in launches]
+        rows = {**groups, "memory": memory} if len(set(memory)) > 1 else groups
+        boxes = [_box(plan, launch) for launch in launches]
+        takes = f": {duration_text(arm.time_s)}, {energy_text(arm.energy_j)}" if arm.cost else ""
+        track = packer.track(boxes, leaf="kernel", groups=rows)
+        bands.append({"title": f"{name}{takes}", "tracks": [track]})
     return bands
 
 
-def _planned(plan: Plan) -> Iterator[TimelineBox]:
-    """Yield launches as the plan has them."""
-    if plan.schedule is not None and is_held(plan):
-        schedule = plan.schedule
-        for at, clocks, lasts_s, takes_j in zip(
-            plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j, strict=True
-        ):
-            yield _box(plan, at, clocks, lasts_s, takes_j)
-        return
-    for at in plan.order:
-        kernel, choice = plan.runs[at], plan.kernels[plan.runs[at].name]
-        lasts_s = choice.auto_time_s * (1 + choice.time_change) / kernel.count
-        takes_j = (choice.auto_energy_j - choice.saved_j) / kernel.count
-        yield _box(plan, at, choice.clocks, lasts_s, takes_j)
-
-
-def _at_auto(plan: Plan) -> Iterator[TimelineBox]:
-    """Yield launches as they run at the clocks called auto."""
-    for at in plan.order:
-        kernel, choice = plan.runs[at], plan.kernels[plan.runs[at].name]
-        lasts_s, takes_j = choice.auto_time_s / kernel.count, choice.auto_energy_j / kernel.count
-        yield _box(plan, at, plan.baseline, lasts_s, takes_j)
-
-
-def _box(plan: Plan, at: int, clocks: Clocks, lasts_s: float, takes_j: float) -> TimelineBox:
-    """Return one launch; what the driver sets is shown where it is expected."""
-    kernel = plan.runs[at]
+def _box(plan: Plan, launch: StepLaunch) -> TimelineBox:
+    """Return one launch; a clock that the driver sets is shown where it is expected."""
+    kernel, clocks = plan.runs[launch.at], launch.clocks
     expected = plan.kernels[kernel.name].auto_core_mhz
     return TimelineBox(
         name=kernel.name,
-        lasts_s=lasts_s,
+        lasts_s=launch.time_s,
         core_mhz=expected if clocks.core_mhz is None else clocks.core_mhz,
         set_by=int(clocks.core_mhz is not None),
         mem_mhz=clocks.mem_mhz,
-        power_w=None if kernel.overlapped else takes_j / lasts_s,
+        power_w=None if kernel.overlapped else launch.energy_j / launch.time_s,
     )
 
 
@@ -280,12 +249,12 @@ def _groups(plan: Plan) -> dict[str, list[str]]:
     """Return what each launch belongs to: its pass, and its module from the outside in."""
     groups = {"pass": [str(plan.runs[at].pass_) for at in plan.order]}
     if any(plan.modules):
-        paths = [_outer_and_inner(text) for text in plan.modules]
-        groups["layer"] = [outer for outer, _ in paths]
-        groups["module"] = [inner for _, inner in paths]
+        known = {text: _outer_and_inner(text) for text in plan.modules}
+        groups["layer"] = [known[text][0] for text in plan.modules]
+        groups["module"] = [known[text][1] for text in plan.modules]
     elif any(kernel.section for kernel in plan.runs):
         groups["section"] = [plan.runs[at].section for at in plan.order]
-    return {name: words for name, words in groups.items() if any(words)}
+    return groups
 
 
 def _outer_and_inner(text: str) -> tuple[str, str]:
