@@ -20,6 +20,7 @@ _BESIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
 }
 """Pages that lie beside the documentation, and what they are called in it."""
 _ROOMS = {  # where a public name lives, from the most specific on; and what such names are
