@@ -105,7 +105,9 @@ def made_board(
             energy_j=gain * energy_j * random.normal(1.0, 0.001),
             repeat=i,
             observed=Clocks(core_mhz=mhz, mem_mhz=MEMS[-1]),
-            throttle_reasons=ThrottleReason.SW_POWER_CAP,
+            throttle_reasons=(
+                ThrottleReason.SW_POWER_CAP if mhz < _BOOST_MHZ else ThrottleReason.NONE
+            ),
             temperature_c=_STEADY_C,
         )
         for i in range(4)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from scipy.special import ndtr
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
@@ -40,6 +41,7 @@ from underclock.tracing.source import StepFile, StepFunction
 from underclock.units import format_percent
 
 BOARDS = 64
+_SURE = 1e-9  # least deviation of a time
 _FEWEST = 12  # windows that tell anything of a board
 
 
@@ -121,13 +123,16 @@ def _told(
         clocks = list(plan.schedule.clocks)
     choice = np.array([table.settings.index(each) for each in clocks])
     here = estimated.predicted_schedule(choice)
-    changes = estimated.boards.changes(table, choice)
     # What stalls add is in the plan's cost, not in what boards make of kernels.
     off = np.array([cost.time_change - here.time_change, cost.energy_change - here.energy_change])
-    time, energy = (changes + off).T
-    late = float((time > (plan.max_slowdown or 0.0) + TOLERANCE).mean())
+    away = estimated.boards.away(table, choice)
+    energy = cost.energy_change + float(away[:, 1].mean())
+    time = cost.time_change + away[:, 0]
+    # Errors of the fit count too.
+    spread = max(estimated.known_change(choice).time_spread, _SURE)
+    late = float(ndtr((time - (plan.max_slowdown or 0.0) - TOLERANCE) / spread).mean())
     words = (
-        f"{of}: over {boards} boards {format_percent(float(energy.mean()))} energy at "
+        f"{of}: over {boards} boards {format_percent(energy)} energy at "
         f"{format_percent(float(time.mean()))} time, {late * boards:.0f} of them later than asked"
     )
     each = []

@@ -36,8 +36,10 @@ from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import OF_ROWS, Rows
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import seen_cap
+from underclock.core.step.cap import PowerCap, driver_says, settle
 from underclock.core.step.drawn_boards import DrawnBoards
-from underclock.core.step.table import step_means
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of
 from underclock.errors import DataError
 from underclock.physics.derivatives import BY_GPU, BY_KERNEL
 from underclock.records import Evidence, SampleSet
@@ -106,7 +108,7 @@ class FittedBoards:
 
     def board(self, number: int) -> CostEstimate:
         """Return what everything costs on one of the boards."""
-        return self._on(_pooled(self.sample_sets, number), _of_one(number, len(self.sample_sets)))
+        return self._on(_pooled(self.sample_sets, [number]), _of_one(number, len(self.sample_sets)))
 
     def any_board(self) -> CostEstimate:
         """Return what everything costs on a board nobody measured.
@@ -114,13 +116,18 @@ class FittedBoards:
         As on the mean of the boards measured, and as unsure as boards differ from that.
         """
         boards = len(self.sample_sets)
-        estimated = self._on(self.pooled, np.full(boards, 1.0 / boards))
+        share = np.full(boards, 1.0 / boards)
+        known = self._on(self.pooled, share)
+        own = [self.board(number).table for number in range(boards)]
+        levelled, limit_w = _levelled(self.pooled, self.sample_sets, own, known.table)
+        rows = dataclasses.replace(self.rows, limit_w=limit_w)
+        estimated = self._on(levelled, share, rows)
         return dataclasses.replace(estimated, boards=self._drawn(estimated))
 
     @property
     def pooled(self) -> SampleSet:
-        """Samples of all boards as one set; steps at auto as if all boards had taken the mean."""
-        return _pooled(self.sample_sets, None)
+        """Samples of all boards as one set."""
+        return _pooled(self.sample_sets, range(len(self.sample_sets)))
 
     @property
     def expected_sizes(self) -> Floats:
@@ -133,7 +140,7 @@ class FittedBoards:
         sizes: Floats = wider * math.sqrt(1.0 + 1.0 / boards) * self.sizes[0]
         return sizes
 
-    def _on(self, sample_set: SampleSet, share: Floats) -> CostEstimate:
+    def _on(self, sample_set: SampleSet, share: Floats, rows: Rows | None = None) -> CostEstimate:
         def by_common(parameters: Parameters, at: Points) -> Floats:
             ways = by_way(parameters, at)
             of_boards = share[:, None] * self.sizes * ways[:, :, None, :]
@@ -145,7 +152,7 @@ class FittedBoards:
         return estimate(
             sample_set,
             known=KnownFit(
-                rows=self.rows.of_first(kernels),
+                rows=(rows or self.rows).of_first(kernels),
                 model=self.model.of_first(kernels),
                 weights=np.concatenate(self.weights, axis=1),
                 by_common=by_common,
@@ -255,26 +262,53 @@ def _in_watts_of(sample_sets: Sequence[SampleSet], cap_w: Sequence[float]) -> li
     return scaled
 
 
-def _pooled(sample_sets: Sequence[SampleSet], number: int | None) -> SampleSet:
-    """Return kernels by themselves on all boards, and the step on one, or levelled on all."""
-    own = sample_sets[number or 0]
-    if number is None:
-        means = [step_means(each.in_situ) for each in sample_sets]
-        mean_s, mean_j = np.mean(means, axis=0).tolist()
-        steps = [
-            msgspec.structs.replace(
-                window.untimed(),
-                time_s=window.time_s * mean_s / time_s,
-                energy_j=window.energy_j * mean_j / energy_j,
-            )
-            for each, (time_s, energy_j) in zip(sample_sets, means, strict=True)
-            for window in each.in_situ
-        ]
-    else:
-        steps = list(own.in_situ)
+def _pooled(sample_sets: Sequence[SampleSet], steps_of: Sequence[int]) -> SampleSet:
+    """Return kernels by themselves on all boards, and the step on some."""
+    own = sample_sets[steps_of[0]]
     samples = [window for each in sample_sets for window in each.samples]
+    steps = [window for number in steps_of for window in sample_sets[number].in_situ]
     every = dict.fromkeys(clocks for each in sample_sets for clocks in each.settings)
     return msgspec.structs.replace(own, windows=(*samples, *steps), settings=tuple(every))
+
+
+def _levelled(
+    pooled: SampleSet, sample_sets: Sequence[SampleSet], own: Sequence[CostTable], mean: CostTable
+) -> tuple[SampleSet, float]:
+    """Return steps as the mean board would have taken them, and the limit that it is held at.
+
+    A board that the cap holds at auto is not the mean board, nor is the mean of boards of which
+    some are held. What is the same on all is the limit, and how far the model is off.
+
+    Args:
+        own: What everything costs on each board.
+        mean: On the mean board, under any cap.
+    """
+    held = [
+        any(driver_says(window.throttle_reasons) for window in each.in_situ) for each in sample_sets
+    ]
+    limits_w = [cap_of(table).limit_w for table, is_held in zip(own, held, strict=True) if is_held]
+    limit_w = float(np.mean(limits_w or [cap_of(table).limit_w for table in own]))
+    cap = dataclasses.replace(cap_of(mean), limit_w=limit_w)
+    mean_s, mean_j = _at_auto(cap, mean)
+    steps = []
+    for each, table in zip(sample_sets, own, strict=True):
+        own_s, own_j = _at_auto(cap_of(table), table)
+        steps += [
+            msgspec.structs.replace(
+                window.untimed(),
+                time_s=window.time_s * mean_s / own_s,
+                energy_j=window.energy_j * mean_j / own_j,
+                throttle_reasons=None,
+            )
+            for window in each.in_situ
+        ]
+    return msgspec.structs.replace(pooled, windows=(*pooled.samples, *steps)), limit_w
+
+
+def _at_auto(cap: PowerCap, table: CostTable) -> tuple[float, float]:
+    """Return what the step takes at auto by the model: time in s and energy in J."""
+    settled = settle(cap, table.launches, np.full(len(cap.order), cap.boost))
+    return float(settled.time_s.sum()), float(settled.energy_j.sum())
 
 
 def _of_one(number: int, boards: int) -> Floats:

@@ -119,6 +119,10 @@ class CostEstimate:
         spread = self.predicted_change(setting).time_spread
         return time_variance(self.posterior, self.counts, self.baseline, columns, spread**2)
 
+    def known_change(self, choice: Ints) -> PredictedChange:
+        """Say what a schedule is expected to change on the mean board, as `predicted_schedule`."""
+        return dataclasses.replace(self, boards=None).predicted_schedule(choice)
+
     def predicted_schedule(self, choice: Ints) -> PredictedChange:
         """Say what a schedule is expected to change, changes of clocks apart.
 
@@ -170,7 +174,7 @@ class CostEstimate:
         )
         if self.boards is None:
             return known
-        return known.on_boards(self.boards.differing(self.table, choice))
+        return known.on_boards(self.boards.away(self.table, choice))
 
 
 _LESS = 0.99  # of the limit, to see how time follows power

@@ -12,13 +12,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtri
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.posterior import Posterior, kernel_variance
-from underclock.core.step.drawn_boards import Differing
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many
+
+_SURE = 0.95
+_WITHIN = (0.025, 0.975)
+_STANDARD = ndtri((np.arange(64) + 0.5) / 64)  # a normal distribution in equal parts
 
 Interval = tuple[float, float]
 
@@ -71,17 +75,26 @@ class PredictedChange:
         time, energy = TWO_SIDED * self.time_spread, TWO_SIDED * self.energy_spread
         return (-time, time), (-energy, energy)
 
-    def on_boards(self, boards: Differing) -> "PredictedChange":
-        """Return what is known of a mean board as what is known of any of them."""
-        (_, time), (_, energy) = self.intervals
-        intervals = [
-            (-math.hypot(known, below), math.hypot(known, above))
-            for known, below, above in zip((time, energy), boards.below, boards.above, strict=True)
-        ]
+    def on_boards(self, away: Floats) -> "PredictedChange":
+        """Return what is known of a mean board as what is known of any of them.
+
+        An interval holds 95 % of boards, errors of the fit included. These move all boards
+        together, and boards that the cap does not hold are all equally late. So to be later than
+        the time's deviation says takes both: it keeps 95 % of boards with 95 % confidence.
+
+        Args:
+            away: How far changes of time and energy on boards are from the mean board's. Shape
+                (D, 2).
+        """
+        known = np.array([self.time_spread, self.energy_spread])
+        each = away + known * _STANDARD[:, None, None]
+        low, high = np.quantile(each.reshape(-1, 2), _WITHIN, axis=0)
+        late = ONE_SIDED * self.time_spread + float(np.quantile(away[:, 0], _SURE))
+        intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
         return dataclasses.replace(
             self,
-            time_spread=math.hypot(self.time_spread, boards.late / ONE_SIDED),
-            energy_spread=max(-intervals[1][0], intervals[1][1]) / TWO_SIDED,
+            time_spread=max(0.0, late) / ONE_SIDED,
+            energy_spread=float(np.abs([low, high])[:, 1].max()) / TWO_SIDED,
             uneven=(intervals[0], intervals[1]),
         )
 

@@ -20,6 +20,7 @@ from underclock.core.planning.chance_constraint import (
     Candidate,
     Proof,
     RiskModel,
+    room,
     within_confidence,
 )
 from underclock.core.planning.choices import choice_cost
@@ -46,6 +47,8 @@ from underclock.core.step.under_cap import Grouped
 from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
 
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
+_KEPT = 1e-9  # of auto's time; a choice may take exactly its budget
+_SMALL = 1e-6  # of auto's time; to what a search for a margin keeps a budget
 TIME_POWER = {Objective.EDP: 1, Objective.ED2P: 2}
 """How often time counts in the objectives that are products with energy."""
 
@@ -130,13 +133,25 @@ def best_choice(
         else:
             held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
         candidate = _better(table, candidate, held, goal.max_slowdown, risk)
-    if candidate is not None and _is_held(table, task, candidate):
-        asked = as_it_runs(table, task.groups, candidate.setting)
-        candidate = dataclasses.replace(candidate, setting=asked)
+    candidate = _lowered(table, task, risk, candidate)
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
         return _auto(table, task)
     return candidate
+
+
+def _lowered(
+    table: CostTable, task: Task, risk: RiskModel | None, candidate: Candidate | None
+) -> Candidate | None:
+    """Return a choice that asks for no higher clock than the cap leaves, where that keeps time.
+
+    A lower ceiling is the same to the mean board, and not to one that the cap holds less.
+    """
+    if candidate is None or not _is_held(table, task, candidate):
+        return candidate
+    asked = as_it_runs(table, task.groups, candidate.setting)
+    kept = keeps(table, task.goal, risk, asked)
+    return dataclasses.replace(candidate, setting=asked) if kept else candidate
 
 
 def within_less(
@@ -160,6 +175,17 @@ def within_less(
         if budget < task.goal.max_slowdown
     ]
     return [candidate.setting for candidate in found if candidate is not None]
+
+
+def keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -> bool:
+    """Whether a choice keeps the time budget as a plan has to."""
+    if goal.objective is not Objective.WASTE:
+        return True
+    if risk is None:
+        return choice_cost(table, setting).time_change <= goal.max_slowdown + _KEPT
+    change = risk.predicted_change(setting)
+    margin = room(change.time_spread, tolerance_of(table))
+    return change.time_change + margin <= goal.max_slowdown + _SMALL
 
 
 def tolerance_of(table: CostTable) -> float:

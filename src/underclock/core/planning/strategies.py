@@ -20,10 +20,10 @@ from underclock.core.planning.best_choice import (
     TIME_POWER,
     Task,
     best_choice,
-    tolerance_of,
+    keeps,
     within_less,
 )
-from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel, room
+from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel
 from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
 from underclock.core.planning.goal import Goal
 from underclock.core.solvers import Effort, Problem, subsampled, supported
@@ -32,8 +32,6 @@ from underclock.core.step.under_cap import Grouped, against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy
 
 _FRONTIER_POINTS = 200
-_ROUNDING = 1e-9  # of auto's time; a choice may take exactly its budget
-_SMALL = 1e-6  # of auto's time; to what a search for a margin keeps a budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +168,7 @@ def _at_least(
             return cost.time_s
         return cost.energy_j * cost.time_s ** TIME_POWER.get(goal.objective, 0)
 
-    kept = [setting for setting in stricter if _keeps(table, goal, risk, setting)]
+    kept = [setting for setting in stricter if keeps(table, goal, risk, setting)]
     best = min(kept, key=value, default=None)
     if best is None or (found is not None and value(best) >= value(found.setting)):
         return found
@@ -179,17 +177,6 @@ def _at_least(
     known = bound <= value(best)  # else what was proven was not of what costs are here
     proof = Proof.within(bound, value(best)) if known else Proof(status=Status.BOUNDED, gap=None)
     return Candidate(setting=best, proof=proof)
-
-
-def _keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -> bool:
-    """Whether a choice keeps the time budget as a plan has to."""
-    if goal.objective is not Objective.WASTE:
-        return True
-    if risk is None:
-        return choice_cost(table, setting).time_change <= goal.max_slowdown + _ROUNDING
-    change = risk.predicted_change(setting)
-    margin = room(change.time_spread, tolerance_of(table))
-    return change.time_change + margin <= goal.max_slowdown + _SMALL
 
 
 def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> float:

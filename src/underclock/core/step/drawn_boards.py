@@ -9,7 +9,7 @@ Shape letters: K kernels, S settings, W ways in which boards differ, D boards dr
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
@@ -20,23 +20,6 @@ from underclock.core.step.under_cap import cap_of
 
 _BOARDS, _FEWEST = 64, 16
 _CELLS = 10_000_000  # kernels times settings times boards
-
-
-_SURE = (0.025, 0.95, 0.975)
-
-
-class Differing(NamedTuple):
-    """How what a schedule changes on boards lies about that on the mean board: 95 % of them.
-
-    Attributes:
-        below: Of time and energy, none positive.
-        above: Of both, none negative.
-        late: By how much more time 95 % of boards change at most.
-    """
-
-    below: tuple[float, float] = (0.0, 0.0)
-    above: tuple[float, float] = (0.0, 0.0)
-    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +67,17 @@ class DrawnBoards:
         changes: Floats = settled_sums(cap_of(table), self.launches, asked) / self.auto - 1.0
         return changes
 
-    def differing(self, table: CostTable, choice: Ints) -> Differing:
-        """Say how far from what the mean board changes others may be."""
+    def away(self, table: CostTable, choice: Ints) -> Floats:
+        """Return how far what a schedule changes is from that on the mean board. Shape (D, 2).
+
+        Args:
+            choice: Setting of each launch. Shape (n,).
+        """
         if (choice == table.baseline).all():
-            return Differing()
-        cap, known = cap_of(table), table.launches
+            return np.zeros_like(self.auto)
+        cap, known = cap_of(table), [table.launches]
         asked = np.where(choice == table.baseline, cap.boost, choice)
         boosted = np.full(len(cap.order), cap.boost)
-        here = settled_sums(cap, [known], asked)[0] / settled_sums(cap, [known], boosted)[0] - 1.0
-        away = np.quantile(self.changes(table, choice) - here, _SURE, axis=0)
-        below, above = np.minimum(away[0], 0.0), np.maximum(away[2], 0.0)
-        return Differing(
-            below=(float(below[0]), float(below[1])),
-            above=(float(above[0]), float(above[1])),
-            late=max(0.0, float(away[1, 0])),
-        )
+        here = settled_sums(cap, known, asked) / settled_sums(cap, known, boosted) - 1.0
+        away: Floats = self.changes(table, choice) - here
+        return away

@@ -126,6 +126,21 @@ def test_boards_are_drawn_about_the_mean_board(any_board: CostEstimate) -> None:
     assert cap_of(table).limit_w < math.inf
 
 
+def test_the_mean_board_is_not_the_mean_of_boards_of_which_some_are_held() -> None:
+    free: dict[str, Any] = {"leakage": 0.2, "offset_v": -0.12}
+    fitted = fit_boards([_measured(0), made_board(1, leakage=1.1), made_board(2, **free)])
+    any_board = fitted.any_board()
+    own = [fitted.board(number).table for number in range(3)]
+    closures = [table.closure for table in (any_board.table, *own)]
+    levels = [closure.energy for closure in closures if closure is not None]
+
+    # The mean of the three boards' powers is no limit of anything.
+    assert cap_of(any_board.table).limit_w == pytest.approx(
+        np.mean([cap_of(table).limit_w for table in own[:2]])
+    )
+    assert levels[0] == pytest.approx(np.mean(levels[1:]), rel=1e-3)
+
+
 def test_a_board_of_few_windows_leans_on_the_others(fleet: FittedBoards) -> None:
     others = fleet.sample_sets
     nothing = fit_boards([made_board(3, leakage=0.8, gain=0.96, cores=()), *others], fleet)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Ints
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved, schedule_cost
+from underclock.core.planning.best_choice import Task, best_choice
 from underclock.core.planning.chance_constraint import Aim
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules, sequence_problem
@@ -416,7 +417,7 @@ def test_a_choice_that_the_cap_leaves_alone_asks_for_what_it_asked() -> None:
     assert asked.tolist() == choice.tolist()
 
 
-def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
+def racing() -> CostTable:
     """One kernel takes less energy the faster it runs, so without a cap boost is best for it."""
     part = CORES / CORES[-1]
     time_s = np.stack([2e-3 / part, np.full(5, 3e-3)])
@@ -434,9 +435,48 @@ def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
     auto = settle(cap, table.launches, np.full(len(order), 4))
     for costs, launches in ((table.time_s, auto.time_s), (table.energy_j, auto.energy_j)):
         costs[:, 5] = np.bincount(order, launches)
+    return table
+
+
+def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
+    table = racing()
+    order = order_of(table)
     setting = solve_strategies(table, Goal(max_slowdown=0.0)).settings[Strategy.KERNEL_GLOBAL]
 
     boost = settled_step(table, np.array([4, 0])[order])
     assert boost.held > 0.0
     assert boost.core_mhz == pytest.approx(np.full(len(order), 1000.0))
     assert setting.tolist() == [0, 0]
+
+
+class OnBoards(Sure):
+    """Is unsure of one choice, which comes to the same on the mean board as another does."""
+
+    unsure: Ints | None = None
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        change = super().predicted_change(setting)
+        change = dataclasses.replace(change, energy_change=change.energy_change - 1e-6)
+        if self.unsure is None or (setting != self.unsure).any():
+            return change
+        return dataclasses.replace(change, time_spread=1.0)
+
+
+def test_a_ceiling_is_lowered_only_where_that_is_as_sure() -> None:
+    table = racing()
+    risk = OnBoards(table)
+    task = Task(
+        groups=grouped(table, Granularity.KERNEL),
+        aggregate=Aggregate.GLOBAL,
+        goal=Goal(max_slowdown=0.0),
+        max_slowdown=0.0,
+    )
+    lowered = best_choice(table, task, risk)
+    assert lowered is not None
+    risk.unsure = lowered.setting
+    asked = best_choice(table, task, risk)
+    assert asked is not None
+
+    assert lowered.setting.tolist() == [0, 0]
+    assert as_it_runs(table, task.groups, asked.setting).tolist() == [0, 0]
+    assert asked.setting[0] == 4
