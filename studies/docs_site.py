@@ -1,8 +1,8 @@
 """The pages of the documentation that are made, as MkDocs asks for them while it builds the site.
 
-README is the site's first page; what lies beside it are pages too. The reference of the command
-line is made from click, and that of Python from the public names of the package. ``mkdocs.yml``
-names this file under ``hooks``.
+README is the site's first page; what lies beside it are pages too. The list of commands is made
+from click, and that of Python's names from the package; both stand between marks of their pages.
+``mkdocs.yml`` names this file under ``hooks``.
 """
 
 import re
@@ -11,9 +11,11 @@ from collections import defaultdict
 import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import underclock
 from pages import ROOT
+from underclock import testing
 from underclock.app.main import cli
 
 _BESIDE = {
@@ -34,18 +36,20 @@ _ROOMS = {  # where a public name lives, from the most specific on; and what suc
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are made."""
-    made = {page: _moved(name) for name, page in _BESIDE.items()}
-    made |= {"command_line.md": _command_line(), "python_api.md": _python_api()}
-    for page, content in made.items():
-        files.append(File.generated(config, page, content=content))
+    """Add the pages that lie beside the documentation."""
+    for name, page in _BESIDE.items():
+        files.append(File.generated(config, page, content=_moved(name)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Let links to what lies beside the documentation lead to its pages."""
-    for name, page in _BESIDE.items():
-        markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({page}", markdown)
+def on_page_markdown(markdown: str, page: Page, **_rest: object) -> str:
+    """Fill in what is made, and lead links to what lies beside the documentation to its pages."""
+    made = _MADE.get(page.file.src_uri)
+    if made is not None:
+        before, _, after = markdown.partition("<!-- made -->")
+        markdown = f"{before}{made()}{after.partition('<!-- end made -->')[2]}"
+    for name, beside in _BESIDE.items():
+        markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({beside}", markdown)
     return markdown
 
 
@@ -60,7 +64,7 @@ def _moved(name: str) -> str:
 def _command_line() -> str:
     """Return every command with what ``--help`` says of it."""
     with click.Context(cli, info_name="underclock", terminal_width=90) as group:
-        parts = ["# Command line", _help(cli, group)]
+        parts = [_help(cli, group)]
         for name in cli.list_commands(group):
             command = cli.get_command(group, name)
             if command is not None:  # all of those that are listed
@@ -79,8 +83,13 @@ def _python_api() -> str:
     for name in underclock.__all__:
         home = getattr(underclock, name).__module__.removeprefix("underclock.")
         names[next(kind for room, kind in _ROOMS.items() if home.startswith(room))].append(name)
-    parts = ["# Python API"]
+    parts = []
     for kind in dict.fromkeys(_ROOMS.values()):
         parts.append(f"## {kind}")
         parts += [f"::: underclock.{name}" for name in sorted(names[kind])]
+    parts.append("## Simulated GPUs for tests of your own")
+    parts += [f"::: underclock.testing.{name}" for name in testing.__all__]
     return "\n\n".join(parts)
+
+
+_MADE = {"command_line.md": _command_line, "python_api.md": _python_api}

@@ -1,5 +1,6 @@
 """The documentation as a site: it builds without a warning and loads nothing from elsewhere."""
 
+import functools
 import os
 import re
 import subprocess
@@ -9,7 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import pytest
+
+import pictures
+import underclock
+from underclock import testing
+from underclock.app.main import cli
+from underclock.records.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +60,51 @@ def _elements(page: Path) -> list[tuple[str, dict[str, str]]]:
     return parser.found
 
 
+class _Article(HTMLParser):
+    """Collects what a page itself says: its headings, and where its links lead; no menus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headings: set[str] = set()
+        self.links: set[str] = set()
+        self._inside = self._heading = False
+        self._words = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside |= tag == "article"
+        link = urlsplit(dict(attrs).get("href") or "")
+        if self._inside and tag == "a" and not link.netloc:
+            self.links.add(link.path)
+        if self._inside and tag in {"h1", "h2", "h3"}:
+            self._heading, self._words = True, ""
+
+    def handle_data(self, data: str) -> None:
+        self._words += data if self._heading else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside &= tag != "article"
+        if tag in {"h1", "h2", "h3"}:
+            self._heading = False
+            self.headings.add(self._words.rstrip("\N{PILCROW SIGN}").strip())
+
+
+@functools.cache
+def _article(page: Path) -> _Article:
+    parser = _Article()
+    parser.feed(page.read_text())
+    return parser
+
+
+def _reached(site: Path, clicks: int) -> set[Path]:
+    """Return the pages that so many clicks on links lead to, from the first page on."""
+    found = {site / "index.html"}
+    for _ in range(clicks):
+        for page in tuple(found):
+            links = ((page.parent / link).resolve() for link in _article(page).links if link)
+            found |= {link for link in links if link.suffix == ".html"}
+    return found
+
+
 def _asked_for(page: Path) -> Iterator[str]:
     """Yield what a browser asks for as it shows a page."""
     for tag, attributes in _elements(page):
@@ -67,3 +120,48 @@ def test_no_page_asks_another_machine_for_anything(site: Path) -> None:
     for sheet in site.rglob("*.css"):
         asked = re.findall(r"url\(\s*['\"]?([^)'\"]+)|@import\s+['\"]([^'\"]+)", sheet.read_text())
         assert [each for both in asked for each in both if urlsplit(each).netloc] == [], sheet
+
+
+@pytest.mark.parametrize(
+    "heading",
+    ["Your own script, with a GPU", "What is proven on hardware", "Undo everything"],
+)
+def test_who_was_never_here_finds_it_in_two_clicks(site: Path, heading: str) -> None:
+    found = [page for page in _reached(site, 2) if heading in _article(page).headings]
+
+    assert found
+
+
+def test_every_page_is_found_by_its_links_in_two_clicks(site: Path) -> None:
+    pages = {page for page in site.rglob("*.html") if page.name != "404.html"}
+
+    assert pages == _reached(site, 2)
+
+
+def test_the_references_name_every_command_and_every_public_name(site: Path) -> None:
+    commands = _article(site / "command_line.html").headings
+    # What a name is may stand behind it.
+    names = {heading.split()[0] for heading in _article(site / "python_api.html").headings}
+
+    assert set(cli.list_commands(click.Context(cli))) <= commands
+    assert {*underclock.__all__, *testing.__all__} <= names
+
+
+def test_every_kind_of_file_is_explained() -> None:
+    text = (_ROOT / "docs" / "files.md").read_text()
+
+    assert set(SCHEMAS) <= set(re.findall(r"`([^`]+)`", text))
+
+
+def test_pictures_are_what_their_script_draws() -> None:
+    drawn = pictures.pictures()
+
+    assert set(drawn) == {path.name for path in pictures.IMAGES.glob("*.svg")}
+    for name, anew in drawn.items():
+        texts, kept = (
+            re.split(r"(-?\d+\.?\d*)", svg) for svg in (anew, (pictures.IMAGES / name).read_text())
+        )
+        assert texts[::2] == kept[::2], name
+        # Libraries of other machines may round otherwise.
+        numbers = [float(each) for each in texts[1::2]]
+        assert numbers == pytest.approx([float(each) for each in kept[1::2]], abs=0.5), name
