@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 import pytest
 
-import pictures
+import drawings
 import underclock
 from underclock import testing
 from underclock.app.main import cli
@@ -154,12 +154,12 @@ def test_every_kind_of_file_is_explained() -> None:
 
 
 def test_pictures_are_what_their_script_draws() -> None:
-    drawn = pictures.pictures()
+    drawn = drawings.drawings()
 
-    assert set(drawn) == {path.name for path in pictures.IMAGES.glob("*.svg")}
+    assert set(drawn) == {path.name for path in drawings.IMAGES.glob("*.svg")}
     for name, anew in drawn.items():
         texts, kept = (
-            re.split(r"(-?\d+\.?\d*)", svg) for svg in (anew, (pictures.IMAGES / name).read_text())
+            re.split(r"(-?\d+\.?\d*)", svg) for svg in (anew, (drawings.IMAGES / name).read_text())
         )
         assert texts[::2] == kept[::2], name
         # Libraries of other machines may round otherwise.
