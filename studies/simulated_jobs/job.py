@@ -5,10 +5,12 @@ planned, not what they do take. Instructions are gone through in the order in wh
 one another, so each board is at a time of its own until the iteration ends.
 
 A rank waits at the clock of what it ran before, as plans have it, up to a change's latency before
-what comes next is due: clocks that come late are slack's then, and nobody's time. Where it has to
-communicate first, clocks change as what was before ends, for no call may fall into a transfer.
+what comes next is due: clocks that come late are slack's then, and nobody's time. Where it waits no
+longer than that, or has to communicate first, clocks change as what was before ends: how long it
+waits is known worse than when it begins to, and no call may fall into a transfer.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -310,11 +312,13 @@ class _Line:
             parts_s = (first_s, takes_s - first_s, next_s - begins[at] - takes_s)
             launch_s += [max(part_s, _LEAST_S) for part_s in parts_s]
             following = held[(at + 1) % len(held)][0].clocks
-            order += [first.clocks, then.clocks, following if at in self._talks else then.clocks]
             change = latencies.from_anywhere(Domain.CORE, following.core_mhz)
-            aims_s += [-min(max(parts_s[2], 0.0), change.total_s), 0.0, 0.0]
+            at_once = at in self._talks or parts_s[2] <= change.total_s
+            order += [first.clocks, then.clocks, following if at_once else then.clocks]
+            aims_s += [0.0 if at_once else -change.total_s, 0.0, 0.0]
         aims_s = aims_s[-_PARTS:] + aims_s[:-_PARTS]  # each is of the gap before
-        return timetable(order, latencies, launch_s, self._marks, aims_s)
+        made = timetable(order, latencies, launch_s, self._marks, aims_s)
+        return dataclasses.replace(made, busy=frozenset(self._marks[::2]))
 
 
 def _rows(

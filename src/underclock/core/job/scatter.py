@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.job.tables import JobTable, RowChoice, Taken, taken, total
+from underclock.core.job.tables import JobTable, RowChoice, taken, total
 from underclock.records.choices import Arm, Cost, Status, Strategy
 
 _DRAWS, _FEWEST = 400, 200
@@ -96,7 +96,7 @@ class Scatter:
             energy_j[:, at] += part * table.energy_error_j[pair, row] * energy[:, profile, row]
         time_s[:, at] *= board[:, table.network.rank[at]]
         time_s = np.maximum(time_s, _LEAST * each.time_s)
-        return total(table, Taken(time_s=time_s, energy_j=energy_j, wait_w=each.wait_w))
+        return total(table, replace(each, time_s=time_s, energy_j=energy_j))
 
     def over(self, choice: RowChoice, max_slowdown: float, confidence: float) -> float:
         """Return by how much of auto's time a choice overruns a budget; 0 or less if it keeps it.

@@ -7,9 +7,10 @@ row of the clock before. That is counted where it takes time, never where it sav
 rank waits in between is not counted on.
 
 While a rank waits it draws what waiting draws at the clock of the instruction before the gap: how
-long a gap lasts is known only when it is over, so no clock is set for it. A gap in which it
-communicates has the clock of the instruction after it, for no clock changes while a transfer is
-under way. The first gap of an iteration is one with the last. An instruction without a power of its
+long a gap lasts is known only when it is over, so no clock is set for it. Before what comes next it
+has that one's clock, by as much as a change takes. A gap in which it communicates has it all
+through, for no clock changes while a transfer is under way. The first gap of an iteration is one
+with the last. An instruction without a power of its
 own draws the same. One that runs beside the first stream adds what it draws above waiting, and has
 the clock of the first stream's instruction that is listed before it.
 
@@ -194,11 +195,15 @@ class Taken:
         time_s: Shape (..., n).
         energy_j: Of what runs beside the first stream what it adds. Shape (..., n).
         wait_w: What its rank draws waiting after it. Shape (n,).
+        ready_w: What it draws at the end of that wait, at the clock of what comes next. Shape (n,).
+        ready_s: How long before that it has that clock.
     """
 
     time_s: Floats
     energy_j: Floats
     wait_w: Floats
+    ready_w: Floats
+    ready_s: float
 
 
 def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
@@ -216,12 +221,15 @@ def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
     before_w = table.wait_w[table.pair[held], choice.then[held]]
     after_w = table.wait_w[table.pair[after], choice.row[after]]
     held_w = np.where(talking, after_w, before_w)
-    held_w = np.where(table.holder >= 0, held_w, table.auto_wait_w[table.network.rank])
+    auto_w = table.auto_wait_w[table.network.rank]
+    held_w, ready_w = (np.where(table.holder >= 0, each, auto_w) for each in (held_w, after_w))
     power_w = np.where(np.isnan(table.power_w), held_w, table.power_w)
     energy_j = np.where(table.pair < 0, power_w * time_s, energy_j)
     beside = table.network.stream > 0
     energy_j = np.where(beside, np.maximum(energy_j - held_w * time_s, 0.0), energy_j)
-    return Taken(time_s=time_s, energy_j=energy_j, wait_w=held_w)
+    return Taken(
+        time_s=time_s, energy_j=energy_j, wait_w=held_w, ready_w=ready_w, ready_s=latency_s
+    )
 
 
 def _changes(
@@ -281,9 +289,11 @@ def waiting_j(table: JobTable, each: Taken) -> Floats:
         own = np.flatnonzero((network.rank == rank) & (network.stream == 0))
         if len(own):
             done_s = begins_s[..., own] + each.time_s[..., own]
-            next_s = np.concatenate([begins_s[..., own[1:]], end_s[..., None]], axis=-1)
-            before_j = begins_s[..., own[0]] * each.wait_w[own[-1]]
-            waited_j[..., rank] = (next_s - done_s) @ each.wait_w[own] + before_j
+            again_s = end_s + begins_s[..., own[0]]
+            next_s = np.concatenate([begins_s[..., own[1:]], again_s[..., None]], axis=-1)
+            ready_s = np.minimum(next_s - done_s, each.ready_s)
+            more_w = (each.ready_w - each.wait_w)[own]
+            waited_j[..., rank] = (next_s - done_s) @ each.wait_w[own] + ready_s @ more_w
     return waited_j
 
 

@@ -49,11 +49,16 @@ class Intervals:
         return len(self._history)
 
     def follow(self, timetable: Timetable) -> None:
-        """Expect of another timetable what this one took against its plan; it is learned anew."""
-        planned_s = _between_s(timetable)
+        """Expect of another timetable what this one took against its plan; it is learned anew.
+
+        How long a rank of a job waits is as its plan says.
+        """
+        planned_s, busy = _between_s(timetable), timetable.busy
         usual_s = [
-            usual * new / old if old else new
-            for usual, new, old in zip(self.usual_s, planned_s, self._planned_s, strict=True)
+            usual * new / old if old and (not busy or at in busy) else new
+            for at, usual, new, old in zip(
+                timetable.marks, self.usual_s, planned_s, self._planned_s, strict=True
+            )
         ]
         self._table, self._planned_s = timetable, planned_s
         self._histories[None].clear()

@@ -273,13 +273,16 @@ class Position:
 
     def _note(self, mark: int, took_s: float, usual_s: float) -> None:
         """Note how long it took from the last mark to another, and which were not seen."""
-        if self.mark is None or usual_s <= 0.0:
+        if self.mark is None:
             return
         intervals_s, passed = self._intervals.usual_s, self.mark
         count = len(intervals_s)
+        even_s = took_s / ((mark - passed - 1) % count + 1)  # of marks that usually come at once
         while True:
             if passed >= self.mark:  # what follows is the next step's
-                self._lasted_s[passed] = intervals_s[passed] * took_s / usual_s
+                usual = usual_s > 0.0
+                lasted_s = intervals_s[passed] * took_s / usual_s if usual else even_s
+                self._lasted_s[passed] = lasted_s
             passed = (passed + 1) % count
             if passed == mark:
                 break
@@ -290,9 +293,9 @@ class Position:
         self._missed[mark] = 0
 
     def _follow(self, took_s: float, usual_s: float) -> None:
-        """Learn from one stretch how fast this step goes."""
-        if usual_s <= 0.0:  # its marks usually come at one time
-            return
+        """Learn from one stretch how fast this step goes; how long a rank waits does not tell."""
+        if usual_s <= 0.0 or (self._busy and self.mark not in self._busy):
+            return  # its marks usually come at one time, or others made it wait
         off_s = took_s - self.pace * usual_s
         self._off_s.append(off_s)
         variance = usual_s**2 * self._pace_variance + self._noise_s**2

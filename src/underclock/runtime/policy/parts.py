@@ -196,8 +196,9 @@ class _Laid:
         """Return clocks over launches.
 
         A rank waits at the clock of what it ran before, as plans have it, up to a change's latency
-        before what comes next is due. Where it communicates first, clocks change as what was before
-        ends, for no call may fall into that.
+        before what comes next is due. Where it waits no longer than that clocks change as what was
+        before ends: how long a rank waits is known worse than when it ends. So do they where it
+        communicates first, for no call may fall into that.
         """
         lasts_s = self._lasts_s(point)
         clocks = [Clocks()] * self._launches
@@ -211,11 +212,12 @@ class _Laid:
             between = range(self._after[at], self._first[following] + wrapped)
             talks = any(each % self._launches in self._talking for each in between)
             to, _ = self._pairs(point, following)
+            gap_s = sum(lasts_s[each % self._launches] for each in between)
+            at_once = talks or gap_s <= self._plan.latency_s
             for each in between:
-                clocks[each % self._launches] = to if talks else then
-            if not talks:
-                gap_s = sum(lasts_s[each % self._launches] for each in between)
-                aims_s[self._first[following]] = -min(gap_s, self._plan.latency_s)
+                clocks[each % self._launches] = to if at_once else then
+            if not at_once:
+                aims_s[self._first[following]] = -self._plan.latency_s
         segments, begins = [], 0
         for pair, some in groupby(clocks):
             count = len(list(some))

@@ -1,5 +1,6 @@
 """What the machine asks for and when, driven by a step played on a time of its own."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -79,6 +80,29 @@ def test_one_odd_stretch_moves_nothing_that_comes_later() -> None:
     assert [outcome.late_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=2e-4)
     began_s = player.steps(1, lasts_s)
     assert player.asked(began_s)[0][0] == pytest.approx(0.035, abs=1e-4)
+
+
+def _rank(*waits_s: float) -> tuple[Player, list[float]]:
+    """Play a rank that computes 20 ms and waits, in turn; first by waits as they usually are."""
+    table = dataclasses.replace(table_of(), busy=frozenset({0, 2, 4, 6}))
+    player = Player(Machine(table))
+    for wait_s in waits_s:
+        player.steps(10, [0.02, wait_s] * 4)
+    return player, [0.02, waits_s[-1]] * 4
+
+
+def test_how_long_a_rank_waits_says_nothing_of_its_pace() -> None:
+    player, lasts_s = _rank(1e-4)
+    began_s = player.step([0.02, 0.01, 0.021, *lasts_s[3:]])
+
+    assert player.asked(began_s)[1] == (pytest.approx(0.0913 - CALL_S - DELAY_S, abs=1e-4), 900)
+
+
+def test_waits_are_learned_where_a_rank_did_not_wait_before() -> None:
+    player, lasts_s = _rank(0.0, 0.01)
+    began_s = player.step(lasts_s)
+
+    assert player.asked(began_s)[0] == (pytest.approx(0.06 - CALL_S - DELAY_S, abs=1e-4), 1500)
 
 
 def test_a_change_waits_for_a_late_mark_before_it() -> None:

@@ -100,6 +100,16 @@ def test_else_it_waits_at_the_clock_of_what_it_ran_up_to_a_latency_before_what_c
     assert schedule.aims_s[begins[2]] == -plan.latency_s
 
 
+def test_where_it_waits_less_than_a_change_takes_clocks_change_as_it_begins_to() -> None:
+    plan = msgspec.structs.replace(_mixed(Held(row=_ROW), job()), latency_s=0.03)
+    chosen, (part, _) = _chosen(plan)
+    schedule = part.schedules[chosen]
+    begins = [site.launch for site in part.sites if site.event == "begins"]
+    assert schedule.launch_s[begins[2] - 1] == pytest.approx(0.02)
+    assert schedule.clocks[begins[2] - 1] == schedule.clocks[begins[2]] == _FAST
+    assert not any(schedule.aims_s[begins[2] - 1 : begins[2] + 1])
+
+
 def test_a_second_clock_begins_at_its_share_of_the_instruction() -> None:
     chosen, parts = _chosen(_mixed(Held(row=_ROW, then=1, share=0.25)))
     part = parts[0]
