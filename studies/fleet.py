@@ -1,4 +1,4 @@
-"""Plans 64 simulated boards from samples of four, and refines each. Writes docs/evidence/fleet.
+"""Plans 64 simulated boards from samples of a few, and refines some. Writes docs/evidence/fleet.
 
     OMP_NUM_THREADS=1 python studies/fleet.py --jobs 16
     OMP_NUM_THREADS=1 python studies/fleet.py --quick
@@ -13,9 +13,10 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,12 +37,16 @@ CASES = (*((gpu, times) for gpu in GPUS[:2] for times in (1.0, 2.0)), ("h200", 1
 """GPUs, and how much more their boards differ than they do by themselves."""
 BOARDS = 64
 MEASURED = 4  # boards of a fleet that are measured
+FEWER = (2, 3)  # of these, where planning is quick
+QUICK = GPUS[:2]
 FLEETS = 5  # draws of these four
 FIRST = 1000  # number of the first board that is measured: none of those planned for
 BUDGETS = (0.0, 0.01)
-REFINED = 0.01  # time budget of the plans that are refined
+ONES_OWN = 0.01  # time budget of the plans that are refined
+REFINED = 16  # boards that are
+_NEAR = 0.002  # of auto's energy, above a board's own best
 _KEPT = (
-    *("boards", "budget", "promised, time / energy", "executed", "budget kept"),
+    *("boards", "measured", "budget", "promised, time / energy", "executed", "budget kept"),
     *("without the tenth", "time inside", "energy inside"),
 )
 _REFINED = (
@@ -66,21 +71,50 @@ class Ran:
         return self.energy - self.best
 
 
+class Fleet(NamedTuple):
+    """Boards that are measured, and a time budget."""
+
+    draw: int
+    measured: int
+    budget: float
+
+    @property
+    def numbers(self) -> range:
+        """Which of all boards that are measured."""
+        first = MEASURED * self.draw
+        return range(first, first + self.measured)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is executed on boards of one GPU.
+
+    Attributes:
+        times: How much more they differ.
+        fleets: A plan of each.
+        one: The plan of the first board measured.
+        boards: Samples of the first fleet.
+    """
+
+    gpu: str
+    times: float
+    fleets: dict[Fleet, Plan]
+    one: Plan
+    boards: Sequence[SampleSet]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnBoard:
     """One board.
 
     Attributes:
-        fleets: Of each fleet's plan, for each budget.
-        one: The plan of the first board measured, run here.
-        refined: The fleet's plan, refined here.
-        whole: A plan of a whole campaign here.
+        fleets: Of each fleet's plan.
+        ways: Of the plan of the first board measured, of the fleet's plan refined here, and of the
+            plan of a whole campaign here; none where that was not tried.
     """
 
-    fleets: dict[tuple[int, float], Ran]
-    one: Ran
-    refined: Ran
-    whole: Ran
+    fleets: dict[Fleet, Ran]
+    ways: tuple[Ran, ...] = ()
 
 
 def differ(times: float) -> None:
@@ -112,33 +146,29 @@ def ran(truth: Truth, made: Plan, *, best: bool = False, windows: int = 0) -> Ra
     )
 
 
-def on_board(
-    number: int,
-    *,
-    gpu: str,
-    times: float,
-    fleets: dict[tuple[int, float], Plan],
-    one: Plan,
-    boards: Sequence[SampleSet],
-) -> OnBoard:
-    """Execute every plan on one board, refine one, and plan by a whole campaign."""
+def on_board(planned: Planned, number: int, *, refines: bool) -> OnBoard:
+    """Execute every plan on one board; refine one, and plan by a whole campaign."""
+    gpu, times = planned.gpu, planned.times
     differ(times)
-    goal = Goal(max_slowdown=REFINED)
+    own: list[tuple[Plan, int]] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        own = folder / "own.db"
-        refined = refine(
-            fleets[0, REFINED], boards, gpu=f"sim:{gpu}#{number}", to=own, measuring=BRISK
-        )
-        taken = int(refined.warnings[0].split(" windows")[0].split()[-1])
-        whole = measured(number, gpu=gpu, times=times, folder=folder)
-        with truth_of(gpu, trace(WORKLOAD), unit=number, runs=RUNS) as truth:
-            return OnBoard(
-                fleets={key: ran(truth, each) for key, each in fleets.items()},
-                one=ran(truth, one, best=True),
-                refined=ran(truth, refined, best=True, windows=taken),
-                whole=ran(truth, plan(whole, goal), best=True, windows=len(whole.windows)),
+        if refines:
+            refined = refine(
+                planned.fleets[Fleet(0, MEASURED, ONES_OWN)],
+                planned.boards,
+                gpu=f"sim:{gpu}#{number}",
+                to=Path(name) / "own.db",
+                measuring=BRISK,
             )
+            taken = int(refined.warnings[0].split(" windows")[0].split()[-1])
+            whole = measured(number, gpu=gpu, times=times, folder=Path(name))
+            by_itself = plan(whole, Goal(max_slowdown=ONES_OWN))
+            own = [(planned.one, 0), (refined, taken), (by_itself, len(whole.windows))]
+    with truth_of(gpu, trace(WORKLOAD), unit=number, runs=RUNS) as truth:
+        return OnBoard(
+            fleets={key: ran(truth, each) for key, each in planned.fleets.items()},
+            ways=tuple(ran(truth, each, best=True, windows=taken) for each, taken in own),
+        )
 
 
 def power_spread(gpu: str, times: float, boards: Sequence[int]) -> tuple[float, float]:
@@ -167,27 +197,23 @@ def both(changes: Sequence[tuple[float, float]]) -> str:
     return " / ".join(percent(mean) for mean in np.mean(changes, axis=0).tolist())
 
 
-def rows_of(
-    gpu: str, times: float, fleets: dict[tuple[int, float], Plan], boards: Sequence[OnBoard]
-) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each budget: promise, what boards really did, how often it was kept."""
-    for budget in BUDGETS:
-        plans = {key: made for key, made in fleets.items() if key[1] == budget}
-        done = [(plans[key].promise, plans[key], b.fleets[key]) for key in plans for b in boards]
-        inside = [
-            (_within(made, "time", each.time), _within(made, "energy", each.energy))
-            for _, made, each in done
-        ]
-        promises = [made.promise for made in plans.values()]
+def rows_of(planned: Planned, boards: Sequence[OnBoard]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each size of fleet and budget: promise, what boards did, how it was kept."""
+    kinds = sorted({(fleet.budget, -fleet.measured) for fleet in planned.fleets})
+    for budget, less in kinds:
+        mine = [key for key in planned.fleets if key[1:] == (-less, budget)]
+        done = [(planned.fleets[key], b.fleets[key]) for key in mine for b in boards]
+        promises = [planned.fleets[key].promise for key in mine]
         yield (
-            f"`sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}",
+            f"`sim:{planned.gpu}`, {planned.times:g} \N{MULTIPLICATION SIGN}",
+            str(-less),
             percent(budget, 0),
             both([(p.time_change, p.energy_change) for p in promises]),
-            both([(each.time, each.energy) for *_, each in done]),
-            share([each.time <= budget + TOLERANCE for *_, each in done]),
-            share([each.time <= budget for *_, each in done]),
-            share([time for time, _ in inside]),
-            share([energy for _, energy in inside]),
+            both([(each.time, each.energy) for _, each in done]),
+            share([each.time <= budget + TOLERANCE for _, each in done]),
+            share([each.time <= budget for _, each in done]),
+            share([_within(made, "time", each.time) for made, each in done]),
+            share([_within(made, "energy", each.energy) for made, each in done]),
         )
 
 
@@ -196,64 +222,73 @@ def _within(made: Plan, what: str, value: float) -> bool:
     return bool(low - 1e-9 <= value <= high + 1e-9)
 
 
-def refined_row(gpu: str, times: float, boards: Sequence[OnBoard]) -> tuple[str, ...]:
+def refined_row(planned: Planned, boards: Sequence[OnBoard]) -> tuple[str, ...]:
     """Return a row: samples, and energy above each board's own best, by way of planning."""
-    ways = [[getattr(b, way) for b in boards] for way in ("one", "refined", "whole")]
+    ways = list(zip(*(b.ways for b in boards if b.ways), strict=True))
     cells = []
     for runs in ways:
         regrets = [each.regret for each in runs]
         cells.append(f"{percent(statistics.fmean(regrets))}, {percent(max(regrets))}")
-    kept = share([each.time <= REFINED + TOLERANCE for each in ways[1]])
-    near = share([each.regret <= 0.002 for each in ways[1]])  # noqa: PLR2004
-    taken = statistics.fmean(each.windows for each in ways[1])
-    usual = statistics.fmean(each.windows for each in ways[2])
+    taken, usual = (statistics.fmean(each.windows for each in runs) for runs in ways[1:])
     return (
-        f"`sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}",
+        f"`sim:{planned.gpu}`, {planned.times:g} \N{MULTIPLICATION SIGN}",
         *cells,
-        near,
-        kept,
+        share([each.regret <= _NEAR for each in ways[1]]),
+        share([each.time <= ONES_OWN + TOLERANCE for each in ways[1]]),
         f"{taken:.0f} of {usual:.0f} ({taken / usual:.0%})",
     )
 
 
-def study(
-    gpu: str, times: float, *, boards: int, fleets: int, jobs: int
-) -> tuple[str, list[tuple[str, ...]], tuple[str, ...]]:
-    """Measure, plan, refine and execute on boards of one GPU."""
-    numbers = range(1, boards + 1)
-    with (
-        ProcessPoolExecutor(max_workers=jobs) as pool,
-        tempfile.TemporaryDirectory() as name,
-    ):
-        work = partial(measured, gpu=gpu, times=times, folder=Path(name))
-        sets = list(pool.map(work, range(FIRST, FIRST + MEASURED * fleets)))
-        keys = [(fleet, budget) for fleet in range(fleets) for budget in BUDGETS]
-        made = [
-            pool.submit(
-                plan_fleet,
-                sets[MEASURED * fleet : MEASURED * (fleet + 1)],
-                Goal(max_slowdown=budget),
+def fleets_of(gpu: str, draws: int) -> list[Fleet]:
+    """Return the fleets whose boards are planned for."""
+    fleets = [Fleet(draw, MEASURED, budget) for draw in range(draws) for budget in BUDGETS]
+    if gpu in QUICK:
+        fleets += [Fleet(draw, few, ONES_OWN) for draw in range(draws) for few in FEWER]
+    return fleets
+
+
+def planned_in(
+    pool: ProcessPoolExecutor, cases: Sequence[tuple[str, float]], draws: int
+) -> list[Planned]:
+    """Measure boards of every GPU, and plan fleets of them."""
+    numbers = range(FIRST, FIRST + MEASURED * draws)
+    with tempfile.TemporaryDirectory() as name:
+        taken: dict[tuple[str, float], list[Future[SampleSet]]] = {}
+        for gpu, times in cases:
+            folder = Path(name) / f"{gpu}-{times:g}"
+            folder.mkdir()
+            work = partial(measured, gpu=gpu, times=times, folder=folder)
+            taken[gpu, times] = [pool.submit(work, number) for number in numbers]
+        sets = {case: [each.result() for each in some] for case, some in taken.items()}
+    made = {
+        case: {
+            fleet: pool.submit(
+                plan_fleet, [mine[n] for n in fleet.numbers], Goal(max_slowdown=fleet.budget)
             )
-            for fleet, budget in keys
-        ]
-        plans = dict(zip(keys, [each.result() for each in made], strict=True))
-    on_each = partial(
-        on_board,
-        gpu=gpu,
-        times=times,
-        fleets=plans,
-        one=plan(sets[0], Goal(max_slowdown=REFINED)),
-        boards=sets[:MEASURED],
+            for fleet in fleets_of(case[0], draws)
+        }
+        for case, mine in sets.items()
+    }
+    return [
+        Planned(
+            gpu=gpu,
+            times=times,
+            fleets={fleet: each.result() for fleet, each in made[gpu, times].items()},
+            one=plan(mine[0], Goal(max_slowdown=ONES_OWN)),
+            boards=mine[:MEASURED],
+        )
+        for (gpu, times), mine in sets.items()
+    ]
+
+
+def spread_of(planned: Planned, boards: Sequence[int]) -> str:
+    """Say how far boards differ."""
+    true, shown = power_spread(planned.gpu, planned.times, boards)
+    return (
+        f"- `sim:{planned.gpu}`, {planned.times:g} \N{MULTIPLICATION SIGN}: boards differ by "
+        f"{true:.1%} in true power and by {shown:.1%} in power as their sensors show it (standard "
+        "deviations, the largest product at one pair of clocks)"
     )
-    with ProcessPoolExecutor(max_workers=jobs) as pool:
-        done = list(pool.map(on_each, numbers))
-    true, shown = power_spread(gpu, times, numbers)
-    spread = (
-        f"- `sim:{gpu}`, {times:g} \N{MULTIPLICATION SIGN}: boards differ by {true:.1%} in true "
-        f"power and by {shown:.1%} in power as their sensors show it (standard deviations, the "
-        "largest product at one pair of clocks)"
-    )
-    return spread, list(rows_of(gpu, times, plans, done)), refined_row(gpu, times, done)
 
 
 def main() -> None:
@@ -261,27 +296,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--boards", type=int, default=BOARDS)
+    parser.add_argument("--refined", type=int, default=REFINED)
     parser.add_argument("--fleets", type=int, default=FLEETS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="one GPU, eight boards, one fleet")
     given = parser.parse_args()
     cases = [case for case in CASES if case[0] in given.gpus]
     if given.quick:
-        cases, given.boards, given.fleets = cases[:1], min(given.boards, 8), 1
-    found = [
-        study(gpu, times, boards=given.boards, fleets=given.fleets, jobs=given.jobs)
-        for gpu, times in cases
-    ]
-    kept = [_KEPT, *(row for _, rows, _ in found for row in rows)]
-    near = [_REFINED, *(row for *_, row in found)]
+        cases, given.boards, given.fleets, given.refined = cases[:1], min(given.boards, 8), 1, 2
+    numbers = range(1, given.boards + 1)
+    with ProcessPoolExecutor(max_workers=given.jobs) as pool:
+        # The slowest first, so that none is left over at the end.
+        planned = planned_in(pool, cases[::-1], given.fleets)
+        done = [
+            [pool.submit(on_board, each, n, refines=n <= given.refined) for n in numbers]
+            for each in planned
+        ]
+        found = [
+            (each, [one.result() for one in some]) for each, some in zip(planned, done, strict=True)
+        ][::-1]
     parts = {
-        "spread": "\n".join(spread for spread, *_ in found),
-        "kept": markdown(kept),
-        "refined": markdown(near),
+        "spread": "\n".join(spread_of(each, numbers) for each, _ in found),
+        "kept": markdown([_KEPT, *(row for one in found for row in rows_of(*one))]),
+        "refined": markdown([_REFINED, *(refined_row(*one) for one in found)]),
     }
-    whole = (tuple(cases), given.boards, given.fleets) == (CASES, BOARDS, FLEETS)
-    repeats = f"{given.boards} boards, {given.fleets} draws of {MEASURED} that are measured."
-    fill("fleet", parts, repeats=repeats, whole=whole)
+    asked = tuple(cases), given.boards, given.fleets, given.refined
+    repeats = (
+        f"{given.boards} boards, {given.fleets} draws of {MEASURED} that are measured, the first "
+        f"{given.refined} boards refined."
+    )
+    fill("fleet", parts, repeats=repeats, whole=asked == (CASES, BOARDS, FLEETS, REFINED))
 
 
 if __name__ == "__main__":
