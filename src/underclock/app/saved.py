@@ -193,7 +193,7 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
     difference is the saving; its interval may shrink, and is a gauge.
     """
     from underclock.ledger.openmetrics import FamilyKind, MetricFamily
-    from underclock.ledger.totals import counted_once, totals
+    from underclock.ledger.totals import counted_once, totals, untold_j
 
     def counter(name: str, unit: str, words: str) -> MetricFamily:
         return MetricFamily(f"underclock_ledger_{name}", FamilyKind.COUNTER, unit, words)
@@ -217,8 +217,9 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
         }
         seconds.add(share * entry.lasted_s, labels)
         steps.add(share * entry.steps, labels)
+        if entry.untold or entry.untold_j:
+            untold.add(share * untold_j(entry), labels)
         if entry.untold:
-            untold.add(share * (entry.energy_j or 0.0), labels)
             continue
         drawn.add(share * (entry.energy_j or 0.0), labels)
         auto.add(share * (entry.auto_j or 0.0), labels)

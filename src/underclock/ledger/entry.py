@@ -33,14 +33,16 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
         lasted_s: Until this was written.
         steps: That were seen.
         held_steps: Of which clocks were held as planned.
-        energy_j: That the steps drew by the GPU's counter; of steps whose energy is unknown nothing
-            is in it. ``None`` where none is known.
+        energy_j: That the steps drew by the GPU's counter, but for ``untold_j``; of steps whose
+            energy is unknown nothing is in it. ``None`` where none is known.
         held_j: Of which under the plan's clocks.
         auto_j: What the steps in ``energy_j`` would have drawn at auto; ``None`` where nobody can
             tell, and ``untold`` says why.
         auto_interval_j: Its 95 % interval.
         evidence: Of the saving: the weaker of the run's own and of what it is told against.
         plan: Digest of the plan.
+        untold: Why nobody can tell of any of it; empty where they can.
+        untold_j: Drawn besides, in steps of which nobody can tell: neither at auto nor as planned.
     """
 
     run: str
@@ -61,11 +63,20 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
     evidence: Evidence
     plan: str
     untold: str = ""
+    untold_j: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self, "began_s")
         check_not_negative(
-            self, "rank", "lasted_s", "steps", "held_steps", "energy_j", "held_j", "auto_j"
+            self,
+            "rank",
+            "lasted_s",
+            "steps",
+            "held_steps",
+            "energy_j",
+            "held_j",
+            "auto_j",
+            "untold_j",
         )
         if self.auto_j is not None:
             check_interval(self, "auto_interval_j", self.auto_j)

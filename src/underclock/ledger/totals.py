@@ -21,6 +21,7 @@ from enum import StrEnum
 from underclock.ledger.entry import LedgerEntry, SavedAgainst
 from underclock.records.common import Evidence, Record
 
+OTHERWISE = "clocks were neither auto nor as planned: a guard had taken part of the plan back"
 Interval = tuple[float, float]
 
 
@@ -60,7 +61,6 @@ class UntoldTotal(Record, frozen=True, kw_only=True):
     group: str
     evidence: Evidence
     runs: int
-    gpu_s: float
     energy_j: float
     why: tuple[str, ...]
 
@@ -78,14 +78,19 @@ def totals(
     for part in counted_once(entries):
         entry = part[0]
         group = group_of(entry, by)
-        if entry.untold:
+        if entry.untold or entry.untold_j:
             untold[group, entry.evidence].append(part)
-        else:
+        if not entry.untold:
             told[group, entry.evidence, entry.against].append(part)
     return (
         tuple(_total(*key, parts) for key, parts in sorted(told.items())),
         tuple(_untold(*key, parts) for key, parts in sorted(untold.items())),
     )
+
+
+def untold_j(entry: LedgerEntry) -> float:
+    """Return what an entry has of energy of which nobody can tell."""
+    return entry.untold_j + ((entry.energy_j or 0.0) if entry.untold else 0.0)
 
 
 def group_of(entry: LedgerEntry, by: SavedBy | None) -> str:
@@ -178,7 +183,6 @@ def _untold(group: str, evidence: Evidence, parts: Sequence[_Part]) -> UntoldTot
         group=group,
         evidence=evidence,
         runs=len({entry.run for entry, _ in parts}),
-        gpu_s=math.fsum(share * entry.lasted_s for entry, share in parts),
-        energy_j=math.fsum(share * (entry.energy_j or 0.0) for entry, share in parts),
-        why=tuple(dict.fromkeys(entry.untold for entry, _ in parts)),
+        energy_j=math.fsum(share * untold_j(entry) for entry, share in parts),
+        why=tuple(dict.fromkeys(entry.untold or OTHERWISE for entry, _ in parts)),
     )

@@ -68,6 +68,14 @@ def test_what_nobody_can_tell_is_apart() -> None:
     assert rest[0].why == ("cannot tell, because 2 rounds are too few",)
 
 
+def test_steps_of_which_nobody_can_tell_are_apart_from_those_beside_them() -> None:
+    told, rest = totals([entry(untold_j=7.0)])
+
+    assert (told[0].energy_j, told[0].saved_j) == pytest.approx((0.9 * KWH_J, 0.1 * KWH_J))
+    assert (rest[0].energy_j, rest[0].runs) == (7.0, 1)
+    assert "neither auto nor as planned" in rest[0].why[0]
+
+
 def test_evidence_is_never_added_up_nor_are_promises_and_blocks() -> None:
     told, _ = totals(
         [

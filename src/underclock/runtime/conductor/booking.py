@@ -26,12 +26,14 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
 from underclock.ledger.store import ledger_path, write_entries
+from underclock.ledger.totals import OTHERWISE
 from underclock.records import Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.conductor.process import Work, hold
 from underclock.runtime.machine.steps import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
+from underclock.runtime.policy.guard import Stage
 from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.undo.armed import Armed
 from underclock.runtime.undo.processes import say
@@ -39,6 +41,7 @@ from underclock.runtime.undo.processes import say
 EVERY_S = 300.0
 """Between writings; a conductor that is killed loses as much."""
 _WEAKEST = (Evidence.SIMULATED, Evidence.REPLAYED, Evidence.MEASURED)
+_AT_AUTO = {stage.name.lower() for stage in Stage if stage.at_auto}
 _HELD = {str(ArmName.PLAN), str(ArmName.BEST_FIXED)}
 _JOB_NAMES = (("UNDERCLOCK_JOB", ""), ("SLURM_JOB_ID", "slurm "))
 _LEAST_END_S = 5.0  # that the last writing waits for the one before
@@ -56,6 +59,7 @@ class BookedRun:
     evidence: Evidence  # of the plan
     promise: float | None  # change of energy; None for none
     interval: tuple[float, float] | None  # of it
+    other_board: bool  # whether the plan was made on one, of whose like the interval says nothing
     began_s: float  # since 1970
 
     @classmethod
@@ -87,6 +91,8 @@ class BookedRun:
             evidence=plan.evidence,
             promise=arm.energy_change,
             interval=arm.energy_interval,
+            other_board=isinstance(plan, Plan)
+            and any({plan.gpu.uuid} - {None, u} for u, _ in gpus),
             began_s=dt.datetime.now(tz=dt.UTC).timestamp(),
         )
 
@@ -115,7 +121,7 @@ class RunTally:
     def add(self, line: Line) -> None:
         """Take note of a line."""
         if isinstance(line, StepLine):
-            drawn = self._drawn[line.gpu, self._arm(line)]
+            drawn = self._drawn[line.gpu, self.counted_as(line)]
             drawn.steps += line.steps
             if line.energy_j is not None:
                 drawn.known += line.steps
@@ -125,13 +131,16 @@ class RunTally:
         elif isinstance(line, RunLine):
             self._run = line
 
-    def _arm(self, line: StepLine) -> str:
-        """Return what a step counts for; a promise is of steps that followed the plan throughout.
+    def counted_as(self, line: StepLine) -> str:
+        """Return the arm that a step counts for; empty where nobody can tell what it saved.
 
-        Where arms took turns, what they differ by was told of all their steps.
+        A promise is of steps that followed the plan throughout. Where arms took turns, what they
+        differ by was told of all their steps.
         """
         if self._run is not None and self._run.arms:
             return line.arm
+        if line.arm in _AT_AUTO:
+            return str(ArmName.AUTO)
         follows = line.state == State.FOLLOWING and line.arm == ArmName.PLAN
         return str(ArmName.PLAN) if follows else ""
 
@@ -145,9 +154,10 @@ class RunTally:
         booked = self.booked
         mine = {arm: drawn for (whose, arm), drawn in list(self._drawn.items()) if whose == gpu}
         held = [drawn for arm, drawn in mine.items() if arm in _HELD]
+        besides = mine.pop("", _Drawn())
         known = any(drawn.known for drawn in mine.values())
         energy_j = math.fsum(drawn.energy_j for drawn in mine.values())
-        changes, untold = self._changes(run, gpu) if known else ({}, _why_unknown(mine))
+        changes, untold = self._changes(run, gpu) if known else ({}, _why_unknown(mine, besides))
         saved = _saved(changes, mine)
         against = SavedAgainst.BLOCKS if run.arms else SavedAgainst.PROMISE
         of_plan = booked.evidence if against is SavedAgainst.PROMISE else run.evidence
@@ -161,7 +171,7 @@ class RunTally:
             rank=booked.ranks[gpu],
             began_s=booked.began_s,
             lasted_s=lasted_s,
-            steps=sum(drawn.steps for drawn in mine.values()),
+            steps=besides.steps + sum(drawn.steps for drawn in mine.values()),
             held_steps=sum(drawn.steps for drawn in held),
             energy_j=energy_j if known else None,
             held_j=math.fsum(drawn.energy_j for drawn in held) if known else None,
@@ -171,27 +181,33 @@ class RunTally:
             evidence=min(run.evidence, of_plan, key=_WEAKEST.index),
             plan=booked.plan,
             untold=untold,
+            untold_j=besides.energy_j,
         )
 
     def _changes(self, run: RunLine, gpu: int) -> tuple[dict[str, "_Change"], str]:
         """Return how each arm differs from auto, or why that is not known."""
         booked = self.booked
-        if not run.arms:
-            if booked.promise is None or booked.interval is None:
-                return {}, f"{CANNOT_TELL}the plan's promise has no interval"
-            return {str(ArmName.PLAN): (booked.interval[0], booked.promise, booked.interval[1])}, ""
-        lines = {line.arm: line for line in self._arms if line.gpu == gpu and line.arm in _HELD}
-        if not lines:
-            return {}, f"{CANNOT_TELL}no round of its arms was compared before this was written"
-        changes = {}
-        for name, line in lines.items():
-            if line.verdict.startswith(CANNOT_TELL):
-                return {}, line.verdict
-            if line.energy_change is None or line.energy_interval is None:
-                return {}, f"{CANNOT_TELL}what steps drew is not known"
-            low, high = line.energy_interval
-            changes[name] = low, line.energy_change, high
-        return changes, ""
+        if run.arms:
+            return _compared([line for line in self._arms if line.gpu == gpu and line.arm in _HELD])
+        if booked.promise is None or booked.interval is None or booked.other_board:
+            doubt = "was made on another board" if booked.other_board else "has no interval"
+            return {}, f"{CANNOT_TELL}the plan's promise {doubt}: --arms auto,plan tells"
+        return {str(ArmName.PLAN): (booked.interval[0], booked.promise, booked.interval[1])}, ""
+
+
+def _compared(lines: Sequence[ArmLine]) -> tuple[dict[str, "_Change"], str]:
+    """Return how arms of one GPU differed from auto, or why that is not known."""
+    if not lines:
+        return {}, f"{CANNOT_TELL}no round of its arms was compared before this was written"
+    changes = {}
+    for line in lines:
+        if line.verdict.startswith(CANNOT_TELL):
+            return {}, line.verdict
+        if line.energy_change is None or line.energy_interval is None:
+            return {}, f"{CANNOT_TELL}what steps drew is not known"
+        low, high = line.energy_interval
+        changes[line.arm] = low, line.energy_change, high
+    return changes, ""
 
 
 _Change = tuple[float, float, float]  # low end, mean, high end of a fraction of auto
@@ -211,8 +227,10 @@ def _saved(changes: Mapping[str, _Change], drawn: Mapping[str, _Drawn]) -> _Chan
     return ends[0], ends[1], ends[2]
 
 
-def _why_unknown(drawn: Mapping[str, _Drawn]) -> str:
-    return CANNOT_TELL + ("what steps drew is not known" if drawn else "no step was seen")
+def _why_unknown(drawn: Mapping[str, _Drawn], besides: _Drawn) -> str:
+    if drawn:
+        return f"{CANNOT_TELL}what steps drew is not known"
+    return CANNOT_TELL + (OTHERWISE if besides.steps else "no step was seen")
 
 
 class AppliedTally:

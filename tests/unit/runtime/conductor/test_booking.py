@@ -132,11 +132,10 @@ def test_a_promise_is_of_steps_that_followed_the_plan_throughout() -> None:
     ]
     (entry, _) = _booked(lines)
 
-    assert (entry.energy_j, entry.held_j, entry.held_steps) == (1110.0, 270.0, 10)
-    assert entry.auto_j == pytest.approx(1110.0 + 270.0 * (1 / 0.9 - 1))
-    assert entry.auto_interval_j == pytest.approx(
-        (1110.0 + 270.0 * (1 / 0.92 - 1), 1110.0 + 270.0 * (1 / 0.88 - 1))
-    )
+    assert (entry.energy_j, entry.held_j, entry.held_steps) == (570.0, 270.0, 10)
+    assert (entry.steps, entry.untold_j) == (40, 540.0)
+    assert entry.auto_j == pytest.approx(300.0 + 270.0 / 0.9)
+    assert entry.auto_interval_j == pytest.approx((300.0 + 270.0 / 0.92, 300.0 + 270.0 / 0.88))
     assert entry.against is SavedAgainst.PROMISE
 
 
@@ -157,6 +156,14 @@ def test_a_promise_is_as_good_as_its_evidence_and_blocks_as_good_as_the_run() ->
         ([_run()], None, "no step was seen"),
         ([_run(), _steps("plan", 3, None)], None, "what steps drew is not known"),
         ([_run(), _steps("plan", 3, 1.0)], _promising(None), "promise has no interval"),
+        ([_run(), _steps("reduced", 3, 1.0)], None, "a guard had taken part of the plan back"),
+        (
+            [_run(), _steps("plan", 3, 1.0)],
+            msgspec.structs.replace(
+                _promising(), gpu=msgspec.structs.replace(plan().gpu, uuid="GPU-7")
+            ),
+            "made on another board",
+        ),
         ([_run(arms="auto,plan"), _steps("plan", 3, 1.0)], None, "no round of its arms"),
         (
             [_run(arms="auto,plan"), _steps("plan", 3, 1.0), _compared("plan", None)],

@@ -1,0 +1,325 @@
+"""Holds drawn plans on drawn boards, and asks the ledger what they saved. Fills evidence/ledger.
+
+    OMP_NUM_THREADS=1 python studies/ledger.py --jobs 16
+    OMP_NUM_THREADS=1 python studies/ledger.py --quick
+
+Each run has a step, a board and seeds of its own. The step is measured on the board and planned,
+and then trained with the plan in virtual time: the machine, the policies, what tells energies from
+the counter, and what makes a ledger's entry of that are those of a run. The truth is what the same
+board, with the same noise, truly draws for the same steps when nothing is set.
+"""
+
+import argparse
+import dataclasses
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from following import believed, hidden
+from pages import fill, markdown, mean_and_error
+from underclock import measure, plan
+from underclock.app.switching import Switching
+from underclock.campaign.survey import Campaign
+from underclock.core.planning.goal import Goal
+from underclock.gpus.models import gpu_model
+from underclock.hw.measurer import BRISK
+from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.ledger.entry import LedgerEntry
+from underclock.ledger.totals import totals
+from underclock.records import Evidence, Kernel, Plan, Step
+from underclock.records.runs import RunLine, StepLine
+from underclock.runtime.conductor.booking import BookedRun, RunTally
+from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
+from underclock.runtime.machine.machine import Machine
+from underclock.runtime.machine.steps import PassedStep
+from underclock.runtime.machine.timetable import timetable_of
+from underclock.runtime.policy.arms import ExpectedRun
+from underclock.runtime.policy.policy import Policy, policy_of, scheduled
+from underclock.runtime.simulated.step import Driven, StepLengths
+
+GPUS = ("rtx3080ti", "a100", "h200")
+_MEMORY = {"rtx3080ti": (None, 5001)}  # the others' takes no lock
+BUDGETS = (0.01, 0.02, 0.04)
+RUNS = 100  # of each way
+WAYS = {"blocks": "auto,plan", "promise": ""}
+_ROUNDS = (3, 8)  # least and most
+_STEPS = (120, 1700)  # likewise
+_LENGTH_SPREAD = 0.02
+_READ_S = 0.36  # from a reading of the energy counter until the next is begun
+_WINDOW = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run, and what was drawn for it.
+
+    Attributes:
+        number: Seeds everything.
+        way: How the saving is told.
+    """
+
+    number: int
+    way: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the ledger says of a run, and the truth.
+
+    Attributes:
+        entry: In the ledger.
+        true_j: Truly saved; ``None`` where nothing was seen.
+        gain: Of the board's sensors.
+    """
+
+    case: Case
+    gpu: str
+    entry: LedgerEntry
+    true_j: float | None
+    gain: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval holds the truth."""
+        low_j, high_j = self.interval_j
+        return self.true_j is not None and low_j <= self.true_j <= high_j
+
+    @property
+    def interval_j(self) -> tuple[float, float]:
+        """Of what was saved."""
+        entry = self.entry
+        if entry.auto_interval_j is None or entry.energy_j is None:
+            raise AssertionError("it can be told")
+        low_j, high_j = entry.auto_interval_j
+        return low_j - entry.energy_j, high_j - entry.energy_j
+
+    @property
+    def saved_j(self) -> float:
+        """What the ledger says."""
+        return (self.entry.auto_j or 0.0) - (self.entry.energy_j or 0.0)
+
+
+def drawn_step(random: np.random.Generator, number: int) -> Step:
+    """Return a step of some launches, bound by either clock or by both."""
+    kernels = []
+    for at in range(int(random.integers(6, 12))):
+        lasts_s, other = random.uniform(4e-3, 14e-3), random.uniform(0.1, 0.9)
+        flops, moved = (1.0, 0.4 * other) if random.integers(2) else (0.3 * other, 1.0)
+        kernels.append(
+            Kernel(
+                name=f"kernel {at}",
+                flops=lasts_s * 2.2e13 * flops,
+                bytes_moved=lasts_s * 7.5e11 * moved,
+            )
+        )
+    return Step(name=f"drawn {number}", kernels=tuple(kernels), order=tuple(range(len(kernels))))
+
+
+def planned(step: Step, gpu: str, unit: int, budget: float, seed: int) -> Plan:
+    """Measure a step on a board, and plan it for clocks that take 6 ms to change."""
+    clocks = gpu_model(gpu).core_mhz
+    grid = Campaign(
+        core_mhz=(None, *clocks[len(clocks) // 2 :: 6]), mem_mhz=_MEMORY.get(gpu, (None,))
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        samples = measure(
+            step,
+            gpu=f"sim:{gpu}#{unit}",
+            to=Path(folder) / "samples.db",
+            campaign=grid,
+            measuring=BRISK,
+            seed=seed,
+        )
+        switching = Switching(latencies=believed(), curve=False)
+        return plan(samples, Goal(max_slowdown=budget), switching=switching)
+
+
+Rounds = list[tuple[float, float]]  # when each step began, and the true energy up to then
+
+
+def at_auto(step: Step, rig: Rig, lengths: StepLengths, count: int) -> Rounds:
+    """Run steps with nothing set."""
+    with rig.launcher.loop([step.kernels[at] for at in step.order]):
+        driven = Driven(rig.device, None, lengths)
+        with driven.driving():
+            while len(driven.rounds) < count:
+                rig.clock.sleep_s(1.0)
+    return driven.rounds
+
+
+def held(
+    made: Plan,
+    rig: Rig,
+    lengths: StepLengths,
+    *,
+    way: str,
+    seed: int,
+    is_over: Callable[[Policy, int], bool],
+) -> tuple[LedgerEntry, list[StepLine], Rounds]:
+    """Run steps under a plan as a conductor has them; return what the ledger gets, and of which."""
+    info = rig.gpu.info()
+    tally = RunTally(BookedRun.of(made, [(str(info.uuid), info.name)], 0, {}))
+    machine = Machine(timetable_of(scheduled(made), range(len(made.order))))
+    policy = policy_of(machine, made, arms=WAYS[way], window=0 if WAYS[way] else _WINDOW, seed=seed)
+    promise = made.headline.cost
+    tally.add(
+        RunLine(
+            evidence=Evidence.SIMULATED,
+            gpus=(info.name,),
+            workload=made.workload,
+            marks=len(made.order),
+            dry=False,
+            began_s=rig.clock.now_s(),
+            planned_s=math.fsum(scheduled(made).launch_s),
+            energy_change=None if promise is None else promise.energy_change,
+            time_change=None if promise is None else promise.time_change,
+            arms=WAYS[way],
+        )
+    )
+    shown, waiting, lines = Shown(), list[tuple[PassedStep, str]](), list[StepLine]()
+    began_s = rig.clock.now_s()
+    with rig.launcher.loop([made.runs[at] for at in made.order]):
+        climbs = Climbs(rig.gpu.energy_j, rig.clock)
+        driven = Driven(rig.device, machine, lengths)
+        with driven.driving():
+            while not is_over(policy, len(driven.rounds)):
+                rig.clock.sleep_s(_READ_S)
+                energy_s, energy_j = climbs.next()
+                shown.add([_gauge(rig, energy_s, energy_j)])
+                for passed in machine.passed():
+                    waiting.append((passed, policy.label))
+                    policy.passed(passed)
+                while waiting and waiting[0][0].ended_s <= shown.upto_s():
+                    line = shown.line(0, *waiting[0])
+                    policy.known(waiting.pop(0)[0], line.energy_j)
+                    tally.add(line)
+                    if line.energy_j is not None and tally.counted_as(line):
+                        lines.append(line)
+    for difference in policy.differences(ExpectedRun(enqueued=len(driven.rounds) + 1)):
+        tally.add(difference)
+    (entry,) = tally.entries(rig.clock.now_s() - began_s)
+    return entry, lines, driven.rounds
+
+
+def _gauge(rig: Rig, energy_s: float, energy_j: float) -> Gauge:
+    return Gauge(
+        at_s=rig.clock.now_s(),
+        clocks=rig.gpu.observed(),
+        reasons=rig.gpu.throttle_reasons(),
+        power_w=rig.gpu.power_w(),
+        energy_j=energy_j,
+        energy_s=energy_s,
+    )
+
+
+def true_saving_j(lines: Sequence[StepLine], run: Rounds, auto: Rounds) -> float | None:
+    """Return what the steps that the ledger counts truly drew less than the same at auto.
+
+    The first step ends where `Rounds` begin.
+    """
+    begins_s = [began_s for began_s, _ in run]
+    saved_j = 0.0
+    for line in lines:
+        first = min(range(len(run)), key=lambda at: abs(begins_s[at] - line.began_s))
+        last = first + line.steps
+        saved_j += auto[last][1] - auto[first][1] - (run[last][1] - run[first][1])
+    return saved_j if lines else None
+
+
+def found(case: Case) -> Found | None:
+    """Measure, plan, run and compare; ``None`` where there is no plan to hold."""
+    random = np.random.default_rng([41, case.number])
+    step = drawn_step(random, case.number)
+    gpu, budget = GPUS[case.number % len(GPUS)], float(random.choice(BUDGETS))
+    unit, seed = int(random.integers(1, 10_000)), int(random.integers(1, 1 << 30))
+    rounds: int = int(random.integers(_ROUNDS[0], _ROUNDS[1], endpoint=True))
+    steps: int = round(_STEPS[0] * (_STEPS[1] / _STEPS[0]) ** random.random())
+    made = planned(step, gpu, unit, budget, seed)
+    if made.schedule is None or made.headline.cost is None:
+        return None
+    model = dataclasses.replace(gpu_model(gpu), switching=hidden(scatter=True))
+    lengths = StepLengths(spread=_LENGTH_SPREAD, seed=seed)
+
+    def is_over(policy: Policy, count: int) -> bool:
+        if not WAYS[case.way]:
+            return count >= steps
+        return bool([1 for line in policy.differences() if line.rounds >= rounds])
+
+    with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
+        entry, lines, run = held(made, rig, lengths, way=case.way, seed=seed, is_over=is_over)
+        gain = rig.device.unit.gain
+    with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
+        auto = at_auto(step, rig, lengths, len(run) + 1)
+    true_j = true_saving_j(lines, run, auto)
+    return Found(case=case, gpu=gpu, entry=entry, true_j=true_j, gain=gain)
+
+
+def row(name: str, some: Sequence[Found]) -> tuple[object, ...]:
+    """Return what many runs come to, as a row of a table."""
+    told = [each for each in some if not each.entry.untold]
+    inside = sum(each.is_inside for each in told)
+    (total,), _ = totals([each.entry for each in told])
+    true_j = math.fsum(each.true_j or 0.0 for each in told)
+    low_j, high_j = total.saved_interval_j
+    widths = [
+        (each.interval_j[1] - each.interval_j[0]) / 2.0 / (each.entry.auto_j or 1.0)
+        for each in told
+    ]
+    off = [(each.saved_j - (each.true_j or 0.0)) / (each.entry.auto_j or 1.0) for each in told]
+    mean, error = mean_and_error(off)
+    return (
+        name,
+        len(some),
+        len(some) - len(told),
+        f"{inside} of {len(told)}",
+        f"{100.0 * mean:+.3f} ± {100.0 * error:.3f}",
+        f"{100.0 * statistics.median(widths):.2f}",
+        f"{total.saved_j / 1e3:.2f} ({low_j / 1e3:.2f} to {high_j / 1e3:.2f})",
+        f"{true_j / 1e3:.2f}",
+        "yes" if low_j <= true_j <= high_j else "**no**",
+    )
+
+
+def main() -> None:
+    """Run all of it, and fill the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="a few runs; nothing is written")
+    asked = parser.parse_args()
+    runs = 4 if asked.quick else RUNS
+    cases = [Case(number=number, way=way) for way in WAYS for number in range(runs)]
+    with ProcessPoolExecutor(asked.jobs) as pool:
+        everything = [each for each in pool.map(found, cases) if each is not None]
+    header = (
+        *("told by", "runs", "cannot tell", "truth inside"),
+        *("mean error, % of auto", "half-width, % of auto"),
+        *("sum told, kJ", "truth, kJ", "inside"),
+    )
+    rows = [row(way, [each for each in everything if each.case.way == way]) for way in WAYS]
+    for way in WAYS:
+        for gpu in GPUS:
+            some = [each for each in everything if (each.case.way, each.gpu) == (way, gpu)]
+            if len(some) > 1:
+                rows.append(row(f"{way}, {gpu}", some))
+    outside = [each for each in everything if not each.entry.untold and not each.is_inside]
+    worst = [
+        f"- run {each.case.number}, {each.case.way}, {each.gpu}: told {each.saved_j:.1f} J "
+        f"({each.interval_j[0]:.1f} to {each.interval_j[1]:.1f}), true {each.true_j:.1f} J, its "
+        f"sensors show {each.gain:.3f} of what is true"
+        for each in outside
+    ]
+    fill(
+        "ledger",
+        {"table": markdown([header, *rows]), "outside": "\n".join(worst) or "None."},
+        repeats=f"{runs} runs of each way, each with a step, a board and seeds of its own.",
+        whole=not asked.quick,
+    )
+
+
+if __name__ == "__main__":
+    main()
