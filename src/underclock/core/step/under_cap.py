@@ -15,6 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
+from underclock.core.step.lagging import lag_of
 from underclock.core.step.table import CostTable, shared_out, step_means
 from underclock.records import Clocks, Closure, Cost, Granularity, SampleSet
 
@@ -347,8 +348,9 @@ def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> Known
 def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
 
-    The loop settles where it did, and what the model missed of the known step at auto it is taken
-    to miss of this one. Temperature is that of the step's own mean power.
+    The loop settles where it did, as late as it does (`lagging`), and what the model missed of the
+    known step at auto it is taken to miss of this one. Temperature is that of the step's own mean
+    power.
 
     Args:
         table: Costs at locked clocks, at the temperature of the known step, with its closure, cap
@@ -357,6 +359,13 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
         known: The step that ran.
     """
     table = dataclasses.replace(table, power_cap=dataclasses.replace(cap_of(table), order=order))
+    settled = _with_auto_settled(table)
+    lag = lag_of(
+        (cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.table.launches)
+    )
+    closure = table.closure or Closure(time=1.0, energy=1.0)
+    closure = Closure(time=closure.time / lag[0], energy=closure.energy / lag[1])
+    table = dataclasses.replace(table, closure=closure)
     settled = _with_auto_settled(table)
     if table.heat is None:
         return settled

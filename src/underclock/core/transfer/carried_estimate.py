@@ -59,7 +59,7 @@ class CarriedEstimate:
     def of(cls, known: CostEstimate, posterior: Posterior, expected: KnownStep) -> Self:
         """Join what is known of kernels with what the cap is expected to make of auto."""
         auto = np.full(len(cap_of(expected.table).order), expected.table.baseline)
-        error = _closing_error(known)
+        error = _closing_error(known, expected.table)
         return cls(
             posterior=posterior,
             table=expected.table,
@@ -121,20 +121,23 @@ class CarriedEstimate:
         return math.sqrt(self.posterior.sum_variance(kernels, columns, weights).variance)
 
 
-def _closing_error(known: CostEstimate) -> tuple[float, float]:
+def _closing_error(known: CostEstimate, table: CostTable) -> tuple[float, float]:
     """Return how unsure what the model misses of the known step at auto is, of another step.
 
-    Its own runs scatter; beyond that the miss may be the known step's own, or of any step.
+    Its own runs scatter; beyond that the miss may be the known step's own, or of any step; and what
+    a lag of the power loop makes of the new one is a model's.
     """
-    closure = known.table.closure or Closure(time=1.0, energy=1.0)
+    one = Closure(time=1.0, energy=1.0)
+    was, now = known.table.closure or one, table.closure or one
+    pairs = (was.time, now.time), (was.energy, now.energy)
     time, energy = (
-        math.hypot(spread, math.log(ratio) * _OF_MISS)
-        for spread, ratio in zip(known.baseline.spread, (closure.time, closure.energy), strict=True)
+        math.hypot(spread, _OF_MISS * math.log(before), _OF_MISS * math.log(after / before))
+        for spread, (before, after) in zip(known.baseline.spread, pairs, strict=True)
     )
     return time, energy
 
 
-_OF_MISS = 0.5  # what the model misses of one step at auto, by how much it misses another's
+_OF_MISS = 0.5  # of what the model misses of one step at auto, and of what a lag makes of another
 
 
 def _moves(table: CostTable, posterior: Posterior, choice: Ints) -> Floats:
