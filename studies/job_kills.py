@@ -138,7 +138,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, folder / "runs"
         self.runs.mkdir(mode=0o700, exist_ok=True)
-        self.plan = folder / "job.plan.json"
+        self.plan, self.log = folder / "job.plan.json", folder / "log.jsonl"
         write_document(self.plan, plan())
         self.uuids = [NvmlGpu(at).uuid() for at in range(RANKS)]
         self._gpus = [SettableNvmlGpu(uuid) for uuid in self.uuids]
@@ -162,14 +162,15 @@ class Rig:
         return named_in(self.runs / f"{self.uuids[0]}.lock")
 
 
-def kill_once(rig: Rig, draw: random.Random) -> Kill:
-    """Run the job, kill at random, and wait until everybody has ended."""
-    who = draw.choice(WHO)
+def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ()) -> Kill:
+    """Run the job, kill at random, or who is said, and wait until everybody has ended."""
+    who = who or draw.choice(WHO)
     pids_at = rig.folder / "pids"
     pids_at.unlink(missing_ok=True)
     environment = {**os.environ, job_kills_work.PIDS: str(pids_at)}
     ranks = [sys.executable, "-P", "-c", _LAUNCH, str(RANKS)]
     command = [sys.executable, "-P", "-m", "underclock", "run", str(rig.plan), "--guard", "0"]
+    command += ["--log", str(rig.log)]
     nowhere = subprocess.DEVNULL
     with subprocess.Popen(
         [*command, "--", *ranks], env=environment, stdout=nowhere, stderr=nowhere

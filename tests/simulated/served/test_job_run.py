@@ -1,6 +1,5 @@
 """A job's plan held while ranks train a pipeline with gloo, each on its own served GPU."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -174,35 +173,3 @@ def test_one_rank_on_another_gpu_than_planned_is_named(control: Control) -> None
     assert _refused(other, HowToRun(dry=True, tell=told.append)).code == 9
     assert any("rank 1 was planned on board GPU-elsewhere" in words for words in told)
     assert _as_found(control)
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_killed_leaves_no_other_ranks_clocks(
-    control: Control, tmp_path: Path
-) -> None:
-    """Torchrun ends the others after it; clocks do not wait for that."""
-    import signal
-    import threading
-
-    from underclock.hw.clock import SystemClock
-
-    log, clock = tmp_path / "log.jsonl", SystemClock()
-
-    def kill() -> None:
-        while not (log.exists() and '"ask"' in log.read_text()):
-            clock.sleep_s(0.05)
-        runs = json.loads(next((tmp_path / "runs").glob("run-*/run.json")).read_text())
-        from underclock.runtime.trainer.page import Page
-
-        with Page.open(runs["gpus"][1]["page"]) as page:
-            os.kill(page.pid, signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    ran = run(_plan(unit_s=5e-3), _torchrun(1000), HowToRun(window=0, log=log))
-    killer.join()
-    assert ran.code != 0
-    assert _as_found(control)
-    # Torchrun may have ended the other one before anybody looked.
-    (order,) = [words for words in _events(log) if words.startswith("order 2")]
-    assert "the training process ended; from now on: auto on all ranks" in order
