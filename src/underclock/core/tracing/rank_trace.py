@@ -180,6 +180,13 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
             hint='trace with torch.distributed initialised, or write `"distributedInfo": {"rank": '
             "0}` into it",
         )
+    devices: Sequence[Mapping[str, Any]] = trace.get("deviceProperties") or ({},)
+    gpu = str(devices[0].get("name", ""))
+    if gpu and not _on_gpu(events):
+        raise DataError(
+            f"{name} ran on a {gpu} and has no GPU event: the host's times are not its kernels'",
+            hint="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )
     steps = _steps(events)
     if not steps:
         raise DataError(
@@ -202,13 +209,12 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
                 gatherings=tuple(_within(gatherings, span)),
             )
         )
-    devices: Sequence[Mapping[str, Any]] = trace.get("deviceProperties") or ({},)
     return RankTrace(
         rank=about["rank"],
         world=about.get("world_size"),
         identity={str(key): str(value) for key, value in trace.get(OWN, {}).items()},
         groups=groups,
-        gpu=str(devices[0].get("name", "")),
+        gpu=gpu,
         steps=tuple(found),
     )
 

@@ -16,6 +16,7 @@ from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.core.tracing.job_traces import traced_job
+from underclock.core.tracing.profile import GPU
 from underclock.core.tracing.rank_trace import rank_trace
 from underclock.errors import DataError
 from underclock.records import GpuInfo
@@ -543,6 +544,10 @@ _BAD: list[tuple[Callable[[list[dict[str, Any]]], Any], str]] = [
     (lambda t: t[1].update(underclock={"run": "a"}), "the run is None and a"),
     (lambda t: t[0].pop("distributedInfo"), "rank-0.json does not say which rank it is of"),
     (lambda t: _drop(t, 0, "ProfilerStep#0"), "rank-0.json has no step"),
+    (
+        lambda t: t[0].update(traceEvents=[e for e in t[0]["traceEvents"] if e.get("cat") not in GPU]),
+        "rank-0.json ran on a NVIDIA H100 and has no GPU event",
+    ),
     (
         lambda t: _events(t[0], "ProfilerStep")[0].update(name="ProfilerStep#9"),
         "no step in common",
