@@ -51,6 +51,7 @@ _FOLLOWED = (
         f"docs/{name}.md"
         for name in ("start", "your_step", "jobs", "recipes", "reading", "safe", "proven", "saved")
     ),
+    "docs/exchange.md",
     "docs/simulated_gpus.md",
 )
 """Pages whose blocks are run, in the order in which they are read."""

@@ -226,7 +226,8 @@ def _evidence_warnings(path: Path, rows: TableRows) -> tuple[str, ...]:
     """
     if "evidence" not in rows.places:
         return ()
-    kinds = sorted({row.cell("evidence") for row in rows} - {"", Evidence.MEASURED})
+    usual = {"", Evidence.MEASURED, Evidence.REPLAYED}
+    kinds = sorted({row.cell("evidence") for row in rows} - usual)
     if any(kind.startswith(PLANNED) for kind in kinds):
         raise DataError(
             f"{path} is what a plan expects, and nobody measured it",

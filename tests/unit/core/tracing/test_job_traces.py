@@ -545,7 +545,9 @@ _BAD: list[tuple[Callable[[list[dict[str, Any]]], Any], str]] = [
     (lambda t: t[0].pop("distributedInfo"), "rank-0.json does not say which rank it is of"),
     (lambda t: _drop(t, 0, "ProfilerStep#0"), "rank-0.json has no step"),
     (
-        lambda t: t[0].update(traceEvents=[e for e in t[0]["traceEvents"] if e.get("cat") not in GPU]),
+        lambda t: t[0].update(
+            traceEvents=[e for e in t[0]["traceEvents"] if e.get("cat") not in GPU]
+        ),
         "rank-0.json ran on a NVIDIA H100 and has no GPU event",
     ),
     (
