@@ -123,8 +123,11 @@ def _pipeline() -> tuple[str, str]:
 
 def _ranks(spans: Sequence[Span], end_s: float, title: str) -> str:
     """Draw what ranks do over time, the lower the clock the darker; where a rank waits, nothing."""
-    left, row, width = 70.0, 24.0, _WIDTH_PX - 80.0
-    parts = [text(0, 14, title, bold=True), text(_WIDTH_PX, 14, "dark: a low clock", anchor="end")]
+    left, row, width = 70.0, 24.0, _WIDTH_PX - 84.0
+    parts = [
+        text(4, 14, title, bold=True),
+        text(_WIDTH_PX - 6, 14, "dark: a low clock", anchor="end"),
+    ]
     for span in spans:
         x, to_x = (left + each / end_s * width for each in (span.begins_s, span.ends_s))
         top = 24 + row * span.rank
@@ -132,7 +135,7 @@ def _ranks(spans: Sequence[Span], end_s: float, title: str) -> str:
         paint = f'fill="{BLUE}" fill-opacity="{px(1.6 - 1.3 * ghz)}" stroke="{_PAPER}"'
         parts.append(rectangle(Box(x, top, to_x, top + row - 5), paint))
     last = 1 + max(span.rank for span in spans)
-    parts += [text(0, 38 + row * rank, f"stage {rank}") for rank in range(last)]
+    parts += [text(4, 38 + row * rank, f"stage {rank}") for rank in range(last)]
     bottom = 24 + row * last + 14
     ticks = [(0.2 * at, f"{0.2 * at:.1f} s") for at in range(int(end_s / 0.2) + 1)]
     parts += [text(left + at / end_s * width, bottom, words) for at, words in ticks]
@@ -247,7 +250,7 @@ def _who_undoes() -> str:
     parts += _arrow((361, 137), (361, 67), "watches")
     parts += _arrow((177, 168), (273, 168), "watches")
     parts += _arrow((545, 168), (449, 168), "reads")
-    parts += _arrow((632, 67), (632, 137), "first, as found")
+    parts += _arrow((600, 67), (600, 137), "first, as found")
     words = "Whoever of conductor, watcher and underclock run is left puts back what was found."
     parts.append(text(4, 222, words))
     return document(parts, _WIDTH_PX, 236, "Who sets clocks, and who gives them back")

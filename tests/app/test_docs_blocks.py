@@ -324,12 +324,7 @@ def _short(rest: Sequence[str]) -> list[str]:
 _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
     "latency": lambda rest: [*rest, "--targets", "2", "--repeats", "2"],
     "check": lambda rest: [*rest, "--splits", "1"],
-    "tune": lambda rest: [
-        *([] if "--hold" in rest else ["--precision", "5%"]),
-        "--latency",
-        "6ms",
-        *_short(rest),
-    ],
+    "tune": lambda rest: ["--precision", "5%", "--latency", "6ms", *_short(rest)],
     "run": _short,
     "watch": lambda rest: [*rest[:-1], "20ms"],
 }
