@@ -53,6 +53,11 @@ def on_page_markdown(markdown: str, page: Page, **_rest: object) -> str:
     return markdown
 
 
+def on_post_page(output: str, **_rest: object) -> str:
+    """Name the dialog of the search, which the theme leaves without a name for a screen reader."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+
+
 def _moved(name: str) -> str:
     """Return a page from beside the documentation, its links as they are from inside."""
     text = (ROOT / name).read_text(encoding="utf-8")

@@ -1,10 +1,12 @@
 """The documentation as a site: it builds without a warning and loads nothing from elsewhere."""
 
 import functools
+import http.server
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 import drawings
 import underclock
+from browsers import needs_browser, serious_findings, started_browser
 from underclock import testing
 from underclock.app.main import cli
 from underclock.records.schemas import SCHEMAS
@@ -120,6 +123,38 @@ def test_no_page_asks_another_machine_for_anything(site: Path) -> None:
     for sheet in site.rglob("*.css"):
         asked = re.findall(r"url\(\s*['\"]?([^)'\"]+)|@import\s+['\"]([^'\"]+)", sheet.read_text())
         assert [each for both in asked for each in both if urlsplit(each).netloc] == [], sheet
+
+
+@pytest.fixture(scope="module")
+def served(site: Path) -> Iterator[str]:
+    """The address of the site, for searching needs a server; it answers on this machine alone."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@needs_browser
+def test_a_browser_finds_nothing_serious_and_asks_nobody_else(served: str) -> None:
+    said: list[str] = []
+    with started_browser() as browser:
+        for name in ("index", "command_line", "your_step", "how_it_works"):
+            page = browser.new_page(color_scheme="dark" if name == "your_step" else "light")
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on("request", lambda r: None if r.url.startswith(served) else said.append(r.url))
+            page.goto(f"{served}/{name}.html")
+
+            assert serious_findings(page, colours_only=name == "your_step") == [], name
+        page.get_by_role("textbox", name="Search").fill("steering")
+        page.get_by_role("link", name="Glossary").first.wait_for()
+    assert said == []
 
 
 @pytest.mark.parametrize(

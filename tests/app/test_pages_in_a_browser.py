@@ -1,19 +1,15 @@
-"""Pages in a real browser: quick, silent, offline, for keyboards, telephones, dark rooms and paper.
+"""Pages in a browser: quick, silent, offline, for keyboards, telephones, dark rooms and paper."""
 
-Chromium is Debian's: ``make test`` installs it where it may. Elsewhere these tests are skipped.
-"""
-
-import importlib.resources
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
+from browsers import needs_browser, serious_findings, started_browser
 from invented import MINUS, VALIDATION
 from small_jobs import small_job
 from underclock.app.report import render_report
@@ -25,14 +21,13 @@ from underclock.report import run_page
 from underclock.runtime.conductor.log import summary_of
 from wide_steps import wide_plan
 
-_BROWSER: Final = shutil.which("chromium") or shutil.which("google-chrome")
 _KINDS: Final = ("plan", "run", "job")
 _FEW: Final = 36  # kernels: enough for a table to scroll in a frame of its own
 _MOST_BYTES, _MOST_S = 500_000, 2.0  # of a page of 10 000 kernels
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(_BROWSER is None, reason="no Chromium here: apt-get install chromium"),
+    needs_browser,
 ]
 
 
@@ -101,10 +96,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=_BROWSER, args=["--no-sandbox"])
+    with started_browser() as found:
         yield found
-        found.close()
 
 
 Opened = Callable[..., Page]
@@ -165,21 +158,8 @@ def until(page: Page, comes: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", _KINDS)
 def test_axe_finds_nothing_serious(kind: str, dark: bool, opened: Opened) -> None:  # noqa: FBT001
-    page = opened(kind, dark=dark)
-    axe = importlib.resources.files("axe_playwright_python") / "axe.min.js"
-    page.evaluate(axe.read_text(encoding="utf-8"))
-
     # What does not hang on colours is the same in the dark.
-    only = "runOnly: ['color-contrast']," if dark else ""
-    found = page.evaluate(f"() => axe.run({{ {only} resultTypes: ['violations'] }})")
-
-    assert found["passes"]
-    serious = [
-        (each["id"], [node["html"] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in {"serious", "critical"}
-    ]
-    assert serious == []
+    assert serious_findings(opened(kind, dark=dark), colours_only=dark) == []
 
 
 @pytest.mark.parametrize("kind", _KINDS)
