@@ -39,7 +39,7 @@ _OF_STEP = 0.03
 _SCALED = np.array([1.0, 1.0, 1.0, 0.0])
 _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
 _TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
-_PER_KIND = PER_KERNEL + 1  # errors that all kernels of a kind have in common
+_PER_KIND = PER_KERNEL + 2  # errors that all kernels of a kind have in common
 _TINY = 1e-9
 _ODDS, _GRID, _ZOOMS = 5.0, 41, 3  # of FLOPs against bytes, each over its greatest
 _ROUNDS = 12  # of a law and of how kernels deviate from it, each by the other
@@ -144,9 +144,9 @@ def unseen(
             made.parameters[n], made.by_source[n] = resized[:2]
             made.cov[n] += resized[2]
         first = _PER_KIND * places[kind]
-        together = math.sqrt(1.0 - made.kept[n] ** 2) * laws[kind].together * _SCALED
         line = (one - made.by_source[n]) * laws[kind].line
-        made.by_kind[n, :, first : first + _PER_KIND] = np.column_stack([line, together])
+        sizes = math.sqrt(1.0 - made.kept[n] ** 2) * laws[kind].together
+        made.by_kind[n, :, first : first + _PER_KIND] = np.column_stack([line, sizes])
     return made
 
 
@@ -170,9 +170,10 @@ class KindLaws:
         self._rates = {p: self._learned(p) for p in _SHARP}
 
     @property
-    def together(self) -> float:
-        """By how much sizes far apart differ, the same for all kernels of the kind."""
-        return min(_OF_SIZES, _OVER_OWN * math.sqrt(self.own[CORE]))
+    def together(self) -> Floats:
+        """How sizes far apart differ, the same for all kernels: in time, in work. Shape (P, 2)."""
+        most = np.minimum(_OF_SIZES, _OVER_OWN * np.sqrt(self.own))
+        return np.column_stack([most[CORE] * _SCALED, most[WORK] * (1.0 - _SCALED)])
 
     def expected(self, work: Floats) -> Floats:
         """Return the logarithms of parameters, as FLOPs and bytes alone say. Shape (P,)."""
