@@ -91,12 +91,9 @@ class Found:
 
     @property
     def interval_j(self) -> tuple[float, float]:
-        """Of what was saved."""
-        entry = self.entry
-        if entry.auto_interval_j is None or entry.energy_j is None:
-            raise AssertionError("it can be told")
-        low_j, high_j = entry.auto_interval_j
-        return low_j - entry.energy_j, high_j - entry.energy_j
+        """Of what was saved, as ``underclock saved`` tells it of this run alone."""
+        ((total,), _) = totals([self.entry])
+        return total.saved_interval_j
 
     @property
     def saved_j(self) -> float:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _KWH_J = 3.6e6
 _HOUR_S = 3600.0
 _CAPTION = (
-    "blocks: told by blocks at auto in the same run; promise: by what the plan promised. 95 % "
-    "intervals: errors of one comparison (a run's blocks, a plan's promise) are taken as fully "
-    "correlated, of different ones as independent"
+    "blocks: told by blocks at auto in the same run; promise: by what plans promised. 95 % "
+    "intervals: errors of one run's blocks, and of all promises, are taken as fully correlated, of "
+    "different runs' blocks as independent; energy counters may be off by 5 %"
 )
 
 

@@ -38,7 +38,8 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
         held_j: Of which under the plan's clocks.
         auto_j: What the steps in ``energy_j`` would have drawn at auto; ``None`` where nobody can
             tell, and ``untold`` says why.
-        auto_interval_j: Its 95 % interval.
+        auto_interval_j: Its 95 % interval, as far as the comparison goes: what the GPU's counter
+            may be wrong by is in sums.
         evidence: Of the saving: the weaker of the run's own and of what it is told against.
         plan: Digest of the plan.
         untold: Why nobody can tell of any of it; empty where they can.

@@ -4,11 +4,10 @@ Measured, replayed and simulated joules are never added up, nor are savings agai
 and promised ones. Where two entries of one GPU overlap in time, as where each of eight ranks names
 all GPUs or a rank was started again before the old one was gone, the time is counted once.
 
-Intervals: errors of what one comparison tells are taken as fully correlated, those of different
-ones as independent. A comparison is a run where it had blocks at auto, and a plan where its promise
-is all there is: what it is wrong by, it is wrong by in every run. So half-widths are added within
-a comparison, and the squares of those sums between comparisons. The same error of a board's energy
-counter is in what auto and the plan drew, and is left out.
+Intervals have two parts, independent of each other. What a comparison may be wrong by: errors
+within one are taken as fully correlated, those of different ones as independent. A comparison is a
+run that had blocks at auto; all promises are one, for plans share what their models are wrong by.
+And what energy counters may be wrong by, of all boards alike.
 """
 
 import bisect
@@ -21,6 +20,8 @@ from enum import StrEnum
 from underclock.ledger.entry import LedgerEntry, SavedAgainst
 from underclock.records.common import Evidence, Record
 
+COUNTER = 0.05
+"""Boards' sensors are off by up to so much of what they show (Yang et al., SC'24)."""
 OTHERWISE = "clocks were neither auto nor as planned: a guard had taken part of the plan back"
 Interval = tuple[float, float]
 
@@ -160,10 +161,11 @@ def _total(
             raise AssertionError("it can be told")
         low_j, high_j = entry.auto_interval_j
         saved_j += share * (entry.auto_j - entry.energy_j)
-        comparison = entry.run if against is SavedAgainst.BLOCKS else entry.plan
+        comparison = entry.run if against is SavedAgainst.BLOCKS else ""
         below[comparison] += share * (entry.auto_j - low_j)
         above[comparison] += share * (high_j - entry.auto_j)
-    ends = saved_j - math.hypot(*below.values()), saved_j + math.hypot(*above.values())
+    counter_j = COUNTER * saved_j
+    reach_j = [math.hypot(counter_j, *parts_j.values()) for parts_j in (below, above)]
     return SavedTotal(
         group=group,
         evidence=evidence,
@@ -174,7 +176,7 @@ def _total(
         steps=round(math.fsum(share * entry.steps for entry, share in parts)),
         energy_j=math.fsum(share * (entry.energy_j or 0.0) for entry, share in parts),
         saved_j=saved_j,
-        saved_interval_j=ends,
+        saved_interval_j=(saved_j - reach_j[0], saved_j + reach_j[1]),
     )
 
 
