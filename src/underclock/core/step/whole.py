@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.step.cap import HALF_BIN_MHZ, is_uneven
+from underclock.core.step.cap import HALF_BIN_MHZ, driver_says, is_uneven
 from underclock.errors import DataError
 from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Window
 from underclock.units import format_percent
@@ -44,18 +44,27 @@ def check_kernels_alone(sample_set: SampleSet) -> None:
 
 
 def as_one(sample_set: SampleSet) -> SampleSet:
-    """Return the samples of whole steps as those of a step of one kernel."""
+    """Return the samples of whole steps as those of a step of one kernel.
+
+    Between launches the GPU does nothing for some tenths of a microsecond, a twentieth of a step of
+    small kernels. That is taken to change with clocks as launches do. A step that the cap holds
+    does not tell it: its launches are timed at clocks other than the step's.
+    """
     windows: list[Window] = []
+    in_situ = (w for w in sample_set.in_situ if not driver_says(w.throttle_reasons))
+    launched = [w for w in in_situ if w.kernel_s]
+    launches_s = math.fsum(math.fsum(_launches_s(w, sample_set).tolist()) for w in launched)
+    longer = math.fsum(w.time_s for w in launched) / launches_s if launched else 1.0
     for window in sample_set.windows:
         if not window.is_step:
             windows.append(window)
         elif window.mix == ALONE and window.asked.is_auto:
-            windows += [window.untimed(), _as_kernel(window, sample_set)]
+            windows += [window.untimed(), _as_kernel(window, sample_set, longer)]
         elif window.mix == ALONE:
             windows.append(_at_lock(window))
         # Where company comes too rarely, the step does not run at the clock that was read.
         elif not (window.asked.is_auto and is_uneven(window)):
-            windows.append(_as_kernel(window, sample_set))
+            windows.append(_as_kernel(window, sample_set, longer))
     return msgspec.structs.replace(
         sample_set, kernels=(WHOLE,), order=(0,), windows=tuple(windows), lacking={}
     )
@@ -74,9 +83,15 @@ def _at_lock(window: Window) -> Window:
     )
 
 
-def _as_kernel(window: Window, sample_set: SampleSet) -> Window:
-    """Return the step, by itself at auto or in company, as a window of its one kernel."""
-    step_s = (math.fsum(_launches_s(window, sample_set).tolist()),) if window.kernel_s else ()
+def _as_kernel(window: Window, sample_set: SampleSet, longer: float) -> Window:
+    """Return the step, by itself at auto or in company, as a window of its one kernel.
+
+    Args:
+        longer: What a step takes over the sum of its launches.
+    """
+    step_s: tuple[float, ...] = ()
+    if window.kernel_s:
+        step_s = (longer * math.fsum(_launches_s(window, sample_set).tolist()),)
     return msgspec.structs.replace(window, kernel=WHOLE.name, kernel_s=step_s, kernel_mhz=())
 
 

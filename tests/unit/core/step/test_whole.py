@@ -23,6 +23,7 @@ from underclock.records import (
     Mix,
     Pass,
     SampleSet,
+    ThrottleReason,
     Window,
 )
 from windows import gathered, having
@@ -121,6 +122,19 @@ class TestAsOne:
     ) -> None:
         sample = as_one(samples(ran(_SLOW, core_mhz=read_mhz))).samples[-1]
         assert sample.observed == Clocks(core_mhz=seen_mhz)
+
+    def test_between_launches_is_part_of_the_step_where_no_cap_holds_it(self) -> None:
+        auto = msgspec.structs.replace(ran(kernel_s=(2e-3, 1e-3)), time_s=5.5e-3)
+        steered = ran(mix=Mix(hot=2), core_mhz=1500.0, kernel_s=(2.2e-3, 1.1e-3))
+        steered = msgspec.structs.replace(steered, time_s=0.01)
+        held = msgspec.structs.replace(auto, throttle_reasons=ThrottleReason.SW_POWER_CAP)
+
+        def taken_s(*windows: Window) -> list[float]:
+            of = msgspec.structs.replace(samples(), windows=windows)
+            return [w.kernel_s[0] for w in as_one(of).windows if w.kernel_s]
+
+        assert taken_s(auto, steered) == pytest.approx([5.5e-3, 6.05e-3])
+        assert taken_s(held, steered) == pytest.approx([5.0e-3, 5.5e-3])
 
     def test_a_lock_of_the_memory_alone_says_which_core_clock_was_read(self) -> None:
         sample = as_one(samples(ran(Clocks(mem_mhz=5001), core_mhz=1234.4))).samples[-1]
