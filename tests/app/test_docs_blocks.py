@@ -55,7 +55,12 @@ _FOLLOWED = (
     "docs/simulated_gpus.md",
 )
 """Pages whose blocks are run, in the order in which they are read."""
-_GPUS = {"sim:rtx3080ti": "replay:unit0.csv", "sim:rtx3080ti#1": "replay:unit1.csv"}
+_GPUS = {
+    "sim:rtx3080ti": "replay:unit0.csv",
+    "sim:a100": "replay:unit0.csv",
+    "sim:rtx3080ti#1": "replay:unit1.csv",
+}
+_WORKLOADS = ("gpt3-xl", "llama3-8b-decode")
 _WHOLE = os.environ.get("UNDERCLOCK_DOCS") == "whole"
 _OTHERS = {"docs/examples/train.py": "small.py"}
 _NEEDS = "# needs "
@@ -303,7 +308,7 @@ class _Shell:
         elif command == "--install-completion":
             self._monkeypatch.setenv("HOME", str(Path.cwd()))
             assert _code(words) == 0
-        elif command == "trace" and "gpt3-xl" in rest and not _WHOLE:
+        elif command == "trace" and rest[0] in _WORKLOADS and not _WHOLE:
             write_document(Path(rest[rest.index("-o") + 1]), _few())
         elif (command in {"demo", "refine", "transfer"} or "--power-limit" in rest) and not _WHOLE:
             pass  # they are of a step that was run whole; a table runs none
