@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pages import fill, markdown, percent
+from simulated_steps import execute as conduct
 from underclock import measure, trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
@@ -32,7 +33,6 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated.step import Scheduled
-from underclock.runtime.simulated.step import execute as conduct
 from underclock.store import read_samples
 from underclock.units import parse_duration
 

@@ -19,6 +19,7 @@ import msgspec
 
 from executed import WORKLOAD, samples_of
 from pages import fill, markdown, percent
+from simulated_steps import Executed, execute
 from underclock import trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
@@ -28,7 +29,7 @@ from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.step import Executed, Scheduled, StepLengths, execute
+from underclock.runtime.simulated.step import Scheduled, StepLengths
 
 CELLS = (
     ("rtx3080ti", 0.01),

@@ -14,9 +14,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from job_costs import job_cost
 from pages import EVIDENCE, fill, markdown, percent
 from underclock.app.planning import costs_of
-from underclock.core.job.costs import auto_clocks, instruction_costs, job_cost
+from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.frontiers import stage_profiles
 from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of

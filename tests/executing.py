@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simulated_steps import execute as conduct
 from underclock.app.backends import open_rig
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.base import Capability
@@ -11,7 +12,6 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Clocks, Evidence, GpuInfo, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated.step import Scheduled
-from underclock.runtime.simulated.step import execute as conduct
 
 OFF_S = 1e-3
 

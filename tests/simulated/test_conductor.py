@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from executing import OFF_S, Execution, execute
+from simulated_steps import Executed
+from simulated_steps import execute as conduct
 from underclock.errors import (
     DataError,
     DeviceError,
@@ -24,8 +26,7 @@ from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.runtime.simulated.step import Executed, Scheduled, StepLengths
-from underclock.runtime.simulated.step import execute as conduct
+from underclock.runtime.simulated.step import Scheduled, StepLengths
 from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow

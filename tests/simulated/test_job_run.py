@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from job_costs import job_cost
 from simulated_jobs.cluster import Board, boards_of
 from simulated_jobs.job import SimulatedJob
 from simulated_jobs.policed import policed
 from simulated_jobs.profiling import profiled_in
-from underclock.core.job.costs import auto_clocks, job_cost
+from underclock.core.job.costs import auto_clocks
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
 from underclock.errors import DataError

@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from executing import execute
+from simulated_steps import Executed
+from simulated_steps import execute as conduct
 from underclock.app.report import write_report
 from underclock.app.validating import validate
 from underclock.campaign.turns import Course, WholeSteps, course_of, switching_model, why_one_by_one
@@ -46,8 +48,7 @@ from underclock.records import (
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
-from underclock.runtime.simulated.step import Executed, Scheduled, ScheduledLauncher
-from underclock.runtime.simulated.step import execute as conduct
+from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
 from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload

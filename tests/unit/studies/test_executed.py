@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from executed_runs import LINKS, MICROBATCHES, STAGES, WAITING_W, Truth, random_plans
+from job_costs import job_cost
 from learned_jobs.executed import FittedJob, job_of_executed
 from learned_jobs.runs import PASSES, ExecutedRuns, MicrobatchRun, RankRun
 from perseus import halves, read
-from underclock.core.job.costs import job_cost
 from underclock.errors import DataError
 from underclock.records import GpuInfo
 from underclock.records.job import Held, Instruction

@@ -1,8 +1,7 @@
-"""What a job takes with given clocks: time and energy of instructions, and of all ranks."""
+"""What instructions of a job take with given clocks."""
 
 from underclock.arrays import Floats
-from underclock.core.job.tables import RowChoice, table_of, taken, total
-from underclock.records.choices import Cost
+from underclock.core.job.tables import RowChoice, table_of, taken
 from underclock.records.job import Held, Job, RankClocks
 
 
@@ -34,27 +33,3 @@ def instruction_costs(
     """
     each = taken(table_of(job), RowChoice.held(clocks), latency_s)
     return each.time_s, each.energy_j
-
-
-def job_cost(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> Cost:
-    """Return what an iteration takes of time and energy, all ranks together, against auto.
-
-    Ranks draw what waiting draws, at the clock held there, until the iteration ends.
-
-    Args:
-        job: What is run.
-        clocks: Of each rank.
-        latency_s: How late a change of clocks comes.
-
-    Raises:
-        DataError: Ranks wait in a circle.
-    """
-    table = table_of(job)
-    auto_s, auto_j = total(table, taken(table, RowChoice.held(auto_clocks(job))))
-    time_s, energy_j = total(table, taken(table, RowChoice.held(clocks), latency_s))
-    return Cost(
-        time_s=float(time_s),
-        energy_j=float(energy_j),
-        time_change=float(time_s / auto_s) - 1.0,
-        energy_change=float(energy_j / auto_j) - 1.0,
-    )

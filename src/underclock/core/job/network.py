@@ -88,17 +88,6 @@ class Network:
         begins = sweep.begins(taken_s, on, lag_s)
         return np.moveaxis(begins, 0, -1), np.moveaxis(begins + taken_s, 0, -1)
 
-    def slack_s(self, duration_s: Floats) -> Floats:
-        """Return how much longer each instruction alone could take for nothing. Shape (n,).
-
-        Args:
-            duration_s: Of each instruction. Shape (n,).
-        """
-        taken_s = self.taken_s(duration_s)
-        begins, ends = self._run(duration_s)
-        slack: Floats = (self.due_s(taken_s, ends.max()) - begins)[self.activity] - duration_s
-        return np.maximum(slack, 0.0)
-
     def due_s(self, taken_s: Floats, budget_s: float) -> Floats:
         """Return when activities have to end for all to end in time. Shape (A,).
 

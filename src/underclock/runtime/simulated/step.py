@@ -5,25 +5,21 @@ GPU's. What really happens is the device's doing: nothing here that the machine 
 delays. Where switching is taken as free nobody asks for anything: launches bring their clocks.
 """
 
-import itertools
-import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from underclock.errors import DeviceError, UsageError
+from underclock.errors import UsageError
 from underclock.gpus.models import Latency
 from underclock.hw.base import Loop
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.work import LaunchLoop
-from underclock.hw.watching import WatchedLoop
 from underclock.records import AUTO, Clocks, Kernel, Mix
-from underclock.records.latencies import Domain, LatencyTable, changed
+from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask
 from underclock.runtime.machine.timetable import timetable
@@ -31,7 +27,6 @@ from underclock.runtime.simulated.asking import Asker
 from underclock.runtime.trainer.page import STEPS
 
 _LEAST_LENGTH = 0.2  # of a step that varies
-_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,33 +145,6 @@ class _Told(LaunchLoop):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
-    """What steps under a schedule truly took. Changes of core and of memory count apart."""
-
-    time_s: tuple[float, ...]  # of every step
-    energy_j: tuple[float, ...]  # of every step; the truth, not the counter
-    lengths: tuple[float, ...]  # of every step against the usual one: what it took is in proportion
-    planned: int  # changes in one step of the schedule
-    switches: tuple[int, ...]  # changes that happened for every step, early or late as they were
-    # when each of those happened, counted from the beginning of its launch; stalls do not count
-    misses_s: tuple[float, ...]
-    temperature_c: float  # at the end
-
-    @property
-    def dropped(self) -> int:
-        """Changes that never happened: newer ones overtook them."""
-        return self.planned * len(self.time_s) - sum(self.switches)
-
-    def early(self, than_s: float) -> int:
-        """Return how many happened longer than that before their launch began."""
-        return sum(miss_s < -than_s for miss_s in self.misses_s)
-
-    def late(self, than_s: float) -> int:
-        """Return how many happened longer than that after their launch began."""
-        return sum(miss_s > than_s for miss_s in self.misses_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled:
     """What a step runs under."""
 
@@ -201,49 +169,6 @@ class Scheduled:
         )
 
 
-def execute(
-    rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled, *, steps: int, warm_s: float = 150.0
-) -> Executed:
-    """Run a step over and over, each launch at the clocks that a schedule gives it.
-
-    Every setting is asked for once beforehand, through the driver, so that one it refuses is found
-    before anything runs; clocks are given back at the end, whatever happens. A fault that befalls
-    the driver in between is not played, but for a GPU that falls off the bus.
-
-    Args:
-        rig: The GPU; its own switching decides what happens.
-        kernels: In launch order.
-        schedule: Of those, with their durations even where switching is free.
-        steps: How many are reported.
-        warm_s: How long the schedule runs before those.
-
-    Raises:
-        ValueError: Not one setting and one duration for each of two launches or more, or a number
-            that makes no sense.
-        UsageError: A kernel does not say what it does, or the GPU lists no such clocks.
-        NotSupportedError: The GPU takes no such lock.
-        NotPermittedError: This process may not lock clocks.
-        DataError: The table lacks a clock that changes.
-        DeviceError: The GPU fell off the bus, or refused.
-    """
-    _check(len(kernels), schedule.clocks, schedule.predicted_s, steps, warm_s)
-    device = rig.device
-    with _following(rig, kernels, schedule) as (loop, driven):
-        watched = WatchedLoop(loop, rig.clock, "running the schedule")
-        rig.clock.sleep_s(warm_s)
-        first = len(driven.rounds)
-        # One round more than reported, so that late changes of the last are seen.
-        while len(driven.rounds) < first + steps + 2:
-            rig.clock.sleep_s(sum(schedule.predicted_s))
-            watched.progress()
-            if device.lost:
-                raise DeviceError(
-                    "the step failed: the GPU fell off the bus", hint="reboot the machine"
-                )
-        temperature_c = device.temperature_c
-    return _summary(driven, schedule, first, steps, temperature_c)
-
-
 @dataclass(frozen=True, slots=True)
 class ScheduledLauncher:
     """Runs one step under its clocks, and looks like any launcher to what measures it."""
@@ -255,12 +180,20 @@ class ScheduledLauncher:
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
-        """Keep launching the step from entry to exit; errors as of `execute`."""
+        """Keep launching the step from entry to exit.
+
+        Raises:
+            ValueError: Not one setting for each launch, or something beside them.
+            UsageError: A kernel does not say what it does, or the GPU lists no such clocks.
+            NotSupportedError: The GPU takes no such lock.
+            NotPermittedError: This process may not lock clocks.
+            DataError: The table lacks a clock that changes.
+        """
         if mix is not None or len(kernels) != len(self.schedule.clocks):
             raise ValueError(
                 f"the schedule is of {len(self.schedule.clocks)} launches and nothing beside them"
             )
-        with _following(self.rig, kernels, self.schedule) as (loop, _):
+        with following(self.rig, kernels, self.schedule) as (loop, _):
             yield loop
 
     def notes(self) -> tuple[str, ...]:
@@ -269,7 +202,7 @@ class ScheduledLauncher:
 
 
 @contextmanager
-def _following(
+def following(
     rig: Rig, kernels: Sequence[Kernel], schedule: Scheduled
 ) -> Iterator[tuple[Loop, Driven]]:
     """Launch a step over and over, each launch at its clocks, as well as the GPU can."""
@@ -289,47 +222,6 @@ def _following(
             driven = Driven(rig.device, machine, schedule.lengths, schedule.looks)
             with driven.driving():
                 yield loop, driven
-
-
-def _summary(
-    driven: Driven, schedule: Scheduled, first: int, steps: int, temperature_c: float
-) -> Executed:
-    """Count what happened in some rounds."""
-    edges = itertools.pairwise(driven.rounds[first : first + steps + 1])
-    took = [(b_s - a_s, b_j - a_j) for (a_s, a_j), (b_s, b_j) in edges]
-    launches = len(schedule.clocks)
-    misses = [
-        (launch // launches - first - 1, ran_s - driven.began_s[launch])
-        for launch, ran_s in driven.happened
-        if first < launch // launches <= first + steps
-    ]
-    counts = Counter(step for step, _ in misses)
-    clocks = schedule.clocks
-    planned = sum(len(changed(*pair)) for pair in itertools.pairwise((clocks[-1], *clocks)))
-    free = schedule.table is None  # then every change happens with its launch
-    return Executed(
-        time_s=tuple(time_s for time_s, _ in took),
-        energy_j=tuple(energy_j for _, energy_j in took),
-        lengths=tuple(driven.lengths[first + 1 : first + steps + 1]),
-        planned=planned,
-        switches=tuple(planned if free else counts[step] for step in range(steps)),
-        misses_s=tuple(miss_s for _, miss_s in misses),
-        temperature_c=temperature_c,
-    )
-
-
-def _check(
-    launches: int, clocks: Sequence[Clocks], predicted_s: Sequence[float], steps: int, warm_s: float
-) -> None:
-    if launches < _LEAST_LAUNCHES or {len(clocks), len(predicted_s)} != {launches}:
-        raise ValueError(
-            f"{launches} launches need as many clocks and durations, and there must be two at "
-            f"least; got {len(clocks)} clocks and {len(predicted_s)} durations"
-        )
-    if not all(0 < duration_s < math.inf for duration_s in predicted_s):
-        raise ValueError("every predicted duration must be positive and finite")
-    if steps < 1 or not 0 <= warm_s < math.inf:
-        raise ValueError(f"cannot report {steps} steps after {warm_s} s")
 
 
 def _check_listed(rig: Rig, settings: Sequence[Clocks]) -> None:

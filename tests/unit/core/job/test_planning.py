@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from job_costs import job_cost
 from small_jobs import fixed, job_of_ranks, profile, profiles, small_job
-from underclock.core.job.costs import auto_clocks, instruction_costs, job_cost
+from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.hulls import hull
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.scatter import Scatter

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from job_costs import slack_s
 from traced_ranks import durations_s, laid_out, traces_of
 from underclock.core.job.costs import instruction_costs
 from underclock.core.job.joined import with_profiles
@@ -280,8 +281,8 @@ def test_a_pass_is_cut_where_it_waits_for_a_collective_beside_it() -> None:
     taken_s = durations_s(traced)[:4]
     assert taken_s == pytest.approx([100e-6, 190e-6, 100e-6, 200e-6])  # what it waits is no part
     assert _iteration_s(traced) == pytest.approx(took_s) == pytest.approx(940e-6)
-    slack_s = network_of(traced).slack_s(durations_s(traced))[:4]
-    assert slack_s == pytest.approx([0.0, 0.0, 90e-6, 0.0], abs=1e-9)
+    left_s = slack_s(network_of(traced), durations_s(traced))[:4]
+    assert left_s == pytest.approx([0.0, 0.0, 90e-6, 0.0], abs=1e-9)
 
 
 def test_a_collective_that_is_over_in_time_has_slack_and_cuts_too() -> None:
@@ -289,7 +290,7 @@ def test_a_collective_that_is_over_in_time_has_slack_and_cuts_too() -> None:
     traced, took_s = _traced(_gathered(200.0))
     network, taken_s = network_of(traced), durations_s(traced)
     gathers = [i for i, each in enumerate(traced.ranks[0].instructions) if each.stream]
-    assert network.slack_s(taken_s)[gathers] == pytest.approx([750e-6], rel=1e-3)
+    assert slack_s(network, taken_s)[gathers] == pytest.approx([750e-6], rel=1e-3)
     assert _iteration_s(traced) == pytest.approx(took_s)
 
 
@@ -346,8 +347,8 @@ def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
     assert took_s == pytest.approx(1050e-6)
     taken_s = durations_s(traced)[: len(traced.ranks[0].instructions)]
     assert taken_s[[0, 2, 3]].sum() == pytest.approx(380e-6)  # of 490, less the 110 that it waits
-    slack_s = network_of(traced).slack_s(durations_s(traced))
-    assert slack_s[2] >= 100e-6
+    left_s = slack_s(network_of(traced), durations_s(traced))
+    assert left_s[2] >= 100e-6
     plan = plan_job(with_profiles(traced, _costs()), JobGoal(latency_s=10e-6))
     assert plan.promise.time_change <= 1e-9
     assert plan.promise.energy_change < -0.05
@@ -380,14 +381,14 @@ def test_a_collective_beside_a_pass_that_it_outlasts_leaves_the_rest_of_the_pass
     ]
     assert took_s == pytest.approx(940e-6)
     assert _iteration_s(traced) == pytest.approx(took_s)
-    slack_s = network_of(traced).slack_s(durations_s(traced))
-    assert slack_s[:5] == pytest.approx([0.0, 0.0, 0.0, 200e-6, 0.0], abs=1e-9)
+    left_s = slack_s(network_of(traced), durations_s(traced))
+    assert left_s[:5] == pytest.approx([0.0, 0.0, 0.0, 200e-6, 0.0], abs=1e-9)
     half = traced.profiles["stage 0 backward, 50.0% of it"].rows[0]
     assert half.time_s == pytest.approx(100e-6)
     # Where the rest takes longer than the sum, that has the slack.
     slower_s = durations_s(traced)
     slower_s[[3, 8]] = 350e-6
-    assert network_of(traced).slack_s(slower_s)[2] == pytest.approx(50e-6)
+    assert slack_s(network_of(traced), slower_s)[2] == pytest.approx(50e-6)
 
 
 def test_a_rank_that_comes_late_to_such_a_collective_has_no_rest() -> None:
@@ -446,8 +447,8 @@ def test_what_two_gpus_ran_is_a_job(name: str, near: float) -> None:
     assert [kind for kind in kinds if kind != "rest"] == ["forward", "backward", "optimizer"]
     # Gathers and sums beside passes: all of DDP's but the last, and FSDP's one block ahead.
     taken_s, some = durations_s(traced), traced.ranks[0].instructions
-    slack_s = network_of(traced).slack_s(taken_s)
-    beside_ms = [1e3 * slack_s[i] for i, each in enumerate(some) if each.stream]
+    left_s = slack_s(network_of(traced), taken_s)
+    beside_ms = [1e3 * left_s[i] for i, each in enumerate(some) if each.stream]
     assert (len(beside_ms), min(beside_ms) > 1.0) == {"ddp": (24, True), "fsdp": (23, False)}[name]
 
 
