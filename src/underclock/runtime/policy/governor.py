@@ -17,7 +17,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from underclock.records import AUTO, Clocks, Pass
+from underclock.records import AUTO, SERVING, Clocks, Pass
 from underclock.records.serving import ServingPlan
 from underclock.runtime.trainer.notes import BEGIN, END, NOTE, PHASES
 
@@ -61,12 +61,19 @@ class Governor:
             raise ValueError(f"a change takes 0 s or more, got {latency_s}")
         self.asked: Clocks = AUTO
         self.lates = 0
-        self._plan, self._latency_s = plan, latency_s
+        self._latency_s = latency_s
+        self._buckets = {
+            phase: sorted(
+                (each for each in plan.buckets if each.pass_ is phase),
+                key=lambda each: (each.batch, each.context),
+            )
+            for phase in SERVING
+        }
         self._wanted: Clocks = AUTO
         self._recent: deque[tuple[float, Clocks]] = deque()  # wanted lately, and until when held
         self._free_s = -math.inf
         self._auto_s, self._forgiven_s, self._calm_s = -math.inf, -math.inf, CALM_S
-        self._idle = _least(plan)
+        self._idle, self._lowest = _least(plan)
 
     @property
     def _dwell_s(self) -> float:
@@ -78,14 +85,17 @@ class Governor:
         if note.kind == BEGIN:
             self._want(self._of(note), now_s)
         elif note.kind == END:
-            self._want(self._idle, now_s)
+            may_sink = note.within_s is not None and note.within_s >= self._latency_s
+            self._want(self._lowest if may_sink else self._idle, now_s)
         else:
             self._late(now_s)
 
     def _of(self, note: Note) -> Clocks:
         """Look up the clocks of a step: auto for one that the table has not."""
-        bucket = self._plan.bucket(note.phase, note.batch, note.context)
-        if bucket is None:
+        for bucket in self._buckets.get(note.phase, ()):
+            if bucket.batch >= note.batch and bucket.context >= note.context:
+                break
+        else:
             return AUTO
         if note.within_s is None:
             return bucket.chosen.clocks
@@ -143,9 +153,13 @@ def _most(mhz: list[int | None]) -> int | None:
     return max(known) if len(known) == len(mhz) else None
 
 
-def _least(plan: ServingPlan) -> Clocks:
-    """Return the clocks to idle at: those of the smallest decode, which comes soon after."""
+def _least(plan: ServingPlan) -> tuple[Clocks, Clocks]:
+    """Return the clocks to idle at: of the smallest decode, which comes soon after, and its lowest.
+
+    Lower ones than its least energy takes would save little more, for nothing switches meanwhile.
+    """
     decode = [each for each in plan.buckets if each.pass_ is Pass.DECODE]
     if not decode:
-        return AUTO
-    return min(decode, key=lambda each: (each.batch, each.context)).chosen.clocks
+        return AUTO, AUTO
+    least = min(decode, key=lambda each: (each.batch, each.context))
+    return least.chosen.clocks, least.frontier[-1].clocks

@@ -50,9 +50,14 @@ class Hook:
         may_s = -1.0 if within_s is None else max(0.0, within_s)
         self._say(NOTE.pack(BEGIN, number, 0, min(batch, _MOST), min(context, _MOST), may_s))
 
-    def end(self) -> None:
-        """Say that the step ended, and none runs until the next begins."""
-        self._say(_END)
+    def end(self, *, within_s: float | None = None) -> None:
+        """Say that the step ended, and none runs until the next begins.
+
+        Args:
+            within_s: How long clocks may take to rise again, in s, where the server knows that;
+                by default they stay where no step is slower than the plan's budget says.
+        """
+        self._say(_END if within_s is None else NOTE.pack(END, 0, 0, 0, 0, max(0.0, within_s)))
 
     def late(self) -> None:
         """Say that a request was late, or will be: clocks go back to auto for a while."""

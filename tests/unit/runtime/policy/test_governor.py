@@ -12,15 +12,29 @@ from hypothesis import strategies as st
 from invented import SERVING_PLAN as PLAN
 from invented import serving_bucket
 from underclock.records import AUTO, Clocks, Pass
+from underclock.records.serving import ServingPlan
 from underclock.runtime.policy.governor import CALM_S, MOST_CALM_S, Governor, Note, fastest
 from underclock.runtime.trainer.notes import BEGIN, END, LATE
 
 SLOW, MIDDLE, FAST = (Clocks(core_mhz=mhz) for mhz in (900, 1200, 1800))
+LOWEST = Clocks(core_mhz=600)
 LATENCY_S = 0.01
 
 
 def _begin(phase: Pass, batch: int, **more: object) -> Note:
     return Note(BEGIN, phase, batch, **more)  # type: ignore[arg-type]
+
+
+def _with_lower() -> ServingPlan:
+    """Return the plan with a lower clock in the smallest decode's frontier than is chosen there."""
+    least, *others = PLAN.buckets
+    slowest = least.frontier[-1]
+    lower = msgspec.structs.replace(
+        slowest, clocks=LOWEST, time_s=2.0, time_interval_s=(2.0, 2.0), energy_j=1.0,
+        energy_interval_j=(1.0, 1.0),
+    )  # fmt: skip
+    more = msgspec.structs.replace(least, frontier=(*least.frontier, lower))
+    return msgspec.structs.replace(PLAN, buckets=(more, *others))
 
 
 def _asked(
@@ -99,6 +113,19 @@ def test_an_idle_gpu_waits_at_the_clocks_of_the_smallest_decode() -> None:
     asked = _asked(governor, [(1.0, _begin(Pass.PREFILL, 1)), (2.0, Note(END))], 3.0)
 
     assert asked == [(1.02, FAST), (2.02, SLOW)]
+
+
+@pytest.mark.parametrize(("within_s", "clocks"), [(0.9 * LATENCY_S, SLOW), (LATENCY_S, LOWEST)])
+def test_it_sinks_to_the_lowest_where_rising_again_takes_no_longer_than_it_may(
+    within_s: float, clocks: Clocks
+) -> None:
+    governor = Governor(_with_lower(), LATENCY_S)
+
+    asked = _asked(
+        governor, [(1.0, _begin(Pass.PREFILL, 1)), (2.0, Note(END, within_s=within_s))], 3.0
+    )
+
+    assert asked[-1] == (2.02, clocks)
 
 
 def test_without_decode_an_idle_gpu_is_left_to_the_driver() -> None:
