@@ -150,6 +150,7 @@ if TYPE_CHECKING:
     from underclock.runtime.holding.run import Ran as Ran
     from underclock.runtime.holding.run import run as run
     from underclock.runtime.trainer.notes import Hook as Hook
+    from underclock.runtime.trainer.pace import Pace as Pace
     from underclock.store import load as load
     from underclock.store import save as save
     from underclock.tracing.source import Script as Script
@@ -207,6 +208,7 @@ _HOMES = {
         "runtime.holding.governed": "governor",
         "runtime.holding.run": "HeldRun HowToRun Ran run",
         "runtime.trainer.notes": "Hook",
+        "runtime.trainer.pace": "Pace",
         "store": "load save",
         "tracing.source": "Script StepFile TracePhase",
         "tracing.trace": "trace",

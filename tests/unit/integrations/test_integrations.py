@@ -2,16 +2,16 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import underclock
+from snippets import library
 from underclock.errors import NotSupportedError, UsageError
 from underclock.integrations import held
 from underclock.integrations.transformers import PLAN
@@ -44,19 +44,6 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr(held, "applied", made.applied)
     monkeypatch.setattr(underclock, "applied", made.applied)
     return made
-
-
-def _library(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: object) -> ModuleType:
-    """Put a module in the place of a library, its parents too."""
-    parts = name.split(".")
-    for at in range(1, len(parts)):
-        parent = ".".join(parts[:at])
-        if parent not in sys.modules:
-            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
-    module = ModuleType(name)
-    vars(module).update(attributes)
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
 
 
 class TrainerCallback:
@@ -108,7 +95,7 @@ def test_transformers_trains_between_hold_and_give_back(
     told: Told, monkeypatch: pytest.MonkeyPatch, *, is_loaded: bool
 ) -> None:
     if is_loaded:
-        _library(monkeypatch, "transformers", TrainerCallback=TrainerCallback)
+        library(monkeypatch, "transformers", TrainerCallback=TrainerCallback)
     callback = underclock.transformers_callback("plan.json")
     assert issubclass(type(callback), TrainerCallback) is is_loaded
     reporter = Reporter()
@@ -129,8 +116,8 @@ def test_report_to_is_a_name_once_it_was_asked_for(
 ) -> None:
     table: dict[str, Any] = {"tensorboard": Reporter}
     utils = "transformers.integrations.integration_utils"
-    _library(monkeypatch, "transformers", TrainerCallback=TrainerCallback)
-    _library(monkeypatch, utils, INTEGRATION_TO_CALLBACK=table)
+    library(monkeypatch, "transformers", TrainerCallback=TrainerCallback)
+    library(monkeypatch, utils, INTEGRATION_TO_CALLBACK=table)
     underclock.transformers_report_to()
     names = ["underclock", "tensorboard"]  # as after report_to=
 
@@ -145,7 +132,7 @@ def test_report_to_is_a_name_once_it_was_asked_for(
     assert told.events == ["held named.json", "given back"]
     assert trainer.callbacks[1].written == {"loss": 1.0, **_SCALARS}
 
-    _library(monkeypatch, utils)
+    library(monkeypatch, utils)
     with pytest.raises(NotSupportedError, match="no table of integrations") as unsupported:
         underclock.transformers_report_to()
     assert "transformers_callback(plan)" in unsupported.value.hint
@@ -168,7 +155,7 @@ def test_lightning_fits_between_hold_and_give_back(
     class Callback:
         """As Lightning's."""
 
-    _library(monkeypatch, "lightning.pytorch", Callback=Callback)
+    library(monkeypatch, "lightning.pytorch", Callback=Callback)
     callback, module = underclock.lightning_callback("plan.json"), LightningModule()
     assert issubclass(type(callback), Callback)
     callback.on_fit_start("trainer", module)
@@ -204,7 +191,7 @@ class GeneralTracker:
 def test_accelerate_holds_while_its_trackers_are_open(
     told: Told, monkeypatch: pytest.MonkeyPatch, *, starts: bool
 ) -> None:
-    _library(monkeypatch, "accelerate.tracking", GeneralTracker=GeneralTracker)
+    library(monkeypatch, "accelerate.tracking", GeneralTracker=GeneralTracker)
     tracker = underclock.accelerate_tracker("plan.json")
     assert issubclass(type(tracker), GeneralTracker)
     assert tracker.main_process_only is False  # every rank has a GPU
@@ -252,8 +239,8 @@ def test_the_torchtitan_hook_holds_while_it_trains(
             told.events.append("closed")
 
     manager = SimpleNamespace(parse_args=lambda: "config")
-    _library(monkeypatch, "torchtitan.config", ConfigManager=lambda: manager)
-    _library(monkeypatch, "torchtitan.train", Trainer=TitanTrainer)
+    library(monkeypatch, "torchtitan.config", ConfigManager=lambda: manager)
+    library(monkeypatch, "torchtitan.train", Trainer=TitanTrainer)
     exec(_snippet("torchtitan"), {})  # noqa: S102 - as users would run it
 
     assert told.events == ["held plan.json", "trained", "given back", "closed"]
@@ -279,8 +266,8 @@ def test_the_megatron_hook_chooses_its_gpu_and_holds_while_it_trains(
     def set_device(device: int) -> None:
         told.events.append(f"GPU {device}")
 
-    _library(monkeypatch, "megatron.training", pretrain=pretrain)
-    _library(monkeypatch, "torch", cuda=SimpleNamespace(set_device=set_device))
+    library(monkeypatch, "megatron.training", pretrain=pretrain)
+    library(monkeypatch, "torch", cuda=SimpleNamespace(set_device=set_device))
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "3")
     users = {
         "train_valid_test_datasets_provider": "data",
