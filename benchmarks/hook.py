@@ -7,6 +7,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Callable
 
 from underclock.runtime.trainer.notes import NOTE, Hook
 from underclock.runtime.trainer.pace import Pace
@@ -22,7 +23,7 @@ def main() -> None:
     pace = Pace(0.02, 0.5)
     for number in range(REQUESTS):
         pace.began(number, 0.0)
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "begin": lambda: hook.begin("decode", 12, 1400),
         "begin within": lambda: hook.begin("decode", 12, 1400, within_s=0.01),
         "end": hook.end,
