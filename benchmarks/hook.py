@@ -7,7 +7,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 
 from underclock.runtime.trainer.notes import NOTE, Hook
 from underclock.runtime.trainer.pace import Pace
@@ -23,12 +23,12 @@ def main() -> None:
     pace = Pace(0.02, 0.5)
     for number in range(REQUESTS):
         pace.began(number, 0.0)
-    calls: dict[str, Callable[[], object]] = {
-        "begin": lambda: hook.begin("decode", 12, 1400),
-        "begin within": lambda: hook.begin("decode", 12, 1400, within_s=0.01),
-        "end": hook.end,
-        "late": hook.late,
-        f"Pace.within_s of {REQUESTS} requests": lambda: pace.within_s(0.1),
+    calls = {
+        "begin": partial(hook.begin, "decode", 12, 1400),
+        "begin within": partial(hook.begin, "decode", 12, 1400, within_s=0.01),
+        "end": partial(hook.end),
+        "late": partial(hook.late),
+        f"Pace.within_s of {REQUESTS} requests": partial(pace.within_s, 0.1),
     }
     for name, call in calls.items():
         took = []
