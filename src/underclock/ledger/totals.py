@@ -10,7 +10,6 @@ run that had blocks at auto; all promises are one, for plans share what their mo
 And what energy counters may be wrong by, of all boards alike.
 """
 
-import bisect
 import datetime as dt
 import math
 from collections import defaultdict
@@ -121,32 +120,22 @@ def counted_once(entries: Iterable[LedgerEntry]) -> list[_Part]:
     for entry in sorted(
         entries, key=lambda e: (bool(e.untold), rank[e.against], e.began_s, e.run, e.rank)
     ):
-        whole = entry.began_s, entry.began_s + entry.lasted_s
-        left_s = entry.lasted_s - _covered_s(taken[entry.gpu], whole)
-        parts.append((entry, max(0.0, left_s / entry.lasted_s) if entry.lasted_s else 1.0))
-        taken[entry.gpu] = _joined(taken[entry.gpu], whole)
+        before, gpu = taken[entry.gpu], entry.gpu
+        taken[gpu] = _joined(before, (entry.began_s, entry.began_s + entry.lasted_s))
+        more_s = _length_s(taken[gpu]) - _length_s(before)
+        parts.append((entry, max(0.0, more_s / entry.lasted_s) if entry.lasted_s else 1.0))
     return parts
 
 
-def _covered_s(taken: Sequence[Interval], whole: Interval) -> float:
-    """Return how much of a span disjoint ascending spans cover."""
-    first = max(0, bisect.bisect_right(taken, whole) - 1)
-    covered_s = 0.0
-    for from_s, to_s in taken[first:]:
-        if from_s >= whole[1]:
-            break
-        covered_s += max(0.0, min(to_s, whole[1]) - max(from_s, whole[0]))
-    return covered_s
+def _joined(spans: Sequence[Interval], whole: Interval) -> list[Interval]:
+    """Return disjoint spans with one more."""
+    beside = [each for each in spans if each[0] <= whole[1] and each[1] >= whole[0]]
+    ends = [*zip(*beside, whole, strict=True)]
+    return [*(each for each in spans if each not in beside), (min(ends[0]), max(ends[1]))]
 
 
-def _joined(taken: Sequence[Interval], whole: Interval) -> list[Interval]:
-    """Return disjoint ascending spans with one more."""
-    from_s, to_s = whole
-    apart = [each for each in taken if each[1] < from_s or each[0] > to_s]
-    beside = [each for each in taken if not (each[1] < from_s or each[0] > to_s)]
-    joined = (min([from_s, *(a for a, _ in beside)]), max([to_s, *(b for _, b in beside)]))
-    bisect.insort(apart, joined)
-    return apart
+def _length_s(spans: Sequence[Interval]) -> float:
+    return math.fsum(to_s - from_s for from_s, to_s in spans)
 
 
 def _total(

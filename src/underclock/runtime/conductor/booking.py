@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,35 @@ class BookedRun:
             began_s=dt.datetime.now(tz=dt.UTC).timestamp(),
         )
 
+    def entry(self, gpu: int, evidence: Evidence, **drawn: Any) -> LedgerEntry:  # noqa: ANN401
+        """Return the entry of one of its GPUs.
+
+        Args:
+            evidence: Of the run; a promise's may be weaker.
+            drawn: What remains of an entry's fields.
+        """
+        uuid, name = self.gpus[gpu]
+        if drawn["against"] is SavedAgainst.PROMISE:
+            evidence = min(evidence, self.evidence, key=_WEAKEST.index)
+        return LedgerEntry(
+            job=self.job,
+            workload=self.workload,
+            gpu=hashed(uuid),
+            gpu_name=name,
+            rank=self.ranks[gpu],
+            began_s=self.began_s,
+            plan=self.plan,
+            evidence=evidence,
+            **drawn,
+        )
+
 
 @dataclass(slots=True)
 class _Drawn:
     """What steps of one GPU drew in one arm."""
 
     steps: int = 0
-    known: int = 0  # steps whose energy is
-    energy_j: float = 0.0
+    energy_j: float | None = None  # of those whose energy is known, if any is
 
 
 @dataclass(slots=True)
@@ -124,8 +145,7 @@ class RunTally:
             drawn = self._drawn[line.gpu, self.counted_as(line)]
             drawn.steps += line.steps
             if line.energy_j is not None:
-                drawn.known += line.steps
-                drawn.energy_j += line.steps * line.energy_j
+                drawn.energy_j = (drawn.energy_j or 0.0) + line.steps * line.energy_j
         elif isinstance(line, ArmLine):
             self._arms.append(line)
         elif isinstance(line, RunLine):
@@ -151,37 +171,28 @@ class RunTally:
         return tuple(self._entry(self._run, gpu, lasted_s) for gpu in range(len(self.booked.gpus)))
 
     def _entry(self, run: RunLine, gpu: int, lasted_s: float) -> LedgerEntry:
-        booked = self.booked
         mine = {arm: drawn for (whose, arm), drawn in list(self._drawn.items()) if whose == gpu}
-        held = [drawn for arm, drawn in mine.items() if arm in _HELD]
         besides = mine.pop("", _Drawn())
-        known = any(drawn.known for drawn in mine.values())
-        energy_j = math.fsum(drawn.energy_j for drawn in mine.values())
-        changes, untold = self._changes(run, gpu) if known else ({}, _why_unknown(mine, besides))
-        saved = _saved(changes, mine)
-        against = SavedAgainst.BLOCKS if run.arms else SavedAgainst.PROMISE
-        of_plan = booked.evidence if against is SavedAgainst.PROMISE else run.evidence
-        uuid, name = booked.gpus[gpu]
-        return LedgerEntry(
+        energy_j = _sum_j(mine.values())
+        changes, untold = self._changes(run, gpu)
+        if energy_j is None:
+            untold = CANNOT_TELL + _why_unknown(mine, besides)
+        held = [drawn for arm, drawn in mine.items() if arm in _HELD]
+        auto_j = [(energy_j or 0.0) + saved_j for saved_j in _saved(changes, mine)]
+        return self.booked.entry(
+            gpu,
+            run.evidence,
             run=self.number,
-            job=booked.job,
-            workload=booked.workload,
-            gpu=hashed(uuid),
-            gpu_name=name,
-            rank=booked.ranks[gpu],
-            began_s=booked.began_s,
             lasted_s=lasted_s,
-            steps=besides.steps + sum(drawn.steps for drawn in mine.values()),
+            steps=sum(drawn.steps for drawn in (besides, *mine.values())),
             held_steps=sum(drawn.steps for drawn in held),
-            energy_j=energy_j if known else None,
-            held_j=math.fsum(drawn.energy_j for drawn in held) if known else None,
-            auto_j=None if untold else energy_j + saved[1],
-            auto_interval_j=None if untold else (energy_j + saved[0], energy_j + saved[2]),
-            against=against,
-            evidence=min(run.evidence, of_plan, key=_WEAKEST.index),
-            plan=booked.plan,
+            energy_j=energy_j,
+            held_j=None if energy_j is None else _sum_j(held) or 0.0,
+            auto_j=None if untold else auto_j[1],
+            auto_interval_j=None if untold else (auto_j[0], auto_j[2]),
+            against=SavedAgainst.BLOCKS if run.arms else SavedAgainst.PROMISE,
             untold=untold,
-            untold_j=besides.energy_j,
+            untold_j=besides.energy_j or 0.0,
         )
 
     def _changes(self, run: RunLine, gpu: int) -> tuple[dict[str, "_Change"], str]:
@@ -221,16 +232,21 @@ def _saved(changes: Mapping[str, _Change], drawn: Mapping[str, _Drawn]) -> _Chan
     """
     ends = [0.0, 0.0, 0.0]
     for arm, each in changes.items():
-        held_j = drawn[arm].energy_j if arm in drawn else 0.0
+        held_j = drawn.get(arm, _Drawn()).energy_j or 0.0
         for place, change in enumerate(reversed(each)):
             ends[place] += held_j * (1.0 / (1.0 + change) - 1.0)
     return ends[0], ends[1], ends[2]
 
 
+def _sum_j(drawn: Iterable[_Drawn]) -> float | None:
+    known_j = [each.energy_j for each in drawn if each.energy_j is not None]
+    return math.fsum(known_j) if known_j else None
+
+
 def _why_unknown(drawn: Mapping[str, _Drawn], besides: _Drawn) -> str:
     if drawn:
-        return f"{CANNOT_TELL}what steps drew is not known"
-    return CANNOT_TELL + (OTHERWISE if besides.steps else "no step was seen")
+        return "what steps drew is not known"
+    return OTHERWISE if besides.steps else "no step was seen"
 
 
 class AppliedTally:
@@ -258,16 +274,10 @@ class AppliedTally:
             now_j = self._counter_j()
             self._energy_j += max(0.0, now_j - self._last_j)  # it begins anew with the driver
             self._last_j = now_j
-        booked = self._booked
-        ((uuid, name),) = booked.gpus
-        entry = LedgerEntry(
+        entry = self._booked.entry(
+            0,
+            self._evidence,
             run=self._number,
-            job=booked.job,
-            workload=booked.workload,
-            gpu=hashed(uuid),
-            gpu_name=name,
-            rank=booked.ranks[0],
-            began_s=booked.began_s,
             lasted_s=lasted_s,
             steps=0,
             held_steps=0,
@@ -276,8 +286,6 @@ class AppliedTally:
             auto_j=None,
             auto_interval_j=None,
             against=SavedAgainst.PROMISE,
-            evidence=min(self._evidence, booked.evidence, key=_WEAKEST.index),
-            plan=booked.plan,
             untold=f"{CANNOT_TELL}`apply` sees no steps: what ran, and at auto, is not known",
         )
         return (entry,)

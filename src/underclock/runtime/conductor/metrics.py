@@ -28,12 +28,38 @@ _HZ = 1e6
 _Of = Callable[[StepLine], float | None]
 
 
-def _counted(name: str, unit: str, words: str, of: _Of) -> tuple[MetricFamily, _Of]:
-    return MetricFamily(f"underclock_{name}", FamilyKind.COUNTER, unit, words), of
+_COUNTERS: tuple[tuple[str, str, str, _Of], ...] = (  # name, unit, what it is, and of which
+    (
+        "underclock_step_energy_joules",
+        "joules",
+        "Drawn in steps whose energy is known",
+        lambda line: None if line.energy_j is None else line.steps * line.energy_j,
+    ),
+    (
+        "underclock_planned_changes",
+        "",
+        "Changes of clocks in steps that were seen closely",
+        lambda line: None if line.hits is None else line.planned,
+    ),
+    ("underclock_hits", "", "Of those, within 1 ms of their launch", lambda line: line.hits),
+    (
+        "underclock_overruled_locks",
+        "",
+        "Locks that the driver overruled",
+        lambda line: len(line.overruled),
+    ),
+)
+_GAUGES: tuple[tuple[str, str, str, _Of], ...] = (
+    ("underclock_step_seconds", "seconds", "The last step took", lambda line: line.time_s),
+    ("underclock_core_hertz", "hertz", "Core clock", lambda line: _hertz(line.core_mhz)),
+    ("underclock_memory_hertz", "hertz", "Memory clock", lambda line: _hertz(line.mem_mhz)),
+    ("hw_power_watts", "watts", "Mean in the last step", lambda line: line.power_w),
+    ("hw_temperature_celsius", "celsius", "In the last step", lambda line: line.temperature_c),
+)
 
 
-def _shown(name: str, unit: str, words: str, of: _Of) -> tuple[MetricFamily, _Of]:
-    return MetricFamily(name, FamilyKind.GAUGE, unit, words), of
+def _hertz(mhz: float | None) -> float | None:
+    return None if mhz is None else _HZ * mhz
 
 
 class Metrics:
@@ -52,51 +78,11 @@ class Metrics:
         self._steps = MetricFamily("underclock_steps", counter, "", "Steps that ended, by state")
         self._asks = MetricFamily("underclock_asks", counter, "", "Clocks that were asked for")
         self._drawn = MetricFamily("hw_energy_joules", counter, "joules", "Drawn by the GPU")
-        self._counters = (
-            _counted(
-                "step_energy_joules",
-                "joules",
-                "Drawn in steps whose energy is known",
-                lambda line: None if line.energy_j is None else line.steps * line.energy_j,
-            ),
-            _counted(
-                "planned_changes",
-                "",
-                "Changes of clocks in steps that were seen closely",
-                lambda line: None if line.hits is None else line.planned,
-            ),
-            _counted(
-                "hits", "", "Of those, within a millisecond of their launch", lambda line: line.hits
-            ),
-            _counted(
-                "overruled_locks",
-                "",
-                "Locks that the driver overruled",
-                lambda line: len(line.overruled),
-            ),
-        )
-        self._gauges = (
-            _shown("underclock_step_seconds", "seconds", "The last step", lambda line: line.time_s),
-            _shown(
-                "underclock_core_hertz",
-                "hertz",
-                "Mean core clock in the last step",
-                lambda line: None if line.core_mhz is None else _HZ * line.core_mhz,
-            ),
-            _shown(
-                "underclock_memory_hertz",
-                "hertz",
-                "Mean memory clock in the last step",
-                lambda line: None if line.mem_mhz is None else _HZ * line.mem_mhz,
-            ),
-            _shown("hw_power_watts", "watts", "Mean in the last step", lambda line: line.power_w),
-            _shown(
-                "hw_temperature_celsius",
-                "celsius",
-                "In the last step",
-                lambda line: line.temperature_c,
-            ),
-        )
+        self._shown = [
+            (MetricFamily(name, kind, unit, words), of)
+            for kind, some in ((counter, _COUNTERS), (FamilyKind.GAUGE, _GAUGES))
+            for name, unit, words, of in some
+        ]
 
     def write(self, line: Line) -> None:
         """Count a line of the log."""
@@ -108,12 +94,13 @@ class Metrics:
                 self._asks.add(1.0, {**labels, "domain": line.domain})
                 return
             self._steps.add(line.steps, {**labels, "state": line.state})
-            for counter, of in self._counters:
-                if (value := of(line)) is not None:
-                    counter.add(value, labels)
-            for gauge, of in self._gauges:
-                if (value := of(line)) is not None:
-                    gauge.set(value, _of_hardware(gauge, labels))
+            for family, of in self._shown:
+                if (value := of(line)) is None:
+                    continue
+                if family.kind is FamilyKind.COUNTER:
+                    family.add(value, labels)
+                else:
+                    family.set(value, _of_hardware(family, labels))
 
     def text(self, form: Callable[[Sequence[MetricFamily]], str]) -> str:
         """Return all of them as text."""
@@ -121,8 +108,8 @@ class Metrics:
             for at, labels in enumerate(self._named):
                 if (energy_j := self.energy_j(at)) is not None:
                     self._drawn.set(energy_j, _of_hardware(self._drawn, labels))
-            both = (*self._counters, *self._gauges)
-            return form([self._steps, self._asks, self._drawn, *(family for family, _ in both)])
+            shown = [family for family, _ in self._shown]
+            return form([self._steps, self._asks, self._drawn, *shown])
 
     def serve(self, port: int) -> int:
         """Answer scrapes on this machine alone, by a thread; return the port, a free one for 0.
