@@ -69,7 +69,7 @@ class _Cache(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One configuration: what was set, and what was measured by name, durations in s."""
+    """One configuration: what was set, and what was measured, by the tuner's names."""
 
     where: str
     parameters: Mapping[str, Any]
@@ -148,7 +148,7 @@ def _cached(path: Path, file: _Cache) -> tuple[str, str, list[_Entry], int]:
             failed += 1
             continue
         parameters = {name: values.get(name) for name in file.tune_params_keys}
-        entries.append(_Entry(f"{path}, entry {key!r}", parameters, _in_s(values)))
+        entries.append(_Entry(f"{path}, entry {key!r}", parameters, values))
     return file.device_name, file.kernel_name, entries, failed
 
 
@@ -163,21 +163,8 @@ def _results(path: Path, file: _Results) -> tuple[str, str, list[_Entry], int]:
             values[each.name] = each.value
             if each.name in {"time", "times"} and each.unit not in {"", "ms"}:
                 raise DataError(f"{where}: {each.name} is in {each.unit!r}", hint="T4 has ms")
-        entries.append(_Entry(where, result.configuration, _in_s(values)))
-    gpus = {entry.values.get("device_name") for entry in entries} - {None}
-    gpu = str(min(map(str, gpus), default=f"the GPU of {path.name}"))
-    return gpu, path.stem, entries, len(file.results) - len(entries)
-
-
-def _in_s(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was measured, with durations in seconds."""
-    found = {name: value for name, value in values.items() if name not in {"time", "times"}}
-    if isinstance(values.get("time"), float | int):
-        found["time_s"] = values["time"] / 1e3
-    times = values.get("times")
-    if isinstance(times, list) and all(isinstance(each, float | int) for each in times):
-        found["times_s"] = [each / 1e3 for each in times]
-    return found
+        entries.append(_Entry(where, result.configuration, values))
+    return f"the GPU of {path.name}", path.stem, entries, len(file.results) - len(entries)
 
 
 def _check_same_code(path: Path, entries: list[_Entry]) -> None:
@@ -209,9 +196,8 @@ def _check_same_code(path: Path, entries: list[_Entry]) -> None:
 def _rows(entry: _Entry, gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table that an entry is: one for each repeat where energies are known."""
     values = entry.values
-    times_s, energies_j = values.get("times_s"), values.get("nvml_energies")
     row = {
-        "gpu": gpu,
+        "gpu": values.get("device_name", gpu),
         "kernel": entry.parameters.get("kernel", kernel),
         **{name: values[name] for name in _OF_KERNEL if name in values},
         **{ours: entry.parameters.get(theirs) or "" for theirs, ours in _CLOCKS.items()},
@@ -219,22 +205,26 @@ def _rows(entry: _Entry, gpu: str, kernel: str) -> Iterator[dict[str, Any]]:
     for theirs, ours in _READINGS.items():
         read = values.get(theirs, values.get(f"pwr_{theirs}"))
         row[ours] = read if isinstance(read, float | int) and math.isfinite(read) and read else ""
+    times_s, energies_j = _seconds(values.get("times")), values.get("nvml_energies")
     if times_s and isinstance(energies_j, list) and len(times_s) == len(energies_j):
         for time_s, energy_j in zip(times_s, energies_j, strict=True):
             yield row | {"time_s": time_s, "energy_j": energy_j}
         return
-    if "time_s" not in values and times_s:
-        values = {**values, "time_s": statistics.fmean(times_s)}
-    if "time_s" not in values or not {"nvml_energy", "nvml_power"} & values.keys():
+    mean_s = _seconds(values.get("time")) or times_s
+    if not mean_s or not {"nvml_energy", "nvml_power"} & values.keys():
         raise DataError(
-            f"{entry.where} has no {'time' if 'time_s' not in values else 'energy'}",
+            f"{entry.where} has no {'energy' if mean_s else 'time'}",
             hint='observe it: NVMLObserver(["nvml_energy"])',
         )
-    yield row | {
-        "time_s": values["time_s"],
-        "energy_j": values.get("nvml_energy", ""),
-        "power_w": "" if "nvml_energy" in values else values["nvml_power"],
-    }
+    known = "nvml_energy" in values
+    cost = {"energy_j": values["nvml_energy"]} if known else {"power_w": values["nvml_power"]}
+    yield row | {"time_s": statistics.fmean(mean_s), **cost}
+
+
+def _seconds(ms: object) -> list[float]:
+    """Return a number of milliseconds, or a list of such, in seconds; else nothing."""
+    found = ms if isinstance(ms, list) else [ms]
+    return [each / 1e3 for each in found if isinstance(each, float | int)]
 
 
 def t4_text(sample_set: SampleSet) -> str:

@@ -126,13 +126,12 @@ def test_a_cache_of_a_tuner_that_still_runs_is_read(tmp_path: Path) -> None:
 
 def result(**more: Any) -> dict[str, Any]:
     """Return T4 results of one configuration."""
-    measured = [{"name": "nvml_energy", "value": 0.2, "unit": "J"}]
     return {
         "configuration": {"nvml_gr_clock": 900},
         "times": {"runtimes": [1.0, 3.0]},
         "invalidity": "correct",
         "correctness": 1,
-        "measurements": measured,
+        "measurements": ENERGY,
         **more,
     }
 
@@ -152,6 +151,7 @@ def test_rows_that_were_simulated_stay_so(tmp_path: Path) -> None:
     assert "rows of the table are simulated" in read_samples(saved(tmp_path, text)).warnings[0]
 
 
+ENERGY = [{"name": "nvml_energy", "value": 0.2, "unit": "J"}]
 IN_SECONDS = [{"name": "time", "value": 1, "unit": "s"}]
 T4 = {"schema_version": "1.0.0"}
 
@@ -180,6 +180,16 @@ T4 = {"schema_version": "1.0.0"}
                 ]
             },
             r"several configurations of code: block \(2\)",
+        ),
+        (
+            T4
+            | {
+                "results": [
+                    result(measurements=[*ENERGY, {"name": "device_name", "value": name}])
+                    for name in "AB"
+                ]
+            },
+            "mixes GPUs: A, B",
         ),
         (cache(kernel_name=3), "not as its schema says.*kernel_name"),
         ([1], "is JSON, not samples"),
