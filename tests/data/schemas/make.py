@@ -1,6 +1,7 @@
 """Write one file of every kind as this version writes it, beside those of earlier schemas.
 
-Run it once after raising a number in ``underclock.records.schemas``; a file that exists stays.
+Run it once after raising a number in ``underclock.records.schemas``, with ``PYTHONPATH=tests``; a
+file that exists stays.
 """
 
 import sys

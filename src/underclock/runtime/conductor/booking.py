@@ -59,6 +59,7 @@ class BookedRun:
     evidence: Evidence  # of the plan
     promise: float | None  # change of energy; None for none
     interval: tuple[float, float] | None  # of it
+    sets_nothing: bool  # whether it leaves all clocks to the driver, and so saves nothing
     other_board: bool  # whether the plan was made on one, of whose like the interval says nothing
     began_s: float  # since 1970
 
@@ -91,6 +92,9 @@ class BookedRun:
             evidence=plan.evidence,
             promise=arm.energy_change,
             interval=arm.energy_interval,
+            sets_nothing=isinstance(plan, Plan)
+            and plan.schedule is not None
+            and all(clocks.is_auto for clocks in plan.schedule.clocks),
             other_board=isinstance(plan, Plan)
             and any({plan.gpu.uuid} - {None, u} for u, _ in gpus),
             began_s=dt.datetime.now(tz=dt.UTC).timestamp(),
@@ -198,8 +202,11 @@ class RunTally:
     def _changes(self, run: RunLine, gpu: int) -> tuple[dict[str, "_Change"], str]:
         """Return how each arm differs from auto, or why that is not known."""
         booked = self.booked
+        arms = _HELD - {str(ArmName.PLAN)} if booked.sets_nothing else _HELD
+        if booked.sets_nothing and ArmName.BEST_FIXED not in run.arms.split(","):
+            return {}, ""
         if run.arms:
-            return _compared([line for line in self._arms if line.gpu == gpu and line.arm in _HELD])
+            return _compared([line for line in self._arms if line.gpu == gpu and line.arm in arms])
         if booked.promise is None or booked.interval is None or booked.other_board:
             doubt = "was made on another board" if booked.other_board else "has no interval"
             return {}, f"{CANNOT_TELL}the plan's promise {doubt}: --arms auto,plan tells"

@@ -1,14 +1,17 @@
 """What a run's log comes to in the ledger."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from small_training import plan
+from underclock.hw.clock import SystemClock
 from underclock.ledger.entry import LedgerEntry, SavedAgainst
-from underclock.ledger.store import read_entries
-from underclock.records import Arm, Cost, Evidence, Plan, Status, Strategy
+from underclock.ledger.store import read_entries, write_entries
+from underclock.records import Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.machine.steps import State
@@ -188,6 +191,24 @@ def test_where_nobody_can_tell_it_says_why(lines: list[Line], made: Plan | None,
     assert why in _booked(lines, made)[0].untold
 
 
+def test_a_plan_that_sets_nothing_saves_nothing_by_definition() -> None:
+    made = _promising(None)
+    assert made.schedule is not None
+    whole = msgspec.structs.replace(
+        made.schedule,
+        segments=(Segment(launches=len(made.order), core_mhz=None, mem_mhz=None),),
+        switches=0,
+    )
+    made = msgspec.structs.replace(made, schedule=whole)
+    steps = [_steps("plan", 10, 30.0), _steps("best-fixed", 10, 27.0)]
+    for arms, saved_j in (("", 0.0), ("auto,plan", 0.0), ("auto,plan,best-fixed", 30.0)):
+        compared = (_compared("plan", -0.1), _compared("best-fixed", -0.1))
+        lines: list[Line] = [_run(arms=arms), *steps, *compared]
+        entry = _booked(lines, made)[0]
+        assert entry.energy_j is not None
+        assert entry.auto_j == pytest.approx(entry.energy_j + saved_j)
+
+
 def test_a_run_that_sets_nothing_is_not_in_the_ledger() -> None:
     assert not _booked([_run(dry=True), _steps("plan", 3, 1.0)])
     assert not _booked([])
@@ -216,6 +237,25 @@ def test_it_is_written_as_it_goes_on_and_at_the_end(tmp_path: Path) -> None:
     booking.close()
 
     assert [entry.energy_j for entry in read_entries(path)] == [540.0, None]
+
+
+def test_a_ledger_that_others_keep_busy_keeps_no_step_waiting(tmp_path: Path) -> None:
+    path, clock = tmp_path / "ledger.db", SystemClock()
+    write_entries(path, [])
+    booking = Booking(path, RunTally(BookedRun.of(_promising(), _GPUS, 0, {})), every_s=0.005)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        booking.write(_run())
+        clock.sleep_s(0.1)  # by now it waits for the other
+        began_s = clock.now_s()
+        for _ in range(1000):
+            booking.write(_steps("plan", 1, 27.0))
+        took_s = clock.now_s() - began_s
+        other.execute("COMMIT")
+    booking.close()
+
+    assert took_s < 1.0  # of the 20 that it would wait for the file
+    assert read_entries(path)[0].steps == 1000
 
 
 def test_what_cannot_be_written_is_told_once_and_ends_nothing(
