@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import underclock
-from pages import ROOT
+from pages import EVIDENCE, ROOT
 from underclock import testing
 from underclock.app.main import cli
 
@@ -29,6 +29,7 @@ _ROOMS = {  # where a public name lives, from the most specific on; and what suc
     "app.": "Functions",
     "tracing.trace": "Functions",
     "runtime.": "Holding clocks",
+    "integrations.": "Holding clocks",
     "errors": "Errors",
     "records": "Records",
     "": "What functions take",
@@ -97,4 +98,20 @@ def _python_api() -> str:
     return "\n\n".join(parts)
 
 
-_MADE = {"command_line.md": _command_line, "python_api.md": _python_api}
+def _further_evidence() -> str:
+    """Return the pages of evidence that the list of them does not name yet, by their titles."""
+    named = (EVIDENCE / "README.md").read_text(encoding="utf-8")
+    lines = []
+    for path in sorted(EVIDENCE.rglob("*.md")):
+        place = path.relative_to(EVIDENCE).as_posix()
+        if path.name != "README.md" and f"]({place})" not in named:
+            title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+            lines.append(f"- [{title}]({place})")
+    return "\n".join(("## Not sorted in yet\n", *lines)) if lines else ""
+
+
+_MADE = {
+    "command_line.md": _command_line,
+    "python_api.md": _python_api,
+    "evidence/README.md": _further_evidence,
+}

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 import underclock
 from small_training import SCRIPT
@@ -175,6 +177,11 @@ def _sweep(path: Path, hunger_w: float, runs: Sequence[float] = (1.0,)) -> None:
     path.write_text("\n".join(rows) + "\n")
 
 
+def _shell_syntax(text: str) -> None:
+    """Let a shell read a script without running it."""
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)  # noqa: S607
+
+
 @pytest.mark.parametrize("page", _PAGES)
 def test_every_command_of_a_page_can_be_read(page: str) -> None:
     for line in _command_lines(page):
@@ -196,7 +203,8 @@ def test_every_other_block_is_what_it_says(block: _Block) -> None:
         "python": ast.parse,
         "text": str,
         "toml": tomllib.loads,
-        "sh": str,
+        "sh": _shell_syntax,
+        "yaml": yaml.safe_load,
     }
     read = readers[block.language](text)
     if isinstance(read, ast.Module):

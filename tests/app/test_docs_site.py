@@ -173,6 +173,14 @@ def test_every_page_is_found_by_its_links_in_two_clicks(site: Path) -> None:
     assert pages == _reached(site, 2)
 
 
+def test_every_list_is_shown_as_a_list(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        article = page.read_text().partition("<article")[2].partition("</article>")[0]
+        prose = re.sub(r"<pre.*?</pre>", "", article, flags=re.DOTALL)
+
+        assert re.findall(r"^(?:[-*|]|\d+\.) .*$", prose, re.MULTILINE) == [], page.name
+
+
 def test_the_references_name_every_command_and_every_public_name(site: Path) -> None:
     commands = _article(site / "command_line.html").headings
     # What a name is may stand behind it.
