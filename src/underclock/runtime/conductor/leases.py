@@ -125,8 +125,9 @@ class Owners:
                 )
             return True
         if self._of_pods and not self._asks(uid):
+            who = called(uid) if uid else "a process in no pod"
             raise NotPermittedError(
-                f"{whose}: it does not ask to have clocks set",
+                f"{who} does not ask to have clocks of GPU {uuid} set",
                 hint="annotate the pod: underclock/clocks: leased",
             )
         users = self._computing(uuid) - self._trusted
