@@ -1,5 +1,5 @@
 # Underclock beside CUDA's runtime: serves clocks on a node (the chart's image), and takes your
-# PyTorch steps apart where you add PyTorch: --build-arg EXTRAS=cuda,job,metrics,torch
+# PyTorch steps apart where you add PyTorch: --build-arg EXTRAS=cuda,job,torch
 #
 #   make dist && docker build -f deploy/cuda.Dockerfile -t underclock:cuda .
 #   docker run --rm --gpus all -e UNDERCLOCK_READ_ONLY=1 underclock:cuda doctor
@@ -7,7 +7,7 @@
 # The driver and its NVML come from the host, by NVIDIA's container toolkit.
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
-ARG EXTRAS=cuda,job,metrics
+ARG EXTRAS=cuda,job
 COPY dist/*.whl /tmp/
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends python3=3.12.* python3-venv=3.12.* \
