@@ -159,8 +159,12 @@ def _costs(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Fl
     return costs
 
 
-def _cost(problem: FitProblem, state: FitState, residuals: Floats) -> float:
+def cost(problem: FitProblem, state: FitState) -> float:
     """Return the negative log posterior of all parameters, but a constant."""
+    return _cost(problem, state, problem.seen(state)[1])
+
+
+def _cost(problem: FitProblem, state: FitState, residuals: Floats) -> float:
     parameters = state.parameters
     own = _costs(state.prior, parameters.kernels, residuals, problem.weights(state))
     away2 = (parameters.shared - problem.shared_mean) ** 2

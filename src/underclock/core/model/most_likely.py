@@ -21,6 +21,7 @@ from underclock.core.model.damped_steps import (
     converge,
     converge_kernels,
     converge_starts,
+    cost,
     kernel_costs,
 )
 from underclock.core.model.hierarchical_prior import learned, widening
@@ -32,8 +33,10 @@ _MOST_ROUNDS = 6
 _SETTLED = 0.3
 # What bounds a kernel hides the rest of it, and from a wrong start no small step leads out. So each
 # kernel tries several: shares of its time of core, DRAM and fixed time of kernels bound by the
-# core, by DRAM, by both, and by neither.
+# core, by DRAM, by both, and by neither. Core and DRAM join to the rest of the time.
 _STARTS = ((0.97, 0.3, 0.02), (0.4, 0.97, 0.02), (0.8, 0.8, 0.02), (0.5, 0.5, 0.4))
+# How sharply they join hides too: it is tried from where it usually is and from where they add up.
+_ADD_UP = 0.0  # logarithm of the exponent
 _LEAST_LOG, _GREATEST_LOG = -9.5, 0.0  # of a standard deviation
 # Physics leaves some per cent over. A discrepancy that may excuse more excuses parameters that have
 # not converged yet, and keeps them where they are.
@@ -94,7 +97,16 @@ class FittedModel:
 def fit_all(rows: Rows, family: Shared) -> FittedModel:
     """Fit what kernels share and each kernel, together."""
     problem = FitProblem.of(rows, family)
-    state = converge(problem, restart(problem, problem.begin()))
+    usual = problem.begin()
+    adding = usual.parameters.shared.copy()
+    adding[0] = _ADD_UP
+    state = min(
+        (
+            converge(problem, restart(problem, begun))
+            for begun in (usual, usual.moved(shared=adding))
+        ),
+        key=lambda state: cost(problem, state),
+    )
     for _ in range(_MOST_ROUNDS):
         before, state = state.errors, estimate_errors(problem, state)
         if _settled(before, state.errors):
@@ -128,10 +140,13 @@ def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
 def restart(problem: FitProblem, state: FitState) -> FitState:
     """Let each kernel try every start, and keep what explains its rows best."""
     starts = []
-    for shares in _STARTS:
+    sharp = float(np.exp(state.parameters.shared[0]))
+    for core, dram, fixed in _STARTS:
+        joined = (core**sharp + dram**sharp) ** (1.0 / sharp) / (1.0 - fixed)
         kernels = state.prior.mean.copy()
         parts = [CORE, DRAM, FIXED]
-        kernels[:, parts] = state.prior.unit[:, parts] + np.log(shares)
+        shares = np.log([core / joined, dram / joined, fixed])
+        kernels[:, parts] = state.prior.unit[:, parts] + shares
         starts.append(kernels)
     best, least = state.parameters.kernels, kernel_costs(problem, state)
     for kernels, costs in zip(*converge_starts(problem, state, starts), strict=True):
