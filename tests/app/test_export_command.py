@@ -14,7 +14,7 @@ from made_up_samples import made_grid, made_sample, made_set
 from small_jobs import profile, small_job
 from underclock import Clocks, Evidence, Kernel, Plan
 from underclock.app import main
-from underclock.store import save
+from underclock.store import read_samples, save
 from underclock.workloads import workload
 
 KERNELS = {
@@ -126,6 +126,8 @@ def test_samples_in_company_are_counted_and_left_out(
     assert json.loads(said.out) == {"exported": "out.json", "format": "t4"}
     main(["breakdown", "out.json", "--json"])
     assert json.loads(capsys.readouterr().out)["evidence"] == "replayed"
+    main(["measure", "--gpu", "replay:out.json", "--max-samples", "3", "-o", "few.db"])
+    assert len(read_samples("few.db").samples) == 3
 
 
 def test_a_stage_s_samples_are_zeus_profile(capsys: pytest.CaptureFixture[str]) -> None:

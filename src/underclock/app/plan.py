@@ -96,7 +96,7 @@ def command(
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
-    """Choose clocks for every kernel of SAMPLES: a samples file, or a CSV table of a sweep.
+    """Choose clocks for every kernel of SAMPLES: a samples file, a CSV table, or T4 results.
 
     Several files, budgets or latencies make a plan of each, into the folder after -o; --ray plans
     them on the processes of a Ray cluster, to which the files must be visible.
