@@ -1,7 +1,7 @@
 """Plans of jobs of eight simulated GPUs, and runs every plan on them. Writes docs/evidence/cluster.
 
 OMP_NUM_THREADS=1 python studies/cluster.py
-OMP_NUM_THREADS=1 python studies/cluster.py --parts cells --schedules 1f1b --draws 20
+OMP_NUM_THREADS=1 python studies/cluster.py --quick    # 1F1B alone, 20 draws of boards, printed
 """
 
 import argparse
@@ -536,7 +536,11 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=SCHEDULES)
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--quick", action="store_true", help="1F1B alone, 20 draws, printed")
     options = parser.parse_args()
+    if options.quick:
+        print(cell_tables(list(cells("1f1b"))), draw_table(list(draws("1f1b", 20))), sep="\n\n")
+        return
     with ProcessPoolExecutor(options.jobs) as pool:
         slow = pool.submit(_listed, stragglers)
         moved = pool.submit(_listed, watts)

@@ -7,7 +7,7 @@ import argparse
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,29 +62,32 @@ class Stage:
     profiles: dict[float | None, dict[str, Profile]]
 
     @classmethod
-    def of(cls, name: str, sample_set: SampleSet) -> "Stage":
+    def of(
+        cls, name: str, sample_set: SampleSet, latencies_s: Sequence[float] = LATENCIES_S
+    ) -> "Stage":
         """Fit samples once, and make profiles of them."""
         costs = costs_of(sample_set, None, raw=None, isolated=False)
         profiles = {}
-        for latency_s in (None, *LATENCIES_S):
+        for latency_s in (None, *latencies_s):
             rules = latency_s is not None and Rules(latencies=LatencyTable.constant(latency_s))
             found = stage_profiles(costs.table, sample_set.order, None, rules or None)
             profiles[latency_s] = {str(kind): each for kind, each in found.profiles.items()}
         return cls(name=name, sample_set=sample_set, table=costs.table, profiles=profiles)
 
 
-def stages(folder: Path) -> Iterator[Stage]:
-    """Yield simulated and measured stages."""
-    for gpu, batch in SIMULATED.items():
+def stages(folder: Path, *, quick: bool) -> Iterator[Stage]:
+    """Yield simulated and measured stages; quickly the first measured one."""
+    for gpu, batch in () if quick else SIMULATED.items():
         path = folder / f"{gpu}.db"
         if not path.exists():
             step = trace("gpt3-xl", layers=LAYERS, batch=batch)
             campaign = Campaign(grid=Grid.ADAPTIVE)
             measure(step, gpu=f"sim:{gpu}", to=path, campaign=campaign, measuring=BRISK)
         yield Stage.of(f"`sim:{gpu}`", read_samples(path))
-    for name in MEASURED:
+    for name in MEASURED[:1] if quick else MEASURED:
         found = (EVIDENCE / "h200" / f"{name}.json").read_bytes()
-        yield Stage.of(f"`{name}`", msgspec.json.decode(found, type=SampleSet))
+        latencies_s = LATENCIES_S[-2:-1] if quick else LATENCIES_S
+        yield Stage.of(f"`{name}`", msgspec.json.decode(found, type=SampleSet), latencies_s)
 
 
 def least_j(profile: Profile, time_s: float, *, inside: bool) -> float:
@@ -105,7 +108,7 @@ def instructions(stage: Stage) -> Iterator[list[str]]:
         plain_j = [least_j(profile, each_s, inside=False) for each_s in times_s]
         saved = [percent(each / auto_j - 1.0) for each in plain_j]
         yield [f"{stage.name} {kind}", f"{1e3 * auto.time_s:.0f} ms", "one clock", *saved]
-        for latency_s in LATENCIES_S:
+        for latency_s in [each for each in stage.profiles if each is not None]:
             inside_j = (
                 least_j(stage.profiles[latency_s][kind], each_s, inside=True) for each_s in times_s
             )
@@ -191,8 +194,10 @@ def main() -> None:
     """Measure, make profiles, plan, run; write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, help="Where samples of simulated GPUs are kept.")
-    folder = parser.parse_args().folder or Path(tempfile.mkdtemp())
-    found = list(stages(folder))
+    parser.add_argument("--quick", action="store_true", help="One measured stage, printed.")
+    asked = parser.parse_args()
+    folder = asked.folder or Path(tempfile.mkdtemp())
+    found = list(stages(folder, quick=asked.quick))
     slower = [f"{each:+.0%} time" for each in SLOWER]
     heads = {
         "instructions": ["instruction", "at auto", "clocks", *slower],
@@ -201,7 +206,7 @@ def main() -> None:
     }
     rows = {
         "instructions": [row for stage in found for row in instructions(stage)],
-        "jobs": [row for stage in found for row in jobs(stage)],
+        "jobs": [row for stage in found if not asked.quick for row in jobs(stage)],
         "runs": [
             row
             for stage in found
@@ -210,7 +215,12 @@ def main() -> None:
         ],
     }
     parts = {name: markdown([head, *rows[name]]) for name, head in heads.items()}
-    fill("jobs_inside", parts, repeats=f"Each executed row is {RUNS} runs of {STEPS} steps.")
+    fill(
+        "jobs_inside",
+        parts,
+        repeats=f"Each executed row is {RUNS} runs of {STEPS} steps.",
+        whole=not asked.quick,
+    )
 
 
 if __name__ == "__main__":
