@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from executed import Ran, auto_course, executed, switching
-from pages import fill, markdown, percent
+from pages import fill, made_by, markdown, percent
 from underclock import measure, trace, transfer
 from underclock.app.planning import plan
 from underclock.campaign.survey import Campaign, Grid
@@ -35,6 +35,7 @@ BATCHES, DEGREES = tuple(range(1, 41)), (2, 4, 8, 16)
 AT_BATCHES = (40, 8)  # at which other degrees are looked at
 ANEW = (1, 2, 4, 8, 16, 24, 32)  # batches measured themselves too; so is every degree
 SAMPLES = 500  # of a campaign at most
+CUT = ((2, 1), (8, 1), (40, 8))  # batch and degree of a quick run, of one campaign and no other
 RUNS = 16
 HELD = 0.001  # a plan holds its budget to a tenth of a point
 
@@ -180,6 +181,13 @@ def cells(gpus: Sequence[str], batches: Sequence[int], degrees: Sequence[int]) -
             yield Cell(gpu=gpu, batch=batch, tp=tp, seed=number % SEEDS, anew=anew)
 
 
+def cut(gpus: Sequence[str]) -> Iterator[Cell]:
+    """Yield a few cells, none of which is measured itself."""
+    for gpu in gpus:
+        for batch, tp in CUT:
+            yield Cell(gpu=gpu, batch=batch, tp=tp, seed=0, anew=False)
+
+
 def rate(results: Sequence[Result], kept: Callable[[Result], bool]) -> str:
     """Say how many were kept, of plans that set anything: others are kept by definition."""
     results = [one for one in results if one.told_energy[0] < one.told_energy[2]]
@@ -278,13 +286,12 @@ def main() -> None:
     parser.add_argument("--gpus", nargs="+", default=GPUS)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "transfer")
-    parser.add_argument("--quick", action="store_true", help="two GPUs, three batches, one degree")
+    parser.add_argument(
+        "--quick", action="store_true", help="three steps a GPU, none measured anew"
+    )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    batches, degrees = (BATCHES, DEGREES) if not given.quick else ((1, 5, 8), (4,))
-    if given.quick:
-        given.gpus = ("rtx3080ti", "a100")
-    wanted = list(cells(given.gpus, batches, degrees))
+    wanted = list(cut(given.gpus) if given.quick else cells(given.gpus, BATCHES, DEGREES))
     kept = given.folder / "results.jsonl"
     lines = kept.read_bytes().splitlines() if kept.exists() else []
     known = {one[0].cell: one for one in (msgspec.json.decode(x, type=list[Result]) for x in lines)}
@@ -303,6 +310,10 @@ def main() -> None:
             file.flush()
             print(pending[done], flush=True)
     results = [one for cell in wanted for one in known[cell]]
+    if given.quick:
+        made = made_by(f"{len(CUT)} steps a GPU, {len(BUDGETS)} budgets each.")
+        fill("transfer", {"cut": f"{made}\n\n{markdown(by_gpu(results))}"})
+        return
     parts = {
         "gpus": markdown(by_gpu(results)),
         "sizes": markdown(by_size(results)),
@@ -312,7 +323,7 @@ def main() -> None:
         f"{len(wanted)} steps, {len(BUDGETS)} budgets each; {SEEDS} campaigns of the known step on "
         f"each GPU, of {SAMPLES} samples at most; executed {RUNS} times."
     )
-    fill("transfer", parts, repeats=repeats, whole=not given.quick and tuple(given.gpus) == GPUS)
+    fill("transfer", parts, repeats=repeats, whole=tuple(given.gpus) == GPUS)
 
 
 if __name__ == "__main__":
