@@ -102,7 +102,7 @@ def test_metrics_are_printed_and_kept_in_a_file(capsys: pytest.CaptureFixture[st
 
     assert f"underclock_ledger_energy_joules_total{{{labels}}} {0.9 * KWH_J}" in said
     assert f'underclock_ledger_saved_joules{{{labels},bound="high"}}' in said
-    assert 'underclock_ledger_untold_energy_joules_total{job="gpt",gpu="gpu 2"' in said
+    assert 'underclock_ledger_untold_energy_joules{job="gpt",gpu="gpu 2"' in said
     kept = Path("saved.prom").read_text()
     assert "# TYPE underclock_ledger_energy_joules_total counter" in kept
     assert "# EOF" not in kept

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,43 +191,39 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
     """Return what is in a ledger as metrics, by job and GPU.
 
     What steps drew and would have drawn at auto only grows, so both are counters and their
-    difference is the saving; its interval may shrink, and is a gauge.
+    difference is the saving; its interval may shrink, and what cannot be told may be told later.
     """
     from underclock.ledger.openmetrics import FamilyKind, MetricFamily
-    from underclock.ledger.totals import counted_once, totals, untold_j
+    from underclock.ledger.totals import LedgerPart, counted_once, total_of, untold_j
 
-    def counter(name: str, unit: str, words: str) -> MetricFamily:
-        return MetricFamily(f"underclock_ledger_{name}", FamilyKind.COUNTER, unit, words)
-
-    drawn = counter("energy_joules", "joules", "Drawn in steps whose saving can be told")
-    auto = counter("auto_energy_joules", "joules", "The same steps would have drawn at auto clocks")
-    untold = counter("untold_energy_joules", "joules", "Drawn where no saving can be told")
-    seconds = counter("gpu_seconds", "seconds", "Time of GPUs under runs")
-    steps = counter("steps", "", "Training steps that were seen")
-    ends = MetricFamily(
-        "underclock_ledger_saved_joules", FamilyKind.GAUGE, "joules", "Saved, and its 95 % interval"
+    count, gauge = FamilyKind.COUNTER, FamilyKind.GAUGE
+    drawn, auto, ends, untold, seconds, steps = (
+        MetricFamily(f"underclock_ledger_{name}", kind, unit, words)
+        for name, kind, unit, words in (
+            ("energy_joules", count, "joules", "Drawn in steps whose saving can be told"),
+            ("auto_energy_joules", count, "joules", "The same steps would have drawn at auto"),
+            ("saved_joules", gauge, "joules", "Saved, and its 95 % interval"),
+            ("untold_energy_joules", gauge, "joules", "Drawn where no saving can be told"),
+            ("gpu_seconds", count, "seconds", "Time of GPUs under runs whose saving can be told"),
+            ("steps", count, "", "Training steps that were seen in them"),
+        )
     )
-    groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
+    groups: defaultdict[tuple[str, ...], list[LedgerPart]] = defaultdict(list)
+    names = "job", "gpu", "model", "evidence", "against"
     for entry, share in counted_once(entries):
-        labels = {
-            "job": entry.job,
-            "gpu": entry.gpu,
-            "model": entry.gpu_name,
-            "evidence": str(entry.evidence),
-            "against": str(entry.against),
-        }
-        seconds.add(share * entry.lasted_s, labels)
-        steps.add(share * entry.steps, labels)
+        key = entry.job, entry.gpu, entry.gpu_name, str(entry.evidence), str(entry.against)
         if entry.untold or entry.untold_j:
-            untold.add(share * untold_j(entry), labels)
-        if entry.untold:
-            continue
-        drawn.add(share * (entry.energy_j or 0.0), labels)
-        auto.add(share * (entry.auto_j or 0.0), labels)
-        groups.setdefault(tuple(labels.items()), []).append(entry)  # type: ignore[arg-type]
-    for key, some in groups.items():
-        for total in totals(some)[0]:
-            low_j, high_j = total.saved_interval_j
-            for bound, value in (("low", low_j), ("mean", total.saved_j), ("high", high_j)):
-                ends.set(value, {**dict(key), "bound": bound})  # type: ignore[arg-type]
+            untold.add(share * untold_j(entry), dict(zip(names, key, strict=True)))
+        if not entry.untold:
+            groups[key].append((entry, share))
+    for group, parts in groups.items():
+        labels = dict(zip(names, group, strict=True))
+        total = total_of("", parts[0][0].evidence, parts[0][0].against, parts)
+        drawn.set(total.energy_j, labels)
+        auto.set(total.energy_j + total.saved_j, labels)
+        seconds.set(total.gpu_s, labels)
+        steps.set(total.steps, labels)
+        low_j, high_j = total.saved_interval_j
+        for bound, value in (("low", low_j), ("mean", total.saved_j), ("high", high_j)):
+            ends.set(value, {**labels, "bound": bound})
     return [drawn, auto, ends, untold, seconds, steps]

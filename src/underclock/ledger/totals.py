@@ -23,6 +23,8 @@ COUNTER = 0.05
 """Boards' sensors are off by up to so much of what they show (Yang et al., SC'24)."""
 OTHERWISE = "clocks were neither auto nor as planned: a guard had taken part of the plan back"
 Interval = tuple[float, float]
+LedgerPart = tuple[LedgerEntry, float]
+"""An entry, and which part of it counts."""
 
 
 class SavedBy(StrEnum):
@@ -73,8 +75,8 @@ def totals(
     Args:
         by: ``None`` for all runs together.
     """
-    told: defaultdict[tuple[str, Evidence, SavedAgainst], list[_Part]] = defaultdict(list)
-    untold: defaultdict[tuple[str, Evidence], list[_Part]] = defaultdict(list)
+    told: defaultdict[tuple[str, Evidence, SavedAgainst], list[LedgerPart]] = defaultdict(list)
+    untold: defaultdict[tuple[str, Evidence], list[LedgerPart]] = defaultdict(list)
     for part in counted_once(entries):
         entry = part[0]
         group = group_of(entry, by)
@@ -83,7 +85,7 @@ def totals(
         if not entry.untold:
             told[group, entry.evidence, entry.against].append(part)
     return (
-        tuple(_total(*key, parts) for key, parts in sorted(told.items())),
+        tuple(total_of(*key, parts) for key, parts in sorted(told.items())),
         tuple(_untold(*key, parts) for key, parts in sorted(untold.items())),
     )
 
@@ -106,10 +108,7 @@ def group_of(entry: LedgerEntry, by: SavedBy | None) -> str:
             return ""
 
 
-_Part = tuple[LedgerEntry, float]
-
-
-def counted_once(entries: Iterable[LedgerEntry]) -> list[_Part]:
+def counted_once(entries: Iterable[LedgerEntry]) -> list[LedgerPart]:
     """Return each entry, and which part of it no other entry of the same GPU has already.
 
     What can be told comes before what cannot, blocks before promises, and then what began first.
@@ -138,10 +137,10 @@ def _length_s(spans: Sequence[Interval]) -> float:
     return math.fsum(to_s - from_s for from_s, to_s in spans)
 
 
-def _total(
-    group: str, evidence: Evidence, against: SavedAgainst, parts: Sequence[_Part]
+def total_of(
+    group: str, evidence: Evidence, against: SavedAgainst, parts: Sequence[LedgerPart]
 ) -> SavedTotal:
-    """Sum entries that can be told."""
+    """Return the sum of entries that can be told, all of one evidence and told by the same."""
     saved_j = 0.0
     below: defaultdict[str, float] = defaultdict(float)  # half-widths of each comparison
     above: defaultdict[str, float] = defaultdict(float)
@@ -169,7 +168,7 @@ def _total(
     )
 
 
-def _untold(group: str, evidence: Evidence, parts: Sequence[_Part]) -> UntoldTotal:
+def _untold(group: str, evidence: Evidence, parts: Sequence[LedgerPart]) -> UntoldTotal:
     return UntoldTotal(
         group=group,
         evidence=evidence,
