@@ -412,7 +412,10 @@ def _likeliest(model: FittedModel, sizes: Floats) -> Floats:
     tail = slice(len(model.parameters.shared) - sizes.size, None)
     # In units of the sizes under which they were fitted, all have one prior, of size 1.
     precision = np.linalg.inv(model.shared_cov[tail, tail])
-    told, side = precision - np.eye(len(precision)), precision @ model.parameters.shared[tail]
+    # What rows tell can be no less than nothing, but by rounding: of a way that they hardly tell.
+    values, vectors = np.linalg.eigh(precision - np.eye(len(precision)))
+    told = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    side = (told + np.eye(len(told))) @ model.parameters.shared[tail]
     ratio = np.ones(sizes.shape[1])
     expected = (_EXPECTED / sizes[0]) ** 2
     for _ in range(_TURNS):
