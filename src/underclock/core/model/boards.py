@@ -198,7 +198,7 @@ def fit_boards(sample_sets: Sequence[SampleSet], known: FittedBoards | None = No
     sizes = _sizes_of(_EXPECTED if known is None else known.sizes[0], caps_w)
     model = fitted(_with_boards(rows, board, ways, sizes), family, most_rows=most)
     if known is None:
-        sizes = _sizes_of(_likeliest(model, sizes), caps_w)
+        sizes = _sizes_of(likeliest_sizes(model, sizes), caps_w)
         model = fitted(_with_boards(rows, board, ways, sizes), family, most_rows=most)
     return FittedBoards(
         sample_sets=sets,
@@ -396,7 +396,7 @@ def _with_boards(rows: Rows, board: Ints, ways: Floats, sizes: Floats) -> Rows:
     return dataclasses.replace(rows, common=common)
 
 
-def _likeliest(model: FittedModel, sizes: Floats) -> Floats:
+def likeliest_sizes(model: FittedModel, sizes: Floats) -> Floats:
     """Return how far boards differ in each way, by the deviations of those that were fitted.
 
     Expectation and maximisation in turn: deviations are integrated out, as a normal distribution

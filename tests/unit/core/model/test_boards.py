@@ -10,7 +10,13 @@ import pytest
 
 from made_boards import KERNELS, ORDER, board_gpu, held_mhz, made_board, true_costs, true_step
 from underclock.core.design.sample_value import Candidates, telling_shared
-from underclock.core.model.boards import WAYS, FittedBoards, check_alike, fit_boards
+from underclock.core.model.boards import (
+    WAYS,
+    FittedBoards,
+    check_alike,
+    fit_boards,
+    likeliest_sizes,
+)
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.under_cap import cap_of
@@ -77,6 +83,20 @@ def test_what_a_board_has_of_its_own_is_told_apart(fleet: FittedBoards) -> None:
     learned = dict(zip(_NAMES, fleet.sizes[0], strict=True))
     assert 0.05 < learned["leakage"] < 0.3
     assert learned["time of every cycle"] < 0.003
+
+
+def test_ways_that_rows_tell_nothing_of_are_as_wide_as_before(fleet: FittedBoards) -> None:
+    """By rounding a fit may know less of them than was known beforehand."""
+    shared, count = fleet.model.parameters.shared.copy(), fleet.sizes.size
+    shared[-count:], cov = 0.0, fleet.model.shared_cov.copy()
+    cov[-count:, -count:] = 1.4 * np.eye(count)
+    parameters = dataclasses.replace(fleet.model.parameters, shared=shared)
+    told = dataclasses.replace(fleet.model, parameters=parameters, shared_cov=cov)
+
+    sizes = likeliest_sizes(told, fleet.sizes)
+
+    assert np.isfinite(sizes).all()
+    assert (sizes[1:] > 0.9 * np.array([size for _, size in WAYS])[1:]).all()
 
 
 def test_each_board_is_known_as_physics_says(fleet: FittedBoards) -> None:
