@@ -7,6 +7,7 @@ as is what was found for less time, or for clocks that change later.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -38,6 +39,7 @@ _DEVIATIONS = (0.0, 0.7, 1.4, 2.1, 2.8)  # of what is off, for which room is lef
 _AIMS = 3  # of each
 _NEAR = 3e-4  # of auto's time: so much below the budget is near enough
 _CLOSER = 1e-6  # of a time
+_SHARED = (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION)  # ways that share clocks
 _PART = 0.5  # of an iteration: who changes clocks more slowly changes none
 
 
@@ -157,25 +159,23 @@ class _Planner:
 
     def plan(self) -> JobPlan:
         """Return the plan."""
-        made = self.compare()
+        found, points = self.compare()
         arms = [self.scatter.arm(Strategy.AUTO, self.ways.auto, Status.BASELINE, None)]
-        for name in made.looked:
-            best, least = made.found.get(name), made.least(name)
+        for name in (*_SHARED, *self.free):
+            best = found.get(name)
             if best is None:
                 arms.append(Arm.of(name, None, Status.INFEASIBLE))
                 continue
-            gap = self.gap(best, least.bound_j if least else None)
+            gap = self.gap(best)
             status = Status.OPTIMAL if gap is not None and gap <= _PROVEN else Status.BOUNDED
-            arms.append(self.scatter.arm(name, best, status, gap))
-        finest = made.looked[-1]
-        chosen = finest if finest in made.found else Strategy.AUTO
-        least = made.own[finest]
-        ours = Found(
-            choice=made.found.get(chosen, self.ways.auto), bound_j=least.bound_j if least else None
-        )
+            arms.append(self.scatter.arm(name, best.choice, status, gap))
+        finest = list(self.free)[-1]
+        chosen = finest if finest in found else Strategy.AUTO
+        ours = found.get(chosen, Found(choice=self.ways.auto, bound_j=None))
         warnings = [*self.job.warnings, *rows_left_out(self.job)]
         if chosen is Strategy.AUTO:
-            fastest = made.fastest_s / self.budget_s * (1.0 + self.goal.max_slowdown)
+            auto_s = self.budget_s / (1.0 + self.goal.max_slowdown)
+            fastest = self.ways.range_s(self.free[finest])[0] / auto_s
             warnings.append(
                 f"no clocks meet {format_percent(self.goal.max_slowdown)} time: the least is "
                 f"{format_percent(fastest - 1.0)}, so nothing is set"
@@ -190,68 +190,60 @@ class _Planner:
             chosen=chosen,
             arms=tuple(arms),
             clocks=self.clocks(ours.choice),
-            frontier=self.stored(made.points, ours),
+            frontier=self.stored(points, ours),
             warnings=tuple(warnings),
         )
 
-    def compare(self) -> "_Compared":
-        """Find the clocks of every way."""
-        free = {Strategy.INSTRUCTION: self.rows & ~self.ways.table.inside}
-        if self.ways.table.inside.any():
-            free[Strategy.KERNEL] = self.rows
-        finest = list(free)[-1]
-        aims = {name: self.aimed(rows) for name, rows in free.items()}
-        points = self.frontier(*aims[finest], free[finest])
+    @cached_property
+    def free(self) -> dict[Strategy, Bools]:
+        """Rows that each way may use which chooses for every instruction, the finest way last."""
+        plain = {Strategy.INSTRUCTION: self.rows & ~self.ways.table.inside}
+        return plain | ({Strategy.KERNEL: self.rows} if self.ways.table.inside.any() else {})
+
+    def compare(self) -> tuple[dict[Strategy, Found], list[Found]]:
+        """Return the clocks of every way that has some, bounded, and the frontier's."""
+        finest, aims = list(self.free)[-1], {n: self.aimed(rows) for n, rows in self.free.items()}
+        points = self.frontier(*aims[finest], self.free[finest])
         own: dict[Strategy, Found | None] = {}
         for name, (ways, aim_s) in aims.items():
-            [own[name]] = ways.free(free[name], [aim_s], aim_s)
+            [own[name]] = ways.free(self.free[name], [aim_s], aim_s)
         slower = self.slower(own[finest])
         ways, aim_s = aims[Strategy.INSTRUCTION]
-        found: dict[Strategy, RowChoice] = {}
-        looked = (Strategy.BEST_FIXED, Strategy.RANK, Strategy.DIRECTION, *free)
-        for name in looked:
-            candidates = [*found.values(), ways.auto]
+        found: dict[Strategy, Found] = {}
+        for name in (*_SHARED, *self.free):
+            candidates = [*(each.choice for each in found.values()), ways.auto]
             if name is Strategy.BEST_FIXED:
                 candidates += ways.fixed()
-            elif name in free:
+            elif name in own:
                 candidates += [each.choice for each in (own[name],) if each]
             else:
                 candidates += [each for each in (ways.grouped(name, aim_s),) if each]
             candidates += [each.choice for each in points if name is finest]
-            candidates += [slower[name]] if name in slower else []
-            best = self.best(candidates)
+            candidates += [slower[name].choice] if name in slower else []
+            best, least = self.best(candidates), own.get(name, own[Strategy.INSTRUCTION])
             if best is not None:
-                found[name] = best
-        return _Compared(
-            looked=looked,
-            found=found,
-            own=own,
-            points=points,
-            fastest_s=aims[finest][0].range_s(free[finest])[0],
-        )
+                found[name] = Found(choice=best, bound_j=least.bound_j if least else None)
+        return found, points
 
-    def slower(self, own: Found | None) -> Mapping[Strategy, RowChoice]:
+    def slower(self, own: Found | None) -> Mapping[Strategy, Found]:
         """Return what each way finds where changes take longer, for that keeps these rules too.
 
         Nothing where what was found is proven to be near enough to the least.
         """
-        gap = self.gap(own.choice, own.bound_j) if own else None
+        gap = self.gap(own) if own else None
         if self.scatter.certain and (gap is None or gap <= ENOUGH):
             return {}
         latency_s, most_s = self.goal.latency_s, _PART * self.budget_s
         longer_s = [each_s for each_s in LATENCIES_S if latency_s < each_s < most_s]
         if not longer_s:
             return {}
-        return (
-            replace(
-                self,
-                goal=replace(self.goal, latency_s=longer_s[0]),
-                ways=replace(self.ways, latency_s=longer_s[0]),
-                scatter=replace(self.scatter, latency_s=longer_s[0], _known={}),
-            )
-            .compare()
-            .found
+        longer = replace(
+            self,
+            goal=replace(self.goal, latency_s=longer_s[0]),
+            ways=replace(self.ways, latency_s=longer_s[0]),
+            scatter=replace(self.scatter, latency_s=longer_s[0], _known={}),
         )
+        return longer.compare()[0]
 
     def aimed(self, rows: Bools) -> tuple[Ways, float]:
         """Return what finds clocks that keep the budget in the draws, and the time to aim at.
@@ -301,9 +293,10 @@ class _Planner:
         ranked = sorted(soon, key=lambda each: self.scatter.cost(each).energy_j)
         return next((each for each in ranked if self.over(each) <= 0.0), None)
 
-    def gap(self, choice: RowChoice, bound_j: float | None) -> float | None:
+    def gap(self, of: Found) -> float | None:
         """Return how far a choice may be from the least, as a fraction, where nothing scatters."""
-        return None if bound_j is None else max(0.0, 1.0 - bound_j / self.ways.cost(choice)[1])
+        energy_j = self.ways.cost(of.choice)[1]
+        return None if of.bound_j is None else max(0.0, 1.0 - of.bound_j / energy_j)
 
     def frontier(self, ways: Ways, aim_s: float, rows: Bools) -> list[Found]:
         """Return clocks from the fastest to those of least energy."""
@@ -319,36 +312,13 @@ class _Planner:
         for each in sorted((*points, ours), key=lambda each: self.scatter.cost(each.choice).time_s):
             cost = self.scatter.cost(each.choice)
             if each is ours or not kept or cost.energy_j < kept[-1].cost.energy_j:
-                gap = self.gap(each.choice, each.bound_j)
+                gap = self.gap(each)
                 kept.append(JobPoint(cost=cost, gap=gap, clocks=self.clocks(each.choice)))
         return tuple(kept)
 
     def clocks(self, choice: RowChoice) -> tuple[RankClocks, ...]:
         """Return a choice as clocks of all ranks of the job."""
         return choice.spread(self.stands).clocks(self.full)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Compared:
-    """What was found side by side.
-
-    Attributes:
-        looked: Ways, the one of most freedom last.
-        found: Clocks of those that keep the budget.
-        own: What those found that choose for each instruction, with their bounds.
-        points: Of the frontier.
-        fastest_s: The shortest iteration.
-    """
-
-    looked: tuple[Strategy, ...]
-    found: dict[Strategy, RowChoice]
-    own: dict[Strategy, Found | None]
-    points: list[Found]
-    fastest_s: float
-
-    def least(self, name: Strategy) -> Found | None:
-        """Return what bounds a way."""
-        return self.own[name if name in self.own else Strategy.INSTRUCTION]
 
 
 def _directions(rank: Rank) -> Iterator[InstructionKind]:
