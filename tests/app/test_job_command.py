@@ -85,7 +85,7 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     main(["report", "plan.json", "-o", "page.html"])
     main(["export", "plan.json", "--to", "chrome", "-o", "trace.json"])
     capsys.readouterr()
-    assert "Under the plan" in Path("page.html").read_text()
+    assert "plan for 1f1b of profile on 2 GPUs" in Path("page.html").read_text()
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
 
 
