@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from underclock.app.predicting import predict as predict
     from underclock.app.report import write_report as write_report
     from underclock.app.score import score as score
+    from underclock.app.serving import plan_serving as plan_serving
     from underclock.app.switching import Switching as Switching
     from underclock.app.transferring import Confirm as Confirm
     from underclock.app.transferring import transfer as transfer
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from underclock.campaign.survey import ClockControl as ClockControl
     from underclock.campaign.survey import Grid as Grid
     from underclock.core.planning.goal import Goal as Goal
+    from underclock.core.planning.serving import ServingBudget as ServingBudget
     from underclock.errors import DataError as DataError
     from underclock.errors import DeviceError as DeviceError
     from underclock.errors import InfeasibleError as InfeasibleError
@@ -173,12 +175,14 @@ _HOMES = {
         "app.predicting": "predict",
         "app.report": "write_report",
         "app.score": "score",
+        "app.serving": "plan_serving",
         "app.switching": "Switching",
         "app.transferring": "Confirm transfer",
         "app.validating": "validate",
         "campaign.progress": "Expected Tally",
         "campaign.survey": "Campaign ClockControl Grid",
         "core.planning.goal": "Goal",
+        "core.planning.serving": "ServingBudget",
         "errors": (
             "DataError DeviceError InfeasibleError MeasurementError NotAppliedError "
             "NotPermittedError NotSupportedError UnderclockError UsageError"

@@ -11,6 +11,7 @@ from underclock.records import Plan, Record, SampleSet, Score, Step, Validation
 from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
+from underclock.records.serving import ServingPlan
 from underclock.store.documents import kind_of, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC
 from underclock.store.kernel_tuner import read_tuned
@@ -20,7 +21,18 @@ from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | GpuFit | Job | JobPlan
+Saved = (
+    Step
+    | SampleSet
+    | Plan
+    | Score
+    | Validation
+    | LatencyTable
+    | GpuFit
+    | Job
+    | JobPlan
+    | ServingPlan
+)
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
@@ -32,6 +44,7 @@ _KINDS: Final[dict[str, type[Saved]]] = {
     "fit": GpuFit,
     "job": Job,
     "job plan": JobPlan,
+    "serving plan": ServingPlan,
 }
 
 

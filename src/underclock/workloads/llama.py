@@ -174,7 +174,7 @@ def _layer(add: _Writer) -> None:
 
 
 def llama_step(name: str, shape: ServedShape) -> Step:
-    """Return one step of serving, in launch order."""
+    """Return one step of serving, in launch order; its name says its sizes."""
     add, s = _Writer(shape), shape
     n, c = s.tokens, s.hidden
     made = s.batch + (s.phase is Pass.MIXED)  # tokens whose successors are asked for
@@ -187,8 +187,9 @@ def llama_step(name: str, shape: ServedShape) -> Step:
     add.memory("sample", f"{made}x{s.vocabulary}", logits, _BF16 * logits + _INT64 * made)
     layer = [k for k, kernel in enumerate(add.kernels) if kernel.section == "layer"]
     head = range(layer[-1] + 1, len(add.kernels))
+    sized = f"{name}-b{s.batch}-c{s.context}" + f"-t{n}" * (s.phase is Pass.MIXED)
     return Step(
-        name=name,
+        name=sized,
         kernels=tuple(add.kernels),
         order=(0, *layer * s.layers, *head),
         parameters=s.as_parameters(),

@@ -1,0 +1,285 @@
+"""plan, of a server: samples of several of its steps in, a table of clocks out."""
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import underclock
+from underclock.app.planning import PlanCosts, costs_of
+from underclock.core.model.predicted_change import TWO_SIDED
+from underclock.core.planning.serving import ServedStep, ServingBudget, served
+from underclock.core.step.cap import has_company
+from underclock.core.step.whole import as_one, is_only_whole
+from underclock.errors import DataError
+from underclock.records import ALONE, AUTO, SERVING, Clocks, Pass, SampleSet
+from underclock.records.serving import Basis, ServingCost, ServingPlan
+from underclock.store import SampleSource, read_samples
+
+_SIZES = re.compile(r"-b(?P<batch>\d+)-c(?P<context>\d+)(?P<thousands>k?)(-t(?P<tokens>\d+))?")
+_PHASE = re.compile("|".join(SERVING))
+_THOUSAND = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A step of a family: its samples, where they are from, and its place in the table."""
+
+    file: str
+    samples: SampleSet
+    phase: Pass
+    batch: int
+    context: int
+    tokens: int
+    model: str
+
+    @property
+    def place(self) -> tuple[Pass, int, int]:
+        return self.phase, self.batch, self.context
+
+
+def plan_serving(
+    family: Sequence[SampleSource], budget: ServingBudget | None = None
+) -> ServingPlan:
+    """Choose clocks for the steps of a server.
+
+    Args:
+        family: Samples of steps of one model on one kind of GPU, each at a batch and context of its
+            own; a folder stands for the samples files in it.
+        budget: How long steps may take; by default no longer than at auto.
+
+    Raises:
+        DataError: Samples of a step are no server's, or do not say of which step they are; one step
+            is there twice; or steps are of unlike models or GPUs.
+    """
+    budget = budget or ServingBudget(max_slowdown=0.0)
+    members = [_member(source, place) for place, source in enumerate(_files(family))]
+    _check_alike(members)
+    steps = [
+        ServedStep(
+            phase=member.phase,
+            batch=member.batch,
+            context=member.context,
+            tokens=member.tokens,
+            costs=step_costs(member.samples),
+        )
+        for member in members
+    ]
+    buckets, fixed = served(steps, budget)
+    first = members[0].samples
+    return ServingPlan(
+        evidence=first.evidence,
+        gpu=first.gpu,
+        workload=members[0].model,
+        max_slowdown=budget.max_slowdown,
+        tpot_s=budget.tpot_s,
+        ttft_s=budget.ttft_s,
+        quantile=0.5 if budget.tail is None else 0.99,
+        fixed=fixed,
+        idle_w=_idle_w(members),
+        buckets=buckets,
+        version=underclock.__version__,
+        warnings=_warnings(members),
+    )
+
+
+def _files(family: Sequence[SampleSource]) -> list[SampleSource]:
+    found: list[SampleSource] = []
+    for source in family:
+        if isinstance(source, str | Path) and Path(source).is_dir():
+            inside = sorted(Path(source).glob("*.db"))
+            if not inside:
+                raise DataError(f"{source} has no samples files (*.db)", hint="measure its steps")
+            found.extend(inside)
+        else:
+            found.append(source)
+    return found
+
+
+def _member(source: SampleSource, place: int) -> _Member:
+    """Read samples of a step, and say which step of a server it is.
+
+    Its phase is that of its kernels, or else in its name, and so are its sizes, as `trace` names
+    the steps of a server: ``llama3-8b-decode-b8-c1024``.
+    """
+    file = str(source) if isinstance(source, str | Path) else f"samples {place + 1}"
+    samples = read_samples(source)
+    name = samples.workload
+    passes = {kernel.pass_ for kernel in samples.kernels}
+    phases = passes & set(SERVING) or {Pass(each) for each in _PHASE.findall(name)[-1:]}
+    if passes & {Pass.BACKWARD, Pass.OPTIMIZER} or not phases:
+        raise DataError(
+            f"{name} in {file} is no step of a server",
+            hint="name the step prefill, decode or mixed; `underclock plan` without --serving, "
+            "--tpot and --ttft plans a training step",
+        )
+    sizes = _SIZES.search(name)
+    phase = phases.pop() if len(phases) == 1 else Pass.MIXED
+    if sizes is None or (phase is Pass.MIXED and sizes["tokens"] is None):
+        raise DataError(
+            f"{name} in {file} does not say its batch and context"
+            + (", and how many tokens it has" if phase is Pass.MIXED else ""),
+            hint=f"name the step such as serve-{phase}-b8-c1024"
+            + ("-t520" if phase is Pass.MIXED else ""),
+        )
+    batch = int(sizes["batch"])
+    context = int(sizes["context"]) * (_THOUSAND if sizes["thousands"] else 1)
+    made = batch * context if phase is Pass.PREFILL else batch
+    model = _PHASE.sub("", name[: sizes.start()]).strip("-") or "server"
+    return _Member(
+        file=file,
+        samples=samples,
+        phase=phase,
+        batch=batch,
+        context=context,
+        tokens=int(sizes["tokens"] or made),
+        model=model,
+    )
+
+
+def _check_alike(members: Sequence[_Member]) -> None:
+    """Refuse steps that belong to no one table.
+
+    Raises:
+        DataError: They do not.
+    """
+    first = members[0]
+    places: dict[tuple[Pass, int, int], str] = {}
+    for member in members:
+        mine, its = first.samples, member.samples
+        for noun, value, other in (
+            ("models", first.model, member.model),
+            ("GPUs", mine.gpu.name, its.gpu.name),
+            ("power limits", mine.gpu.power_limit_w, its.gpu.power_limit_w),
+            ("kinds of evidence", mine.evidence, its.evidence),
+        ):
+            if value != other:
+                raise DataError(
+                    f"{first.file} and {member.file} are of unlike {noun}: {value} and {other}",
+                    hint="make a table of each",
+                )
+        if member.place in places:
+            other, where = places[member.place], f"batch {member.batch}, context {member.context}"
+            raise DataError(
+                f"{other} and {member.file} are both of {member.phase} at {where}",
+                hint="leave one of them away"
+                if its.fingerprint == _of(members, other).fingerprint
+                else "they differ in kernels: a step whose shapes change within its batch and "
+                "context has no one cost; trace it at the greatest, padded",
+            )
+        places[member.place] = member.file
+
+
+def _of(members: Sequence[_Member], file: str) -> SampleSet:
+    return next(member.samples for member in members if member.file == file)
+
+
+def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
+    """Return what a step costs at auto and at every clock that is known, one clock for all of it.
+
+    Whole steps tell it, where they were steered; else the kernels that it is made of do.
+
+    Raises:
+        DataError: It never ran whole, so nobody knows its time.
+    """
+    steered = any(w.is_step and w.kernel_s and has_company(w.mix) for w in samples.windows)
+    if steered or is_only_whole(samples):
+        windows = tuple(w for w in samples.windows if not w.kernel)
+        samples = as_one(msgspec.structs.replace(samples, windows=windows))
+    costs = costs_of(samples, None, raw=None, isolated=False)
+    table = costs.table
+    if table.power_cap is None:
+        raise DataError(
+            f"{samples.workload} never ran whole at auto, so nobody knows how long it takes",
+            hint="measure it on a GPU, or a simulated one",
+        )
+    found = [_auto_cost(samples)]
+    for place, clocks in enumerate(table.settings):
+        if place != table.baseline and np.isfinite(table.time_s[:, place]).all():
+            found.append(_cost(costs, place, clocks, _basis(samples, clocks)))
+    return tuple(found)
+
+
+def _auto_cost(samples: SampleSet) -> ServingCost:
+    """Return what the step took at auto, and how sure its repeats make that."""
+    of = [[w.time_s for w in samples.in_situ], [w.energy_j for w in samples.in_situ]]
+    means = [math.fsum(each) / len(each) for each in of]
+    errors = [
+        TWO_SIDED * statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+        for each in of
+    ]
+    (time_s, energy_j), (time, energy) = means, errors
+    return ServingCost(
+        clocks=AUTO,
+        time_s=time_s,
+        time_interval_s=_about(time_s, time),
+        energy_j=energy_j,
+        energy_interval_j=_about(energy_j, energy),
+        basis=Basis.MEASURED,
+    )
+
+
+def _cost(costs: PlanCosts, place: int, clocks: Clocks, basis: Basis) -> ServingCost:
+    """Return what one clock for the whole step costs, as it settles under its cap.
+
+    What the model misses of the step at auto, it is taken to miss of it at other clocks.
+    """
+    table = costs.table
+    if costs.risk is None:
+        time_s, energy_j = (float(each[:, place].sum()) for each in (table.time_s, table.energy_j))
+        time = energy = 0.0
+    else:
+        change = costs.risk.predicted_change(np.full(len(table.kernels), place))
+        time_s = table.auto_time_s * (1.0 + change.time_change)
+        energy_j = table.auto_energy_j * (1.0 + change.energy_change)
+        time, energy = change.time_spread, change.energy_spread
+    if table.closure is not None:
+        time_s, energy_j = time_s / table.closure.time, energy_j / table.closure.energy
+    return ServingCost(
+        clocks=clocks,
+        time_s=time_s,
+        time_interval_s=_about(time_s, TWO_SIDED * time * table.auto_time_s),
+        energy_j=energy_j,
+        energy_interval_j=_about(energy_j, TWO_SIDED * energy * table.auto_energy_j),
+        basis=basis,
+    )
+
+
+_LEAST = 0.01  # of a cost, where its interval would reach below
+
+
+def _about(value: float, error: float) -> tuple[float, float]:
+    return max(value - error, _LEAST * value), value + error
+
+
+def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
+    """Say what a cost at locked clocks rests on."""
+    ran = {w.kernel for w in samples.windows if w.mix == ALONE and w.asked == clocks}
+    if "" in ran or ran >= {kernel.name for kernel in samples.kernels}:
+        return Basis.MEASURED
+    # Steering offers no clocks but those that it reached.
+    return Basis.STEERED if any(has_company(w.mix) for w in samples.windows) else Basis.MODELLED
+
+
+def _idle_w(members: Sequence[_Member]) -> float | None:
+    """Return the power of the GPU while nothing runs."""
+    idle = [
+        window.power_w
+        for member in members
+        for window in member.samples.windows
+        if not window.kernel and not window.mix.launches and not window.mix.hot
+    ]
+    return statistics.median(idle) if idle else None
+
+
+def _warnings(members: Sequence[_Member]) -> tuple[str, ...]:
+    boards = {member.samples.gpu.uuid for member in members}
+    told = [warning for member in members for warning in member.samples.warnings]
+    if len(boards) > 1:
+        told.append(f"steps were measured on {len(boards)} boards, which differ in power")
+    return tuple(dict.fromkeys(told))

@@ -1,0 +1,158 @@
+"""Clocks for the steps of a server: for each the least energy within its budget, one clock a step.
+
+A budget is of the time of a step, against auto or in seconds: a step of decode, or of both in one
+launch, makes a token of every sequence, so its time is the time per output token; a step of prefill
+is what the first token waits for. A cost keeps a budget where the upper end of its 95 % interval
+does. Auto keeps every budget that is against auto.
+
+Beside what each step gets stands the best clock for all of them, each step's energy against its own
+at auto counting alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from underclock.records import Clocks, Pass
+from underclock.records.common import Record, check_budget, check_not_negative, check_positive
+from underclock.records.serving import ServingBucket, ServingCost
+from underclock.units import format_duration, format_percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedStep:
+    """A step of a server, and what it costs.
+
+    Attributes:
+        batch: Sequences.
+        context: Tokens that each of them attends to; of prefill, of the prompt.
+        tokens: Tokens that it makes (decode) or reads.
+        costs: Auto first, then locked clocks.
+    """
+
+    phase: Pass
+    batch: int
+    context: int
+    tokens: int
+    costs: tuple[ServingCost, ...]
+
+
+class ServingBudget(Record, frozen=True, kw_only=True):
+    """How long steps may take.
+
+    Attributes:
+        max_slowdown: Above auto, as a fraction; ``None`` for no limit of that kind.
+        tpot_s: Per output token; ``None`` for no limit.
+        ttft_s: To the first token, a prompt's step; ``None`` for no limit.
+        tail: By what fraction one step in a hundred takes longer than they do on average, where
+            limits in seconds are of such a step; ``None`` where they are of the average.
+    """
+
+    max_slowdown: float | None = None
+    tpot_s: float | None = None
+    ttft_s: float | None = None
+    tail: float | None = None
+
+    def __post_init__(self) -> None:
+        check_budget(self.max_slowdown)
+        check_positive(self, "tpot_s", "ttft_s")
+        check_not_negative(self, "tail")
+
+    def limit_s(self, phase: Pass) -> tuple[str, float | None]:
+        """Return the name of what limits a phase in seconds, and the limit."""
+        return ("ttft", self.ttft_s) if phase is Pass.PREFILL else ("tpot", self.tpot_s)
+
+    def late_s(self, cost: ServingCost) -> float:
+        """Return what counts against a limit in seconds: the latest that a step is taken to be."""
+        return cost.time_interval_s[1] * (1.0 + (self.tail or 0.0))
+
+    def keeps(self, cost: ServingCost, step: ServedStep) -> bool:
+        """Whether a cost of a step keeps the budget."""
+        auto, limit_s = step.costs[0], self.limit_s(step.phase)[1]
+        if limit_s is not None and self.late_s(cost) > limit_s:
+            return False
+        if self.max_slowdown is None:
+            return True
+        if cost.clocks.is_auto:
+            return self.max_slowdown >= 0.0
+        return cost.time_interval_s[1] <= (1.0 + self.max_slowdown) * auto.time_s
+
+
+def served(
+    steps: Sequence[ServedStep], budget: ServingBudget
+) -> tuple[tuple[ServingBucket, ...], Clocks | None]:
+    """Choose clocks for every step of a server, and the best clocks for all of them.
+
+    Args:
+        steps: No two of one phase, batch and context.
+        budget: What each of them keeps.
+
+    Returns:
+        A bucket for each step, by phase, batch and context; and the clocks that are best where
+        nothing changes them, ``None`` where none keeps the budget of every step.
+    """
+    steps = sorted(steps, key=lambda step: (step.phase, step.batch, step.context))
+    fixed = _fixed(steps, budget)
+    return tuple(_bucket(step, budget, fixed) for step in steps), fixed
+
+
+def _bucket(step: ServedStep, budget: ServingBudget, fixed: Clocks | None) -> ServingBucket:
+    kept = [cost for cost in step.costs if budget.keeps(cost, step)]
+    chosen = min(kept, key=_energy_j) if kept else _fastest(step, budget)
+    return ServingBucket(
+        pass_=step.phase,
+        batch=step.batch,
+        context=step.context,
+        tokens=step.tokens,
+        auto=step.costs[0],
+        chosen=chosen,
+        fixed=next((cost for cost in step.costs if cost.clocks == fixed), None),
+        frontier=frontier(step.costs),
+        obstacle="" if kept else _obstacle(step, budget),
+    )
+
+
+def _fastest(step: ServedStep, budget: ServingBudget) -> ServingCost:
+    return min(step.costs, key=budget.late_s)
+
+
+def _obstacle(step: ServedStep, budget: ServingBudget) -> str:
+    """Say which budget of a step no clocks keep, and which they would."""
+    least = _fastest(step, budget)
+    at = "auto" if least.clocks.is_auto else str(least.clocks)
+    name, limit_s = budget.limit_s(step.phase)
+    late_s = budget.late_s(least)
+    if limit_s is not None and late_s > limit_s:
+        return (
+            f"no clocks keep {name} {format_duration(limit_s)}: "
+            f"{format_duration(late_s)} at {at} is the least"
+        )
+    change = least.time_interval_s[1] / step.costs[0].time_s - 1.0
+    return (
+        f"no clocks change time by {format_percent(budget.max_slowdown or 0.0)} or less: "
+        f"{format_percent(change)} at {at} is the least"
+    )
+
+
+def frontier(costs: Sequence[ServingCost]) -> tuple[ServingCost, ...]:
+    """Return the costs that no other beats in both time and energy, fastest first."""
+    best: list[ServingCost] = []
+    for cost in sorted(costs, key=lambda each: (each.time_s, each.energy_j)):
+        if not best or cost.energy_j < best[-1].energy_j:
+            best.append(cost)
+    return tuple(best)
+
+
+def _fixed(steps: Sequence[ServedStep], budget: ServingBudget) -> Clocks | None:
+    """Return the clocks of least mean energy against auto that every step has and keeps with."""
+    ratios: dict[Clocks, list[float]] = {}
+    for step in steps:
+        for cost in step.costs[1:]:
+            if budget.keeps(cost, step):
+                share = cost.energy_j / step.costs[0].energy_j
+                ratios.setdefault(cost.clocks, []).append(share)
+    everywhere = {clocks: sum(of) for clocks, of in ratios.items() if len(of) == len(steps)}
+    return min(everywhere, key=lambda clocks: everywhere[clocks], default=None)
+
+
+def _energy_j(cost: ServingCost) -> float:
+    return cost.energy_j

@@ -1,0 +1,189 @@
+"""``underclock plan`` of a server's steps: samples in, the governor's table out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from underclock import Campaign, ServingBudget, ServingPlan, load, measure, plan_serving, trace
+from underclock.app import main
+from underclock.errors import DataError
+from underclock.hw.measurer import BRISK
+from underclock.records import ALONE, Clocks, Pass, SampleSet
+from underclock.records.serving import Basis
+from underclock.runtime.policy.governor import Governor, Note
+from underclock.runtime.trainer.notes import BEGIN
+
+Fails = Callable[[str], tuple[int, str]]
+STEPS = ("decode-b1-c1024", "decode-b8-c1024", "prefill-b1-c512")
+CORES = (1500, 1800, None)
+HASTY = msgspec.structs.replace(BRISK, warm_s=1.0, steady_s=1.0, window_s=0.5, launches=2)
+
+
+def sampled(path: Path, name: str) -> None:
+    phase, batch, context = name.split("-")
+    campaign = Campaign(core_mhz=CORES, mem_mhz=(None,))
+    step = trace(f"llama3-8b-{phase}", batch=int(batch[1:]), context=int(context[1:]), layers=2)
+    measure(step, gpu="sim:h200", to=path, campaign=campaign, measuring=HASTY)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("family")
+    for name in STEPS:
+        sampled(folder / f"{name}.db", name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def samples(family: Path) -> list[SampleSet]:
+    found = [load(family / f"{name}.db") for name in STEPS]
+    return [each for each in found if isinstance(each, SampleSet)]
+
+
+def renamed(samples: SampleSet, **changes: Any) -> SampleSet:
+    return msgspec.structs.replace(samples, **changes)
+
+
+@pytest.mark.slow
+def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
+    family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = tmp_path / "serving.json"
+    main(f"plan {family} --max-slowdown 8% --tpot 5ms -o {to}".split())
+    said = capsys.readouterr().out
+    made = load(to)
+
+    assert isinstance(made, ServingPlan)
+    assert (made.workload, made.max_slowdown, made.tpot_s) == ("llama3-8b", 0.08, 5e-3)
+    places = [(each.pass_, each.batch, each.context, each.tokens) for each in made.buckets]
+    assert places == [
+        (Pass.DECODE, 1, 1024, 1),
+        (Pass.DECODE, 8, 1024, 8),
+        (Pass.PREFILL, 1, 512, 512),
+    ]
+    for bucket in made.buckets:
+        assert bucket.chosen.time_interval_s[1] <= 1.08 * bucket.auto.time_s
+        assert bucket.energy_change <= 0.0
+        assert len(bucket.frontier) > 1
+    small = made.buckets[0]
+    assert small.chosen.clocks.core_mhz in CORES
+    assert small.chosen.basis is Basis.MEASURED
+    assert (small.fixed is None) == (made.fixed is None)
+    assert len(said.splitlines()) <= 13
+    assert "decode 8 x 1024" in said
+    assert "one clock for all" in said
+
+    governor = Governor(made, latency_s=6e-3)
+    governor.noted(Note(BEGIN, Pass.DECODE, 1, 900), 0.0)
+    assert governor.ask(1.0) == small.chosen.clocks
+
+
+@pytest.mark.slow
+def test_times_are_those_of_the_step_as_it_runs_at_a_clock(samples: list[SampleSet]) -> None:
+    """Against the same steps run whole at locks, which the plan knew nothing of."""
+    from underclock.app.backends import open_measurer
+
+    step = trace("llama3-8b-decode", batch=8, context=1024, layers=2)
+    launches = [step.kernels[k] for k in step.order]
+    clocks = Clocks(core_mhz=1500)
+    with open_measurer("sim:h200", measuring=HASTY, step=step) as measurer:
+        taken = {}
+        for each in (Clocks(), clocks):
+            with measurer.hold(each):
+                measurer.warm(launches)
+                taken[each] = measurer.measure(launches)
+    made = plan_serving(samples, ServingBudget(max_slowdown=0.5))
+    cost = next(each for each in made.buckets[1].frontier if each.clocks == clocks)
+    real = taken[clocks].time_s / taken[Clocks()].time_s
+    assert cost.time_s / made.buckets[1].auto.time_s == pytest.approx(real, abs=0.01)
+    drawn = taken[clocks].energy_j / taken[Clocks()].energy_j
+    assert cost.energy_j / made.buckets[1].auto.energy_j == pytest.approx(drawn, abs=0.03)
+
+
+@pytest.mark.slow
+def test_a_budget_that_nothing_keeps_says_which_would(
+    family: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(f"plan {family} --tpot 1us --tail 5%".split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 6
+    assert "decode 1 x 1024: no clocks keep tpot 1 µs:" in said
+    assert "at p99" in said
+
+
+class TestRefused:
+    """Families that make no table, each by name."""
+
+    @pytest.mark.slow
+    def test_a_step_twice(self, samples: list[SampleSet]) -> None:
+        with pytest.raises(DataError, match="both of decode at batch 1, context 1024") as caught:
+            plan_serving([*samples, samples[0]])
+        assert "leave one" in caught.value.hint
+
+    @pytest.mark.slow
+    def test_a_step_whose_shapes_change_within_a_bucket(self, samples: list[SampleSet]) -> None:
+        other = renamed(samples[0], fingerprint="0" * 16)
+        with pytest.raises(DataError, match="both of decode") as caught:
+            plan_serving([*samples, other])
+        assert "shapes change within its batch" in caught.value.hint
+
+    @pytest.mark.slow
+    def test_unlike_models_and_gpus(self, samples: list[SampleSet]) -> None:
+        first, second, _ = samples
+        model = renamed(second, workload="llama3-70b-decode-b8-c1024")
+        with pytest.raises(DataError, match="unlike models: llama3-8b and llama3-70b"):
+            plan_serving([first, model])
+        gpu = renamed(second, gpu=msgspec.structs.replace(second.gpu, name="A100"))
+        with pytest.raises(DataError, match="unlike GPUs: H200 and A100"):
+            plan_serving([first, gpu])
+
+    @pytest.mark.slow
+    def test_a_step_that_says_no_sizes(self, samples: list[SampleSet]) -> None:
+        with pytest.raises(DataError, match="does not say its batch and context") as caught:
+            plan_serving([renamed(samples[0], workload="llama-decode")])
+        assert "serve-decode-b8-c1024" in caught.value.hint
+
+    @pytest.mark.slow
+    def test_a_mixed_step_that_does_not_say_its_tokens(self, samples: list[SampleSet]) -> None:
+        kernels = tuple(
+            msgspec.structs.replace(kernel, pass_=Pass.PREFILL if k else Pass.DECODE)
+            for k, kernel in enumerate(samples[0].kernels)
+        )
+        mixed = renamed(samples[0], kernels=kernels)
+        with pytest.raises(DataError, match="how many tokens"):
+            plan_serving([mixed])
+        (bucket,) = plan_serving([renamed(mixed, workload="m-mixed-b8-c1k-t520")]).buckets
+        assert (bucket.pass_, bucket.context, bucket.tokens) == (Pass.MIXED, 1024, 520)
+
+    @pytest.mark.slow
+    def test_a_step_that_never_ran_whole(self, samples: list[SampleSet]) -> None:
+        alone = tuple(w for w in samples[0].windows if w.kernel and w.mix == ALONE)
+        with pytest.raises(DataError, match="never ran whole"):
+            plan_serving([renamed(samples[0], windows=alone)])
+
+    @pytest.mark.slow
+    def test_a_training_step(self, samples: list[SampleSet]) -> None:
+        kernels = (
+            msgspec.structs.replace(samples[0].kernels[0], pass_=Pass.BACKWARD),
+            *samples[0].kernels[1:],
+        )
+        with pytest.raises(DataError, match="no step of a server"):
+            plan_serving([renamed(samples[0], kernels=kernels)])
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ("--serving --max-slowdown 1% --max-slowdown 2%", "keeps one --max-slowdown"),
+            ("--tpot 10ms --granularity step", "--granularity says nothing of a server"),
+            ("--tpot 0ms", "no budget"),
+            ("--tail 5%", "--tail is of a server's --tpot and --ttft"),
+            ("--serving", "has no samples files"),
+        ],
+    )
+    def test_options(self, options: str, words: str, tmp_path: Path, fails: Fails) -> None:
+        _, said = fails(f"plan {tmp_path} {options}")
+        assert words in " ".join(said.split())
