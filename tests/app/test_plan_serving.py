@@ -52,12 +52,12 @@ def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
     family: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "serving.json"
-    main(f"plan {family} --max-slowdown 8% --tpot 5ms -o {to}".split())
+    main(f"plan {family} --max-slowdown 40% --tpot 5ms -o {to}".split())
     said = capsys.readouterr().out
     made = load(to)
 
     assert isinstance(made, ServingPlan)
-    assert (made.workload, made.max_slowdown, made.tpot_s) == ("llama3-8b", 0.08, 5e-3)
+    assert (made.workload, made.max_slowdown, made.tpot_s) == ("llama3-8b", 0.4, 5e-3)
     places = [(each.pass_, each.batch, each.context, each.tokens) for each in made.buckets]
     assert places == [
         (Pass.DECODE, 1, 1024, 1),
@@ -65,13 +65,15 @@ def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
         (Pass.PREFILL, 1, 512, 512),
     ]
     for bucket in made.buckets:
-        assert bucket.chosen.time_interval_s[1] <= 1.08 * bucket.auto.time_s
+        assert bucket.chosen.time_interval_s[1] <= 1.4 * bucket.auto.time_s
         assert bucket.energy_change <= 0.0
         assert len(bucket.frontier) > 1
     small = made.buckets[0]
     assert small.chosen.clocks.core_mhz in CORES
     assert small.chosen.basis is Basis.MEASURED
-    assert (small.fixed is None) == (made.fixed is None)
+    assert made.fixed is not None
+    assert small.fixed is not None
+    assert small.fixed.clocks == made.fixed
     assert len(said.splitlines()) <= 13
     assert "decode 8 x 1024" in said
     assert "one clock for all" in said
