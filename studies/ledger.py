@@ -11,6 +11,7 @@ board, with the same noise, truly draws for the same steps when nothing is set.
 
 import argparse
 import dataclasses
+import itertools
 import math
 import statistics
 import tempfile
@@ -228,17 +229,18 @@ def true_saving_j(lines: Sequence[StepLine], run: Rounds, auto: Rounds) -> float
     return saved_j if lines else None
 
 
-def found(case: Case) -> Found | None:
-    """Measure, plan, run and compare; ``None`` where there is no plan to hold."""
-    random = np.random.default_rng([41, case.number])
-    step = drawn_step(random, case.number)
-    gpu, budget = GPUS[case.number % len(GPUS)], float(random.choice(BUDGETS))
-    unit, seed = int(random.integers(1, 10_000)), int(random.integers(1, 1 << 30))
+def found(case: Case) -> Found:
+    """Measure, plan, run and compare; a step whose plan sets nothing is drawn again."""
+    for attempt in itertools.count():
+        random = np.random.default_rng([41, case.number, attempt])
+        step = drawn_step(random, case.number)
+        gpu, budget = GPUS[case.number % len(GPUS)], float(random.choice(BUDGETS))
+        unit, seed = int(random.integers(1, 10_000)), int(random.integers(1, 1 << 30))
+        made = planned(step, gpu, unit, budget, seed)
+        if made.schedule and not all(clocks.is_auto for clocks in made.schedule.clocks):
+            break
     rounds: int = int(random.integers(_ROUNDS[0], _ROUNDS[1], endpoint=True))
     steps: int = round(_STEPS[0] * (_STEPS[1] / _STEPS[0]) ** random.random())
-    made = planned(step, gpu, unit, budget, seed)
-    if made.schedule is None or made.headline.cost is None:
-        return None
     model = dataclasses.replace(gpu_model(gpu), switching=hidden(scatter=True))
     lengths = StepLengths(spread=_LENGTH_SPREAD, seed=seed)
 
@@ -291,7 +293,7 @@ def main() -> None:
     runs = 4 if asked.quick else RUNS
     cases = [Case(number=number, way=way) for way in WAYS for number in range(runs)]
     with ProcessPoolExecutor(asked.jobs) as pool:
-        everything = [each for each in pool.map(found, cases) if each is not None]
+        everything = list(pool.map(found, cases))
     header = (
         *("told by", "runs", "cannot tell", "truth inside"),
         *("mean error, % of auto", "half-width, % of auto"),

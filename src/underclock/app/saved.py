@@ -26,7 +26,7 @@ _HOUR_S = 3600.0
 _CAPTION = (
     "blocks: told by blocks at auto in the same run; promise: by what plans promised. 95 % "
     "intervals: errors of one run's blocks, and of all promises, are taken as fully correlated, of "
-    "different runs' blocks as independent; energy counters may be off by 5 %"
+    "different runs' blocks as independent; counters may be off by 5 %, and blocks by heat by 5 %"
 )
 
 

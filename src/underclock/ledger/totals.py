@@ -4,10 +4,10 @@ Measured, replayed and simulated joules are never added up, nor are savings agai
 and promised ones. Where two entries of one GPU overlap in time, as where each of eight ranks names
 all GPUs or a rank was started again before the old one was gone, the time is counted once.
 
-Intervals have two parts, independent of each other. What a comparison may be wrong by: errors
+Intervals have parts that are independent of each other. What a comparison may be wrong by: errors
 within one are taken as fully correlated, those of different ones as independent. A comparison is a
 run that had blocks at auto; all promises are one, for plans share what their models are wrong by.
-And what energy counters may be wrong by, of all boards alike.
+And what energy counters may be wrong by, and of blocks heat, in all runs alike.
 """
 
 import datetime as dt
@@ -21,6 +21,9 @@ from underclock.records.common import Evidence, Record
 
 COUNTER = 0.05
 """Boards' sensors are off by up to so much of what they show (Yang et al., SC'24)."""
+HEAT = 0.05
+"""Blocks are shorter than heat takes, so both arms run at the heat of both: on simulated boards at
+their cap that showed up to so much of a saving that was none (docs/evidence/ledger.md)."""
 OTHERWISE = "clocks were neither auto nor as planned: a guard had taken part of the plan back"
 Interval = tuple[float, float]
 LedgerPart = tuple[LedgerEntry, float]
@@ -152,8 +155,8 @@ def total_of(
         comparison = entry.run if against is SavedAgainst.BLOCKS else ""
         below[comparison] += share * (entry.auto_j - low_j)
         above[comparison] += share * (high_j - entry.auto_j)
-    counter_j = COUNTER * saved_j
-    reach_j = [math.hypot(counter_j, *parts_j.values()) for parts_j in (below, above)]
+    alike_j = saved_j * math.hypot(COUNTER, HEAT if against is SavedAgainst.BLOCKS else 0.0)
+    reach_j = [math.hypot(alike_j, *parts_j.values()) for parts_j in (below, above)]
     return SavedTotal(
         group=group,
         evidence=evidence,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from made_entries import BEGAN_S, HOUR_S, KWH_J, entry, untold
 from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
-from underclock.ledger.totals import COUNTER, SavedBy, SavedTotal, counted_once, totals
+from underclock.ledger.totals import COUNTER, HEAT, SavedBy, SavedTotal, counted_once, totals
 from underclock.records import Evidence
 
 
@@ -22,7 +22,7 @@ def test_one_run_is_what_it_drew_against_auto() -> None:
     total = _only(entry())
 
     assert total.saved_j == pytest.approx(0.1 * KWH_J)
-    reach_j = math.hypot(0.05, COUNTER * 0.1) * KWH_J
+    reach_j = math.hypot(0.05, COUNTER * 0.1, HEAT * 0.1) * KWH_J
     assert total.saved_interval_j == pytest.approx((0.1 * KWH_J - reach_j, 0.1 * KWH_J + reach_j))
     assert (total.runs, total.gpus, total.gpu_s, total.steps) == (1, 1, HOUR_S, 100)
 
@@ -90,7 +90,7 @@ def test_evidence_is_never_added_up_nor_are_promises_and_blocks() -> None:
 
 
 def test_errors_add_up_within_a_comparison_and_in_squares_between_them() -> None:
-    """What counters are wrong by adds up over all."""
+    """What counters are wrong by adds up over all, and of blocks what heat is."""
     half_j = 0.05 * KWH_J
     one_run = [entry(gpu=f"gpu {at}") for at in range(4)]
     four_runs = [entry(gpu=f"gpu {at}", run=f"run {at}") for at in range(4)]
@@ -101,7 +101,9 @@ def test_errors_add_up_within_a_comparison_and_in_squares_between_them() -> None
     def half(entries: list[LedgerEntry]) -> float:
         total = _only(*entries)
         reach_j = total.saved_interval_j[1] - total.saved_j
-        return math.sqrt(reach_j**2 - (COUNTER * 0.4 * KWH_J) ** 2)
+        of_blocks = total.against is SavedAgainst.BLOCKS
+        alike = math.hypot(COUNTER, HEAT) if of_blocks else COUNTER
+        return math.sqrt(reach_j**2 - (alike * 0.4 * KWH_J) ** 2)
 
     assert half(one_run) == pytest.approx(4 * half_j)
     assert half(four_runs) == pytest.approx(2 * half_j)

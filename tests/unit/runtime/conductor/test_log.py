@@ -1,9 +1,17 @@
 """A run's log: in a few numbers, and in one line."""
 
+from pathlib import Path
+
 import pytest
 
 from underclock.records.runs import StepLine
-from underclock.runtime.conductor.log import live_line, summary_of
+from underclock.runtime.conductor.log import (
+    Log,
+    LogReader,
+    live_line,
+    live_scalars,
+    summary_of,
+)
 from underclock.runtime.machine.steps import State
 
 
@@ -72,3 +80,38 @@ def test_a_line_says_how_the_last_steps_went() -> None:
     assert live_line([_shown_step(6, 20.0), _shown_step(7, None)]) == (
         "step 7, 200 ms, 20 J, 1500 MHz, 75% within 1 ms, plan: clocks follow the plan"
     )
+
+
+def test_a_log_is_read_line_by_line_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    reader = LogReader(path)
+    assert reader.new() == ()
+
+    log = Log(path)
+    log.write(_shown_step(6, 20.0))
+    log.flush()
+    with path.open("ab") as file:
+        file.write(b'no line\n{"line":"st')  # a full disk's, and one that is written now
+    assert reader.new() == (_shown_step(6, 20.0),)
+    assert reader.new() == ()
+    with path.open("ab") as file:
+        file.write(b'ep"}\n')
+    log.write(_shown_step(7, None))
+    log.close()
+    assert reader.new() == (_shown_step(7, None),)
+
+
+def test_scalars_are_of_one_gpu_and_only_what_is_known() -> None:
+    lines = [_shown_step(6, 20.0), _shown_step(7, None), _step(0, gpu=1)]
+
+    assert live_scalars([]) == {}
+    assert live_scalars(lines) == {
+        "underclock/step_seconds": 0.2,
+        "underclock/step_joules": 20.0,
+        "underclock/core_megahertz": 1500.0,
+        "underclock/follows_plan": 1.0,
+    }
+    assert live_scalars(lines, gpu=1) == {
+        "underclock/step_seconds": 0.1,
+        "underclock/follows_plan": 1.0,
+    }
