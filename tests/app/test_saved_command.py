@@ -64,7 +64,10 @@ def test_rates_are_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert measured["saved_money"] == pytest.approx(0.1 * 1.5 * 0.25)
     assert measured["saved_co2e_kg_low"] == pytest.approx(measured["saved_kwh_low"] * 1.5 * 0.4)
     assert found["untold"][0]["energy_j"] == pytest.approx(0.9 * KWH_J)
-    assert "money: 0.25 EUR/kWh, as you said" in _said("", capsys)
+    for_people = _said("", capsys)
+    assert "money: 0.25 EUR/kWh, as you said" in for_people
+    assert "all: measured, blocks" in for_people  # however narrow the terminal is
+    assert "all: simulated, blocks" in for_people
     changed = json.loads(_said("--json --price 100USD/MWh", capsys))
     assert changed["saved"][0]["saved_money"] == pytest.approx(0.1 * 1.5 * 0.1)
     assert changed["rates"]["grid_g"] == 400.0

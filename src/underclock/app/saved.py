@@ -140,16 +140,16 @@ def _print(
     columns = [*words(by or "runs"), *numbers("saved, kWh")]
     columns += numbers(rates.currency) if money else []
     columns += numbers("CO2e, kg") if co2e else []
-    columns += [*words("told by"), *numbers("drawn, kWh", "GPU hours", "runs", "GPUs", "steps")]
+    columns += numbers("drawn, kWh", "GPU hours", "runs", "GPUs", "steps")
     rows = []
     for total in told:
         ends = total.saved_j, *total.saved_interval_j
-        cells = [total.group or "all", _interval(each / _KWH_J for each in ends)]
+        name = f"{total.group or 'all'}: {total.evidence}, {total.against}"
+        cells = [name, _interval(each / _KWH_J for each in ends)]
         cells += [_interval(rates.money(each) or 0.0 for each in ends)] if money else []
         cells += [_interval(rates.co2e_kg(each) or 0.0 for each in ends)] if co2e else []
         counts = f"{total.gpu_s / _HOUR_S:.3g}", str(total.runs), str(total.gpus), str(total.steps)
-        told_by = f"{total.against}, {total.evidence}"
-        rows.append([*cells, told_by, f"{total.energy_j / _KWH_J:.3g}", *counts])
+        rows.append([*cells, f"{total.energy_j / _KWH_J:.3g}", *counts])
     if rows:
         print_table(filled("Saved against auto clocks", columns, rows, _CAPTION))
     for each in untold:
