@@ -52,17 +52,14 @@ def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
         network=_quotient(network, colour, kept, ranks),
         rank_weight=weight,
         pair=number[table.pair[kept]],
-        fixed_s=table.fixed_s[kept],
-        power_w=table.power_w[kept],
-        talks=table.talks[kept],
-        rest=table.rest[kept],
-        quiet=table.quiet[kept],
         auto_wait_w=table.auto_wait_w[ranks],
         pairs=tuple((new_rank[rank], name) for rank, name in pairs),
+        **{name: getattr(table, name)[kept] for name in _OF_INSTRUCTIONS},
         **{name: getattr(table, name)[picked] for name in _OF_PAIRS},
     ), stands
 
 
+_OF_INSTRUCTIONS = ("fixed_s", "power_w", "talks", "rest", "quiet")
 _OF_PAIRS = (
     *("auto", "time_s", "energy_j", "time_error_s", "energy_error_j"),
     *("wait_w", "first", "last", "inside", "at_clocks"),

@@ -23,7 +23,7 @@ Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C c
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class JobTable:
     @cached_property
     def holder(self) -> Ints:
         """Instruction whose clock is held at, and after, each; -1 for none. Shape (n,)."""
-        return self._holders(own=True)
+        return self._holders("right", 1)
 
     @cached_property
     def next_held(self) -> tuple[Ints, Bools]:
@@ -110,31 +110,24 @@ class JobTable:
 
         Shapes (n,) and (n,); -1 for none.
         """
-        after, talking = np.full(len(self.pair), -1), np.zeros(len(self.pair), dtype=bool)
-        first_stream = self.network.stream == 0
-        for rank in range(len(self.rank_weight)):
-            own = np.flatnonzero((self.network.rank == rank) & first_stream)
-            held = np.flatnonzero(self.pair[own] >= 0)
-            if not len(held):
-                continue
-            gap = np.searchsorted(held, np.arange(len(own)), "right") % len(held)
-            after[own] = own[held[gap]]
-            talking[own] = np.bincount(gap, self.talks[own], len(held))[gap] > 0
-        return after, talking
+        after = self._holders("right", 0)
+        main = (self.network.stream == 0) & (after >= 0)
+        talks = np.bincount(after[main], self.talks[main], len(after))
+        return after, main & (talks[after] > 0)
 
     @cached_property
     def before(self) -> Ints:
         """Instruction whose clock is held until each begins; -1 for none. Shape (n,)."""
-        return self._holders(own=False)
+        return self._holders("left", 1)
 
-    def _holders(self, *, own: bool) -> Ints:
+    def _holders(self, side: Literal["left", "right"], back: int) -> Ints:
         holder = np.full(len(self.pair), -1)
         holds = (self.pair >= 0) & (self.network.stream == 0)
         for rank in range(len(self.rank_weight)):
             at = np.flatnonzero(self.network.rank == rank)
             held = at[holds[at]]
             if len(held):
-                holder[at] = held[np.searchsorted(held, at, "right" if own else "left") - 1]
+                holder[at] = held[(np.searchsorted(held, at, side) - back) % len(held)]
         return holder
 
 
