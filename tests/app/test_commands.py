@@ -121,14 +121,14 @@ def test_the_demo_leaves_its_files_and_a_table(
         "validation.json",
         "report.html",
     }
-    # The README shows what is printed.
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    block = readme.split("`underclock-demo/report.html`:")[1].split("At up to")[0]
+    # The documentation shows what is printed.
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
+    block = page.split("```text\n")[1].split("```")[0]
     lines = [" ".join(line.split()) for line in said.splitlines()]
     for line in filter(None, (" ".join(line.split()) for line in block.splitlines())):
         assert line in lines
     taken = len(SampleFile.read(Path("underclock-demo/samples.db")).samples)
-    assert f"{taken} samples" in " ".join(readme.split())
+    assert f"{taken} samples" in " ".join(page.split())
 
     code, error = fails("demo")
     assert code == 2
