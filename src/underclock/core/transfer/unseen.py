@@ -225,7 +225,7 @@ class KindLaws:
         """Learn what a parameter goes with, and how far kernels deviate from it. Shape (2,)."""
         like, unsure2 = self._like, self._like.variance[:, p]
         if not len(unsure2):
-            return np.zeros(2)
+            return np.ones(2)  # of no kernel more is known than that work makes it longer
         features, width = self._features(p, like.work), _ODDS * _SHARP[p]
         odds = np.array([-math.inf])
         if features[:, 0].any():

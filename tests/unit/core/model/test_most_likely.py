@@ -21,7 +21,7 @@ from underclock.core.model.damped_steps import (
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel, fit_all, laplace
 from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
 from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
@@ -212,6 +212,19 @@ def test_the_order_of_rows_within_a_kernel_changes_nothing(
 
     assert again.parameters.shared == pytest.approx(model.parameters.shared, abs=0.02)
     assert again.residuals == pytest.approx(model.residuals[:, order], abs=1e-3)
+
+
+def test_a_launch_is_no_share_of_its_kernel_and_a_wait_for_a_link_is(truth: _Truth) -> None:
+    kernels, variance = truth.parameters.kernels, np.full((12, PER_KERNEL), 0.01)
+    fixed = 2
+    for kind, is_share in ((0, False), (COLLECTIVE, True)):
+        rows = dataclasses.replace(truth.rows, kinds=np.full(12, kind, dtype=np.int64))
+        before = hierarchical_prior.typical(rows, _FAMILY.base)
+        after = hierarchical_prior.learned(before, rows, kernels, variance)
+        for prior in (before, after):
+            means = prior.mean[:, fixed]
+            assert (np.ptp(means) > 0.5) == is_share
+            assert (means == hierarchical_prior.LAUNCH[0]).all() == (not is_share)
 
 
 def test_longer_kernels_are_longer_by_as_much_and_nothing_else_where_launches_are(

@@ -245,6 +245,32 @@ def test_a_kernel_that_is_nothing_like_its_work_bends_no_law() -> None:
     assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.05)
 
 
+def test_a_kernel_of_no_known_kind_is_longer_by_its_work() -> None:
+    told = unseen(
+        _known(8),
+        np.ones(8, dtype=bool),
+        np.array([2]),
+        np.array([[14e9], [14e6]]),
+        np.array([6]),
+        np.array([False]),
+    )
+    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([14.0, 7.0, 28.0], rel=0.02)
+
+
+def test_kernels_without_flops_go_with_their_bytes() -> None:
+    known = _known(8)
+    known.work[0] = 0.0
+    told = unseen(
+        known,
+        np.ones(8, dtype=bool),
+        np.array([1]),
+        np.array([[0.0], [5e6]]),
+        np.array([-1]),
+        np.array([False]),
+    )
+    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.02)
+
+
 def test_what_no_clock_changes_grows_with_the_work_but_for_a_launch() -> None:
     """With one memory clock, traffic may be taken for time that nothing changes."""
     known = _known(8)
