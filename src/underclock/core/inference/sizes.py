@@ -23,7 +23,7 @@ _SPREADS = {
 }
 _STEPS, _TURNS = (3.0, 1.7), 2  # factors tried of every size, and how often all of them
 _GAIN = 0.01  # of the logarithm of the evidence, that is worth a move
-_MOST = 24  # kernels and rows of each that sizes are learned from
+_KERNELS, _ROWS = 64, 24  # of each, that sizes are learned from
 _REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs from a row's own
 _OF_ROW = 0.5  # where they do not: noise of a run, as a multiple of a row's own
 
@@ -94,9 +94,10 @@ def _climbed(
 
 
 def _some(rows: FieldRows) -> FieldRows:
-    """Return some rows of some kernels, evenly taken."""
-    kernels = _evenly(len(rows.setting))
-    columns = _evenly(rows.setting.shape[1])
+    """Return some rows of some kernels, taken evenly from small to large in whatever order."""
+    level = np.where(rows.real, rows.log, 0.0).sum(axis=1) / np.maximum(rows.real.sum(axis=1), 1)
+    kernels = np.sort(np.argsort(level, kind="stable")[_evenly(len(level), _KERNELS)])
+    columns = _evenly(rows.setting.shape[1], _ROWS)
     some = rows.of(kernels)
     some = FieldRows(
         setting=some.setting[:, columns], log=some.log[:, columns], runs=some.runs[:, columns]
@@ -105,5 +106,5 @@ def _some(rows: FieldRows) -> FieldRows:
     return some.of(told) if len(told) else rows
 
 
-def _evenly(count: int) -> Ints:
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST)).round().astype(np.int64))
+def _evenly(count: int, most: int) -> Ints:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))

@@ -63,6 +63,23 @@ def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> No
     assert abs(_energy_errors(made)[0, column]) < 0.15
 
 
+def test_the_order_of_kernels_changes_nothing() -> None:
+    """Sizes are learned from some of many kernels: the same ones, however they are listed."""
+    blocks = [
+        [s for s in noisy_samples(f"k{k}", 0.05 if k % 3 else 0.005, k) if s.repeat == 0][::3]
+        for k in range(70)
+    ]
+    others = [blocks[int(k)] for k in np.random.default_rng(1).permutation(len(blocks))]
+    made, again = (
+        inferred_costs(run_table([s for b in some for s in b])) for some in (blocks, others)
+    )
+
+    names = [kernel.name for kernel in again.table.kernels]
+    rows = [names.index(kernel.name) for kernel in made.table.kernels]
+    assert made.table.settings == again.table.settings
+    assert again.table.energy_j[rows] == pytest.approx(made.table.energy_j, rel=1e-9)
+
+
 def test_one_odd_run_in_a_row_that_no_plan_needs_changes_no_plan() -> None:
     samples = [s for k in range(5) for s in noisy_samples(f"k{k}", 0.003, k)]
     at = next(i for i, s in enumerate(samples) if s.asked.core_mhz == CORES[3])
