@@ -165,11 +165,16 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
         (c for c, clocks in enumerate(posterior.settings) if clocks.mem_mhz == memories[0]),
         key=lambda c: abs(min(wanted_mhz, GREATEST_MHZ) - (posterior.settings[c].core_mhz or 0)),
     )
-    core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[here : here + 1])
+    return drawn_beside_j(model, posterior, counts, here)
+
+
+def drawn_beside_j(model: FittedModel, posterior: Posterior, counts: Floats, at: int) -> Floats:
+    """Return what so many launches at a setting draw, (K,), and the GPU not without them."""
+    core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[at : at + 1])
     gpu = model.parameters.family.gpu(model.parameters.shared)
     anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, STEADY_C)[0])
-    own_w = np.maximum(np.exp(posterior.log_w[:, here]) - anyway_w, 0.0)
-    beside_j: Floats = counts * np.exp(posterior.log_s[:, here]) * own_w
+    own_w = np.maximum(np.exp(posterior.log_w[:, at]) - anyway_w, 0.0)
+    beside_j: Floats = counts * np.exp(posterior.log_s[:, at]) * own_w
     return beside_j
 
 

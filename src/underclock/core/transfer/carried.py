@@ -18,14 +18,14 @@ from scipy.linalg import block_diag
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import KnownFit, estimate, with_guesses
+from underclock.core.model.estimate import KnownFit, drawn_beside_j, estimate, with_guesses
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step
 from underclock.core.model.parameters import Parameters, Points, predicted_rows
 from underclock.core.model.posterior import Posterior, capped
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import PER_KERNEL, STEADY_C
+from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.sample_rows import KIND_NUMBERS
 from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.table import (
@@ -41,7 +41,6 @@ from underclock.core.transfer.matching import Match, matched, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.gpus.links import link_of
-from underclock.physics.costs import idle_w
 from underclock.records import Kernel, SampleSet, Step
 from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
 
@@ -318,7 +317,8 @@ def _table(
     kernels, cap = step.kernels, cap_of(known.table)
     costs = posterior.costs(waited_counts(kernels))
     time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
-    beside_j = _beside_j(known, posterior, overlapped_counts(kernels), cap.boost)
+    counts = overlapped_counts(kernels)
+    beside_j = drawn_beside_j(known.model, posterior, counts, cap.boost)
     baseline = len(posterior.settings)
     left = np.array([not match.way.is_told for match in matches])
     time_s = np.column_stack([time_s, time_s[:, cap.boost]])
@@ -337,19 +337,6 @@ def _table(
         left=left if left.any() else None,
         warnings=(sentence, *step.warnings, *overlap_notes(kernels, launch_s)),
     )
-
-
-def _beside_j(known: CostEstimate, posterior: Posterior, counts: Floats, boost: int) -> Floats:
-    """Return what launches beside others draw, and the GPU not without them. Shape (N,)."""
-    if not counts.any():
-        return np.zeros_like(counts)
-    model = known.model
-    core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[boost : boost + 1])
-    gpu = model.parameters.family.gpu(model.parameters.shared)
-    anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, STEADY_C)[0])
-    own_w = np.maximum(np.exp(posterior.log_w[:, boost]) - anyway_w, 0.0)
-    beside_j: Floats = counts * np.exp(posterior.log_s[:, boost]) * own_w
-    return beside_j
 
 
 def _told(
