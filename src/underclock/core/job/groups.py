@@ -56,21 +56,11 @@ class Groups:
 
     @cached_property
     def _columns(self) -> tuple[Ints, Ints]:
-        """Group and clock of each variable: clocks that all cells have and none beats."""
+        """Group and clock of each variable: clocks that all cells have."""
         pair, group, _ = self._cells
         rows = self.table.at_clocks[pair]
         has = self.table.first[pair[:, None], rows] == np.arange(rows.shape[1])
         common = np.array([has[group == g].all(axis=0) for g in range(int(group.max()) + 1)])
-        cost_j = self._costs_j(0.0)
-        for g, may in enumerate(common):
-            times_s = self._times_s[group == g]
-            slower = (times_s[:, None] <= times_s[:, :, None]).all(axis=0)
-            dearer = cost_j[g][None] <= cost_j[g][:, None]
-            same = (slower & slower.T) & (dearer & dearer.T)
-            first = np.triu(np.ones_like(same), 1).astype(bool)
-            beaten = slower & dearer & may[None] & (~same | first.T)
-            np.fill_diagonal(beaten, val=False)
-            common[g] = may & ~beaten.any(axis=1)
         groups, clocks = np.nonzero(common)
         return groups, clocks
 
