@@ -20,6 +20,7 @@ _TICK_S, _BIN_MHZ = 0.02, 15.0
 _SLACK = 0.01  # of the limit, that it leaves before it climbs (assumed)
 _FAST, _MOST_BINS = 0.05, 4  # a bin more for each of this part above the limit (assumed)
 _ROUNDS, _LEAST_S = 4, 2.0  # the first half is not counted
+_FEWEST = 2  # clocks
 _CALIBRATED = 3  # rounds, until the known step draws what was measured
 
 
@@ -36,6 +37,8 @@ def lag_of(
     limit_w = known[0].limit_w
     if min(_round_s(*known), _round_s(*new)) < known[0].window_s:
         return 1.0, 1.0  # one ceiling holds for all of a short step
+    if min(len(_ladder(*known)[0]), len(_ladder(*new)[0])) < _FEWEST:
+        return 1.0, 1.0  # where clocks would climb to nobody knows
     for _ in range(_CALIBRATED):
         time_s, energy_j = _lagged(*known, limit_w)
         limit_w *= mean_w * time_s / energy_j
