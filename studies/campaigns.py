@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python studies/campaigns.py
     OMP_NUM_THREADS=1 python studies/campaigns.py --quick
 
-A campaign's time is virtual: that of the worker whose GPU took longest, warming up included.
+A campaign's time is virtual: until the last GPU is done, warming up and waiting included.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from underclock.campaign.survey import Campaign, Grid
 from underclock.campaign.together import Answered, Told
 from underclock.core.planning.goal import Goal
 from underclock.records import SampleSet, Step, Window
-from underclock.store import SampleFile, read_parts
+from underclock.store import read_parts
 
 GPU, WORKLOAD, BUDGET = "sim:rtx3080ti", "gpt3-xl", 0.01
 WORKERS, KILLS, SEED = 8, 20, 29
@@ -32,15 +32,6 @@ _SPEED = (
     *("campaign", "windows, one GPU / eight", "hours, one GPU", "hours, eight"),
     *("times faster", "plan of one GPU", "its interval", "plan of eight"),
 )
-
-
-def longest_s(folder: Path) -> float:
-    """Return the GPU time of the worker that took longest."""
-    spent_s = []
-    for path in folder.glob("*.db"):
-        with SampleFile.open(path, writable=False) as file:
-            spent_s.append(file.gpu_s)
-    return max(spent_s)
 
 
 def planned(samples: SampleSet) -> tuple[float, tuple[float, float]]:
@@ -53,12 +44,19 @@ def planned(samples: SampleSet) -> tuple[float, tuple[float, float]]:
 
 def speed(step: Step, name: str, campaign: Campaign, folder: Path) -> tuple[str, ...]:
     """Return a row of the table: one campaign on one GPU and on several."""
-    alone = folder / f"{name}.alone"
-    alone.mkdir()
-    one = measure(step, gpu=GPU, to=alone / "one.db", campaign=campaign)
-    to = folder / f"{name}.db"
-    (all_,) = measure_together(step, gpus=[GPU] * WORKERS, to=to, campaign=campaign, seed=100)
-    one_s, all_s = longest_s(alone), longest_s(folder / f"{name}.db.parts")
+    tallies: list[Tally] = []
+    to = folder / f"{name}.one.db"
+    one = measure(step, gpu=GPU, to=to, campaign=campaign, progress=tallies.append)
+    one_s = tallies[-1].gpu_s
+    (all_,) = measure_together(
+        step,
+        gpus=[GPU] * WORKERS,
+        to=folder / f"{name}.db",
+        campaign=campaign,
+        seed=100,
+        progress=tallies.append,
+    )
+    all_s = tallies[-1].gpu_s
     (mine, (low, high)), (theirs, _) = planned(one), planned(all_)
     within = "inside" if low <= theirs <= high else "outside"
     return (

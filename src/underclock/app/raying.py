@@ -302,7 +302,7 @@ def measure_together(
                 list(placed),
                 folder,
                 campaign,
-                lambda gathered, points: _policy(gathered, points, campaign, seed),
+                lambda gathered, points: _policy(gathered, points, campaign, seed, len(placed)),
                 virtual=names[0].is_simulated,
                 progress=progress or (lambda _tally: None),
             ).run()
@@ -384,13 +384,15 @@ def _placed(ray: Any, gpus: Sequence[str], seed: int) -> dict[str, Placed]:  # n
     return found
 
 
-def _policy(gathered: Gathered, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
+def _policy(
+    gathered: Gathered, points: Points, campaign: Campaign, seed: int, workers: int
+) -> WindowPolicy:
     """Return what says which windows are wanted."""
     grid = campaign.grid or (Grid.ADAPTIVE if campaign.may_adapt else Grid.COARSE)
     if grid is not Grid.ADAPTIVE:
         return Listed(gathered, points, campaign)
     if len(gathered.boards) == 1:
-        return Adaptive(gathered, points, campaign, seed=seed)
+        return Adaptive(gathered, points, campaign, seed=seed, workers=workers)
     return Adaptive(
         gathered,
         points,

@@ -14,7 +14,7 @@ from underclock.campaign.recording import OnFile
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
-from underclock.core.design.wanted import IDLING, Wanted
+from underclock.core.design.wanted import IDLING, WHOLE_STEPS, Wanted, shared_steps
 from underclock.core.inference.search import searched
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
@@ -25,7 +25,7 @@ from underclock.core.step.cap import driver_says
 from underclock.core.step.table import step_means
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
-from underclock.records import ALONE, AUTO, Clocks, Evidence, Kernel, Mix, SampleSet, Window
+from underclock.records import ALONE, Clocks, Evidence, Kernel, Mix, SampleSet, Window
 
 if TYPE_CHECKING:
     from underclock.core.inference.joint import TableFit
@@ -34,7 +34,9 @@ _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what 
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
-_WHOLE_STEPS = 4  # runs of the whole step to begin with: everything is compared with them
+# The same where several GPUs share the looks: one more tells less by then, and takes the campaign a
+# minute or two of bringing a GPU to the step's heat, in which the others take hundreds of windows.
+_SHARED_BASELINE_PART = 0.75
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
@@ -46,7 +48,7 @@ def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
     """Return how many samples come before any is chosen for what it tells."""
     locked = sum(clocks.core_mhz is not None for clocks in samples.settings)
     each = 1 + min(locked, _points_each(campaign, len(samples.kernels)))
-    return each * len(samples.kernels) + _WHOLE_STEPS * whole
+    return each * len(samples.kernels) + WHOLE_STEPS * whole
 
 
 def _points_each(campaign: Campaign, kernels: int, points: int = _SHARED_POINTS) -> int:
@@ -77,6 +79,7 @@ class Adaptive:
         *,
         seed: int,
         fit: Callable[[SampleSet], KnownCosts] | None = None,
+        workers: int = 1,
     ) -> None:
         header = recorder.samples
         everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
@@ -97,6 +100,9 @@ class Adaptive:
         self._kernels = header.kernels
         self._settings = header.settings
         self._whole = bool(self._runs and campaign.in_situ and header.order)
+        measuring = header.provenance and header.provenance.measuring
+        launches = measuring.launches if measuring else 0
+        self._steps, self._rounds = shared_steps(workers, launches)
         self._table: TableFit | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
         self._taken: Counter[tuple[str, Clocks]] = Counter()
@@ -192,7 +198,7 @@ class Adaptive:
     def _at_auto(self, samples: SampleSet, spent_s: float) -> list[Wanted]:
         """Return what is missing of the step and its kernels at auto, to which all is compared."""
         kernels = list(self._not_yet(self._kernel(each, self._baseline) for each in self._kernels))
-        steps = _WHOLE_STEPS if self._whole else 0
+        steps = self._steps if self._whole else 0
         hurried = self._is_short_of_time()
         if hurried:
             # Looks at a step of some seconds would take all of it, and tell of no kernel.
@@ -201,7 +207,9 @@ class Adaptive:
             steps = min(steps, int(self._lasts_for_a_step(samples, spent_s)))
         missing = steps - len(samples.in_situ) - sum(one.is_step for one in self._pending)
         # Kernels one by one leave the GPU cooler than the step does.
-        runs = [Wanted(timed=False, warm=hurried and not n) for n in range(missing)]
+        runs = [
+            Wanted(timed=False, warm=hurried and not n, rounds=self._rounds) for n in range(missing)
+        ]
         return runs or kernels
 
     def _is_short_of_time(self) -> bool:
@@ -320,7 +328,7 @@ class Adaptive:
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
-            some.append(Wanted(asked=AUTO, timed=False, warm=True))
+            some.append(Wanted(timed=False, warm=True, rounds=self._rounds))
         return some
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
@@ -360,7 +368,8 @@ class Adaptive:
 
     def _rests_on_baseline(self, fit: KnownCosts) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
-        return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+        part = _BASELINE_PART if self._rounds is None else _SHARED_BASELINE_PART
+        return fit.baseline.spread[1] ** 2 > part * self._unsure**2
 
 
 def _is_capped(window: Window) -> bool:

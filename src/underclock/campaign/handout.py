@@ -4,9 +4,9 @@ A window that is wanted waits, is with one worker, or is on file. What a lost wo
 next that is free.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
 
 from underclock.core.design.wanted import Wanted
 
@@ -14,31 +14,28 @@ _MOST = 4  # windows that go out together, at the same clocks, while many wait
 
 
 class Handout:
-    """Windows that are wanted, and the workers that take them.
+    """Windows that are wanted, and the workers that take them."""
 
-    Args:
-        takes_s: Returns about how long a window takes.
-        virtual: Whether each worker has a time of its own, as simulated GPUs do: then none is given
-            what another would have come to earlier.
-    """
-
-    def __init__(self, takes_s: Callable[[Wanted], float], *, virtual: bool) -> None:
-        self._takes_s = takes_s
-        self._virtual = virtual
+    def __init__(self) -> None:
         self._waiting: deque[Wanted] = deque()
         self._own: dict[str, list[Wanted]] = {}
         self._with: dict[str, list[Wanted]] = {}
-        self._spent_s: dict[str, float] = {}
+        self._free: list[str] = []  # first come, first served
 
     @property
     def workers(self) -> int:
         """How many there are."""
-        return len(self._spent_s)
+        return len(self._free) + len(self._with)
 
     @property
-    def busy(self) -> bool:
-        """Whether any worker is at something."""
-        return bool(self._with)
+    def busy(self) -> int:
+        """How many are at something."""
+        return len(self._with)
+
+    @property
+    def short(self) -> bool:
+        """Whether more workers are free than windows wait."""
+        return len(self._waiting) + len(self._own) < len(self._free)
 
     @property
     def waiting(self) -> int:
@@ -51,14 +48,13 @@ class Handout:
         lists = (*self._with.values(), *self._own.values(), self._waiting)
         return tuple(one for some in lists for one in some)
 
-    def join(self, worker: str, spent_s: float, own: Sequence[Wanted] = ()) -> None:
+    def join(self, worker: str, own: Sequence[Wanted] = ()) -> None:
         """Add a worker that is free.
 
         Args:
-            spent_s: GPU time that its GPU took so far.
             own: What this worker takes itself, before all else.
         """
-        self._spent_s[worker] = spent_s
+        self._free.append(worker)
         if own:
             self._own[worker] = list(own)
 
@@ -74,40 +70,31 @@ class Handout:
     def hand_out(self) -> list[tuple[str, list[Wanted]]]:
         """Return what free workers are to take now, and count them as being at it."""
         given = []
-        for worker in sorted(self._spent_s.keys() - self._with.keys(), key=self._order):
-            if self._is_ahead(worker):
-                continue
+        for worker in tuple(self._free):
             if some := self._own.pop(worker, None) or self._next():
+                self._free.remove(worker)
                 self._with[worker] = some
                 given.append((worker, some))
         return given
 
-    def done(self, worker: str, spent_s: float) -> None:
+    def done(self, worker: str) -> None:
         """Free a worker: all that it was at is on file."""
         del self._with[worker]
-        self._spent_s[worker] = spent_s
+        self._free.append(worker)
 
     def lost(self, worker: str) -> None:
         """Take back what a worker was at; it comes first for others."""
         self._waiting.extendleft(reversed(self._with.pop(worker, [])))
         self._own.pop(worker, None)
-        self._spent_s.pop(worker, None)
-
-    def _order(self, worker: str) -> tuple[float, str]:
-        return self._spent_s[worker], worker
-
-    def _is_ahead(self, worker: str) -> bool:
-        """Whether another will be free before the time that this one is at."""
-        ends_s = (self._spent_s[w] + sum(map(self._takes_s, at)) for w, at in self._with.items())
-        return self._virtual and self._spent_s[worker] > min(ends_s, default=float("inf"))
+        if worker in self._free:
+            self._free.remove(worker)
 
     def _next(self) -> list[Wanted]:
         """Take what goes out together: at the same clocks, and few where few wait."""
         if not self._waiting:
             return []
-        most = max(1, min(_MOST, len(self._waiting) // (2 * self.workers)))
-        asked = self._waiting[0].asked
-        together = list(takewhile(lambda one: one.asked == asked, list(self._waiting)[:most]))
-        for _ in together:
-            self._waiting.popleft()
-        return together
+        first, most = self._waiting[0], max(1, min(_MOST, self.waiting // (2 * self.workers)))
+        alike = itertools.takewhile(
+            lambda one: one.asked == first.asked and not one.is_step, list(self._waiting)[:most]
+        )
+        return [self._waiting.popleft() for _ in range(max(1, len(list(alike))))]

@@ -166,10 +166,13 @@ class Recorder:
         may_fail = wanted.is_step and wanted.mix == ALONE and not wanted.timed
         timed = wanted.timed
         if may_fail:
-            timed = self.can_time and (self.whole or repeat < _TIMED)
+            # Where several share the looks at a step, each times the first of its own.
+            timed = self.can_time and (self.whole or repeat < (1 if wanted.rounds else _TIMED))
         if timed:
             try:
-                reading = self.measurer.measure(launches, repeat, mix=wanted.mix, timed=True)
+                reading = self.measurer.measure(
+                    launches, repeat, mix=wanted.mix, timed=True, least=wanted.rounds
+                )
             except (NotSupportedError, MeasurementError) as exc:
                 if not may_fail:
                     raise
@@ -180,7 +183,8 @@ class Recorder:
                 self._give_up("the core clock cannot be read")
                 return dataclasses.replace(reading, durations=None)
         # What is wrong with more than the timing is raised here.
-        return self.measurer.measure(launches, repeat, mix=ALONE if self.whole else None)
+        mix = ALONE if self.whole else None
+        return self.measurer.measure(launches, repeat, mix=mix, least=wanted.rounds)
 
     def _give_up(self, why: str) -> None:
         """Go on without timing launches; the file says so."""

@@ -9,13 +9,12 @@ from underclock.arrays import Ints
 from underclock.campaign.recording import Recorder
 from underclock.campaign.worth import candidates_of, multiplier_of, planned_for
 from underclock.core.design.sample_value import telling_shared
-from underclock.core.design.wanted import Wanted
+from underclock.core.design.wanted import WHOLE_STEPS, Wanted
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.planning.goal import Goal
 from underclock.core.step.under_cap import cap_of, nearest_settings, settled_step
 from underclock.records import SampleSet, Window
 
-_STEPS = 4  # runs of the whole step: everything is compared with them
 _AT_ONCE = 8  # windows between two fits
 _LEAST = 0.002  # of what is unsure of a promise: what takes away less is not measured
 SHARE = 0.1
@@ -55,7 +54,7 @@ class Refining:
         """Return what is not on file yet of what every board is compared by, then what tells."""
         del spent_s, pending
         samples = self._recorder.samples
-        wanted = [Wanted(timed=False)] * (_STEPS - len(samples.in_situ))
+        wanted = [Wanted(timed=False)] * (WHOLE_STEPS - len(samples.in_situ))
         if not samples.samples:
             # What the cap makes of it shows what this board's sensor does.
             wanted.append(Wanted(self._hottest, timed=False))

@@ -18,13 +18,12 @@ from underclock.campaign.loop import WindowPolicy
 from underclock.campaign.progress import Tally
 from underclock.campaign.provenance import check_same_campaign
 from underclock.campaign.survey import Campaign, Points
-from underclock.core.design.wanted import Wanted
+from underclock.core.design.wanted import WHOLE_STEPS, Wanted
 from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.base import Capability
 from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, SampleSet, Window
 from underclock.store import SampleFile, by_board, joined
 
-_STEPS = 4  # runs of the whole step on each of several boards: everything is compared with them
 _STARTS = 2  # of a worker that never gets to a window
 
 
@@ -202,8 +201,8 @@ class _Files:
         self._repeats[name] = Counter(w.what for w in self._known[name].windows)
         return file
 
-    def add(self, told: Answered) -> float:
-        """Write what a worker handed over; return the GPU time of its file."""
+    def add(self, told: Answered) -> None:
+        """Write what a worker handed over."""
         name = self._name[told.worker]
         file, repeats = self._open[name], self._repeats[name]
         for window, gpu_s in told.windows:
@@ -211,7 +210,6 @@ class _Files:
             repeats[window.what] += 1
         file.note(told.notes)
         self._read(name)
-        return file.gpu_s
 
     def _read(self, name: str) -> None:
         self._known[name] = self._open[name].sample_set()
@@ -233,7 +231,8 @@ class TogetherRun:
     Args:
         folder: Of the workers' files.
         policy_of: Makes the policy, once all workers have joined.
-        virtual: Whether each worker has a time of its own.
+        virtual: Whether each worker has a time of its own, as simulated GPUs do: then what ends
+            first in that time is heard first, so that nothing follows from what comes later.
     """
 
     def __init__(
@@ -250,7 +249,9 @@ class TogetherRun:
         self._workers, self._names, self._folder = workers, names, folder
         self._campaign, self._policy_of = campaign, policy_of
         self._virtual, self._progress = virtual, progress
-        self._spent: dict[str, float] = {}
+        self._now_s = 0.0  # since the campaign began; workers that wait spend it too
+        self._began_s: dict[str, float] = {}  # when workers began what they are at
+        self._unheard: dict[str, Answered] = {}
         self._starts: Counter[str] = Counter()
         self._starting: set[str] = set()
         self._first: Joined | None = None
@@ -271,17 +272,13 @@ class TogetherRun:
             self._files = _Files(stack, self._folder)
             joined_ = self._begin()
             first = joined_[0]
-            measuring = _measuring(first.header)
-            self._gathered = Gathered(first, measuring, self._files)
-            self._handout = Handout(
-                lambda one: measuring.takes_s(0.0) + one.warm * measuring.warm_s,
-                virtual=self._virtual,
-            )
+            self._gathered = Gathered(first, _measuring(first.header), self._files)
+            self._handout = Handout()
             for each in joined_:
                 self._join(each, several=len({one.header.gpu.uuid for one in joined_}) > 1)
             self._policy = self._policy_of(self._gathered, first.points)
             while self._hand_out():
-                self._hear(self._workers.told())
+                self._hear(self._told())
             return self._files.paths
 
     def _begin(self) -> list[Joined]:
@@ -329,25 +326,30 @@ class TogetherRun:
         file = self._files.open(told.worker, told.header)
         own: list[Wanted] = []
         if several and self._campaign.in_situ and told.header.order:
-            own = [Wanted(timed=False)] * (_STEPS - len(file.sample_set().in_situ))
-        self._handout.join(told.worker, file.gpu_s, own)
-        self._spent[told.worker] = file.gpu_s
+            own = [Wanted(timed=False)] * (WHOLE_STEPS - len(file.sample_set().in_situ))
+        self._handout.join(told.worker, own)
+        self._now_s = max(self._now_s, file.gpu_s)
 
     def _hand_out(self) -> bool:
         """Give free workers something to do; return whether anything is to be waited for."""
         policy = self._policy
         if policy is None:
             raise AssertionError("nobody has joined")
-        handout, pending = self._handout, self._handout.pending
+        handout = self._handout
         taken = sum(len(each.windows) for each in self._files.sample_sets)
-        most, spent_s = self._campaign.max_samples, max(self._spent.values())
+        most, spent_s = self._campaign.max_samples, self._now_s
         late = policy.limit_s is not None and spent_s >= policy.limit_s
         if late:
             handout.forget()
-        elif handout.waiting < handout.workers and (most is None or taken + len(pending) < most):
-            room = None if most is None else most - taken - len(pending)
-            handout.want(policy.next(spent_s, pending)[:room])
+        while handout.short and not late:
+            pending = handout.pending
+            room = None if most is None else max(0, most - taken - len(pending))
+            more = () if room == 0 else policy.next(spent_s, pending)[:room]
+            if not more:
+                break
+            handout.want(more)
         for worker, wanted in handout.hand_out():
+            self._began_s[worker] = spent_s
             self._workers.take(worker, wanted)
         self._progress(
             Tally(
@@ -358,14 +360,30 @@ class TogetherRun:
                 time_limit_s=policy.limit_s,
             )
         )
-        return handout.busy or bool(self._starting and handout.pending)
+        return bool(handout.busy or (self._starting and handout.pending))
+
+    def _told(self) -> Told:
+        """Return what happens next."""
+        if not self._virtual:
+            return self._workers.told()
+        while len(self._unheard) < self._handout.busy or (self._starting and not self._unheard):
+            told = self._workers.told()
+            if not isinstance(told, Answered):
+                return told
+            self._unheard[told.worker] = told
+        return self._unheard.pop(min(self._unheard.values(), key=self._ends_s).worker)
+
+    def _ends_s(self, told: Answered) -> float:
+        """Return when a worker was done with what it was at."""
+        return self._began_s[told.worker] + sum(gpu_s for _, gpu_s in told.windows)
 
     def _hear(self, told: Told) -> None:
         """Take in what happened."""
         if isinstance(told, Answered):
             self._starts[told.worker] = 0
-            self._spent[told.worker] = self._files.add(told)
-            self._handout.done(told.worker, self._spent[told.worker])
+            self._files.add(told)
+            self._now_s = max(self._now_s, self._ends_s(told))
+            self._handout.done(told.worker)
         elif isinstance(told, Joined):
             self._check(told)
             self._join(told, several=False)

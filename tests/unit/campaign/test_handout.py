@@ -14,14 +14,10 @@ def wanted(number: int, clocks: int = 900) -> Wanted:
     return Wanted(f"k{number}", asked=Clocks(core_mhz=clocks), timed=False)
 
 
-def second(_one: Wanted) -> float:
-    return 1.0
-
-
 def test_what_waits_is_with_one_worker_only() -> None:
-    handout = Handout(second, virtual=False)
+    handout = Handout()
     for worker in "ab":
-        handout.join(worker, 0.0)
+        handout.join(worker)
     handout.want(wanted(n) for n in range(3))
 
     given = handout.hand_out()
@@ -31,24 +27,24 @@ def test_what_waits_is_with_one_worker_only() -> None:
     assert handout.busy
     assert handout.waiting == 1
     assert Counter(handout.pending) == Counter(wanted(n) for n in range(3))
-    handout.done("a", 5.0)
+    handout.done("a")
     assert handout.hand_out() == [("a", [wanted(2)])]
     assert handout.workers == 2
 
 
 def test_many_go_out_together_at_the_same_clocks() -> None:
-    handout = Handout(second, virtual=False)
-    handout.join("a", 0.0)
+    handout = Handout()
+    handout.join("a")
     handout.want([wanted(0), wanted(1), wanted(2, 1050), *(wanted(n, 1050) for n in range(3, 20))])
 
     assert handout.hand_out() == [("a", [wanted(0), wanted(1)])]
-    handout.done("a", 1.0)
+    handout.done("a")
     assert [len(some) for _, some in handout.hand_out()] == [4]
 
 
 def test_what_a_lost_worker_had_goes_first_to_another() -> None:
-    handout = Handout(second, virtual=False)
-    handout.join("a", 0.0)
+    handout = Handout()
+    handout.join("a")
     handout.want([wanted(0), wanted(1), wanted(2)])
     handout.hand_out()
 
@@ -56,27 +52,29 @@ def test_what_a_lost_worker_had_goes_first_to_another() -> None:
     handout.lost("a")
 
     assert handout.workers == 0
-    handout.join("b", 0.0, [wanted(9)])
+    handout.join("b", [wanted(9)])
     assert handout.hand_out() == [("b", [wanted(9)])]
-    handout.done("b", 1.0)
+    handout.done("b")
     assert handout.hand_out() == [("b", [wanted(0)])]
 
 
-def test_in_virtual_time_nobody_is_given_what_another_would_come_to_earlier() -> None:
-    handout = Handout(second, virtual=True)
-    handout.join("early", 10.0)
-    handout.join("late", 11.5)
-    handout.want([wanted(n) for n in range(4)])
+def test_a_look_at_the_step_goes_out_by_itself() -> None:
+    handout, step = Handout(), Wanted(timed=False)
+    handout.join("a")
+    auto = [Wanted(f"k{n}", timed=False) for n in range(9)]
+    handout.want([step, step, *auto[:1], step, *auto[1:]])
 
-    assert [worker for worker, _ in handout.hand_out()] == ["early"]
-    handout.done("early", 11.0)
-    assert [worker for worker, _ in handout.hand_out()] == ["early", "late"]
+    given = []
+    for _ in range(3):
+        given += [some for _, some in handout.hand_out()]
+        handout.done("a")
+    assert given == [[step], [step], auto[:1]]
 
 
 def test_a_campaign_that_ends_forgets_what_nobody_is_at() -> None:
-    handout = Handout(second, virtual=False)
-    handout.join("a", 0.0)
-    handout.join("b", 0.0, [wanted(8)])
+    handout = Handout()
+    handout.join("a")
+    handout.join("b", [wanted(8)])
     handout.want([wanted(0), wanted(1)])
     handout.forget()
 
@@ -87,23 +85,21 @@ def test_a_campaign_that_ends_forgets_what_nobody_is_at() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_lost_all_is_done_once(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - which worker is lost is no secret
-    handout = Handout(second, virtual=bool(seed % 2))
+    handout = Handout()
     at: dict[str, list[Wanted]] = {}
     done = Counter[Wanted]()
     handout.want(wanted(n, 900 + n % 3) for n in range(60))
     for worker in "abcd":
-        handout.join(worker, 0.0)
-    spent = Counter[str]()
+        handout.join(worker)
     while handout.pending:
         at |= dict(handout.hand_out())
         worker = chance.choice(sorted(at))
         some = at.pop(worker)
         if chance.random() < 0.2:
             handout.lost(worker)
-            handout.join(worker, spent[worker])
+            handout.join(worker)
         else:
             done.update(some)
-            spent[worker] += len(some)
-            handout.done(worker, spent[worker])
+            handout.done(worker)
 
     assert done == Counter(wanted(n, 900 + n % 3) for n in range(60))

@@ -83,8 +83,9 @@ class Whole:
         *,
         mix: Mix | None = None,
         timed: bool = False,
+        least: int | None = None,
     ) -> Reading:
-        del repeat
+        del repeat, least
         assert len(kernels) in {0, len(_STEP.order)}
         self.asked.append((len(kernels), mix, timed))
         if timed and self._timing is not None:

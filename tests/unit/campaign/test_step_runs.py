@@ -74,9 +74,10 @@ class _Measurer:
         *,
         mix: Mix | None = None,
         timed: bool = False,
+        least: int | None = None,
     ) -> Reading:
         assert [kernel.name for kernel in kernels] == ["gemm", "copy", "gemm"]
-        del repeat
+        del repeat, least
         assert mix == (Mix() if timed else None)
         self.asked.append(timed)
         if timed and self._error is not None:

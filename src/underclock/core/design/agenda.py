@@ -21,6 +21,7 @@ from underclock.core.design.wanted import (
     COMPANIONS,
     IDLING,
     METERED,
+    WHOLE_STEPS,
     Wanted,
     are_alike,
 )
@@ -34,7 +35,7 @@ from underclock.core.step.table import waited_counts, waited_shares
 from underclock.physics.constants import GpuConstants
 from underclock.records import ALONE, Mix, SampleSet, Window
 
-_WHOLE_STEPS, _METERED_STEPS = 4, 2
+_METERED_STEPS = 2
 # Of the way from the companion's clock to boost.
 _LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
 _MOST = 0.95  # of the step's time
@@ -49,7 +50,7 @@ _LONGEST_GRAPH = 4000  # launches
 
 def first_measurements(kernels: int, *, whole: bool) -> int:
     """Return about how many measurements come before energy alone decides what is next."""
-    steps = _WHOLE_STEPS - 1 + len(_STEPS) if whole else 0
+    steps = WHOLE_STEPS - 1 + len(_STEPS) if whole else 0
     return fewest_measurements(whole=whole) + kernels + steps + len(_LADDER)
 
 
@@ -124,7 +125,7 @@ class SteeringAgenda:
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
         most, rest = self._alone()
-        again = [Wanted("", ALONE)] * (_WHOLE_STEPS - done["", ALONE]) if self.samples.order else []
+        again = [Wanted("", ALONE)] * (WHOLE_STEPS - done["", ALONE]) if self.samples.order else []
         offers = (
             most,
             again,
