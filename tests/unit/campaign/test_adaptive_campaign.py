@@ -508,5 +508,10 @@ def test_what_is_pending_is_taken_for_measured(tmp_path: Path) -> None:
     assert one
     assert other
     reference = {each.kernel for each in one} & {each.kernel for each in other}
-    assert len({(e.kernel, e.asked) for e in one} & {(e.kernel, e.asked) for e in other}) <= 1
+    # All settings were measured once here, so large kernels may be worth a third window; without
+    # what is pending the same windows would be wanted again, all of them.
+    again = [each for each in policy.next(0.0, steps) if not each.is_step]
+    pairs, more, same = ({(e.kernel, e.asked) for e in few} for few in (one, other, again))
+    assert same == pairs
+    assert len(more - pairs) >= len(more) // 4
     assert len(reference) < len(one)
