@@ -116,6 +116,24 @@ def run(fakes: Fakes, folder: Path, campaign: Campaign = CAMPAIGN) -> list[Sampl
     return [SampleFile.read(path) for path in paths]
 
 
+def test_a_campaign_takes_until_the_last_is_done(tmp_path: Path) -> None:
+    """Nine windows of two seconds on two GPUs: one of them waits for the last."""
+    (tmp_path / "parts").mkdir()
+    few = [(clocks, kernels) for clocks, kernels in POINTS[:4]]
+    tallies: list[Tally] = []
+    TogetherRun(
+        Fakes(alike("0", "1")),
+        ["0", "1"],
+        tmp_path / "parts",
+        CAMPAIGN,
+        lambda gathered, _points: Listed(gathered, few, CAMPAIGN),
+        virtual=True,
+        progress=tallies.append,
+    ).run()
+    assert len(EVERY) == 13
+    assert tallies[-1].gpu_s == 10.0
+
+
 def whats(windows: Sequence[Window]) -> Counter[object]:
     return Counter(window.what for window in windows)
 
