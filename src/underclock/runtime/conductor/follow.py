@@ -25,7 +25,7 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.log import Listener, Log
+from underclock.runtime.conductor.log import LineListener, Log
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.conductor.process import TRAINER_ENDED, WorkDone
@@ -496,7 +496,7 @@ def _metrics(run: Run, options: Mapping[str, Any]) -> Metrics | None:
     return metrics
 
 
-def _booked(run: Run) -> list[Listener]:
+def _booked(run: Run) -> list[LineListener]:
     """Return who writes the run into the user's ledger, where there is to be one."""
     path = ledger_path(os.environ)
     if path is None:

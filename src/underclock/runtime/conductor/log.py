@@ -28,7 +28,7 @@ _P50, _P99 = 0.5, 0.99
 _LEFT_OUT = 2  # steps at a beginning: clocks move
 
 
-class Listener(Protocol):
+class LineListener(Protocol):
     """Who else hears of every line, and of the end."""
 
     def write(self, line: Line) -> None:
@@ -53,7 +53,7 @@ class Log:
         UsageError: It cannot be opened.
     """
 
-    def __init__(self, path: Path, listeners: Sequence[Listener] = ()) -> None:
+    def __init__(self, path: Path, listeners: Sequence[LineListener] = ()) -> None:
         self.lost = 0
         self._path, self._torn = path, False
         self._listeners = listeners
