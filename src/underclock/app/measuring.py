@@ -13,9 +13,10 @@ from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
-from underclock.campaign.recording import Recorder, record
+from underclock.campaign.recording import OnFile, Recorder, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
+from underclock.campaign.worth import KnownCosts
 from underclock.core.step.whole import WHOLE
 from underclock.errors import UsageError
 from underclock.hw.base import Capability, Measurer
@@ -105,7 +106,11 @@ def measure(
             if expected is not None and expect is not None:
                 expect(expected)
             left = None if expected is None else TimeLeft(expected, measurer.now_s)
-            policy = _policy(recorder, points, campaign, seed)
+            policy: WindowPolicy = (
+                Steering(recorder, campaign)
+                if campaign.steers(measurer)
+                else policy_of(recorder, points, campaign, seed)
+            )
             CampaignRun(recorder, policy, campaign, progress or _nobody, left).run()
 
         return record(measurer, path, header, take, whole=one is not None)
@@ -131,13 +136,18 @@ def surveyed(
     return survey(measurer, step, campaign, provenance)
 
 
-def _policy(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
-    """Return what says which windows are wanted."""
-    if campaign.steers(recorder.measurer):
-        return Steering(recorder, campaign)
-    if campaign.on(recorder.measurer) is Grid.ADAPTIVE:
-        return Adaptive(recorder, points, campaign, seed=seed)
-    return Listed(recorder, points, campaign)
+def policy_of(
+    recorder: OnFile,
+    points: Points,
+    campaign: Campaign,
+    seed: int,
+    fit: Callable[[SampleSet], KnownCosts] | None = None,
+    workers: int = 1,
+) -> WindowPolicy:
+    """Return what says which windows are wanted where clocks are held; see `Adaptive`."""
+    if campaign.on(recorder.measurer) is not Grid.ADAPTIVE:
+        return Listed(recorder, points, campaign)
+    return Adaptive(recorder, points, campaign, seed=seed, fit=fit, workers=workers)
 
 
 def file_of(path: Path, gpu: str) -> Path:

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from underclock.app.backends import default_measuring, open_measurer
-from underclock.app.measuring import surveyed
-from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.loop import Listed, WindowPolicy
+from underclock.app.measuring import policy_of, surveyed
+from underclock.campaign.loop import WindowPolicy
 from underclock.campaign.progress import Tally
 from underclock.campaign.recording import Recorder
-from underclock.campaign.survey import Campaign, Grid, Points
+from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.together import (
     Died,
     Gathered,
@@ -387,16 +386,8 @@ def _placed(ray: Any, gpus: Sequence[str], seed: int) -> dict[str, Placed]:  # n
 def _policy(
     gathered: Gathered, points: Points, campaign: Campaign, seed: int, workers: int
 ) -> WindowPolicy:
-    """Return what says which windows are wanted."""
-    grid = campaign.grid or (Grid.ADAPTIVE if campaign.may_adapt else Grid.COARSE)
-    if grid is not Grid.ADAPTIVE:
-        return Listed(gathered, points, campaign)
-    if len(gathered.boards) == 1:
-        return Adaptive(gathered, points, campaign, seed=seed, workers=workers)
-    return Adaptive(
-        gathered,
-        points,
-        campaign,
-        seed=seed,
-        fit=lambda _samples: fit_boards(gathered.boards).board(0),
-    )
+    """Return what says which windows are wanted; boards that differ share no look at the step."""
+    fit = None
+    if len(gathered.boards) > 1:
+        fit, workers = lambda _: fit_boards(gathered.boards).board(0), 1
+    return policy_of(gathered, points, campaign, seed, fit, workers)

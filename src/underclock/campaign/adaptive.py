@@ -100,8 +100,7 @@ class Adaptive:
         self._kernels = header.kernels
         self._settings = header.settings
         self._whole = bool(self._runs and campaign.in_situ and header.order)
-        measuring = header.provenance and header.provenance.measuring
-        launches = measuring.launches if measuring else 0
+        launches = header.measuring.launches if header.measuring else 0
         self._steps, self._rounds = shared_steps(workers, launches)
         self._table: TableFit | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
@@ -221,8 +220,7 @@ class Adaptive:
 
     def _lasts_for_a_step(self, samples: SampleSet, spent_s: float) -> bool:
         """Whether there is time for a look at the whole step, as long as its kernels are alone."""
-        measuring = samples.provenance and samples.provenance.measuring
-        warm_s = measuring.least_warm_s if measuring else 0.0
+        warm_s = samples.measuring.least_warm_s if samples.measuring else 0.0
         alone = {s.kernel: s.time_s for s in samples.samples}
         step_s = sum(kernel.count * alone.get(kernel.name, 0.0) for kernel in self._kernels)
         return spent_s + warm_s + self._bench.takes_s(step_s) < (self.limit_s or 0.0)

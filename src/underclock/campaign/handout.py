@@ -38,11 +38,6 @@ class Handout:
         return len(self._waiting) + len(self._own) < len(self._free)
 
     @property
-    def waiting(self) -> int:
-        """How many windows nobody is at."""
-        return len(self._waiting)
-
-    @property
     def pending(self) -> tuple[Wanted, ...]:
         """Everything that is wanted and not on file."""
         lists = (*self._with.values(), *self._own.values(), self._waiting)
@@ -93,7 +88,7 @@ class Handout:
         """Take what goes out together: at the same clocks, and few where few wait."""
         if not self._waiting:
             return []
-        first, most = self._waiting[0], max(1, min(_MOST, self.waiting // (2 * self.workers)))
+        first, most = self._waiting[0], max(1, min(_MOST, len(self._waiting) // (2 * self.workers)))
         alike = itertools.takewhile(
             lambda one: one.asked == first.asked and not one.is_step, list(self._waiting)[:most]
         )

@@ -188,8 +188,7 @@ class CampaignRun:
 
     def _is_spent_by_warming(self) -> bool:
         """Whether warming up again would leave nothing of a time limit that earlier runs used."""
-        provenance = self._recorder.file.header.provenance
-        measuring = provenance.measuring if provenance else None
+        measuring = self._recorder.file.header.measuring
         if self._policy.limit_s is None or measuring is None:
             return False
         return self._earlier_s + measuring.least_warm_s >= self._policy.limit_s
@@ -236,7 +235,7 @@ def check_time_limit(
         UsageError: The time limit does not last until every kernel was seen once; where clocks are
             steered, until the step was, and one kernel.
     """
-    measuring = header.provenance.measuring if header.provenance else None
+    measuring = header.measuring
     if time_limit_s is None or measuring is None:
         return
     whole = bool(header.order)

@@ -99,7 +99,7 @@ def expected_of(
     Args:
         measurer: Where it runs.
     """
-    measuring = samples.provenance.measuring if samples.provenance else None
+    measuring = samples.measuring
     if Capability.RUN not in measurer.capabilities or measuring is None:
         return None
     steers, whole = campaign.steers(measurer), bool(samples.order) and campaign.in_situ

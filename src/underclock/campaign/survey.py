@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from underclock.core.planning.goal import Goal
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import AUTO, Clocks, Kernel, Objective, Provenance, SampleSet, Step
 from underclock.units import format_mhz, member
+
+if TYPE_CHECKING:
+    from underclock.campaign.recording import Answering
 
 
 class Grid(StrEnum):
@@ -190,7 +194,7 @@ class Campaign:
             return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
-    def on(self, measurer: Measurer) -> Grid:
+    def on(self, measurer: "Answering") -> Grid:
         """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid

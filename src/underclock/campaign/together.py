@@ -272,7 +272,8 @@ class TogetherRun:
             self._files = _Files(stack, self._folder)
             joined_ = self._begin()
             first = joined_[0]
-            self._gathered = Gathered(first, _measuring(first.header), self._files)
+            measuring = first.header.measuring or MeasurementSettings()
+            self._gathered = Gathered(first, measuring, self._files)
             self._handout = Handout()
             for each in joined_:
                 self._join(each, several=len({one.header.gpu.uuid for one in joined_}) > 1)
@@ -402,12 +403,6 @@ def _file_name(worker: str, header: SampleSet) -> str:
         return f"{worker}.db"
     board = header.gpu.uuid.removeprefix("GPU-").partition("-")[0]
     return f"{worker.rpartition('-')[0]}-{board}.db"
-
-
-def _measuring(header: SampleSet) -> MeasurementSettings:
-    """Return how long workers wait and measure."""
-    measuring = header.provenance.measuring if header.provenance else None
-    return measuring or MeasurementSettings()
 
 
 def _nobody_left(why: str) -> DeviceError:

@@ -400,6 +400,11 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         for window in self.mixed:
             self._check_counts(window)
 
+    @property
+    def measuring(self) -> MeasurementSettings | None:
+        """How long was waited and measured; ``None`` where nobody knows."""
+        return self.provenance.measuring if self.provenance else None
+
     def _check_counts(self, window: Window) -> None:
         """Reject durations that are not one of each kernel that ran, or do not make the step."""
         if window.kernel or not window.kernel_s:

@@ -25,7 +25,6 @@ def test_what_waits_is_with_one_worker_only() -> None:
     assert given == [("a", [wanted(0)]), ("b", [wanted(1)])]
     assert handout.hand_out() == []
     assert handout.busy
-    assert handout.waiting == 1
     assert Counter(handout.pending) == Counter(wanted(n) for n in range(3))
     handout.done("a")
     assert handout.hand_out() == [("a", [wanted(2)])]
