@@ -71,6 +71,7 @@ class Governor:
         }
         self._wanted: Clocks = AUTO
         self._recent: deque[tuple[float, Clocks]] = deque()  # wanted lately, and until when held
+        self._fastest: Clocks | None = None  # of all these; None where that is to be found again
         self._free_s = -math.inf
         self._auto_s, self._forgiven_s, self._calm_s = -math.inf, -math.inf, CALM_S
         self._idle, self._lowest = _least(plan)
@@ -105,7 +106,7 @@ class Governor:
     def _want(self, clocks: Clocks, now_s: float) -> None:
         if clocks != self._wanted:
             self._recent.append((now_s + self._dwell_s, self._wanted))
-            self._wanted = clocks
+            self._wanted, self._fastest = clocks, None
 
     def _late(self, now_s: float) -> None:
         self.lates += 1
@@ -119,17 +120,19 @@ class Governor:
         """Return what clocks should be: the fastest that was wanted lately."""
         while self._recent and self._recent[0][0] <= now_s:
             self._recent.popleft()
+            self._fastest = None
         if now_s < self._auto_s:
             return AUTO
-        return fastest(self._wanted, *(clocks for _, clocks in self._recent))
+        if self._fastest is None:
+            self._fastest = fastest(self._wanted, *(clocks for _, clocks in self._recent))
+        return self._fastest
 
     def next_s(self, now_s: float) -> float:
         """Return when `ask` is to be called next, unless something is noted before."""
         if self._target(now_s) != self.asked:
             return max(now_s, self._free_s)
-        changes_s = [until_s for until_s, _ in self._recent]
-        changes_s += [self._auto_s] if now_s < self._auto_s else []
-        return min(changes_s, default=math.inf)
+        first_s = self._recent[0][0] if self._recent else math.inf
+        return min(first_s, self._auto_s if now_s < self._auto_s else math.inf)
 
     def ask(self, now_s: float) -> Clocks | None:
         """Return the clocks to ask for now, if any; `changed` says that they were."""

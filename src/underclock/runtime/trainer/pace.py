@@ -75,16 +75,16 @@ class Pace:
         """Return how long the next step may take that makes tokens; below 0 where one is late."""
         return min(self._slack_s(now_s), self._most * self._tpot_s)
 
-    def first_within_s(self, now_s: float, waited_s: float, waiting: int) -> float:
-        """Return how long the prompt may take that is read next.
+    def first_within_s(self, waited_s: float, waiting: int) -> float:
+        """Return how long the prompt may take that is read next: no time where others wait for it.
 
         Args:
             waited_s: How long its request has waited, in s.
-            waiting: Requests that wait for theirs; while there are any it is none.
+            waiting: Requests that wait for theirs.
         """
-        if waiting or self._ttft_s is None:
+        if waiting or self._first or self._ttft_s is None:
             return 0.0
-        return min(self._slack_s(now_s), self._most * self._ttft_s - waited_s)
+        return self._most * self._ttft_s - waited_s
 
     def rise_s(self) -> float:
         """Return how long clocks may take to rise after idling."""

@@ -24,11 +24,13 @@ def test_a_step_may_take_what_the_request_with_least_slack_has_left() -> None:
 def test_a_prompt_may_take_what_waiting_left_unless_others_wait() -> None:
     pace = Pace(0.1, 1.0)
 
-    assert pace.first_within_s(0.0, 0.3, 0) == pytest.approx(0.5)
-    assert pace.first_within_s(0.0, 0.3, 1) == 0.0
-    assert Pace(0.1).first_within_s(0.0, 0.0, 0) == 0.0
     assert pace.rise_s() == pytest.approx(0.8)
     assert Pace(0.1).rise_s() == 0.0
+    assert pace.first_within_s(0.3, 0) == pytest.approx(0.5)
+    assert pace.first_within_s(0.3, 1) == 0.0
+    assert Pace(0.1).first_within_s(0.0, 0) == 0.0
+    pace.began("one", 0.0)  # which a slow prompt would keep waiting
+    assert pace.first_within_s(0.3, 0) == 0.0
 
 
 @settings(max_examples=10)
