@@ -96,7 +96,7 @@ class PacedLauncher(Protocol):
         """Keep launching a sequence, as `hw.base.Launcher` does."""
 
 
-class Pace:
+class RankPace:
     """When a launcher may launch what, and how often: by itself, in a process that is alone."""
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
@@ -114,7 +114,7 @@ class Pace:
         """Take note that no more launches of the loop come."""
 
 
-class LeadingRank(Pace):
+class LeadingRank(RankPace):
     """The pace of the rank that measures."""
 
     def __init__(self, line: Speaker) -> None:
@@ -174,7 +174,7 @@ class LeadersLeases(ClockLeases):
             yield
 
 
-class FollowingRank(Pace):
+class FollowingRank(RankPace):
     """The pace of a rank that does as the leader does."""
 
     def __init__(self, line: Listener) -> None:

@@ -24,7 +24,7 @@ from underclock.hw.lockstep import (
     LaunchOnce,
     LeadersLeases,
     LeadingRank,
-    Pace,
+    RankPace,
     StepKernels,
     StoreLine,
     Word,
@@ -95,7 +95,7 @@ _TORCH = SimpleNamespace(
 class Rank:
     """A launcher that notes what it launched; ``takes_s`` is what its own GPU would tell it."""
 
-    pace: Pace
+    pace: RankPace
     takes_s: float
     launched: list[tuple[tuple[str, ...], Mix | None, int]] = field(default_factory=list)
     fails: Exception | None = None
@@ -147,7 +147,9 @@ def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> Non
     line = Said()
     leader = LeadingRank(line)
     leading = Rank(leader, takes_s=0.1)
-    ranks = [Rank(Pace(), takes_s=takes_s) for takes_s in (0.02, 0.5)]  # others would launch 50, 2
+    ranks = [
+        Rank(RankPace(), takes_s=takes_s) for takes_s in (0.02, 0.5)
+    ]  # others would launch 50, 2
     threads = [threading.Thread(target=_following(rank, line.ear(), gpu)) for rank in ranks]
     for thread in threads:
         thread.start()
@@ -192,7 +194,7 @@ def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
         def unlock(self) -> None:
             held.append(AUTO)
 
-    _following(Rank(Pace(), 1.0), line.ear(), NotingGpu())()
+    _following(Rank(RankPace(), 1.0), line.ear(), NotingGpu())()
     assert held == [_LOW, AUTO]
 
 
@@ -205,12 +207,12 @@ def test_a_leader_that_fails_lets_the_others_go() -> None:
 
 def test_a_follower_without_room_waits_for_what_the_leader_does_instead(gpu: NvmlGpu) -> None:
     line = Said(BeginLoop(("mm",), Mix(hot=9)), Done())
-    _following(Rank(Pace(), 1.0, no_room=True), line.ear(), gpu)()
+    _following(Rank(RankPace(), 1.0, no_room=True), line.ear(), gpu)()
 
 
 def test_a_launch_that_fails_ends_the_follower(gpu: NvmlGpu) -> None:
     line = Said(BeginLoop(("mm",), None), AgreedNumber(0.1), LaunchOnce(), EndLoop(), Done())
-    rank = Rank(Pace(), 1.0, fails=RuntimeError("NCCL"))
+    rank = Rank(RankPace(), 1.0, fails=RuntimeError("NCCL"))
     with pytest.raises(DeviceError, match="a launch failed: NCCL"):
         _following(rank, line.ear(), gpu)()
 
@@ -237,7 +239,7 @@ def test_a_launch_that_fails_ends_the_follower(gpu: NvmlGpu) -> None:
 def test_ranks_that_do_not_do_the_same_are_told_apart(
     words: list[Word], sentence: str, gpu: NvmlGpu
 ) -> None:
-    rank = Rank(Pace(), 1.0)
+    rank = Rank(RankPace(), 1.0)
     with pytest.raises((MeasurementError, DeviceError), match=sentence):
         _following(rank, Said(*words).ear(), gpu)()
 
