@@ -13,7 +13,7 @@ from underclock.app.backends import open_measurer
 from underclock.app.measuring import follow, follows
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw import lockstep
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
 from underclock.records.launches import Traced
 from underclock.testing import simulated_driver
@@ -46,7 +46,7 @@ class FakeLauncher:
 
     traced: Traced
     ran: list[tuple[str, ...]] = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)
+    pace: RankPace = field(default_factory=RankPace)
     locks: list[object] = field(default_factory=list)
 
     def lock(self) -> object:

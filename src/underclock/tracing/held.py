@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
@@ -32,7 +32,7 @@ def held_launcher(
     run: StepFunction | StepFile | None = None,
     *,
     anew: bool = False,
-    pace: Pace | None = None,
+    pace: RankPace | None = None,
 ) -> Iterator[tuple["CudaLauncher | EagerLauncher", Recaptured]]:
     """Make a step ready to run on a GPU, and check that it is the one that was traced.
 

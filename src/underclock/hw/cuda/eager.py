@@ -20,7 +20,7 @@ from underclock.hw.cuda.graphs import Chain
 from underclock.hw.cuda.round_graphs import CudaCompany
 from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, detach
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.launches import Node, Traced, TracedActivity
@@ -42,7 +42,7 @@ class EagerLauncher:
     nodes: Sequence[Node]  # what it launches, in order
     snapshot: Snapshot  # everything it changes, as it was before it ran
     # When it may launch; other ranks may have to do so as well
-    pace: Pace = field(default_factory=Pace)
+    pace: RankPace = field(default_factory=RankPace)
     _notes: dict[str, str] = field(default_factory=dict)
     _watched: bool = False
     _torch: Any = field(default_factory=import_torch)

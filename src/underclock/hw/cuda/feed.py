@@ -11,7 +11,7 @@ from underclock.errors import DeviceError, MeasurementError, NotSupportedError, 
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.torch_step import profiler_detaches
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
@@ -38,7 +38,7 @@ class Feed:
     """Keeps a stream fed from a thread of its own, and counts what is done."""
 
     def __init__(
-        self, torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace
+        self, torch: Any, launch: Callable[[Any], None], per_round: int, pace: RankPace
     ) -> None:
         self._torch, self._launch, self._per_round, self._pace = torch, launch, per_round, pace
         self._device = torch.cuda.current_device()
@@ -114,7 +114,7 @@ class Feed:
 
 @contextmanager
 def feeding(
-    torch: Any, launch: Callable[[Any], None], per_round: int, pace: Pace
+    torch: Any, launch: Callable[[Any], None], per_round: int, pace: RankPace
 ) -> Iterator[Feed]:
     """Keep a stream fed from entry to exit; the arguments are those of `Feed`."""
     feed = Feed(torch, launch, per_round, pace)

@@ -26,7 +26,7 @@ from underclock.hw.cuda.round_graphs import (
     step_graphs,
 )
 from underclock.hw.cuda.state import Snapshot
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
 from underclock.records.launches import NodeKind, Traced
@@ -47,7 +47,7 @@ class CudaLauncher:
     traced: Traced  # its kernels, and where they are in the graph
     snapshot: Snapshot  # what the step's tensors held before it ran
     # When it may launch; other ranks may have to do so as well
-    pace: Pace = field(default_factory=Pace)
+    pace: RankPace = field(default_factory=RankPace)
     _notes: dict[str, str] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
@@ -246,7 +246,9 @@ def _naming(launched: str) -> Iterator[None]:
 
 
 @contextmanager
-def _long_enough(torch: Any, nodes: Sequence[GraphNode], pace: Pace) -> Iterator[tuple[Chain, int]]:
+def _long_enough(
+    torch: Any, nodes: Sequence[GraphNode], pace: RankPace
+) -> Iterator[tuple[Chain, int]]:
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
     with Chain(nodes) as once:
         once_s = pace.agreed(_launched_s(torch, once))

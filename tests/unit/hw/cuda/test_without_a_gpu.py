@@ -16,7 +16,7 @@ from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
 from underclock.hw.cuda.feed import Feed
 from underclock.hw.cuda.torch_step import check_free, detached_after, profiler_detaches, warm_ups
-from underclock.hw.lockstep import Pace
+from underclock.hw.lockstep import RankPace
 
 
 class Code(int):
@@ -100,7 +100,7 @@ class FakeCuda:
 
 def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
     fake = FakeCuda()
-    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1, pace=Pace())
+    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1, pace=RankPace())
     with pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s: the GPU hangs"):
         feed.close(longest_s=0.01)
 
