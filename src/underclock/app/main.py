@@ -25,6 +25,7 @@ _COMMANDS = {
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
     "predict": "Say what clocks would save, from auto clocks only.",
     "plan": "Choose clocks for every kernel.",
+    "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "fleet": "Choose clocks for all boards of a model, from samples of a few.",
     "compare": "Set ways of choosing clocks side by side, as rivals.",
     "transfer": "Plan a step that was not measured, from samples of another.",
@@ -78,7 +79,7 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None  # resolve_command says it better
-        own = "paper.command" if cmd_name == "paper" else f"app.{cmd_name}"
+        own = "paper.command" if cmd_name == "paper" else f"app.{cmd_name.replace('-', '_')}"
         module = importlib.import_module(f"underclock.{_SHARED.get(cmd_name, own)}")
         command: click.Command = getattr(module, cmd_name if cmd_name in _SHARED else "command")
         for parameter in command.params:

@@ -83,15 +83,6 @@ if TYPE_CHECKING:
     type=FRACTION,
     help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
 )
-@click.option("--serving", is_flag=True, help="SAMPLES are steps of a server: make one table.")
-@click.option("--tpot", "tpot_s", type=DURATION, help="Of a server: most time per output token.")
-@click.option("--ttft", "ttft_s", type=DURATION, help="Of a server: most time to the first token.")
-@click.option(
-    "--tail",
-    type=FRACTION,
-    help="Of a server: these are of one step in a hundred (p99), which takes so much longer than "
-    "on average: 5%. [default: of the average]",
-)
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @ray_option("Plan on many machines: several SAMPLES, budgets or latencies, -o names a folder.")
 @delivered("plan")
@@ -101,10 +92,6 @@ def command(
     latency: tuple[str, ...],
     max_slowdown: tuple[float, ...],
     board_spread: float | None,
-    serving: bool,
-    tpot_s: float | None,
-    ttft_s: float | None,
-    tail: float | None,
     ray: str | None,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
@@ -113,9 +100,6 @@ def command(
 
     Several files, budgets or latencies make a plan of each, into the folder after -o; --ray plans
     them on the processes of a Ray cluster, to which the files must be visible.
-
-    With --serving, --tpot or --ttft, SAMPLES are steps of a server, or a folder of them: one table
-    of clocks by phase, batch and context is made, for `underclock.governor`.
 
     SAMPLES may be a job of many GPUs too, from `underclock job`: every rank is then as slow as no
     other notices.
@@ -129,12 +113,6 @@ def command(
     from underclock.report import plan_tables
     from underclock.store.given import is_job
 
-    if serving or tpot_s is not None or ttft_s is not None:
-        limits = {"tpot_s": tpot_s, "ttft_s": ttft_s, "tail": tail}
-        _plan_serving(samples, to, max_slowdown, limits)
-        return
-    if tail is not None:
-        raise UsageError("--tail is of a server's --tpot and --ttft", hint="name one of them")
     cells = list(itertools.product(samples, max_slowdown or (None,), latency))
     if ray is not None or len(cells) > 1:
         _plan_grid(cells, ray, to, asked)
@@ -233,35 +211,10 @@ def _plan_grid(
         sys.exit(InfeasibleError.exit_code)
 
 
-_OF_ALL = {"samples", "output", "max_slowdown", "as_json", "force"}
-_OF_JOBS = _OF_ALL | {"ray", "latency", "min_dwell", "board_spread"}
-_OF_SERVING = _OF_ALL | {"serving", "tpot_s", "ttft_s", "tail"}
-
-
-def _plan_serving(
-    samples: tuple[Path, ...],
-    to: Delivery,
-    budgets: tuple[float, ...],
-    limits: dict[str, float | None],
-) -> None:
-    """Plan the steps of a server; refuse options that say nothing of one."""
-    from underclock.app.serving import plan_serving
-    from underclock.core.planning.serving import ServingBudget
-    from underclock.report.serving import serving_tables
-
-    _refuse_others(_OF_SERVING, "a server", "--max-slowdown, --tpot, --ttft and --tail")
-    if len(budgets) > 1:
-        raise UsageError("a server's table keeps one --max-slowdown", hint="plan it once for each")
-    strict = 0.0 if limits["tpot_s"] is None and limits["ttft_s"] is None else None
-    try:
-        budget = ServingBudget(max_slowdown=budgets[0] if budgets else strict, **limits)
-    except ValueError as exc:
-        raise UsageError(f"no budget: {exc}", hint="--tpot 10ms --ttft 300ms") from exc
-    to.check(*samples)
-    made = plan_serving(samples, budget)
-    to.give(made, lambda: serving_tables(made))
-    if any(bucket.obstacle for bucket in made.buckets):
-        sys.exit(InfeasibleError.exit_code)
+_OF_JOBS = {
+    *("samples", "output", "max_slowdown", "as_json", "force"),
+    *("ray", "latency", "min_dwell", "board_spread"),
+}
 
 
 def _plan_job(job: Path, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - as `plan_job` has it
@@ -269,21 +222,16 @@ def _plan_job(job: Path, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - 
     from underclock.app.job import plan_job
     from underclock.report import job_plan_tables
 
-    has = "--max-slowdown, --latency, --min-dwell and --board-spread"
-    _refuse_others(_OF_JOBS, "a job", has)
-    made = plan_job(job, **asked)
-    to.give(made, lambda: job_plan_tables(made))
-
-
-def _refuse_others(known: set[str], noun: str, has: str) -> None:
-    """Refuse options that were given and say nothing of what is planned."""
     context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(parameter.name or "")
-        if parameter.name not in known and given is ParameterSource.COMMANDLINE:
+        if parameter.name not in _OF_JOBS and given is ParameterSource.COMMANDLINE:
             raise UsageError(
-                f"{parameter.opts[0]} says nothing of {noun}", hint=f"{noun} has {has}"
+                f"{parameter.opts[0]} says nothing of a job",
+                hint="a job has --max-slowdown, --latency, --min-dwell and --board-spread",
             )
+    made = plan_job(job, **asked)
+    to.give(made, lambda: job_plan_tables(made))
 
 
 def _goal(asked: dict[str, Any]) -> "Goal":

@@ -1,4 +1,4 @@
-"""plan, of a server: samples of several of its steps in, a table of clocks out."""
+"""plan-server: samples of several of its steps in, a table of clocks out."""
 
 import math
 import re
@@ -115,8 +115,7 @@ def _member(source: SampleSource, place: int) -> _Member:
     if passes & {Pass.BACKWARD, Pass.OPTIMIZER} or not phases:
         raise DataError(
             f"{name} in {file} is no step of a server",
-            hint="name the step prefill, decode or mixed; `underclock plan` without --serving, "
-            "--tpot and --ttft plans a training step",
+            hint="name the step prefill, decode or mixed; `underclock plan` plans a training step",
         )
     sizes = _SIZES.search(name)
     phase = phases.pop() if len(phases) == 1 else Pass.MIXED

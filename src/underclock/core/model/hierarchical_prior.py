@@ -113,8 +113,9 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
         wide = np.sqrt(apart**2 + np.median(variance[told], axis=0))
         mean[of_kind] = prior.unit[of_kind] + middle
         spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
-        if kind != COLLECTIVE:  # what a launch takes is no share of its kernel
-            mean[of_kind, FIXED], spread[of_kind, FIXED] = LAUNCH
+        if kind != COLLECTIVE:  # what a launch takes is no share of its kernel: it stays as it was
+            mean[of_kind, FIXED] = prior.mean[of_kind, FIXED]
+            spread[of_kind, FIXED] = prior.spread[of_kind, FIXED]
     return KernelPrior(unit=prior.unit, mean=mean, spread=spread)
 
 

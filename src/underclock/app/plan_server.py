@@ -1,0 +1,62 @@
+"""``underclock plan-server``."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from underclock.app.options import DURATION, FRACTION, delivered
+from underclock.app.output import Delivery
+from underclock.errors import InfeasibleError, UsageError
+
+
+@click.command(name="plan-server")
+@click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--max-slowdown",
+    type=FRACTION,
+    help="Of every step, against auto: 1% or 0.01. [default: 0 where no other limit is named]",
+)
+@click.option("--tpot", "tpot_s", type=DURATION, help="Most time per output token: 10ms.")
+@click.option("--ttft", "ttft_s", type=DURATION, help="Most time to the first token: 300ms.")
+@click.option(
+    "--tail",
+    type=FRACTION,
+    help="These are of one step in a hundred (p99), which takes so much longer than on average: "
+    "5%. [default: of the average]",
+)
+@delivered("plan")
+def command(
+    *,
+    samples: tuple[Path, ...],
+    max_slowdown: float | None,
+    tpot_s: float | None,
+    ttft_s: float | None,
+    tail: float | None,
+    to: Delivery,
+) -> None:
+    """Choose clocks for a server: SAMPLES of its steps, or a folder of them, make one table.
+
+    A step is prefill or decode at a batch and context; the table has clocks for each, which
+    `underclock.governor` holds, and the best fixed clock beside them. Exit codes: 0 planned; 6 no
+    clock keeps a limit, of which the one that would be kept is told.
+
+    Example: underclock plan-server family --tpot 10ms --ttft 300ms -o serving.json
+    """
+    from underclock.app.serving import plan_serving
+    from underclock.core.planning.serving import ServingBudget
+    from underclock.report.serving import serving_tables
+
+    if tpot_s is None and ttft_s is None:
+        if tail is not None:
+            raise UsageError("--tail is of --tpot and --ttft", hint="name one of them")
+        max_slowdown = max_slowdown or 0.0
+    try:
+        budget = ServingBudget(max_slowdown=max_slowdown, tpot_s=tpot_s, ttft_s=ttft_s, tail=tail)
+    except ValueError as exc:
+        raise UsageError(f"no budget: {exc}", hint="--tpot 10ms --ttft 300ms") from exc
+    to.check(*samples)
+    made = plan_serving(samples, budget)
+    to.give(made, lambda: serving_tables(made))
+    if any(bucket.obstacle for bucket in made.buckets):
+        sys.exit(InfeasibleError.exit_code)
