@@ -1,6 +1,7 @@
 """Fit every simulated GPU to the measurements in a folder: the package's data, and its evidence.
 
 Usage: python studies/calibrate.py [FOLDER]   (default: ../shared/data)
+       python studies/calibrate.py FOLDER a40   (that GPU's file alone; the page is left)
 
 The four sweeps fit shared and kernel constants. arXiv 2601.08539's Table 1 fits what an RTX 3080 Ti
 does per cycle; its Table 2, relaxed curve, validation and transfer are never read. The H200 has no
@@ -80,16 +81,22 @@ def _errors(models: dict[str, GpuModel], folder: Path) -> str:
 def main() -> None:
     """Write one file a GPU, and the page."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "shared" / "data"
+    only = sys.argv[2:]
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     models = {
         name: calibrate_gpu(folder / "measured" / table, base=SPECS[name], date=today)
         for name, table in _SWEEPS.items()
+        if name in (only or _SWEEPS)
     }
-    models["rtx3080ti"] = _with_table1(models["rtx3080ti"])
-    models["h200"] = calibrated()
+    if "rtx3080ti" in models:
+        models["rtx3080ti"] = _with_table1(models["rtx3080ti"])
+    if not only:
+        models["h200"] = calibrated()
     for name, model in models.items():
         (_DATA / f"{name}.json").write_text(encode(model), encoding="utf-8")
         print(f"{name}: {model.calibration}")
+    if only:
+        return
     parts = {
         "errors": _errors(models, folder),
         "rates": str(models["rtx3080ti"].calibration.note),

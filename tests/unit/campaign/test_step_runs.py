@@ -1,5 +1,6 @@
 """The whole step at auto, timed inside where that can be done, in every campaign."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from underclock.campaign.survey import Campaign, Grid
 from underclock.core.design.wanted import Wanted
 from underclock.core.step.following import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
+from underclock.gpus.models import encode, gpu_model
 from underclock.hw.base import Capability, Durations, Reading
 from underclock.hw.measurer import BRISK
 from underclock.records import (
@@ -195,15 +197,18 @@ def test_campaigns_at_held_clocks_time_the_step(tmp_path: Path, campaign: Campai
 
 @pytest.mark.slow
 def test_what_cannot_be_thinned_out_is_measured_as_fast_as_it_holds(tmp_path: Path) -> None:
-    """Idling alone nearly fills the cap of this GPU."""
+    """Idling at its highest clock alone draws more than this GPU may."""
+    lowered = dataclasses.replace(gpu_model("a40"), limit_w=(140.0, 100.0, 300.0))
+    gpu = tmp_path / "lowered.json"
+    gpu.write_text(encode(lowered))
     hot = tuple(
         Kernel(name=f"gemm{i}", kind=Kind.GEMM, flops=6e12, bytes_moved=2e9 * i) for i in (1, 2)
     )
     samples = measure(
         Step(name="hot", kernels=hot, order=(0, 1)),
-        gpu="sim:a40",
+        gpu=f"sim:{gpu}",
         to=tmp_path / "s.db",
-        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=14),
+        campaign=Campaign(grid=Grid.ADAPTIVE, max_samples=30),
         measuring=BRISK,
     )
     held = [s for s in samples.samples if s.asked.core_mhz and s.throttle_reasons]
