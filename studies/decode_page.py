@@ -27,13 +27,20 @@ from underclock.records import ALONE, Clocks, SampleSet, Window
 NAMES = (
     "decode-b1-c1024",
     "decode-b8-c1024",
+    "decode-b8-c1024-again",
+    "decode-b8-c1024-whole",
     "decode-b32-c1024",
+    "decode-b32-c1024-again",
     "decode-b32-c1024-whole",
     "decode-b128-c1024",
+    "decode-b1-c8192",
     "decode-b8-c8192",
+    "decode-b32-c8192",
+    "decode-b128-c8192",
     "prefill-b1-c1024",
+    "prefill-b1-c8192",
 )
-KERNELS = ("decode-b8-c1024", "decode-b32-c1024")
+KERNELS = tuple(f"decode-b{batch}-c1024{board}" for batch in (8, 32) for board in ("", "-again"))
 WANTED_TIME, WANTED_ENERGY = 0.02, 0.03
 BUDGETS = (0.01, 0.05)
 FIXED_MHZ = (1400, 1500, 1600, 1700, 1800, 1900)
