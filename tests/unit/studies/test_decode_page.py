@@ -16,9 +16,11 @@ def test_what_was_read_is_on_the_page() -> None:
 
 def test_decode_follows_the_core_clock_a_little_and_prefill_steeply() -> None:
     slopes = {n: decode_page.exponent(decode_page.read(n))[0] for n in decode_page.NAMES}
-    prefill = slopes.pop("prefill-b1-c1024")
-    assert all(0.15 < slope < 0.3 for slope in slopes.values())
-    assert prefill > 0.5
+    assert all(slope > 0.5 for name, slope in slopes.items() if name.startswith("prefill"))
+    decode = {name: slope for name, slope in slopes.items() if name.startswith("decode")}
+    full = decode.pop("decode-b128-c8192")  # nearly all it reads are keys and values
+    assert all(0.15 < slope < 0.3 for slope in decode.values())
+    assert full < 0.1
 
 
 @pytest.mark.slow
