@@ -30,6 +30,7 @@ _SLOW = 0.01  # slower than its like: less does not pay another plan
 _SURE = 4.0  # standard errors: every rank is looked at, in every window
 _MEDIAN_ERROR = 1.86  # of a median, from the median distance: 1.4826 * 1.2533
 _ROUNDING = 1e-9
+_MOST_PATIENCE = 64  # windows in a row
 
 _STAGES = {
     Stage.PLAN: "the plan",
@@ -143,6 +144,10 @@ class JobPolicy:
         self._skip, self._settling = 0, _SETTLING + ahead
         self._scale: float | None = None  # iterations against those planned, no straggler in them
         self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
+        self._behind: dict[int, float] = {}  # likewise, and those of which that is not sure
+        self._falls = self._asked = (
+            0  # orders back to a faster pace; windows that want a slower one
+        )
         self._share = 1.0  # of that, what the job's iterations show
         self._target = 1.0  # how slow the others may be for it, of the chosen plan's time
         self._pace = 1.0  # how slow iterations are for it
@@ -229,7 +234,7 @@ class JobPolicy:
         if len(set(self._replicas)) == 1 or 2 * min(map(len, known)) < WINDOW:
             return ""
         at_auto = self.stage.at_auto
-        slow, busy_scale = self._slowness(known)
+        slow, behind, busy_scale = self._slowness(known)
         most = max(slow.values(), default=0.0)
         base_s = (self.auto if at_auto else self.points[self.chosen]).time_s
         median_s, error_s = _median(times_s)
@@ -244,11 +249,25 @@ class JobPolicy:
             self._share = (sure - 1.0) / most
         target = min(sure, 1.0 + self._share * most)
         changed = abs(target - self._target) > _SLOW / 2 or (most == 0.0) != (not self._slow)
-        self._slow = slow
+        slower = bool(slow) and (target > self._target or not self._slow)
+        if changed and slower and not self._has_waited():
+            return ""
+        self._asked = 0
+        self._slow, self._behind = slow, behind
         if not changed:
             return ""
+        self._falls += not slower
         self._target = target
         return self._straggler() or "no replica is slower than the others any more"
+
+    def _has_waited(self) -> bool:
+        """Whether windows in a row asked for a slower pace, more of them after each order back.
+
+        A replica may be slower than others at their plan and not at the slower one that they take
+        for it: orders would follow one another without end.
+        """
+        self._asked += 1
+        return self._asked >= min(1 << max(self._falls - 1, 0), _MOST_PATIENCE)
 
     def _straggler(self) -> str:
         """Say which replica sets the pace; empty where none does."""
@@ -261,10 +280,12 @@ class JobPolicy:
             "may be as slow"
         )
 
-    def _slowness(self, busy: list[list[float]]) -> tuple[dict[int, float], float]:
+    def _slowness(
+        self, busy: list[list[float]]
+    ) -> tuple[dict[int, float], dict[int, float], float]:
         """Return the replicas that are surely slower than the fastest rank of each place.
 
-        And what the fastest take of what is planned.
+        And those that seem to be, surely or not, and what the fastest take of what is planned.
         """
         of_plan: list[tuple[float, float]] = []  # what ranks take of what is planned, its error
         fastest: dict[tuple[int, ...], int] = {}
@@ -276,14 +297,17 @@ class JobPolicy:
             first = fastest.setdefault(self._places[at], at)
             if of_plan[at] < of_plan[first]:
                 fastest[self._places[at]] = at
-        slow: dict[int, float] = {}
+        slow, behind = dict[int, float](), dict[int, float]()
         usual_error = statistics.median(error for _, error in of_plan)  # few tell less of one
         for at, (ratio, _) in enumerate(of_plan):
             least, _ = of_plan[fastest[self._places[at]]]
             slower, unsure = ratio / least - 1.0, math.sqrt(2.0) * usual_error / least
+            replica = self._replicas[at]
+            if slower > _SLOW:
+                behind[replica] = max(slower, behind.get(replica, 0.0))
             if slower > max(_SLOW, _SURE * unsure):
-                slow[self._replicas[at]] = max(slower, slow.get(self._replicas[at], 0.0))
-        return slow, statistics.fmean(of_plan[at][0] for at in fastest.values())
+                slow[replica] = behind[replica]
+        return slow, behind, statistics.fmean(of_plan[at][0] for at in fastest.values())
 
     def _hold(self, words: str) -> Order:
         """Order what the stage and the replicas' paces ask for."""
@@ -302,8 +326,11 @@ class JobPolicy:
         return self.order
 
     def _point(self, replica: int) -> int:
-        """Return the slowest plan that lets a replica keep up with the slowest one."""
-        pace = self._target / (1.0 + self._share * self._slow.get(replica, 0.0))
+        """Return the slowest plan that lets a replica keep up with the slowest one.
+
+        One that only seems slower sets nobody's pace, and gets no more time than it seems to have.
+        """
+        pace = self._target / (1.0 + self._share * self._behind.get(replica, 0.0))
         limit_s = self.points[self.chosen].time_s * pace * (1.0 + _ROUNDING)
         slower = bisect_right([point.time_s for point in self.points], limit_s) - 1
         return max(self.chosen, slower)

@@ -1,5 +1,7 @@
 """What the ranks of a job do together: when they are held, and when a straggler sets the pace."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -199,3 +201,32 @@ def test_a_rank_that_is_lost_takes_all_to_auto_for_good() -> None:
     job_.train(50)
     assert job_.policy.order is order
     assert cost(_ALONE, all_at(_ALONE, 1)).time_change == 0.0
+
+
+def test_a_replica_that_only_seems_slower_is_not_slowed_as_if_it_were_well() -> None:
+    plan = job_plan(job(data=3, reduce_s=1e-3), row=1)
+    job_ = Trains(plan, noise=0.025)
+    job_.slower = [1.0, 1.0, 1.15, 1.15, 1.05, 1.05]
+    job_.train(120)
+    points = job_.policy.order.points
+    assert points[2:4] == (0, 0)
+    assert points[0] is not None
+    assert points[4] is not None
+    assert points[0] > points[4]
+    at_once_s = iteration_s(plan.job, plan.clocks, tuple(job_.slower))
+    assert statistics.fmean(job_.times_s[-20:]) < 1.02 * at_once_s
+
+
+def test_a_straggler_that_others_make_by_their_plan_is_not_followed_without_end() -> None:
+    job_ = Trains(job_plan(_REPLICAS, row=1))
+    job_.train(40)
+    known = len(job_.orders)
+    for _ in range(400):
+        # Replica 1 is slower than the others at their plan alone, not where they are slow too.
+        weak = 1.1 if job_.policy.order.points[0] == 0 else 1.0
+        job_.slower = [1.0, 1.0, weak, weak]
+        job_.train(8)
+    assert 2 < len(job_.orders) - known < 25
+    job_.slower = [1.0] * 4
+    job_.train(30)
+    assert job_.policy.order.points == (0, 0, 0, 0)  # the way back is never put off
