@@ -3,13 +3,14 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from underclock.app.options import WORKLOAD, delivered
-from underclock.app.output import STDOUT, Delivery, phase_bar
+from underclock.app.output import STDOUT, Delivery, phase_bar, print_json, say, warn
 from underclock.errors import UsageError
 from underclock.records import Step
 
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 
     from underclock.tracing.source import Script
 
+_MOST_DIGITS = 12
+
 
 @click.command(name="trace")
 @click.argument("workload", type=WORKLOAD)
 @click.argument("arguments", nargs=-1)
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="NAME=N,N…",
+    help="Trace it at several sizes, each with each, into the folder -o: batch=1,8 context=1k,8k.",
+)
 @click.option(
     "--steps",
     metavar="A:B",
@@ -38,6 +47,7 @@ def command(
     workload: str,
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
+    grid: tuple[str, ...],
     steps: str | None,
     assume: bool,
     to: Delivery,
@@ -49,13 +59,16 @@ def command(
     training script, run with ARGUMENTS (after --) until its steps A:B were looked at.
 
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
-    threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one).
+    threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one). Of a function
+    they are the arguments that it is called with; 8k is 8192.
 
     Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on, beside what
     its profiler saw (step.rank0.trace.json.gz), for `underclock job traced`; the first one tells
     what it found.
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
+
+    Example: underclock trace serve.py:decode --grid batch=1,8,32 context=1k,8k -o family
 
     Example: underclock trace train.py --assume -o step.json -- --lr 3e-4
 
@@ -65,6 +78,9 @@ def command(
     from underclock.tracing.source import TracePhase
     from underclock.tracing.trace import trace
 
+    if grid:
+        _trace_family(workload, _members((*grid, *arguments), sizes), to, assume=assume)
+        return
     given, rank = to.output, ProcessRank.of(os.environ)
     tells = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
@@ -72,7 +88,7 @@ def command(
     to.check()
     folder = to.output.parent if to.output and to.output != STDOUT else None
     what = _what(workload, arguments, steps, assume=assume)
-    numbers = dict(_size(text) for text in sizes)
+    numbers = dict(map(_size, sizes))
     keep = _keep(to, workload) if rank is not None and folder else None
     shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
@@ -130,6 +146,66 @@ def _lines(step: Step) -> "Iterator[str]":
 
 def _size(text: str) -> tuple[str, int]:
     name, _, value = text.partition("=")
-    if not value.isdecimal():
-        raise UsageError(f"cannot read {text!r} as a size", hint="write NAME=N, such as batch=8")
-    return name, int(value)
+    return name, _number(value, text)
+
+
+def _number(value: str, of: str) -> int:
+    thousands = value.endswith("k")
+    digits = value.removesuffix("k")
+    if not (digits.isdecimal() and len(digits) < _MOST_DIGITS):
+        raise UsageError(f"cannot read {of!r} as a size", hint="write NAME=N, such as batch=8")
+    return int(digits) * (1024 if thousands else 1)
+
+
+def _members(grid: tuple[str, ...], sizes: tuple[str, ...]) -> list[dict[str, int]]:
+    """Return the sizes of each member of a family."""
+    fixed, varied = dict(map(_size, sizes)), dict[str, list[int]]()
+    for text in grid:
+        name, equals, values = text.partition("=")
+        if not equals:
+            raise UsageError(
+                f"cannot read {text!r} in a grid", hint="write NAME=N,N, such as batch=1,8"
+            )
+        if name in fixed or name in varied:
+            raise UsageError(f"{name} is given twice", hint="give all its values in one: batch=1,8")
+        varied[name] = [_number(value, text) for value in values.split(",")]
+    return [fixed | dict(zip(varied, some, strict=True)) for some in product(*varied.values())]
+
+
+def _trace_family(
+    workload: str, members: list[dict[str, int]], to: Delivery, *, assume: bool
+) -> None:
+    """Trace a step at several sizes, each into its own file of a folder."""
+    from underclock.store import check_output, write_document
+    from underclock.tracing.source import TracePhase, sized_name
+    from underclock.tracing.trace import family, shared_kernels
+
+    if workload.endswith(".py"):
+        raise UsageError(
+            f"{workload} is a script, whose sizes are its own",
+            hint="name a function of it: underclock trace serve.py:decode --grid batch=1,8",
+        )
+    if "WORLD_SIZE" in os.environ:
+        raise UsageError("a family is traced on one GPU", hint="run it without torchrun")
+    if to.output is None or to.output == STDOUT or to.output.is_file():
+        raise UsageError(f"{len(members)} steps go into a folder", hint="name one with -o")
+    name = workload.rpartition(":")[2]
+    paths = [to.output / f"{sized_name(name, sizes)}.json" for sizes in members]
+    for path in paths if to.output.is_dir() else ():
+        check_output(path, force=to.force, begins="{")
+    steps = []
+    with phase_bar("tracing", TracePhase) as show:
+        traced = family(workload, members, to.output, assume=assume, progress=show)
+        for path, step in zip(paths, traced, strict=True):
+            to.output.mkdir(parents=True, exist_ok=True)  # now that there is something to keep
+            write_document(path, step, force=to.force)
+            steps.append(step)
+    shared, distinct = shared_kernels(steps)
+    if to.as_json:
+        files = [str(path) for path in paths]
+        print_json({"files": files, "kernels": distinct, "shared": shared})
+        return
+    warn(tuple(dict.fromkeys(words for step in steps for words in step.warnings)))
+    for path, step in zip(paths, steps, strict=True):
+        say(f"{path}: {len(step.kernels)} kernels, {len(step.order)} launches")
+    say(f"{shared} of {distinct} kernels run at more than one of these sizes")

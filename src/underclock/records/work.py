@@ -17,6 +17,7 @@ _MOST_FLOPS, _MOST_BYTES = 1e18, 1e15  # of one launch: a quarter of an hour on 
 _LEAST_WAITED = 1e-6  # of a launch: no less, so that what is a rate of its time stays one
 
 
+_SIZE = re.compile(r"[A-Za-z_]\w*=[0-9]{1,18}", re.ASCII)
 ASSUMED = "assumed "
 """What the functions of kernels begin with that no GPU was seen to run."""
 
@@ -138,6 +139,7 @@ class StepSource(Record, frozen=True, kw_only=True):
         file: Its file, relative to the folder of the file that says so.
         function: Its name there; empty for a script.
         steps: First step of a script that was looked at, and the last; ``None`` for a function.
+        arguments: Of a script; of a function the sizes it is called with, as ``NAME=N``.
     """
 
     file: str
@@ -153,10 +155,19 @@ class StepSource(Record, frozen=True, kw_only=True):
             raise ValueError(f"a step's source needs a function or steps of a script, got {self}")
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 must be 64 hexadecimal digits, got {self.sha256!r}")
+        if self.steps is None and not all(map(_SIZE.fullmatch, self.arguments)):
+            raise ValueError(f"a function's sizes are NAME=N, got {self.arguments}")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a function is called with; none of a script."""
+        pairs = (text.split("=") for text in self.arguments if self.steps is None)
+        return {name: int(number) for name, number in pairs}
 
     def __str__(self) -> str:
         if self.steps is None:
-            return f"{self.file}:{self.function}"
+            sizes = (f"--size {text}" for text in self.arguments)
+            return " ".join([f"{self.file}:{self.function}", *sizes])
         first, last = self.steps
         return " ".join([f"{self.file} --steps {first}:{last + 1}", *self.arguments])
 

@@ -7,12 +7,15 @@ or where the user names it; and the user is told which file it is.
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from underclock.errors import NotSupportedError, UsageError
@@ -96,7 +99,8 @@ class StepFile:
             self.tell(f"running {text} to its step {last}")
             return Script(path=Path(text), arguments=source.arguments, first=first, last=last)
         self.tell(f"running {text} as the training step")
-        return load_step(text)
+        sizes = source.sizes if source is not None else {}
+        return sized(load_step(text), sizes) if sizes else load_step(text)
 
     def _allowed(self, source: StepSource | None) -> str:
         if source is None:
@@ -122,12 +126,44 @@ class StepFile:
         return text
 
 
-def source_of(what: str | Script, folder: Path) -> StepSource:
+def sized(function: StepFunction, sizes: Mapping[str, int]) -> StepFunction:
+    """Return the step that a function runs at some sizes, which its name says.
+
+    Raises:
+        UsageError: It takes no such sizes.
+    """
+    taken = inspect.signature(function).parameters
+    if unknown := [name for name in sizes if name not in taken]:
+        name = getattr(function, "__name__", "the step")
+        raise UsageError(
+            f"{name} takes no {unknown[0]!r}, so it cannot be run at one",
+            hint=name_hint(unknown[0], taken) if taken else f"give {name} an argument {unknown[0]}",
+        )
+
+    @wraps(function)
+    def step() -> object:
+        return function(**sizes)
+
+    step.__name__ = sized_name(getattr(function, "__name__", "step"), sizes)
+    return step
+
+
+def sized_name(name: str, sizes: Mapping[str, int]) -> str:
+    """Return a step's name with its sizes: ``decode-b8-c1024``, others by their whole names."""
+    short = {"batch": "b", "context": "c"}
+    ordered = sorted(sizes, key=lambda size: (size not in short, size))
+    return "-".join([name, *(f"{short.get(size, size)}{sizes[size]}" for size in ordered)])
+
+
+def source_of(
+    what: str | Script, folder: Path, sizes: Mapping[str, int] = MappingProxyType({})
+) -> StepSource:
     """Say where a function or a script is, for a file in some folder.
 
     Args:
         what: ``FILE.py:FUNCTION``, which was just imported, or a script that was run.
         folder: Of the file that will name it.
+        sizes: With which the function was called.
     """
     script = what if isinstance(what, Script) else None
     file, _, function = ("", "", "") if isinstance(what, Script) else what.rpartition(":")
@@ -137,7 +173,7 @@ def source_of(what: str | Script, folder: Path) -> StepSource:
         function=function,
         sha256=_hash(path),
         steps=(script.first, script.last) if script else None,
-        arguments=script.arguments if script else (),
+        arguments=script.arguments if script else tuple(f"{k}={n}" for k, n in sizes.items()),
     )
 
 

@@ -1,7 +1,8 @@
 """trace: a workload or a training step in, its kernels in launch order out."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,14 @@ import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import Step
-from underclock.tracing.source import Script, StepFunction, TracePhase, load_step, source_of
+from underclock.tracing.source import (
+    Script,
+    StepFunction,
+    TracePhase,
+    load_step,
+    sized,
+    source_of,
+)
 from underclock.workloads import workload
 
 
@@ -34,8 +42,8 @@ def trace(
             would run.
         progress: Told of every phase of tracing a function or a script, as it begins.
         keep: Given PyTorch's trace of a plain run of a function or a script.
-        sizes: Sizes of a named workload to change, e.g. ``batch=8``; see
-            `underclock.workloads.Shape`.
+        sizes: Of a named workload, those to change, e.g. ``batch=8``; see
+            `underclock.workloads.Shape`. Of a function, arguments to call it with.
 
     Raises:
         UsageError: No such workload, file or function, sizes that make no model, or a script that
@@ -46,27 +54,65 @@ def trace(
             script failed.
         DataError: It launches none.
     """
+    return next(iter(family(what, [sizes], folder, assume=assume, progress=progress, keep=keep)))
+
+
+def family(
+    what: str | StepFunction | Script,
+    members: Iterable[Mapping[str, int]],
+    folder: Path | None = None,
+    *,
+    assume: bool = False,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    keep: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Iterator[Step]:
+    """List the kernels of one step at several sizes, one after the other; a file is read once.
+
+    Arguments and errors are those of `trace`.
+
+    Args:
+        members: The sizes of each.
+    """
     if isinstance(what, str) and not is_source(what):
-        return workload(what, sizes)
-    if sizes:
-        raise UsageError(
-            "a step's sizes are its own", hint="change them in its file, not with --size"
-        )
+        yield from (workload(what, dict(sizes)) for sizes in members)
+        return
     # What needs PyTorch is imported for functions and scripts only.
     from underclock.tracing import captured  # noqa: PLC0415
 
     run = load_step(what) if isinstance(what, str) else what
     kept: dict[str, Any] = {} if keep is None else {"keep": keep}
-    if assume:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells when it looks on
-        step = captured.assume_step(run, tell=progress, **kept)
-    elif isinstance(run, Script):
-        step = captured.trace_script(run, tell=progress, **kept).step
-    else:
-        step = captured.trace_step(run, tell=progress, **kept).step
-    if not isinstance(what, str | Script):
-        return step
-    return msgspec.structs.replace(step, source=source_of(what, folder or Path()))
+    for sizes in members:
+        if sizes and not callable(run):
+            raise UsageError(
+                "a script's sizes are its own", hint="give it its arguments after --, not --size"
+            )
+        one = sized(run, sizes) if sizes and callable(run) else run
+        if assume:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells of itself
+            step = captured.assume_step(one, tell=progress, **kept)
+        elif isinstance(one, Script):
+            step = captured.trace_script(one, tell=progress, **kept).step
+        else:
+            step = captured.trace_step(one, tell=progress, **kept).step
+        if isinstance(what, str | Script):
+            source = source_of(what, folder or Path(), sizes)
+            step = msgspec.structs.replace(step, source=source)
+        yield step
+
+
+def shared_kernels(steps: Sequence[Step]) -> tuple[int, int]:
+    """Return how many kernels run in more than one of some steps, and how many there are."""
+    seen = Counter(
+        kernel
+        for step in steps
+        for kernel in {
+            (k.launch.identity,)
+            if k.launch
+            else (k.kind, k.section, k.shape, k.flops, k.bytes_moved)
+            for k in step.kernels
+        }
+    )
+    return sum(times > 1 for times in seen.values()), len(seen)
 
 
 def is_source(text: str) -> bool:

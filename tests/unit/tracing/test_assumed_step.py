@@ -10,12 +10,12 @@ import torch
 from recorded import read
 from underclock.app import main
 from underclock.core.tracing.names import flops_of
-from underclock.errors import MeasurementError, NotSupportedError
+from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.records import Kind, Step
 from underclock.records.launches import module_calls
 from underclock.runtime.trainer.sites import sites_of
 from underclock.store import read_document
-from underclock.tracing.source import load_step
+from underclock.tracing.source import Script, StepFile, load_step
 from underclock.tracing.trace import trace
 
 pytestmark = pytest.mark.slow
@@ -135,3 +135,64 @@ def test_without_a_gpu_the_way_without_one_is_named(script: Path) -> None:
     with pytest.raises(NotSupportedError) as caught:
         trace(f"{script}:step")
     assert "--assume" in caught.value.hint
+
+
+_SERVED = """
+import torch
+
+steps = 0
+weight = torch.ones(8, 8)
+
+def decode(batch=2, context=4):
+    global steps
+    steps += 1
+    torch.ones(batch, context) @ torch.ones(context, 8) @ weight
+"""
+
+
+def test_a_function_is_traced_at_several_sizes_and_run_again_at_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("serve.py").write_text(_SERVED)
+    main(
+        [
+            "trace",
+            "serve.py:decode",
+            "--assume",
+            "--grid",
+            "batch=1,2",
+            "context=1k,4",
+            "-o",
+            "family",
+        ]
+    )
+
+    names = ["decode-b1-c1024", "decode-b1-c4", "decode-b2-c1024", "decode-b2-c4"]
+    assert sorted(path.stem for path in Path("family").iterdir()) == names
+    steps = [read_document(Path(f"family/{name}.json"), Step) for name in names]
+    assert [step.name for step in steps] == names
+    shapes = [sorted(shapes for _, shapes in _launches(step)) for step in steps]
+    assert len({tuple(each) for each in shapes}) == len(names)
+    source = steps[0].source
+    assert source is not None
+    assert str(source) == "../serve.py:decode --size batch=1 --size context=1024"
+    assert "kernels run at more than one of these sizes" in capsys.readouterr().out
+
+    again = StepFile(folder=tmp_path / "family", named="serve.py:decode").load(source)
+    assert callable(again)
+    seen = trace(again, assume=True)
+    assert (seen.name, seen.kernels) == (steps[0].name, steps[0].kernels)
+    assert sys.modules["serve"].steps == 0, "what the function counts is as it was"
+
+
+def test_sizes_that_a_function_does_not_take_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("serve.py").write_text(_SERVED)
+    with pytest.raises(UsageError, match="decode takes no 'contest'") as caught:
+        trace("serve.py:decode", assume=True, contest=3)
+    assert "did you mean 'context'" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="a script's sizes are its own"):
+        trace(Script(path=Path("serve.py"), first=2, last=3), assume=True, batch=3)

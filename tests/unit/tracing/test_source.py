@@ -88,13 +88,21 @@ def test_a_source_that_names_nothing_is_refused(given: dict[str, Any]) -> None:
         StepSource(**good | given)
 
 
+def test_sizes_of_a_function_are_whole_numbers_by_name() -> None:
+    good: dict[str, Any] = {"file": "serve.py", "sha256": "0" * 64, "function": "decode"}
+    assert StepSource(**good, arguments=("batch=8",)).sizes == {"batch": 8}
+    for bad in ("batch", "batch=", "batch=x", "=8", "a b=8"):
+        with pytest.raises(ValueError, match="a function's sizes are NAME=N"):
+            StepSource(**good, arguments=(bad,))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("gone.py", "cannot read 'gone.py': no such file"),
         ("{script} --steps 20", "cannot read '20' as steps"),
         ("{script} --steps 5:x", "cannot read '5:x' as steps"),
-        ("{script} --size batch=8", "a step's sizes are its own"),
+        ("{script} --size batch=8", "a script's sizes are its own"),
         ("gpt3-xl --steps 20:22", "'gpt3-xl' is no script and takes no --steps"),
         ("{script}:step -- --lr 1", "is no script and takes no arguments"),
     ],

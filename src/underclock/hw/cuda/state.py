@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import unwrap
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,7 +50,7 @@ class Snapshot:
         leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
         self.contents: list[tuple[Any, Any]] = _contents(torch, known.contents if known else ())
-        function = getattr(step, "__func__", step)
+        function = unwrap(getattr(step, "__func__", step)) if callable(step) else None
         self._variables = _Variables(function) if isinstance(function, FunctionType) else None
         # A method counts in its object, and an object that is called in itself.
         owner = step if self._variables is None else getattr(step, "__self__", None)
