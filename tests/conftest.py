@@ -26,6 +26,22 @@ settings.register_profile("dev", deadline=None, max_examples=10)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _NOT_FOLLOWED = ("slow", "untraced")
+_FIRST = (
+    "test_achievable.py",
+    "test_docs_blocks.py",
+    "test_commands.py",
+    "test_pages_in_a_browser.py",
+    "test_ray.py",
+    "test_run.py",
+    "test_faults.py",
+    "test_tune_command.py",
+    "test_plan_latency.py",
+    "test_job_run.py",
+    "test_docs_site.py",
+    "test_tensor_parallel.py",
+    "test_traced_pipelines.py",
+)
+"""Files that take longest: they run first, so that no worker is left alone with one in the end."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +57,11 @@ def _hears_signals() -> None:
     """Hear Ctrl-C and hang-ups, which what runs the tests may ignore, as a shell's ``&`` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files run first, and all others as they are listed."""
+    items.sort(key=lambda item: item.path.name not in _FIRST)
 
 
 @pytest.hookimpl(wrapper=True)
