@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from serving_engine import (
     serve,
 )
 from underclock.core.statistics.student import student_quantile
+from underclock.errors import DataError
 from underclock.gpus.models import gpu_model
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Pass
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
@@ -46,6 +48,7 @@ from underclock.units import format_duration
 
 WARM_S, WINDOW_S = 300.0, 600.0  # not counted, and counted
 TRACES = ("conv", "code")
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")  # of a trace
 MODELS = {  # what a GPU serves; twelve GB hold no 8 billion parameters
     "h200": {},
     "a100": {},
@@ -320,8 +323,26 @@ def _outcome(way: str, served: Served, base: Served) -> Outcome:
 
 @cache
 def _trace(name: str) -> tuple[Request, ...]:
-    with (MEASURED.parent / "azure_llm" / f"{name}.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    return read_trace(MEASURED.parent / "azure_llm" / f"{name}.csv")
+
+
+def read_trace(path: Path) -> tuple[Request, ...]:
+    """Read a trace of requests, counted from the first; those that make no token are left out.
+
+    Raises:
+        DataError: It lacks a column, lengths for example, or has no requests.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        found, rows = reader.fieldnames or (), list(reader)
+    if not set(COLUMNS) <= set(found):
+        raise DataError(
+            f"{path} is no trace of requests: looked for the columns {', '.join(COLUMNS)}, found "
+            + (", ".join(found) or "none"),
+            hint="a request's time and both its lengths in tokens are needed",
+        )
+    if not rows:
+        raise DataError(f"{path} has no requests", hint="take a trace that has some")
     # Python reads microseconds, the trace has tenths of them.
     times = [dt.datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
     return tuple(
