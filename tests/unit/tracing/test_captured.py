@@ -42,8 +42,8 @@ def test_what_cannot_be_imported_is_a_sentence(
     assert caught.value.hint
 
 
-def test_sizes_belong_to_named_workloads(script: Path) -> None:
-    with pytest.raises(UsageError, match="sizes are its own"):
+def test_a_size_that_a_step_does_not_take_is_refused(script: Path) -> None:
+    with pytest.raises(UsageError, match="takes no .batch., so it cannot be run at one"):
         trace(f"{script}:step", batch=8)
 
 
