@@ -43,7 +43,7 @@ def test_what_cannot_be_imported_is_a_sentence(
 
 
 def test_a_size_that_a_step_does_not_take_is_refused(script: Path) -> None:
-    with pytest.raises(UsageError, match="takes no .batch., so it cannot be run at one"):
+    with pytest.raises(UsageError, match="so it cannot be run at one"):
         trace(f"{script}:step", batch=8)
 
 
