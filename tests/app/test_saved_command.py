@@ -121,6 +121,8 @@ def test_metrics_are_printed_and_kept_in_a_file(capsys: pytest.CaptureFixture[st
         ("--price nanEUR/kWh", "this is no price"),
         ("--grid 380", "cannot read '380' as CO2e of a kWh"),
         ("--grid 380g/MWh", "as CO2e of a kWh"),
+        ("--grid 380kg/kWh", "380,000 g of CO2e for a kWh, and no grid emits more than 2,000 g"),
+        ("--grid 2001g/kWh", "2,001 g of CO2e for a kWh"),
         ("--pue 0.9", "cannot read '0.9' as a power usage effectiveness"),
         ("--pue nan", "as a power usage effectiveness"),
         ("--pue 1,3", "as a power usage effectiveness"),

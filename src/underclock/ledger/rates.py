@@ -28,6 +28,7 @@ _SOURCES = {
     SURVEY: "mean of data centres in 2023: Uptime Institute, Global Data Center Survey 2023",
 }
 _LEAST_PUE, _MOST_PUE = 1.0, 5.0  # less is impossible, more a slip
+_MOST_G: Final = 2000.0  # oil shale and lignite burned badly are below; more is a slip of the unit
 
 
 class Rates(Record, frozen=True, kw_only=True):
@@ -102,8 +103,14 @@ def _grid(text: str) -> dict[str, object]:
             f"cannot read {text!r} as CO2e of a kWh",
             hint=f"write --grid 380g/kWh; `{WORLD}` is {_WORLD_G:g} g/kWh, {_SOURCES[WORLD]}",
         )
-    scale = 1.0 if match["mass"] == "g" else 1000.0
-    return {"grid_g": scale * float(match["number"]), "grid_source": ""}
+    grid_g = (1.0 if match["mass"] == "g" else 1000.0) * float(match["number"])
+    if grid_g > _MOST_G:
+        raise UsageError(
+            f"cannot take {text!r}: that is {grid_g:,.0f} g of CO2e for a kWh, and no grid emits "
+            f"more than {_MOST_G:,.0f} g",
+            hint=f"in grams: --grid 380g/kWh; `{WORLD}` is {_WORLD_G:g} g/kWh, {_SOURCES[WORLD]}",
+        )
+    return {"grid_g": grid_g, "grid_source": ""}
 
 
 def _pue(text: str) -> dict[str, object]:

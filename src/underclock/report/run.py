@@ -40,6 +40,8 @@ def _saving(summary: RunSummary) -> str:
     run = summary.run
     if run is None:
         return "nothing was seen of it"
+    if run.dry:
+        return "a dry run: no clock was held, and nothing was saved"
     plans = [arm for arm in summary.arms if arm.arm == "plan"]
     if summary.arms:  # of several GPUs each has some, and one line has room for one
         arm = (plans or summary.arms)[0]
@@ -53,9 +55,7 @@ def _saving(summary: RunSummary) -> str:
     promised = ""
     if run.energy_change is not None:
         promised = f"promised {format_percent(run.energy_change)} energy, "
-    if run.dry:
-        why = "saved nothing: a dry run"
-    elif not summary.followed and summary.events:
+    if not summary.followed and summary.events:
         why = f"saved nothing: {summary.events[-1]}"
     elif run.is_job and summary.since_auto is not None:
         energy, time = map(format_percent, summary.since_auto)
@@ -86,7 +86,7 @@ def run_table(summary: RunSummary) -> Table:
     """Return a run in a few numbers."""
     run, title = summary.run, "no step was seen"
     if run is not None:
-        how = "tried, nothing set" if run.dry else "run"
+        how = "dry run, no clock was held" if run.dry else "run"
         gpus = ", ".join(dict.fromkeys(run.gpus))
         title = f"{run.workload} on {gpus}, {how}: {run.evidence}"
     arms = []

@@ -95,12 +95,15 @@ def test_a_page_shows_steps_arms_and_events_and_lets_nothing_through() -> None:
     assert run_page(LINES, summary_of(LINES)) == page
 
 
-def test_a_dry_run_says_that_nothing_was_set() -> None:
+def test_a_dry_run_says_first_that_no_clock_was_held() -> None:
     lines = (msgspec.structs.replace(RUN, dry=True), *LINES[1:9])
     page = run_page(lines, summary_of(lines))
 
-    assert "nothing set" in page
-    assert "saved nothing: a dry run" in page
+    said = "dry run: no clock was held, and nothing was saved"
+    assert f"<h1>A {said}" in page
+    assert "steps would have followed the plan" in page
+    assert f"; a {said}; " in closing_line(summary_of(lines))
+    assert "dry run, no clock was held" in str(run_table(summary_of(lines)).title)
 
 
 def test_arms_are_drawn_apart_and_few_points_stand_for_many() -> None:
