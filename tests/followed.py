@@ -4,6 +4,7 @@ import bisect
 import threading
 from collections.abc import Callable
 
+from underclock.errors import NotPermittedError
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
 from underclock.runtime.conductor.gauges import Gauge, Gauges
@@ -62,8 +63,11 @@ class Asked:
 
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self.values: list[tuple[Setting, Value]] = []
+        self.refuses: Setting | None = None
         self._then = then
 
     def __call__(self, setting: Setting, value: Value) -> None:
         self.values.append((setting, value))
+        if setting is self.refuses:
+            raise NotPermittedError("it may not be")
         self._then()

@@ -25,6 +25,7 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
+from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import LineListener, Log
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
@@ -38,6 +39,7 @@ from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
+from underclock.runtime.policy.watts import NodeWatts
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
@@ -132,9 +134,11 @@ class Follower:
 
     def _expect(self) -> None:
         """Find out when something is due next; it changes with what the machine is told."""
-        now_s = self._clock.now_s()
-        self.polling.expect(self.machine.position.next_mark_s(), now_s)
-        self._ask_s = math.inf if self.over else max(self.machine.next_s, self._free_s)
+        if self.over:
+            self._ask_s = self.polling.next_s = math.inf
+            return
+        self.polling.expect(self.machine.position.next_mark_s(), self._clock.now_s())
+        self._ask_s = max(self.machine.next_s, self._free_s)
 
     def _ask(self, log: Log, others: PollingThread) -> None:
         now_s = self._clock.now_s()
@@ -171,6 +175,22 @@ class Follower:
             self.machine.refused(ask, returned_s, str(failed))
         return returned_s - called_s
 
+    def limit(self, limit_w: float, words: str, others: PollingThread) -> str:
+        """Set the power limit, or only say so; return why that is refused, or nothing."""
+        if self._setter is not None:
+            with others.during():
+                try:
+                    self._setter(Setting.LIMIT, limit_w)
+                except (UnderclockError, OSError) as exc:
+                    self._tell(f"the power limit cannot be set to {limit_w:g} W: {exc}")
+                    return str(exc)
+            self._shown.limited(limit_w, self._clock.now_s())
+            self.policy.uncapped()
+        set_to = "is" if self._setter is not None else "would be, were this no dry run,"
+        self._tell(f"the power limit {set_to} {limit_w:g} W from now on: {words}")
+        self._expect()
+        return ""
+
     def _observe(self) -> None:
         """Hand the driver's readings to the machine: of locks as they are, before others come."""
         gauges = self._gauges.taken()
@@ -182,6 +202,7 @@ class Follower:
         for gauge in gauges:
             clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
             self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+            self.policy.drew(gauge.power_w, gauge.reasons)
         for words in self._shown.add(gauges):
             self._tell(words)
         if gauges:
@@ -222,7 +243,6 @@ class Follower:
         self._tell(words if self.policy.needs_all else why)
         self.machine.hold(AUTO)
         self._expect()
-        self.polling.next_s = math.inf
         if self._setter is not None:
             for setting in (Setting.CORE, Setting.MEMORY):
                 try:
@@ -324,6 +344,7 @@ class Follow:
             for each in self.followers:
                 if each.next_s <= now_s:
                     each.wake(now_s, self._log, self._others)
+            self._move_watts()
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + NEAR_S, leave_s):
                 break
@@ -332,6 +353,15 @@ class Follow:
         if self.followers[0].over and all(each.over for each in self.followers):
             others = [each.over for each in self.followers if each.over != TRAINER_ENDED]
             raise WorkDone((others or [TRAINER_ENDED])[0])
+
+    def _move_watts(self) -> None:
+        """Set the power limits that are due, one after the other."""
+        watts = None if self._ranks is None else self._ranks.watts
+        while watts is not None and (due := watts.due()) is not None:
+            rank, limit_w = due
+            at = rank - watts.first
+            refused = self.followers[at].limit(limit_w, watts.words(rank), self._others)
+            watts.answered(rank, refused)
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -363,6 +393,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
             ``leader``: host and port of who decides for a job on several machines, or nothing;
+            ``node_power_w``: what the power limits of a job's ranks here may add up to, or nothing;
             ``metrics_port`` and ``metrics_file``: where Prometheus may ask or read, or nothing.
 
     Raises:
@@ -389,6 +420,8 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
+    if isinstance(held, _HeldJob) and options["node_power_w"] is not None:
+        held.move_watts(run, gpus, options["node_power_w"])
     if metrics is not None:
         metrics.energy_j = lambda at: followers[at].energy_j
     log.write(
@@ -444,7 +477,7 @@ class _HeldJob:
         self, plan: JobPlan, parts: Sequence[RankPart], run: Run, options: Mapping[str, Any]
     ) -> None:
         self.workload, self.promise = plan.workload, plan.promise
-        self._parts, self._first = parts, run.first
+        self._plan, self._parts, self._first = plan, parts, run.first
         self.ranks = JobRanks(JobPolicy(plan, window=options["window"]))
         if options["leader"]:
             from underclock.runtime.conductor import nodes  # noqa: PLC0415 - of several machines
@@ -466,6 +499,22 @@ class _HeldJob:
         """Return what decides for it; asked for rank by rank."""
         at = self._first + rank
         return RankPolicy(machine, self._parts[at], at, self.ranks)
+
+    def move_watts(self, run: Run, gpus: Mapping[str, Armed], budget_w: float) -> None:
+        """Let watts be moved between the run's GPUs; each limit is set as it is, to try that.
+
+        Raises:
+            NotPermittedError: It may not be set.
+            UsageError: The limits add up to more than the budget.
+        """
+        boards = []
+        for rank, told in enumerate(run.gpus, start=self._first):
+            boards.append(board_of(NvmlGpu(told.index), self._plan, rank))
+            if told.uuid in gpus:
+                gpus[told.uuid].set(Setting.LIMIT, boards[-1].limit_w)
+        self.ranks.watts = NodeWatts(
+            boards, first=self._first, budget_w=budget_w, chosen=self.ranks.job.chosen
+        )
 
 
 def _held(run: Run, options: Mapping[str, Any]) -> _HeldPlan | _HeldJob:

@@ -61,6 +61,7 @@ class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     from_iteration: int | None
     label: str
     words: str
+    slow: int | None = None
 
 
 class _Link:
@@ -158,14 +159,14 @@ class DecidingRanks(JobRanks):
             return ""
         at = None if self.job.over else self._iteration + AHEAD
         label = self.job.stage.name.lower()
-        told = _Ordered(order.generation, order.points, at, label, order.words)
+        told = _Ordered(order.generation, order.points, at, label, order.words, order.slow)
         for link in list(self._links):
             try:
                 link.send(msgspec.to_builtins(told))
             except Gone:  # it is noticed, and told of, when it is looked at next
                 continue
         self.label = label
-        self.take_up(order.points, at)
+        self.take_up(order.points, at, slow=order.slow)
         return f"order {order.generation}: {order.words}" + _from(at)
 
     def tend(self, now_s: float) -> Iterator[str]:
@@ -329,7 +330,7 @@ class ToldRanks(JobRanks):
         ):
             raise Gone("it ordered what the plan has not")
         self.label = order.label
-        self.take_up(points, order.from_iteration)
+        self.take_up(points, order.from_iteration, slow=order.slow)
         return f"order {order.generation}: {order.words}" + _from(order.from_iteration)
 
     def _leave(self, why: str) -> str:

@@ -23,7 +23,14 @@ from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.undo.armed import Armed, Undone, arm, notes_on_others, refuse_beside_others
+from underclock.runtime.undo.armed import (
+    Armed,
+    Undone,
+    arm,
+    keeps_limit,
+    notes_on_others,
+    refuse_beside_others,
+)
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.runtime.undo.watching import Watching
@@ -105,6 +112,7 @@ def conduct(
                 tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
+            armed.sort(key=lambda one: keeps_limit(folder, one.uuid))
             undone = tuple(one.end() for one in armed)
             failed = [line for one in undone for line in one.failed]
             if not failed:  # else it tries again after our end

@@ -27,6 +27,7 @@ from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import Line, RunSummary
 from underclock.report import closing_line
+from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import (
     LogReader,
     last_run,
@@ -42,6 +43,7 @@ from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.policy import scheduled
+from underclock.runtime.policy.watts import Board, check_budget
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.armed import left_behind, restore_left
@@ -97,6 +99,8 @@ class HowToRun:
         first_rank: Of a job on several machines: which rank is the first of this one's.
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
+        node_power_w: What the power limits of a job's ranks on this machine may add up to while
+            watts are moved to a straggler; ``None`` leaves limits alone.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
         metrics_file: For node exporter's textfile collector, gone when the run ends; likewise.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
@@ -112,6 +116,7 @@ class HowToRun:
     window: int | None = None
     first_rank: int = 0
     leader: str = ""
+    node_power_w: float | None = None
     metrics_port: int | None = None
     metrics_file: Path | None = None
     live_s: float | None = None
@@ -370,6 +375,7 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         "window": window,
         "seed": secrets.randbits(32),
         "leader": leader,
+        "node_power_w": how.node_power_w,
         "metrics_port": how.metrics_port,
         "metrics_file": None if how.metrics_file is None else str(how.metrics_file.absolute()),
     }
@@ -385,6 +391,12 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
 
 
 def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
+    if how.node_power_w is not None:
+        raise UsageError(
+            "this plan is of one GPU, and watts are moved between ranks of a job that wait for "
+            "one another",
+            hint="leave out --node-power",
+        )
     marks = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
@@ -431,7 +443,12 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             hint="name one for each rank of this machine, in their order; where others have the "
             "rest: --first-rank and --leader",
         )
-    parts = parts_of(plan)
+    if how.node_power_w is not None and len({rank.data for rank in plan.job.ranks}) == 1:
+        raise UsageError(
+            "the job has one replica, and a straggler is told by comparing replicas",
+            hint="leave out --node-power: no watts would be moved",
+        )
+    parts, boards = parts_of(plan), list[Board]()
 
     def check(local: int, gpu: NvmlGpu) -> None:
         rank = first + local
@@ -446,11 +463,28 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         pairs = {pair for each in parts[rank].schedules for pair in each.clocks}
         held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
         check_clocks(held, listed_clocks(gpu))
+        if how.node_power_w is not None:
+            boards.append(board_of(gpu, plan, rank))
 
     found, simulated = _checked_gpus(gpus, check)
+    if how.node_power_w is not None:
+        how.tell(_about_watts(boards, how.node_power_w, dry=how.dry))
     here = parts[first : last + 1]
     _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
     return Run.create(plan, parts, found, simulated=simulated, first=first)
+
+
+def _about_watts(boards: Sequence[Board], budget_w: float, *, dry: bool) -> str:
+    """Say what may become of power limits; `UsageError` where they exceed the budget already."""
+    limits_w = [board.limit_w for board in boards]
+    check_budget(limits_w, budget_w)
+    spares_w = sum(board.spares_w for board in boards)
+    asked = "would be asked for" if dry else "may be asked for"
+    return (
+        f"power limits add up to {math.fsum(limits_w):g} of {budget_w:g} W, and ranks could spare "
+        f"{spares_w} W under the plan: once, should a rank that others wait for be held down by "
+        f"its limit, other limits {asked}"
+    )
 
 
 def _address(plan: Plan | JobPlan, how: HowToRun) -> tuple[str, int] | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import msgspec
 
 from underclock.errors import UsageError
-from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy
+from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy, ThrottleReason
 from underclock.records.latencies import changed
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
@@ -70,6 +70,16 @@ class Policy:
             self._follow(self._schedule())
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
+
+    def uncapped(self) -> None:
+        """Ask for all clocks again: the power limit is another."""
+        self._free.clear()
+        if self.follows:
+            self._follow(self._schedule())
+
+    def drew(self, power_w: float, reasons: ThrottleReason) -> None:
+        """Take note of what the board draws, and why its clocks are what they are."""
+        del power_w, reasons
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
         """Return what arms differ by, as far as is known."""

@@ -6,13 +6,17 @@ has the same of one that decides for all, and of those that do what that one say
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from underclock.records import AUTO, ClockSchedule
+from underclock.records import AUTO, ClockSchedule, ThrottleReason
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.policy.policy import Policy
+
+if TYPE_CHECKING:
+    from underclock.runtime.policy.watts import NodeWatts
 
 
 class JobRanks:
@@ -23,10 +27,12 @@ class JobRanks:
         peers: The policies of the ranks that are followed here.
         label: What the job's guard lets be held.
         next_s: When it wants to look at other machines.
+        watts: The power limits of this machine's ranks, where watts may be moved.
     """
 
     def __init__(self, job: JobPolicy) -> None:
         self.job, self.peers = job, list[RankPolicy]()
+        self.watts: NodeWatts | None = None
         self.next_s = math.inf
         self.label = job.stage.name.lower()
 
@@ -52,7 +58,7 @@ class JobRanks:
         if order is None:
             return ""
         self.label = self.job.stage.name.lower()
-        self.take_up(order.points)
+        self.take_up(order.points, slow=order.slow)
         return f"order {order.generation}: {order.words}"
 
     def tend(self, now_s: float) -> Iterator[str]:
@@ -63,8 +69,16 @@ class JobRanks:
     def close(self) -> None:
         """Leave other machines."""
 
-    def take_up(self, points: Sequence[int | None], from_iteration: int | None = None) -> None:
+    def take_up(
+        self,
+        points: Sequence[int | None],
+        from_iteration: int | None = None,
+        *,
+        slow: int | None = None,
+    ) -> None:
         """Have ranks follow plans of the frontier, from one of their iterations on or at once."""
+        if self.watts is not None:
+            self.watts.ordered(points, slow)
         for peer in self.peers:
             peer.take_up(points[peer.rank], from_iteration)
 
@@ -110,6 +124,12 @@ class RankPolicy(Policy):
     def lost(self, why: str) -> str:
         """Have all ranks go to auto, for this one ended or marks no more."""
         return self._ranks.lost(self.rank, why)
+
+    def drew(self, power_w: float, reasons: ThrottleReason) -> None:
+        """Tell whoever may move watts."""
+        if self._ranks.watts is not None:
+            capped = ThrottleReason.SW_POWER_CAP in reasons
+            self._ranks.watts.drew(self.rank, power_w, capped=capped)
 
     def ends(self) -> str:
         """Say where the plan was never held."""

@@ -316,6 +316,22 @@ def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands
     return undone
 
 
+def keeps_limit(folder: Path, uuid: str) -> bool:
+    """Whether we did not raise a GPU's power limit; others are undone first.
+
+    What a GPU has more, others gave: so limits add up to no more than before on the way either.
+    """
+    try:
+        journal = JournalFile(folder, uuid).read()
+    except (DataError, OSError):  # the undo says so
+        return True
+    if journal is None:
+        return True
+    found_w = journal.found.get(Setting.LIMIT)
+    asked_w = [w for w in journal.asked.get(Setting.LIMIT, ()) if isinstance(w, float)]
+    return not isinstance(found_w, float) or max(asked_w, default=found_w) <= found_w
+
+
 def left_behind(folder: Path) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
     names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
@@ -336,7 +352,8 @@ def restore(
 
     Where one GPU's fails, the others go on.
     """
-    return tuple(_restored(folder, uuid, open_gpu) for uuid in uuids)
+    ordered = sorted(uuids, key=lambda uuid: keeps_limit(folder, uuid))
+    return tuple(_restored(folder, uuid, open_gpu) for uuid in ordered)
 
 
 def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:

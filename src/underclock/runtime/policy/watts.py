@@ -1,0 +1,217 @@
+"""Power limits of one node's ranks: once in a run a straggler is given watts that others can spare.
+
+Only a straggler that its own power limit holds down gains by that, and only while a plan is held.
+Others give what they do not draw even under the chosen plan, the fastest that they are ordered to
+while it is held: so nobody has to be given watts back as the straggler recovers. Where all leave
+the plan, limits go back to those that were found, for good.
+
+It knows no GPU: whoever drives it tells what ranks draw, and sets what is due, one limit after
+another, what falls first. So the limits never add up to more than the budget on the way either.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from underclock.errors import UsageError
+from underclock.records.job import JobPlan, RankClocks
+
+MARGIN = 0.05
+"""Above what a rank draws at most, that its limit keeps."""
+READINGS = 10
+"""Of a straggler as it computes, that tell whether its limit holds it down."""
+_MOSTLY, _COMPUTES, _AT_LIMIT = 0.5, 0.5, 0.97  # of readings; of its limit
+_LEAST_W = 5.0  # less is not worth a change
+_ROUNDING_W = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """One GPU of the node.
+
+    Attributes:
+        limit_w: That was found.
+        range_w: The least and the greatest that it takes.
+        needs_w: What it draws at most under the chosen plan; ``None`` where that is not known.
+    """
+
+    limit_w: float
+    range_w: tuple[float, float]
+    needs_w: float | None = None
+
+    @property
+    def spares_w(self) -> int:
+        """How many watts its limit may fall by."""
+        if self.needs_w is None:
+            return 0
+        least_w = max(self.range_w[0], self.needs_w * (1.0 + MARGIN))
+        return max(0, math.floor(self.limit_w - least_w))
+
+
+def check_budget(limits_w: Sequence[float], budget_w: float) -> None:
+    """Refuse a budget that the limits exceed as they are found.
+
+    Raises:
+        UsageError: They do, or it is none.
+    """
+    sum_w = math.fsum(limits_w)
+    if not (math.isfinite(budget_w) and budget_w + _ROUNDING_W >= sum_w):
+        raise UsageError(
+            f"the node's GPUs are to share {budget_w:g} W, and their power limits add up to "
+            f"{sum_w:g} W already",
+            hint=f"say --node-power {math.ceil(sum_w)} or more, or lower the limits before",
+        )
+
+
+def moved_w(
+    boards: Sequence[Board], to: int, givers: Sequence[int], budget_w: float
+) -> tuple[float, ...]:
+    """Return the limits once one board was given what some others spare; whole watts are moved.
+
+    They are those that were found where that is too little to be worth it.
+    """
+    limits_w = [each.limit_w for each in boards]
+    spares_w = {at: boards[at].spares_w for at in givers if at != to}
+    free_w = round(budget_w - math.fsum(limits_w), 6)
+    room_w = boards[to].range_w[1] - boards[to].limit_w
+    more_w = math.floor(min(room_w, free_w + sum(spares_w.values())))
+    if more_w < _LEAST_W:
+        return tuple(limits_w)
+    lacks_w = max(0, math.ceil(more_w - free_w))
+    whole_w = sum(spares_w.values())
+    for at, each_w in spares_w.items():
+        less_w = min(lacks_w, -(-each_w * lacks_w // max(whole_w, 1)))
+        whole_w, lacks_w = whole_w - each_w, lacks_w - less_w
+        limits_w[at] -= less_w
+    limits_w[to] += more_w
+    return tuple(limits_w)
+
+
+def planned_w(plan: JobPlan, rank: int, clocks: RankClocks) -> float | None:
+    """Return what a rank draws at most, of what it computes; ``None`` where that is not known."""
+    drawn_w = []
+    for instruction, held in zip(plan.job.ranks[rank].instructions, clocks, strict=True):
+        if instruction.profile is None or held is None:
+            continue
+        rows = plan.job.profiles[instruction.profile].rows
+        for row in (rows[held.row], rows[held.row if held.then is None else held.then]):
+            if row.energy_j is None:
+                return None
+            drawn_w.append(row.energy_j / row.time_s)
+    return max(drawn_w, default=None)
+
+
+class NodeWatts:
+    """The limits of a node's ranks.
+
+    Args:
+        boards: Of the ranks from ``first`` on.
+        budget_w: What their limits may add up to.
+        chosen: The chosen plan of the frontier, as orders name it.
+
+    Attributes:
+        first: Rank of the job that is the first of the node's.
+        limits_w: That are set now, as far as this knows.
+        over: Why no watts are moved any more; empty before.
+
+    Raises:
+        UsageError: The limits exceed the budget as they are.
+    """
+
+    def __init__(
+        self, boards: Sequence[Board], *, first: int, budget_w: float, chosen: int
+    ) -> None:
+        check_budget([each.limit_w for each in boards], budget_w)
+        self.limits_w = [each.limit_w for each in boards]
+        self.over = ""
+        self._boards, self.first = tuple(boards), first
+        self._budget_w, self._chosen = budget_w, chosen
+        self._wanted_w = list(self.limits_w)
+        self._drew_w = [deque[float](maxlen=READINGS) for _ in boards]
+        self._held = False
+        self._to: int | None = None
+        self._givers: tuple[int, ...] = ()
+        self._at_limit = deque[bool](maxlen=READINGS)
+
+    def ordered(self, points: Sequence[int | None], slow: int | None) -> None:
+        """Take note of what ranks of the job follow, and of which of them sets the pace, if any."""
+        own = points[self.first : self.first + len(self._boards)]
+        self._held = all(each is not None and each >= self._chosen for each in own)
+        if not self._held and self._wanted_w != self._found_w:
+            self._leave("the plan is held no more")
+        to = None if slow is None or not self._held else slow - self.first
+        to = to if to in range(len(own)) else None
+        if to != self._to:
+            self._at_limit.clear()
+        self._to = to
+        self._givers = tuple(
+            at for at, each in enumerate(own) if each is not None and each > self._chosen
+        )
+
+    def drew(self, rank: int, power_w: float, *, capped: bool) -> None:
+        """Take note of a reading of one rank, and whether the driver names the power cap."""
+        at = rank - self.first
+        if not self._held or self.over:
+            return
+        self._drew_w[at].append(power_w)
+        if at == self._to and power_w >= _COMPUTES * self.limits_w[at]:
+            self._at_limit.append(capped or power_w >= _AT_LIMIT * self.limits_w[at])
+
+    def due(self) -> tuple[int, float] | None:
+        """Return which rank's limit to set next, and to what; ``None`` where nothing is due."""
+        if len(self._at_limit) == READINGS and sum(self._at_limit) >= _MOSTLY * READINGS:
+            self._move()
+        changes_w = [
+            to_w - now_w for to_w, now_w in zip(self._wanted_w, self.limits_w, strict=True)
+        ]
+        at = min(range(len(changes_w)), key=changes_w.__getitem__)
+        if changes_w[at] >= 0.0:
+            at = max(range(len(changes_w)), key=changes_w.__getitem__)
+            sum_w = math.fsum(self.limits_w) + changes_w[at]
+            if changes_w[at] <= 0.0 or sum_w > self._budget_w + _ROUNDING_W:
+                return None
+        return self.first + at, self._wanted_w[at]
+
+    def answered(self, rank: int, refused: str = "") -> None:
+        """Take note that the limit that was due is set, or why it is not: then all go back."""
+        at = rank - self.first
+        if not refused:
+            self.limits_w[at] = self._wanted_w[at]
+            return
+        if self._wanted_w[at] == self._found_w[at]:  # the undo at the end tries that again
+            self._wanted_w[at] = self.limits_w[at]
+        else:
+            self._leave(refused)
+
+    def words(self, rank: int) -> str:
+        """Say why the limit that is due for a rank is another, for the reader of the log."""
+        if self.over:
+            return f"as it was found: {self.over}"
+        if rank - self.first == self._to:
+            return "for it holds this rank down, and the others wait for that"
+        return "the rest goes to a rank that others wait for"
+
+    @property
+    def _found_w(self) -> list[float]:
+        return [each.limit_w for each in self._boards]
+
+    def _leave(self, why: str) -> None:
+        """Have all limits go back to those that were found; nothing is moved any more."""
+        self.over = self.over or why
+        self._wanted_w = self._found_w
+
+    def _move(self) -> None:
+        """Move watts, once."""
+        self._at_limit.clear()
+        if self._to is None or self.over or self._wanted_w != self._found_w:
+            return
+        boards = [
+            Board(
+                limit_w=each.limit_w,
+                range_w=each.range_w,
+                needs_w=None if each.needs_w is None else max(each.needs_w, *drew_w, 0.0),
+            )
+            for each, drew_w in zip(self._boards, self._drew_w, strict=True)
+        ]
+        self._wanted_w = list(moved_w(boards, self._to, self._givers, self._budget_w))
