@@ -4,6 +4,7 @@ And no inherited read-only mode or deafness to signals, and one thread for each 
 as the command line has.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -57,6 +58,15 @@ def _hears_signals() -> None:
     """Hear Ctrl-C and hang-ups, which what runs the tests may ignore, as a shell's ``&`` does."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was loaded from the collector: PyTorch alone has a million objects.
+
+    To look through them takes a second, and what finds all that a step may change does so often.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

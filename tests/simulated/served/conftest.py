@@ -61,26 +61,13 @@ def rig(control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         yield Rig(folder)
 
 
-@pytest.fixture(scope="module")
-def looked_through() -> Iterator[None]:
-    """Keep the objects that are there already from the collector: PyTorch alone has a million."""
-    import gc
-
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def bench(
     control: Control,
     comes: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    looked_through: None,
 ) -> Iterator[Bench]:
-    del looked_through
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     (tmp_path / "runs").mkdir(mode=0o700)
     yield Bench(tmp_path / "runs", tmp_path / "log.jsonl", control, comes)

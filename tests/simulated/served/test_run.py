@@ -260,8 +260,8 @@ def test_a_conductor_that_dies_as_it_is_asked_to_end_is_told_of(folder: Path) ->
 
 
 @pytest.fixture
-def holding(served: Served, looked_through: None) -> Iterator[None]:
-    del served, looked_through
+def holding(served: Served) -> Iterator[None]:
+    del served
     yield
     import gc
 

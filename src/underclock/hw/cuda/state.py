@@ -47,9 +47,12 @@ class Snapshot:
 
         self._torch = torch
         self._objects = [_Attributes(thing) for thing in holders(torch)]
-        leaves = [t for t in live_tensors(torch) if t.is_leaf and t.requires_grad]
+        tensors = live_tensors(torch)
+        leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
-        self.contents: list[tuple[Any, Any]] = _contents(torch, known.contents if known else ())
+        self.contents: list[tuple[Any, Any]] = _contents(
+            torch, tensors, known.contents if known else ()
+        )
         function = unwrap(getattr(step, "__func__", step)) if callable(step) else None
         self._variables = _Variables(function) if isinstance(function, FunctionType) else None
         # A method counts in its object, and an object that is called in itself.
@@ -192,33 +195,31 @@ class _RandomState:
             self._torch.cuda.set_rng_state_all(self._cuda)
 
 
-def _alive() -> list[Any]:
+def _alive(kinds: tuple[type, ...]) -> list[Any]:
+    """Return every object of some kinds; there may be millions of others."""
     gc.collect()
-    return gc.get_objects()
-
-
-def _is(thing: object, kinds: tuple[type, ...]) -> bool:
     # Not isinstance: a lazy proxy's __class__ may run code, or raise.
-    return issubclass(type(thing), kinds)
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
 
 
 def holders(torch: Any) -> list[Any]:
     """Return every module, optimizer, scheduler and gradient scaler."""
-    kinds = (
-        torch.nn.Module,
-        torch.optim.Optimizer,
-        torch.optim.lr_scheduler.LRScheduler,
-        torch.amp.GradScaler,
+    return _alive(
+        (
+            torch.nn.Module,
+            torch.optim.Optimizer,
+            torch.optim.lr_scheduler.LRScheduler,
+            torch.amp.GradScaler,
+        )
     )
-    return [thing for thing in _alive() if _is(thing, kinds)]
 
 
 def live_tensors(torch: Any) -> list[Any]:
     """Return every tensor that is alive and holds numbers."""
     return [
         thing
-        for thing in _alive()
-        if _is(thing, (torch.Tensor,)) and thing.layout is torch.strided and not _is_fake(thing)
+        for thing in _alive((torch.Tensor,))
+        if thing.layout is torch.strided and not _is_fake(thing)
     ]
 
 
@@ -246,7 +247,9 @@ def _is_fake(tensor: Any) -> bool:
     }
 
 
-def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _contents(
+    torch: Any, tensors: Sequence[Any], known: Sequence[tuple[Any, Any]]
+) -> list[tuple[Any, Any]]:
     """Copy what every tensor's storage holds, each storage once, as bytes.
 
     Storages that are known keep the copy that there is; as long as it is, so is the storage.
@@ -257,7 +260,7 @@ def _contents(torch: Any, known: Sequence[tuple[Any, Any]]) -> list[tuple[Any, A
     kept = list(known)
     copied = {(str(whole.device), whole.data_ptr()) for whole, _ in known}
     seen: dict[tuple[str, int], tuple[Any, int]] = {}
-    for tensor in (each for some in live_tensors(torch) for each in plain(torch, some)):
+    for tensor in (each for some in tensors for each in plain(torch, some)):
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if not size or (str(storage.device), storage.data_ptr()) in copied:

@@ -106,15 +106,6 @@ def fake_torch(tape: Tape, **cuda: object) -> Any:
     )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _only_what_a_test_makes_is_looked_through() -> Iterator[None]:
-    """Keep the objects that are there already from the collector: PyTorch alone has a million."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture
 def tape() -> Iterator[Tape]:
     yield Tape()

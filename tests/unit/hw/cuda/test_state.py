@@ -67,15 +67,13 @@ class Trainer:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _only_what_a_test_makes_is_looked_through() -> Iterator[None]:
-    """Keep the objects that are there already from the collector: PyTorch alone has a million."""
+def _torch_is_loaded() -> None:
+    """Load all of PyTorch, and keep that from the collector too."""
     global torch  # noqa: PLW0603 - as an import statement would
     torch = pytest.importorskip("torch")
     Trainer().step()  # loads the rest of PyTorch
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(params=[0, 3], ids=["untrained", "trained"])
