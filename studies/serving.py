@@ -46,6 +46,7 @@ from underclock.runtime.trainer.notes import BEGIN, END
 from underclock.runtime.trainer.pace import Pace
 from underclock.units import format_duration
 
+FIRST_SEED = 10  # the constants of a pace were chosen on those before
 WARM_S, WINDOW_S = 300.0, 600.0  # not counted, and counted
 TRACES = ("conv", "code")
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")  # of a trace
@@ -123,17 +124,20 @@ class Governed(Changing):
     def __init__(self, board: Board, plan: ServingPlan, latency_s: float) -> None:
         super().__init__(board, latency_s)
         self._governor = Governor(plan, latency_s)
+        self._paced = False
 
     def begin(self, now_s: float, step: Begun) -> None:
         """Tell it of a step."""
         kind = BEGIN if step.batch else END
+        self._paced = step.within_s is not None
         within_s = None if step.within_s is None else max(step.within_s, 0.0)
         note = Note(kind, step.phase, step.batch, step.context, within_s)
         self._governor.noted(note, now_s)
 
     def comes(self, now_s: float, prompt: int) -> None:
-        """Tell it what comes next."""
-        self._governor.noted(Note(BEGIN, Pass.PREFILL, 1, prompt), now_s)
+        """Tell it what comes next: where a pace is kept, that has no time to give away."""
+        within_s = 0.0 if self._paced else None
+        self._governor.noted(Note(BEGIN, Pass.PREFILL, 1, prompt, within_s), now_s)
 
     def running(self, now_s: float) -> int:
         """Ask for what is due, and return the clock that runs."""
@@ -428,21 +432,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--gpus", nargs="+", default=list(MODELS))
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    seeds = 1 if asked.quick else asked.seeds
+    seeds = range(asked.first, asked.first + (1 if asked.quick else asked.seeds))
     cases = [(name, trace) for name in asked.gpus for trace in TRACES]
     cases = cases[: 1 if asked.quick else None]
     with ProcessPoolExecutor(asked.jobs) as pool:
-        running = {
-            case: [pool.submit(outcomes, *case, seed) for seed in range(seeds)] for case in cases
-        }
+        running = {case: [pool.submit(outcomes, *case, seed) for seed in seeds] for case in cases}
         parts = {
             f"{name} {trace}": shown([each.result() for each in running[name, trace]])
             for name, trace in cases
         }
-    words = f"{seeds} windows of {WINDOW_S / 60:.0f} minutes of each trace, on each GPU."
+    words = f"{len(seeds)} windows of {WINDOW_S / 60:.0f} minutes of each trace, on each GPU."
     fill("serving", parts, repeats=words, whole=not asked.quick)
 
 

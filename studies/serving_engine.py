@@ -239,7 +239,7 @@ class _Server:
         at = min(request.prompt // PROMPTS[0] + 1, len(board.prefill_s) - 1)
         pace, waiting, began_s = self._pace, len(self._waiting), self._now_s
         waited_s = began_s - request.at_s
-        within_s = pace.first_within_s(waited_s, waiting) if pace else None
+        within_s = pace.first_within_s(began_s, waited_s, waiting) if pace else None
         step = Begun(Pass.PREFILL, 1, request.prompt, waiting, within_s)
         self._run(board.prefill_s[at], board.prefill_j[at], step)
         now_s = self._now_s

@@ -50,6 +50,8 @@ def test_a_pace() -> None:
     names = run_snippet(PAGE, "Pace(")
 
     assert 0.0 < names["within_s"] <= 0.020
+    assert 0.0 < names["first_within_s"] <= 0.5 - 0.1
+    assert 0.0 < names["rise_s"] <= 0.5
 
 
 def test_vllm(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> None:

@@ -11,26 +11,45 @@ from underclock.runtime.trainer.pace import Pace
 def test_a_step_may_take_what_the_request_with_least_slack_has_left() -> None:
     pace = Pace(0.1)
     pace.began("one", 0.0)
-    pace.stepped()
+    for _ in range(4):
+        pace.stepped()
     pace.began("two", 0.05)
 
-    # A little less than the target is aimed at: 0.08 s a token. The first has two by then.
-    assert pace.within_s(0.05) == pytest.approx(min(0.16 - 0.05, 0.08))
+    # Less than the target is aimed at, 0.07 s a token, and two tokens ahead: the first request,
+    # which makes its fifth, has until the third would be due, the second has no slack yet.
+    assert pace.within_s(0.05) < 0.0
     pace.ended("two", 0.06)  # it made no token, so that nothing is told of it
-    assert pace.within_s(0.09) == pytest.approx(0.07)
-    assert pace.within_s(0.2) < 0.0
+    assert pace.within_s(0.15) == pytest.approx(3 * 0.07 - 0.15)
+    assert pace.within_s(0.05) == pytest.approx(0.1)  # no step is slower than the target
+    assert pace.within_s(0.3) < 0.0
 
 
 def test_a_prompt_may_take_what_waiting_left_unless_others_wait() -> None:
     pace = Pace(0.1, 1.0)
 
-    assert pace.rise_s() == pytest.approx(0.8)
+    assert pace.rise_s() == pytest.approx(0.7)
     assert Pace(0.1).rise_s() == 0.0
-    assert pace.first_within_s(0.3, 0) == pytest.approx(0.5)
-    assert pace.first_within_s(0.3, 1) == 0.0
-    assert Pace(0.1).first_within_s(0.0, 0) == 0.0
-    pace.began("one", 0.0)  # which a slow prompt would keep waiting
-    assert pace.first_within_s(0.3, 0) == 0.0
+    assert pace.first_within_s(0.0, 0.3, 0) == pytest.approx(0.4)
+    assert pace.first_within_s(0.0, 0.3, 1) == 0.0
+    assert Pace(0.1).first_within_s(0.0, 0.0, 0) == 0.0
+
+
+def test_a_prompt_may_take_what_those_that_wait_for_tokens_have_left() -> None:
+    pace = Pace(0.1, 1.0)
+    pace.began("one", 0.0)
+    assert pace.first_within_s(0.0, 0.3, 0) < 0.0  # it is not ahead yet
+
+    for _ in range(5):
+        pace.stepped()
+    assert pace.first_within_s(0.2, 0.3, 0) == pytest.approx(4 * 0.07 - 0.2)
+
+
+def test_late_requests_take_slowing_away_no_further_than_it_slows() -> None:
+    pace = Pace(1.0, 1.0)
+    for number in range(100):
+        pace.began(number, 0.0, waited_s=2.0)
+
+    assert pace.rise_s() == pytest.approx(0.6)
 
 
 @settings(max_examples=10)
