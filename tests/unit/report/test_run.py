@@ -95,6 +95,15 @@ def test_a_page_shows_steps_arms_and_events_and_lets_nothing_through() -> None:
     assert run_page(LINES, summary_of(LINES)) == page
 
 
+def test_a_page_of_a_run_that_does_not_decide_it_leads_with_no_number() -> None:
+    unsure = msgspec.structs.replace(ARM, verdict="cannot tell, because 2 rounds are too few")
+    lines = tuple(unsure if line is ARM else line for line in LINES)
+
+    page = run_page(lines, summary_of(lines))
+
+    assert "<h1>Its saving: cannot tell, because 2 rounds are too few <" in page
+
+
 def test_a_dry_run_says_first_that_no_clock_was_held() -> None:
     lines = (msgspec.structs.replace(RUN, dry=True), *LINES[1:9])
     page = run_page(lines, summary_of(lines))

@@ -19,6 +19,7 @@ from underclock.records import Clocks, Kernel, Kind
 _SPEC = SPECS["rtx3080ti"]
 
 
+@pytest.mark.untraced
 def test_published_changes_are_fitted_by_rates_and_energies() -> None:
     throughput = _SPEC.throughput
     assert throughput is not None

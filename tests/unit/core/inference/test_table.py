@@ -35,6 +35,7 @@ def test_rows_are_drawn_towards_their_neighbours_and_know_their_errors() -> None
     assert 0.5 < np.sqrt(np.mean(z**2)) < 1.6
 
 
+@pytest.mark.untraced
 def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
     """The winner's curse, over several tables."""
 
@@ -80,6 +81,7 @@ def test_the_order_of_kernels_changes_nothing() -> None:
     assert again.table.energy_j[rows] == pytest.approx(made.table.energy_j, rel=1e-9)
 
 
+@pytest.mark.untraced
 def test_one_odd_run_in_a_row_that_no_plan_needs_changes_no_plan() -> None:
     samples = [s for k in range(5) for s in noisy_samples(f"k{k}", 0.003, k)]
     at = next(i for i, s in enumerate(samples) if s.asked.core_mhz == CORES[3])
@@ -116,6 +118,7 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
         assert ours == pytest.approx(theirs, rel=0.01)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("field", ["time_s", "energy_j"])
 def test_auto_is_drawn_to_the_fastest_lock_however_often_a_step_has_a_kernel(field: str) -> None:
     samples = [s for k in range(6) for s in noisy_samples(f"k{k}", noise=0.01, seed=k)]

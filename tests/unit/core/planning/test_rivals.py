@@ -107,6 +107,7 @@ def test_products_are_least_where_they_are_minimised(table: CostTable) -> None:
         assert products[name] <= min(products.values()) * (1 + 1e-9)
 
 
+@pytest.mark.untraced
 def test_a_step_under_its_cap_is_compared_with_intervals() -> None:
     found = by_name(of_held_step(latency_s=2e-3))
 
@@ -122,6 +123,7 @@ def test_a_step_under_its_cap_is_compared_with_intervals() -> None:
         assert energy(found[name], achievable=True) >= least_j * (1 - 1e-3)
 
 
+@pytest.mark.untraced
 def test_a_lower_limit_makes_auto_slower_and_is_one_the_gpu_takes() -> None:
     given = of_held_step()
     (limited,) = compete(given, [Strategy.POWER_LIMIT])
@@ -215,6 +217,7 @@ def test_what_keeps_no_budget_in_a_few_rounds_leaves_one_pair(
         assert len(found.achievable.clocks) == 1
 
 
+@pytest.mark.untraced
 def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
     given = of_held_step(0.0, latency_s=10.0)
     found = by_name(given, [Strategy.KERNEL_GLOBAL, Strategy.POWER_LIMIT])

@@ -266,6 +266,7 @@ class Sure:
         """Return nothing: no kernel has a share."""
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(4))
 def test_with_confidence_too_what_is_held_is_no_worse_than_auto(seed: int) -> None:
     table = step(seed, limit=0.8)
@@ -342,6 +343,7 @@ def test_a_schedule_of_unsure_costs_keeps_its_budget_with_a_margin() -> None:
     assert arm.time_interval is not None
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", [3, 5])
 def test_more_time_and_less_latency_give_no_worse_schedule_of_a_step(seed: int) -> None:
     table = step(seed, limit=0.8, each=6)

@@ -189,6 +189,7 @@ def test_a_wider_tolerance_never_turns_against_the_plan(
     assert order.index(lenient) >= order.index(strict)
 
 
+@pytest.mark.untraced
 @given(st.floats(0.001, 0.05), st.floats(1.1, 4.0))
 def test_the_nearer_the_bound_the_more_repeats_it_takes(distance: float, ratio: float) -> None:
     def needed(mean: float) -> float:
@@ -282,10 +283,12 @@ def test_a_plan_that_beats_its_promise_by_a_point_is_not_called_broken(repeats: 
         assert verdicts[Verdict.KEPT] >= 0.9 * verdicts.total()
 
 
+@pytest.mark.untraced
 def test_at_the_bound_itself_a_plan_is_rarely_called_kept() -> None:
     assert _verdicts(-0.109, -0.01, 5)[Verdict.KEPT] <= 0.05 * 400
 
 
+@pytest.mark.untraced
 def test_a_plan_that_keeps_its_promise_exactly_is_rarely_called_broken() -> None:
     assert _verdicts(-0.11, -0.01, 5)[Verdict.NOT_KEPT] <= 0.05 * 400
 
@@ -299,6 +302,7 @@ def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs()
     assert judged.verdict is Verdict.KEPT
 
 
+@pytest.mark.untraced
 def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
     random, count, truth = _random(), 5, -0.113
     scatter = _NOISE * math.sqrt(2.0 / count) * (1.0 + truth)

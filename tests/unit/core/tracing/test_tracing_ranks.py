@@ -88,6 +88,7 @@ def test_gradients_may_be_averaged_until_the_backward_pass_is_over() -> None:
     assert averaged_s[-1] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
     ("name", "waited"),

@@ -200,6 +200,7 @@ def measurer(machine: Any) -> GpuMeasurer:
     return GpuMeasurer(board, launcher, machine.clock, evidence=Evidence.MEASURED, measuring=_BRIEF)
 
 
+@pytest.mark.untraced
 def test_a_whole_step_is_measured_with_what_its_launches_take_inside(measurer: GpuMeasurer) -> None:
     reading = measurer.measure(_KERNELS, mix=Mix(), timed=True)
 

@@ -121,6 +121,7 @@ def test_steps_are_judged_nearly_as_validation_judges_runs(noises: tuple[float, 
     assert np.mean(shares) == pytest.approx(1.0, abs=0.02)  # one resamples, the other does not
 
 
+@pytest.mark.untraced
 def test_of_steps_that_are_not_slower_one_in_forty_is_thought_so() -> None:
     random = np.random.default_rng(0)
     wrong = 0

@@ -64,6 +64,7 @@ WRONG = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_order_is_found_out(wrong: str) -> None:
     with pytest.raises(Violation):
@@ -88,6 +89,7 @@ TRUSTING = {
 }
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("what", TRUSTING)
 def test_trust_in_what_a_hostile_user_or_an_earlier_boot_wrote_is_found_out(what: str) -> None:
     with pytest.raises(Violation, match=what):
