@@ -1,0 +1,98 @@
+"""Figures that pages quote are those of the evidence that they cite."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from underclock.ledger.rates import Rates, with_said
+
+_ROOT = Path(__file__).resolve().parents[2]
+_NUMBER = r"([-+]?\d+(?:\.\d+)?)"
+
+
+def _said(page: str, sentence: str) -> list[float]:
+    """Return the numbers of a page's one sentence, in which each is a #."""
+    pattern = re.escape(sentence).replace(r"\#", _NUMBER).replace(r"\ ", r"\s+")
+    (found,) = re.finditer(pattern, _text(page))
+    return [float(each) for each in found.groups()]
+
+
+def _row(page: str, begins: str) -> list[float]:
+    """Return the numbers in the first row of a page's tables, or line, that begins so."""
+    row = next(line for line in _text(page).splitlines() if line.startswith(begins))
+    return [float(each) for each in re.findall(_NUMBER, row.removeprefix(begins))]
+
+
+def _text(page: str) -> str:
+    return (_ROOT / page).read_text().replace("\N{MINUS SIGN}", "-")
+
+
+def test_what_an_installation_takes() -> None:
+    ours, zeus, tuner = (
+        _row("docs/install.md", f"| {name} |")[-2:]
+        for name in (
+            "underclock | 0.1.0",
+            "[zeus](https://pypi.org/project/zeus/)",
+            "[kernel-tuner](https://pypi.org/project/kernel-tuner/)",
+        )
+    )
+
+    readme = "brings # packages, # MB (Zeus #, # MB; Kernel Tuner #, # MB)"
+    assert _said("README.md", readme) == [*ours, *zeus, *tuner]
+    evidence = "docs/evidence/install.md"
+    assert _said(evidence, "`pip install zeus` (0.16.0, # packages, # MB)") == zeus
+    assert _said(evidence, "`pip install kernel-tuner` (1.5.0, # packages, # MB)") == tuner
+    assert _said(evidence, "ours (# packages, # MB)") == ours
+
+
+def test_what_it_takes_from_the_wheel_to_the_page() -> None:
+    page = "docs/evidence/install.md"
+    (install_s,) = _row(page, "| `pip install underclock-0.1.0-py3-none-any.whl` |")
+    (demo_s,) = _row(page, "| `underclock demo` |")
+    both_s, wanted_s = _row(page, "| both, until `underclock-demo/report.html` is there |")
+
+    assert install_s + demo_s == pytest.approx(both_s)
+    assert both_s <= wanted_s
+
+
+def test_how_often_the_ledger_holds_the_truth() -> None:
+    counts = [_row("docs/evidence/ledger.md", f"| {way} |")[2:4] for way in ("blocks", "promise")]
+
+    said = "in # of # runs with blocks at auto and in # of"
+    inside, of, promised = _said("docs/evidence/README.md", said)
+    assert counts == [[inside, of], [promised, of]]
+    assert min(inside, promised) >= 0.95 * of
+
+
+def test_how_far_off_a_step_is_that_is_carried_over_on_an_h200() -> None:
+    xl, small, other = "XL layer, batch 40", "XL layer, batch 8", "GPT-2 small, 12 layers"
+    batches, models = (
+        [
+            abs(number)
+            for known, step in ways
+            for number in _row("docs/evidence/transfer.md", f"| {known} → {step} |")[:2]
+        ]
+        for ways in (((xl, small), (small, xl)), ((xl, other), (other, xl)))
+    )
+
+    within = "time is expected within # % and its energy within # %"
+    assert _said("docs/proven.md", within) == [max(batches[::2]), max(batches[1::2])]
+    least, most = _said("docs/proven.md", "to another model of the family both are # to # % off")
+    assert (round(min(models)), round(max(models))) == (least, most)
+
+
+def test_how_many_plans_ran_as_they_say() -> None:
+    page = "docs/evidence/executed.md"
+    said = "# of # cells within # % of the planned time, # of # within # % of the planned energy"
+    assert _said("docs/proven.md", said) == [
+        *_row(page, "- time: ")[:3],
+        *_row(page, "- energy: ")[:3],
+    ]
+
+
+def test_rates_that_have_a_name() -> None:
+    rates = with_said(Rates(), price=None, grid="world", pue="survey")
+
+    assert _said("docs/saved.md", "`--grid world` is # g/kWh") == [rates.grid_g]
+    assert _said("docs/saved.md", "`--pue survey` is #") == [rates.pue]
