@@ -2,6 +2,7 @@
 
 OMP_NUM_THREADS=1 python studies/cluster.py
 OMP_NUM_THREADS=1 python studies/cluster.py --quick    # 1F1B alone, 20 draws of boards, printed
+OMP_NUM_THREADS=1 python studies/cluster.py --helped   # watts that a policy moves, alone
 """
 
 import argparse
@@ -31,6 +32,7 @@ from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.records import Cost, Evidence, GpuInfo, Strategy
 from underclock.records.job import Job, JobPlan, Profile, ProfileRow, RankClocks, Waiting
 from underclock.records.latencies import LatencyTable
+from underclock.runtime.policy import watts as watts_
 from underclock.runtime.policy.job import JobPolicy
 from underclock.workloads import workload
 
@@ -400,6 +402,113 @@ def watts() -> Iterator[Watts]:
             each = moved
 
 
+@dataclasses.dataclass(frozen=True)
+class Helped:
+    """What became of a job whose one board is held down, with watts moved to it or without."""
+
+    title: str
+    well: Ran  # under the plan, before
+    before: Ran  # before anybody does anything
+    after: Ran
+    limits_w: tuple[float, ...]  # in the end
+    budget_w: float
+    words: str
+
+    def row(self) -> tuple[str, ...]:
+        """Return what the table says of it."""
+        least_w, weak_w = min(self.limits_w[: RANKS // 2]), self.limits_w[_WEAK]
+        return (
+            self.title,
+            *(percent(each.time_s / self.well.time_s - 1.0) for each in (self.before, self.after)),
+            *(
+                percent(each.whole_j / self.well.whole_j - 1.0)
+                for each in (self.before, self.after)
+            ),
+            f"{weak_w:.0f} W",
+            f"{least_w:.0f} W",
+            f"{sum(self.limits_w):.0f} of {self.budget_w:.0f} W",
+        )
+
+
+_WEAK = RANKS // 2 + 1
+_HELD_W = 350.0  # that one board is limited to
+_MOVED = 80  # iterations after something happened
+
+
+def helped() -> Iterator[Helped]:
+    """Let a live run's policy move watts to a board that its power limit holds down, or not."""
+    latency_s = LATENCIES_S[1]
+    bare = laid("1f1b", gpu="h200", stages=RANKS // 2, data=2)
+
+    def limited() -> tuple[Board, ...]:
+        boards = bare.boards(latency_s, seed=0)
+        for board in boards:
+            board.gpu.limit_power(LIMIT_W)
+        return boards
+
+    job = profiled_in(bare.running(latency_s, limited()), bare.clocks_mhz())
+    known = dataclasses.replace(bare, job=job)
+    plan = plan_job(job, JobGoal(max_slowdown=BUDGET, latency_s=latency_s, points=100))
+
+    def held(board: Board) -> None:
+        board.gpu.limit_power(_HELD_W)
+
+    def slower(board: Board) -> None:
+        board.slowness *= 1.10
+
+    for title, fault in (
+        (f"one board limited to {_HELD_W:.0f} W", held),
+        ("one board 10% slower", slower),
+    ):
+        for moves in (False, True):
+            running = known.running(latency_s, limited())
+            policy = JobPolicy(plan, window=8)
+            settled_at(running, iterations := policed(running, policy), LEARNT - LOOK)
+            well = Ran.of(list(itertools.islice(iterations, LOOK)))
+            fault(running.boards[_WEAK])
+            boards = [
+                watts_.Board(
+                    limit_w=board.gpu.limit_w,
+                    range_w=known.model.limit_w[1:],
+                    needs_w=watts_.needs_of(plan, policy.points, rank),
+                )
+                for rank, board in enumerate(running.boards)
+            ]
+            budget_w = sum(board.limit_w for board in boards)
+            node = watts_.NodeWatts(boards, first=0, budget_w=budget_w, chosen=policy.chosen)
+            node.ordered(policy.order.points, policy.order.slow)
+            iterations = policed(running, policy, node if moves else None)
+            seen = list(itertools.islice(iterations, LOOK))
+            settled_at(running, iterations, _MOVED)
+            after = Ran.of(list(itertools.islice(iterations, LOOK)))
+            yield Helped(
+                f"{title}, {'watts moved' if moves else 'no watts moved'}",
+                well,
+                Ran.of(seen),
+                after,
+                tuple(board.gpu.limit_w for board in running.boards),
+                budget_w,
+                policy.order.words,
+            )
+            running.end()
+
+
+def helped_table(some: Sequence[Helped]) -> str:
+    """Return what the policy's watts buy."""
+    head = (
+        "what happens under the plan",
+        "time, before orders",
+        "after",
+        "energy, before orders",
+        "after",
+        "limit of that board",
+        "least of the others",
+        "limits of the node",
+    )
+    said = "\n".join(f"- {each.title}: {each.words}" for each in some)
+    return f"{markdown([head, *(each.row() for each in some)])}\n\nThe last order:\n\n{said}"
+
+
 def _pair(time: float, energy: float) -> str:
     return f"{percent(time)}, {percent(energy)}"
 
@@ -537,13 +646,17 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--quick", action="store_true", help="1F1B alone, 20 draws, printed")
+    parser.add_argument("--helped", action="store_true", help="only watts that a policy moves")
     options = parser.parse_args()
+    if options.helped:
+        fill("cluster", {"helped": helped_table(list(helped()))})
+        return
     if options.quick:
         print(cell_tables(list(cells("1f1b"))), draw_table(list(draws("1f1b", 20))), sep="\n\n")
         return
     with ProcessPoolExecutor(options.jobs) as pool:
         slow = pool.submit(_listed, stragglers)
-        moved = pool.submit(_listed, watts)
+        moved, by_policy = pool.submit(_listed, watts), pool.submit(_listed, helped)
         drawn = [pool.submit(_listed, draws, each, options.draws) for each in options.schedules]
         planned_ = [pool.submit(_listed, cells, each) for each in options.schedules]
         of_cells = [cell for some in planned_ for cell in some.result()]
@@ -557,6 +670,7 @@ def main() -> None:
             "draws": draw_table(of_draws),
             "stragglers": straggler_table(of_stragglers),
             "watts": watt_table(of_watts),
+            "helped": helped_table(by_policy.result()),
         },
         repeats=f"Each run is {LOOK} iterations after {SETTLE} of settling, by one seed.",
         whole=len(options.schedules) == len(SCHEDULES),

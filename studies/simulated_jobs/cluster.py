@@ -68,6 +68,9 @@ class Board:
 
     Args:
         slowness: What it takes longer than its model at equal clocks, as a factor.
+
+    Attributes:
+        capped: Whether its power limit held it down at the end of what it ran last.
     """
 
     def __init__(self, gpu: VirtualGpu, *, slowness: float = 1.0) -> None:
@@ -75,6 +78,7 @@ class Board:
             raise ValueError(f"a board cannot be {slowness} times as slow as others")
         self.gpu = gpu
         self.slowness = slowness
+        self.capped = False
         self._errands = _Errands(
             kernels=(KernelConstants(fixed_s=1.0),), time_noise=1.0, power_noise=1.0
         )
@@ -105,6 +109,7 @@ class Board:
         """Run a piece of work to its end, or until a time; say whether it ended."""
         self._errands.give(work)
         ended = self.gpu.work_off(until_s)
+        self.capped = self.gpu.capped
         self._errands.idle = True
         return ended
 

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,15 +93,15 @@ def test_a_replica_that_its_limit_holds_down_is_given_watts_once(node: Node) -> 
 
     assert ran.code == 0
     assert node.is_clean()
-    assert "add up to 500 of 500 W, and ranks could spare 91 W under the plan" in node.words
+    assert "add up to 500 of 500 W, and ranks could spare 98 W under the plan and " in node.words
     moved = sorted(words for words in node.events() if words.startswith("the power limit"))
-    assert moved[0].startswith("the power limit is 241 W from now on: for it holds this rank down")
-    assert moved[1].startswith("the power limit is 259 W from now on: the rest goes to a rank")
+    assert moved[0].startswith("the power limit is 225 W from now on: the rest goes to a rank")
+    assert moved[1].startswith("the power limit is 275 W from now on: for it holds this rank down")
     assert not [words for words in node.events() if "somebody changed the power limit" in words]
     steps = [each for each in read_log(node.log) if isinstance(each, StepLine) and each.gpu == 1]
     assert steps[-1].time_s < 0.7 * steps[8].time_s
     assert max(node.sums_w) <= _BUDGET_W
-    assert node.sums_w[-2:] == [409.0, _BUDGET_W]  # what was raised falls first
+    assert node.sums_w[-2:] == [375.0, _BUDGET_W]  # what was raised falls first
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_whoever_is_killed_every_limit_is_as_found(
     underclock += ["--node-power", "500", "--log", str(node.log), "--", *_training(1000)]
     with subprocess.Popen(underclock, stderr=subprocess.DEVNULL) as held:
         try:
-            comes(lambda: node.limits_w() == [259.0, 241.0], 60.0)
+            comes(lambda: node.limits_w() == [225.0, 275.0], 60.0)
             guardians = named_in(next(node.runs.glob("*.lock")))
             for each in who:
                 one = guardians[each]
@@ -130,10 +131,13 @@ def test_a_dry_run_says_what_it_would_ask_for(node: Node) -> None:
     assert run(node.plan, _training(45), node.how(dry=True)).code == 0
     assert node.is_clean()
     assert node.words.endswith("held down by its limit, other limits would be asked for")
-    would = [words for words in node.events() if "the power limit would be" in words]
-    receiver, giver = sorted(would)  # each rank's are written when there is time
-    assert "the power limit would be, were this no dry run, 259 W from now on" in giver
-    assert "241 W from now on: for it holds this rank down" in receiver
+    told = [words for words in node.events() if "the power limit would be" in words]
+    giver, receiver = sorted(told, key=lambda words: "holds this" in words)
+    would = r"the power limit would be, were this no dry run, (2\d\d) W from now on"
+    limits_w = [re.match(would, words) for words in (giver, receiver)]
+    # It draws what it does at auto, so that it may seem to need more.
+    assert 225.0 <= float(limits_w[0][1]) == _BUDGET_W - float(limits_w[1][1])  # type: ignore[index]
+    assert receiver.endswith("for it holds this rank down, and the others wait for that")
 
 
 @pytest.mark.parametrize(

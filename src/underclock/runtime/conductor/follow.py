@@ -509,7 +509,7 @@ class _HeldJob:
         """
         boards = []
         for rank, told in enumerate(run.gpus, start=self._first):
-            boards.append(board_of(NvmlGpu(told.index), self._plan, rank))
+            boards.append(board_of(NvmlGpu(told.index), self._plan, self.ranks.job.points, rank))
             if told.uuid in gpus:
                 gpus[told.uuid].set(Setting.LIMIT, boards[-1].limit_w)
         self.ranks.watts = NodeWatts(

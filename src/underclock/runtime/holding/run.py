@@ -41,6 +41,7 @@ from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
+from underclock.runtime.policy.job import planned_points
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.policy.watts import Board, check_budget
@@ -449,6 +450,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             hint="leave out --node-power: no watts would be moved",
         )
     parts, boards = parts_of(plan), list[Board]()
+    points, chosen = planned_points(plan)
 
     def check(local: int, gpu: NvmlGpu) -> None:
         rank = first + local
@@ -464,26 +466,26 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
         check_clocks(held, listed_clocks(gpu))
         if how.node_power_w is not None:
-            boards.append(board_of(gpu, plan, rank))
+            boards.append(board_of(gpu, plan, points, rank))
 
     found, simulated = _checked_gpus(gpus, check)
     if how.node_power_w is not None:
-        how.tell(_about_watts(boards, how.node_power_w, dry=how.dry))
+        how.tell(_about_watts(boards, how, chosen, how.node_power_w))
     here = parts[first : last + 1]
     _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
     return Run.create(plan, parts, found, simulated=simulated, first=first)
 
 
-def _about_watts(boards: Sequence[Board], budget_w: float, *, dry: bool) -> str:
+def _about_watts(boards: Sequence[Board], how: HowToRun, chosen: int, budget_w: float) -> str:
     """Say what may become of power limits; `UsageError` where they exceed the budget already."""
     limits_w = [board.limit_w for board in boards]
     check_budget(limits_w, budget_w)
-    spares_w = sum(board.spares_w for board in boards)
-    asked = "would be asked for" if dry else "may be asked for"
+    some_w, most_w = (sum(board.spares_w(at) for board in boards) for at in (chosen, -1))
+    asked = "would be asked for" if how.dry else "may be asked for"
     return (
         f"power limits add up to {math.fsum(limits_w):g} of {budget_w:g} W, and ranks could spare "
-        f"{spares_w} W under the plan: once, should a rank that others wait for be held down by "
-        f"its limit, other limits {asked}"
+        f"{some_w} W under the plan and {most_w} W under the slowest one of its frontier: once, "
+        f"should a rank that others wait for be held down by its limit, other limits {asked}"
     )
 
 

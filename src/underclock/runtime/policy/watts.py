@@ -1,24 +1,27 @@
 """Power limits of one node's ranks: once in a run a straggler is given watts that others can spare.
 
 Only a straggler that its own power limit holds down gains by that, and only while a plan is held.
-Others give what they do not draw even under the chosen plan, the fastest that they are ordered to
-while it is held: so nobody has to be given watts back as the straggler recovers. Where all leave
-the plan, limits go back to those that were found, for good.
+Its pace is everybody's, so others need no more than the plan of that pace draws; as it gains, they
+need more. So limits are moved to where the fastest plan of the frontier fits that all of them can
+follow within the budget: the others keep what they draw under it, the straggler has the rest. Where
+all leave the plan, limits go back to those that were found, for good.
 
 It knows no GPU: whoever drives it tells what ranks draw, and sets what is due, one limit after
 another, what falls first. So the limits never add up to more than the budget on the way either.
 """
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from underclock.errors import UsageError
 from underclock.records.job import JobPlan, RankClocks
+from underclock.runtime.policy.job import PlannedPoint
 
-MARGIN = 0.05
-"""Above what a rank draws at most, that its limit keeps."""
+MARGIN = 0.02
+"""Above what a rank draws as it computes, that its limit keeps."""
 READINGS = 10
 """Of a straggler as it computes, that tell whether its limit holds it down."""
 _MOSTLY, _COMPUTES, _AT_LIMIT = 0.5, 0.5, 0.97  # of readings; of its limit
@@ -33,20 +36,26 @@ class Board:
     Attributes:
         limit_w: That was found.
         range_w: The least and the greatest that it takes.
-        needs_w: What it draws at most under the chosen plan; ``None`` where that is not known.
+        needs_w: What it draws as it computes, under each plan of the frontier, fastest first; empty
+            where that is not known.
+        drew_w: What its meter showed lately, in the mean.
     """
 
     limit_w: float
     range_w: tuple[float, float]
-    needs_w: float | None = None
+    needs_w: tuple[float, ...] = ()
+    drew_w: float = 0.0
 
-    @property
-    def spares_w(self) -> int:
-        """How many watts its limit may fall by."""
-        if self.needs_w is None:
-            return 0
-        least_w = max(self.range_w[0], self.needs_w * (1.0 + MARGIN))
-        return max(0, math.floor(self.limit_w - least_w))
+    def kept_w(self, point: int) -> float:
+        """Return the least limit that lets it follow a plan."""
+        if not self.needs_w:
+            return self.limit_w
+        need_w = max(self.needs_w[point], self.drew_w)
+        return max(self.range_w[0], need_w * (1.0 + MARGIN))
+
+    def spares_w(self, point: int) -> int:
+        """Return how many watts its limit may fall by where it follows a plan."""
+        return max(0, math.floor(self.limit_w - self.kept_w(point)))
 
 
 def check_budget(limits_w: Sequence[float], budget_w: float) -> None:
@@ -65,41 +74,58 @@ def check_budget(limits_w: Sequence[float], budget_w: float) -> None:
 
 
 def moved_w(
-    boards: Sequence[Board], to: int, givers: Sequence[int], budget_w: float
+    boards: Sequence[Board], to: int, budget_w: float, points: Sequence[int]
 ) -> tuple[float, ...]:
-    """Return the limits once one board was given what some others spare; whole watts are moved.
+    """Return the limits under which all can follow the first of some plans, in whole watts moved.
 
-    They are those that were found where that is too little to be worth it.
+    They are those that were found where there is no such plan, or too little to move.
+
+    Args:
+        to: The board that is given what the others spare.
+        points: Plans of the frontier, fastest first.
     """
-    limits_w = [each.limit_w for each in boards]
-    spares_w = {at: boards[at].spares_w for at in givers if at != to}
-    free_w = round(budget_w - math.fsum(limits_w), 6)
-    room_w = boards[to].range_w[1] - boards[to].limit_w
-    more_w = math.floor(min(room_w, free_w + sum(spares_w.values())))
-    if more_w < _LEAST_W:
+    found_w, taker = tuple(each.limit_w for each in boards), boards[to]
+    for point in points:
+        spares_w = [0 if at == to else each.spares_w(point) for at, each in enumerate(boards)]
+        free_w = round(budget_w - math.fsum(found_w), 6)
+        room_w = taker.range_w[1] - taker.limit_w
+        more_w = math.floor(min(room_w, free_w + sum(spares_w)))
+        if taker.limit_w + more_w < taker.kept_w(point):
+            continue
+        if more_w < _LEAST_W:
+            break
+        limits_w = list(found_w)
+        lacks_w, whole_w = max(0, math.ceil(more_w - free_w)), sum(spares_w)
+        for at, each_w in enumerate(spares_w):  # each in proportion
+            less_w = -(-each_w * lacks_w // max(whole_w, 1))
+            whole_w, lacks_w = whole_w - each_w, lacks_w - less_w
+            limits_w[at] -= less_w
+        limits_w[to] += more_w
         return tuple(limits_w)
-    lacks_w = max(0, math.ceil(more_w - free_w))
-    whole_w = sum(spares_w.values())
-    for at, each_w in spares_w.items():
-        less_w = min(lacks_w, -(-each_w * lacks_w // max(whole_w, 1)))
-        whole_w, lacks_w = whole_w - each_w, lacks_w - less_w
-        limits_w[at] -= less_w
-    limits_w[to] += more_w
-    return tuple(limits_w)
+    return found_w
 
 
 def planned_w(plan: JobPlan, rank: int, clocks: RankClocks) -> float | None:
-    """Return what a rank draws at most, of what it computes; ``None`` where that is not known."""
-    drawn_w = []
+    """Return what a rank draws in the mean as it computes; ``None`` where that is not known."""
+    drawn_j, busy_s = 0.0, 0.0
     for instruction, held in zip(plan.job.ranks[rank].instructions, clocks, strict=True):
         if instruction.profile is None or held is None:
             continue
-        rows = plan.job.profiles[instruction.profile].rows
-        for row in (rows[held.row], rows[held.row if held.then is None else held.then]):
+        rows, then = plan.job.profiles[instruction.profile].rows, held.then
+        first = held.share if then is not None else 1.0
+        last = rows[held.row if then is None else then]
+        for row, share in ((rows[held.row], first), (last, 1.0 - first)):
             if row.energy_j is None:
                 return None
-            drawn_w.append(row.energy_j / row.time_s)
-    return max(drawn_w, default=None)
+            drawn_j, busy_s = drawn_j + share * row.energy_j, busy_s + share * row.time_s
+    return drawn_j / busy_s if busy_s else None
+
+
+def needs_of(plan: JobPlan, points: Sequence[PlannedPoint], rank: int) -> tuple[float, ...]:
+    """Return what a rank draws as it computes, under each plan; empty where that is not known."""
+    drawn_w = [planned_w(plan, rank, point.clocks[rank]) for point in points]
+    known_w = tuple(each_w for each_w in drawn_w if each_w is not None)
+    return known_w if len(known_w) == len(drawn_w) else ()
 
 
 class NodeWatts:
@@ -131,7 +157,7 @@ class NodeWatts:
         self._drew_w = [deque[float](maxlen=READINGS) for _ in boards]
         self._held = False
         self._to: int | None = None
-        self._givers: tuple[int, ...] = ()
+        self._slowest = chosen  # plan that others follow for it
         self._at_limit = deque[bool](maxlen=READINGS)
 
     def ordered(self, points: Sequence[int | None], slow: int | None) -> None:
@@ -145,9 +171,7 @@ class NodeWatts:
         if to != self._to:
             self._at_limit.clear()
         self._to = to
-        self._givers = tuple(
-            at for at, each in enumerate(own) if each is not None and each > self._chosen
-        )
+        self._slowest = max((each for each in points if each is not None), default=self._chosen)
 
     def drew(self, rank: int, power_w: float, *, capped: bool) -> None:
         """Take note of a reading of one rank, and whether the driver names the power cap."""
@@ -207,11 +231,8 @@ class NodeWatts:
         if self._to is None or self.over or self._wanted_w != self._found_w:
             return
         boards = [
-            Board(
-                limit_w=each.limit_w,
-                range_w=each.range_w,
-                needs_w=None if each.needs_w is None else max(each.needs_w, *drew_w, 0.0),
-            )
+            replace(each, drew_w=statistics.fmean(drew_w or (0.0,)))
             for each, drew_w in zip(self._boards, self._drew_w, strict=True)
         ]
-        self._wanted_w = list(moved_w(boards, self._to, self._givers, self._budget_w))
+        faster = range(self._chosen, self._slowest)
+        self._wanted_w = list(moved_w(boards, self._to, self._budget_w, faster))

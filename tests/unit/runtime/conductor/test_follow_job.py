@@ -100,7 +100,8 @@ class Ranks:
 
     def straggle(self) -> None:
         """Let rank 1 be held down by its limit while rank 0 waits for it."""
-        board = Board(limit_w=300.0, range_w=(100.0, 400.0), needs_w=200.0)
+        needs_w = (200.0,) * len(self.policy.points)
+        board = Board(limit_w=300.0, range_w=(100.0, 400.0), needs_w=needs_w)
         chosen = self.policy.chosen
         self.ranks.watts = NodeWatts((board, board), first=0, budget_w=600.0, chosen=chosen)
         self.ranks.watts.ordered((chosen + 1, chosen), 1)
@@ -142,18 +143,18 @@ def test_limits_are_set_what_falls_first_and_go_back_as_a_rank_is_lost(ranks: Ra
     ranks.iterate(5)
     ranks.straggle()
     ranks.wait(0.3)
-    assert ranks.limits_w() == [[210.0], [390.0]]
-    given = "the power limit is 210 W from now on: the rest goes to a rank that others wait for"
-    taken = "the power limit is 390 W from now on: for it holds this rank down, and the others "
+    assert ranks.limits_w() == [[204.0], [396.0]]
+    given = "the power limit is 204 W from now on: the rest goes to a rank that others wait for"
+    taken = "the power limit is 396 W from now on: for it holds this rank down, and the others "
     assert {*ranks.events()[1:]} == {given, f"{taken}wait for that"}
     stale = dataclasses.replace(_READ, at_s=100.0, limit_w=300.0)  # from before it was set
-    for each in (stale, dataclasses.replace(_READ, at_s=ranks.clock.now_s(), limit_w=390.0)):
+    for each in (stale, dataclasses.replace(_READ, at_s=ranks.clock.now_s(), limit_w=396.0)):
         ranks.shown[1].gives(each)
     ranks.wait(0.3)
     assert len(ranks.events()) == 3
     ranks.pages[0].tell(pages.REFUSED, "another schedule")
     ranks.wait(0.3)
-    assert ranks.limits_w() == [[210.0, 300.0], [390.0, 300.0]]
+    assert ranks.limits_w() == [[204.0, 300.0], [396.0, 300.0]]
     assert (
         "the power limit is 300 W from now on: as it was found: the plan is held no more"
         in (ranks.events()[-2:])
@@ -165,9 +166,9 @@ def test_a_limit_that_is_refused_is_told_and_clocks_are_held_on(ranks: Ranks) ->
     ranks.setters[1].refuses = Setting.LIMIT
     ranks.straggle()
     ranks.wait(0.3)
-    assert ranks.limits_w() == [[210.0, 300.0], [390.0]]
+    assert ranks.limits_w() == [[204.0, 300.0], [396.0]]
     assert {
-        "the power limit cannot be set to 390 W: it may not be",
+        "the power limit cannot be set to 396 W: it may not be",
         "the power limit is 300 W from now on: as it was found: it may not be",
     } < {*ranks.events()}
     ranks.iterate(2)

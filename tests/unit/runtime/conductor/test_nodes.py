@@ -69,7 +69,8 @@ class Nodes:
         self.iteration += 1
         for each in (*self.decides.peers, *self.told.peers):
             busy_s = 0.09 if each.rank == slow else 0.08
-            step = PassedStep(number=number, state=State.FOLLOWING, time_s=0.1, busy_s=busy_s)
+            time_s = 0.1 if slow is None else 0.11
+            step = PassedStep(number=number, state=State.FOLLOWING, time_s=time_s, busy_s=busy_s)
             if words := each.passed(step):
                 self.words.append(words)
         self.tend()
@@ -112,12 +113,14 @@ def _held(nodes: Nodes) -> None:
 
 
 def test_watts_are_moved_on_the_machine_of_the_straggler_alone(nodes: Nodes) -> None:
-    board = Board(limit_w=350.0, range_w=(100.0, 400.0), needs_w=200.0)
+    board = Board(limit_w=350.0, range_w=(100.0, 400.0))
     for at, node in ((0, nodes.decides), (2, nodes.told)):
         node.watts = NodeWatts(
             (board, board), first=at, budget_w=800.0, chosen=nodes.decides.job.chosen
         )
     _held(nodes)
+    for _ in range(12):
+        nodes.iterate()
     while not any("replica 1" in words for words in nodes.words) and nodes.iteration < 60:
         nodes.iterate(slow=3)
     for each in (*nodes.decides.peers, *nodes.told.peers):
