@@ -1,5 +1,7 @@
 """`plan --latency`: what this GPU can achieve, and what is refused."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -53,10 +55,18 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     return found
 
 
-def test_a_latency_adds_an_arm_a_schedule_and_a_curve(
-    samples: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = planned(capsys, samples, "--latency", "6ms", "--max-switches", "6")
+@pytest.fixture(scope="module")
+def at_6ms(samples: Path) -> tuple[Path, str]:
+    """Plan once for clocks that take 6 ms; return the plan's file, and what was said."""
+    file, said = samples.with_name("plan.json"), io.StringIO()
+    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
+    with contextlib.redirect_stdout(said):
+        assert run("plan", samples, *given, "-o", file) == 0
+    return file, said.getvalue()
+
+
+def test_a_latency_adds_an_arm_a_schedule_and_a_curve(at_6ms: tuple[Path, str]) -> None:
+    plan: dict[str, object] = json.loads(at_6ms[0].read_text())
     arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
     assert arms["achievable"]["energy_change"] <= arms["best_fixed"]["energy_change"] + 1e-9
     schedule = plan["schedule"]
@@ -73,22 +83,22 @@ def test_a_latency_adds_an_arm_a_schedule_and_a_curve(
 
 
 def test_only_what_saves_more_than_the_step_as_it_is_is_proposed(
-    samples: Path, capsys: pytest.CaptureFixture[str]
+    samples: Path, at_6ms: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for latency in ("6ms", "150ms"):
-        plan = planned(capsys, samples, "--latency", latency)
-        arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
+    quick: dict[str, object] = json.loads(at_6ms[0].read_text())
+    for made in (quick, planned(capsys, samples, "--latency", "150ms")):
+        arms = {arm["name"]: arm for arm in made["arms"]}  # type: ignore[attr-defined]
         now = arms["achievable"]["energy_change"]
-        assert all(way["energy_change"] < now for way in plan["proposals"])  # type: ignore[attr-defined]
+        assert all(way["energy_change"] < now for way in made["proposals"])  # type: ignore[attr-defined]
 
 
 def test_without_a_latency_what_is_reported_of_such_gpus_is_planned_for(
-    samples: Path, capsys: pytest.CaptureFixture[str]
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--raw", "--max-slowdown", "1%")
+    given = ("--raw", "--max-slowdown", "1%", "-o", tmp_path / "plan.json")
     assert run("plan", samples, *given) == 0
     said = " ".join(capsys.readouterr().out.split())
-    plan = planned(capsys, samples)
+    plan: dict[str, object] = json.loads((tmp_path / "plan.json").read_text())
     assert plan["latency_range_s"] == [6e-3, 0.15]
     ends = {point["latency_s"]: point["energy_change"] for point in plan["latency_curve"]}  # type: ignore[attr-defined]
     arms = {arm["name"]: arm for arm in plan["arms"]}  # type: ignore[attr-defined]
@@ -138,12 +148,9 @@ def test_switching_may_be_taken_as_free(
 
 
 def test_a_person_sees_the_curve_with_known_hardware_and_so_does_the_page(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    at_6ms: tuple[Path, str], tmp_path: Path
 ) -> None:
-    plan, page = tmp_path / "plan.json", tmp_path / "page.html"
-    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
-    assert run("plan", samples, *given, "-o", plan) == 0
-    out = capsys.readouterr().out
+    (plan, out), page = at_6ms, tmp_path / "page.html"
     assert "achievable here" in out
     assert "Hopper" in out
     assert "larger micro-batches" in out

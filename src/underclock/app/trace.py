@@ -120,6 +120,11 @@ def _what(
             raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
         first, last = _steps(steps or ("2:4" if assume else "20:22"))
         return Script(path=Path(workload), arguments=arguments, first=first, last=last)
+    if workload.endswith((".json", ".json.gz")):
+        raise UsageError(
+            f"{workload!r} is a file, and tracing runs a step",
+            hint="what profilers saw of a job's ranks is read by underclock job traced FILE FILE",
+        )
     for given, what in ((arguments, "arguments"), (steps, "--steps")):
         if given:
             raise UsageError(

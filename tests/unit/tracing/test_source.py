@@ -104,6 +104,7 @@ def test_sizes_of_a_function_are_whole_numbers_by_name() -> None:
         ("{script} --steps 5:x", "cannot read '5:x' as steps"),
         ("{script} --size batch=8", "a script's sizes are its own"),
         ("gpt3-xl --steps 20:22", "'gpt3-xl' is no script and takes no --steps"),
+        ("rank0.trace.json.gz", "read by underclock job traced"),
         ("{script}:step -- --lr 1", "is no script and takes no arguments"),
     ],
 )
