@@ -13,10 +13,10 @@ import torch
 from torch import distributed
 from torch.distributed import pipelining
 
+from traced_ranks import BACKWARD_S, FORWARD_S
 from underclock.hw.cuda.torch_step import recorded
 from underclock.tracing.job_files import SUFFIX, leave_trace
 
-FORWARD_S, BACKWARD_S = 0.012, 0.020
 _MICROBATCHES, _WIDTH = 4, 8
 
 

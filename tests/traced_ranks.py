@@ -10,6 +10,8 @@ from underclock.core.job.network import network_of
 from underclock.records.job import COMPUTES, Instruction, InstructionKind, Job
 
 SEND, RECEIVE = InstructionKind.SEND, InstructionKind.RECEIVE
+FORWARD_S, BACKWARD_S = 0.012, 0.020
+"""What a stage of `pipelined_training` waits instead of computing."""
 _LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
 _S = 1e6  # of a trace's µs
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelined_training import BACKWARD_S, FORWARD_S
-from traced_ranks import durations_s
+from traced_ranks import BACKWARD_S, FORWARD_S, durations_s
 from underclock.core.job.network import network_of
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import rank_trace
