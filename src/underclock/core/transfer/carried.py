@@ -37,7 +37,7 @@ from underclock.core.step.table import (
 )
 from underclock.core.step.under_cap import auto_expected, cap_of
 from underclock.core.transfer.carried_estimate import CarriedEstimate
-from underclock.core.transfer.matching import Match, matched, work_of
+from underclock.core.transfer.matching import Match, matched, rows_apart, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.gpus.links import link_of
@@ -169,6 +169,12 @@ def _unseen(
         work_of(step.kernels),
         _sources(matches),
         np.array([match.way is MatchWay.SAME for match in matches]),
+        np.array(
+            [
+                0.0 if match.source is None else rows_apart(of[match.source], kernel)
+                for match, kernel in zip(matches, step.kernels, strict=True)
+            ]
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from underclock.records.carried import MatchWay
 
 # A tensor as `Launch.shapes` writes it: bf16[8x1024], i64[] of one; of several, a byte an element.
 _TENSOR = re.compile(r"(\w+)\[(\d*(?:x\d+)*)\]")
+_MANY = "tensors"  # of several, in place of a type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +126,21 @@ def _away(one: Kernel, other: Kernel) -> tuple[bool, float, float]:
         return one.name != other.name, math.inf, apart
     ratios = ((1 + int(x)) / (1 + int(y)) for x, y in zip(*places, strict=True))
     return one.name != other.name, math.fsum(abs(math.log(ratio)) for ratio in ratios), apart
+
+
+def rows_apart(one: Kernel, other: Kernel) -> float:
+    """Return how far the rows of two kernels' tensors are apart in length, as a logarithm.
+
+    A row is a tensor's last axis. It is 0 where shapes are not known, or are of unlike tensors.
+    """
+    rows, known_rows = _rows(other), _rows(one)
+    if len(rows) != len(known_rows):
+        return 0.0
+    return max((abs(math.log(x / y)) for x, y in zip(rows, known_rows, strict=True)), default=0.0)
+
+
+def _rows(kernel: Kernel) -> list[int]:
+    """Return how long the rows of a kernel's tensors are; of many in one launch it is not told."""
+    found = _TENSOR.findall(kernel.launch.shapes) if kernel.launch else []
+    each = (sizes.rpartition("x")[2] for dtype, sizes in found if dtype != _MANY)
+    return [max(1, int(row or 1)) for row in each]

@@ -271,6 +271,22 @@ def test_kernels_without_flops_go_with_their_bytes() -> None:
     assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.02)
 
 
+def test_less_is_kept_of_a_kernel_whose_rows_are_longer() -> None:
+    known = _known(8)
+    known.parameters[3] += 0.3
+    told = unseen(
+        known,
+        np.ones(8, dtype=bool),
+        np.array([1, 1]),
+        np.array([[5e9, 5e9], [5e6, 5e6]]),
+        np.array([3, 3]),
+        np.array([False, False]),
+        np.array([0.0, math.log(4.0)]),
+    )
+    assert told.kept[1] < 0.5 < told.kept[0]
+    assert (np.diag(told.cov[1]) > np.diag(told.cov[0])).all()
+
+
 def test_what_no_clock_changes_grows_with_the_work_but_for_a_launch() -> None:
     """With one memory clock, traffic may be taken for time that nothing changes."""
     known = _known(8)

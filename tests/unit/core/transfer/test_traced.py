@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from underclock.core.transfer.matching import matched, work_of
+from underclock.core.transfer.matching import matched, rows_apart, work_of
 from underclock.records import Kernel, Kind, Launch
 from underclock.records.carried import MatchWay
 
@@ -39,6 +39,24 @@ def test_a_traced_kernel_of_another_batch_has_the_role_of_the_one_known() -> Non
 
     assert match.way is MatchWay.ROLE
     assert match.source == 0
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "apart"),
+    [
+        ("bf16[40x16x128], bool[128]", "bf16[8x16x128], bool[128]", 1.0),
+        ("bf16[16384x2048], bf16[2048x512]", "bf16[16384x1024], bf16[1024x1024]", 2.0),
+        ("bf16[40x128]", "bf16[40x128], bf16[128]", 1.0),
+        ("3 tensors[12], i64[]", "3 tensors[6], i64[]", 1.0),
+        ("bf16[8x0]", "bf16[8x4]", 4.0),
+    ],
+)
+def test_rows_are_apart_where_last_axes_are(known: str, wanted: str, apart: float) -> None:
+    one, other = _traced(known, "a"), _traced(wanted, "b")
+
+    assert np.exp(rows_apart(one, other)) == pytest.approx(apart)
+    assert rows_apart(one, other) == rows_apart(other, one)
+    assert rows_apart(one, Kernel(name="named", kind=Kind.MEMORY)) == 0.0
 
 
 _QK, _PV = "bf16[{0}x64x8], bf16[{0}x8x64]", "bf16[{0}x64x64], bf16[{0}x64x8]"
