@@ -45,6 +45,7 @@ from underclock.records import Kernel, SampleSet, Step
 from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
 
 _NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number
+_MANY = 0.25  # of the step's time, above which it is called another model's
 _OF_LINKS = 0.5  # error of what is assumed of a link, as a logarithm
 
 
@@ -84,7 +85,13 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
             "measured in the same place of the model",
             hint="measure the step itself: `underclock measure`",
         )
-    guessed = _unseen(known, kernels, step, matches, told)
+    apart = np.array(
+        [
+            0.0 if match.source is None else rows_apart(kernels[match.source], kernel)
+            for match, kernel in zip(matches, step.kernels, strict=True)
+        ]
+    )
+    guessed = _unseen(known, kernels, step, matches, told, apart)
     _assume_links(guessed, known, sample_set, step, matches)
     posterior = _posterior(known, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
@@ -101,6 +108,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     )
     can = _can(known, matches, usable)
     table = _table(known, step, posterior, can, matches, _sentence(sample_set, step))
+    table = dataclasses.replace(table, warnings=(*table.warnings, *_of_another_model(table, apart)))
     expected = auto_expected(table, np.array(step.order, dtype=np.int64), known.table)
     estimated = CarriedEstimate.of(known, posterior, expected)
     return Carried(
@@ -149,6 +157,7 @@ def _unseen(
     step: Step,
     matches: Sequence[Match],
     told: Bools,
+    apart: Floats,
 ) -> Unseen:
     model = known.model
     of_shared = np.einsum(
@@ -169,12 +178,7 @@ def _unseen(
         work_of(step.kernels),
         _sources(matches),
         np.array([match.way is MatchWay.SAME for match in matches]),
-        np.array(
-            [
-                0.0 if match.source is None else rows_apart(of[match.source], kernel)
-                for match, kernel in zip(matches, step.kernels, strict=True)
-            ]
-        ),
+        apart,
     )
 
 
@@ -378,3 +382,15 @@ def _sentence(sample_set: SampleSet, step: Step) -> str:
         f"{step.name} was not measured: its costs are carried over from samples of "
         f"{sample_set.workload}; `underclock validate` tries the plan"
     )
+
+
+def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
+    """Warn where much of the step runs on tensors whose rows are of another length."""
+    each_s = table.time_s[:, cap_of(table).boost]
+    share = float(each_s[apart > 0.0].sum() / each_s.sum())
+    words = (
+        f"{share:.0%} of the step's time is of kernels whose tensors have rows of another length "
+        "than those measured, as in another model: promises did not hold there on a real GPU; "
+        "measure the step itself, or some of its kernels with --confirm"
+    )
+    return (words,) if share >= _MANY else ()

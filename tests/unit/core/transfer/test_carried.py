@@ -348,3 +348,30 @@ def test_traced_kernels_are_matched_by_operator_module_and_function() -> None:
 def test_another_model_of_the_family_is_told_by_roles(samples: SampleSet) -> None:
     found = carried(samples, workload("gpt3-350m", {"batch": 4, "collectives": 0}))
     assert found.told.counts[MatchWay.ROLE] > 0.8 * len(found.told.matches)
+
+
+@pytest.mark.parametrize(("rows", "warned"), [(128, False), (64, True)])
+def test_rows_of_another_length_are_warned_of(
+    samples: SampleSet, rows: int, *, warned: bool
+) -> None:
+    def laid_out(kernels: tuple[Kernel, ...], length: int) -> tuple[Kernel, ...]:
+        return tuple(
+            msgspec.structs.replace(
+                kernel,
+                launch=Launch(
+                    function=kernel.name,
+                    operator=kernel.name,
+                    shapes=f"bf16[8x{length}]",
+                    identity=f"{kernel.name} of {kernel.bytes_moved}",
+                ),
+            )
+            for kernel in kernels
+        )
+
+    known = msgspec.structs.replace(samples, kernels=laid_out(samples.kernels, 128))
+    step = gpt(batch=4)
+    step = msgspec.structs.replace(step, kernels=laid_out(step.kernels, rows))
+
+    warnings = carried(known, step).estimated.table.warnings
+
+    assert any("rows of another length" in each for each in warnings) is warned
