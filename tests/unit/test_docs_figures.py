@@ -96,3 +96,26 @@ def test_rates_that_have_a_name() -> None:
 
     assert _said("docs/saved.md", "`--grid world` is # g/kWh") == [rates.grid_g]
     assert _said("docs/saved.md", "`--pue survey` is #") == [rates.pue]
+
+
+def test_what_a_pace_saves_on_an_h200() -> None:
+    page = "docs/evidence/serving.md"
+    saved: list[list[float]] = []
+    for trace in ("conv", "code"):
+        part = _text(page).partition(f"<!-- begin h200 {trace} -->")[2].partition("<!-- end")[0]
+        pace, fixed = (
+            next(line.split("|")[2:-1] for line in part.splitlines() if line.startswith(begins))
+            for begins in ("| governor with a pace, 6 ms |", "| best fixed clock")
+        )
+        energy, ttft, tpot, least = (
+            float(re.findall(_NUMBER, cell)[0]) for cell in (pace[0], pace[2], pace[4], fixed[0])
+        )
+        assert pace[5].strip() == "yes"
+        assert max(ttft, tpot) <= 2.0
+        assert energy <= min(-15.0, least - 5.0)
+        saved.append([-energy, -least])
+
+    said = "takes # % (conversations) and # % (code) less energy at 99th percentiles at most"
+    assert _said("docs/proven.md", said) == [round(each[0]) for each in saved]
+    said = "the best fixed clock that keeps them # and # % less"
+    assert _said("docs/proven.md", said) == [round(each[1]) for each in saved]
