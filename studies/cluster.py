@@ -367,37 +367,52 @@ class Watts:
         return float(self.ran.energy_j[list(ranks)].sum()) / self.ran.time_s
 
 
+_WEAK = RANKS // 2 + 1  # the board that is held down
+
+
+def _limited(
+    known: Laid, latency_s: float, by: float = 0.0, weak_w: float = LIMIT_W
+) -> tuple[Board, ...]:
+    """Return boards under the node's limit, of which one is slower or has another limit."""
+    boards = known.boards(latency_s, seed=0)
+    for at, board in enumerate(boards):
+        board.gpu.limit_power(weak_w if at == _WEAK else LIMIT_W)
+    boards[_WEAK].slowness *= 1.0 + by
+    return boards
+
+
+def _limited_job(latency_s: float) -> Laid:
+    """Return two replicas whose profiles were measured under the node's limit."""
+    bare = laid("1f1b", gpu="h200", stages=RANKS // 2, data=2)
+    running = bare.running(latency_s, _limited(bare, latency_s))
+    return dataclasses.replace(bare, job=profiled_in(running, bare.clocks_mhz()))
+
+
 def watts() -> Iterator[Watts]:
     """Move what others save to a weak board that its power limit holds down."""
-    latency_s, weak = LATENCIES_S[1], RANKS // 2 + 1
-    bare = laid("1f1b", gpu="h200", stages=RANKS // 2, data=2)
+    latency_s = LATENCIES_S[1]
+    known = _limited_job(latency_s)
 
-    def limited(by: float, weak_w: float) -> tuple[Board, ...]:
-        boards = bare.boards(latency_s, seed=0)
-        for at, board in enumerate(boards):
-            board.gpu.limit_power(weak_w if at == weak else LIMIT_W)
-        boards[weak].slowness *= 1.0 + by
-        return boards
+    def running(by: float, weak_w: float) -> SimulatedJob:
+        return known.running(latency_s, _limited(known, latency_s, by, weak_w))
 
-    job = profiled_in(bare.running(latency_s, limited(0.0, LIMIT_W)), bare.clocks_mhz())
-    known = dataclasses.replace(bare, job=job)
-    healthy = ran(known.running(latency_s, limited(0.0, LIMIT_W)), None)
+    healthy = ran(running(0.0, LIMIT_W), None)
     yield Watts("all well, at auto", healthy, LIMIT_W)
     for by in SLOWER:
         limit_w = LIMIT_W
-        each = ran(known.running(latency_s, limited(by, limit_w)), None)
+        each = ran(running(by, limit_w), None)
         yield Watts(f"{by:.0%} weaker, all at auto", each, limit_w)
         for turn in range(2):
             budget = max(each.time_s / healthy.time_s - 1.0, 0.0)
             plan = planned(known.job, latency_s=latency_s, budget=budget)
             clocks = list(plan.clocks)
-            clocks[weak] = auto_clocks(known.job)[weak]
-            each = ran(known.running(latency_s, limited(by, limit_w)), tuple(clocks))
+            clocks[_WEAK] = auto_clocks(known.job)[_WEAK]
+            each = ran(running(by, limit_w), tuple(clocks))
             words = "as slow" if not turn else f"as slow, again ({turn})"
             yield Watts(f"{by:.0%} weaker, others {words}", each, limit_w)
-            others_w = each.energy_j.sum() / each.time_s - each.energy_j[weak] / each.time_s
+            others_w = each.energy_j.sum() / each.time_s - each.energy_j[_WEAK] / each.time_s
             limit_w = min(known.model.limit_w[2], RANKS * LIMIT_W - float(others_w))
-            moved = ran(known.running(latency_s, limited(by, limit_w)), tuple(clocks))
+            moved = ran(running(by, limit_w), tuple(clocks))
             yield Watts(f"{by:.0%} weaker, their watts moved to it", moved, limit_w)
             each = moved
 
@@ -430,7 +445,6 @@ class Helped:
         )
 
 
-_WEAK = RANKS // 2 + 1
 _HELD_W = 350.0  # that one board is limited to
 _MOVED = 80  # iterations after something happened
 
@@ -438,17 +452,8 @@ _MOVED = 80  # iterations after something happened
 def helped() -> Iterator[Helped]:
     """Let a live run's policy move watts to a board that its power limit holds down, or not."""
     latency_s = LATENCIES_S[1]
-    bare = laid("1f1b", gpu="h200", stages=RANKS // 2, data=2)
-
-    def limited() -> tuple[Board, ...]:
-        boards = bare.boards(latency_s, seed=0)
-        for board in boards:
-            board.gpu.limit_power(LIMIT_W)
-        return boards
-
-    job = profiled_in(bare.running(latency_s, limited()), bare.clocks_mhz())
-    known = dataclasses.replace(bare, job=job)
-    plan = plan_job(job, JobGoal(max_slowdown=BUDGET, latency_s=latency_s, points=100))
+    known = _limited_job(latency_s)
+    plan = plan_job(known.job, JobGoal(max_slowdown=BUDGET, latency_s=latency_s, points=100))
 
     def held(board: Board) -> None:
         board.gpu.limit_power(_HELD_W)
@@ -461,7 +466,7 @@ def helped() -> Iterator[Helped]:
         ("one board 10% slower", slower),
     ):
         for moves in (False, True):
-            running = known.running(latency_s, limited())
+            running = known.running(latency_s, _limited(known, latency_s))
             policy = JobPolicy(plan, window=8)
             settled_at(running, iterations := policed(running, policy), LEARNT - LOOK)
             well = Ran.of(list(itertools.islice(iterations, LOOK)))

@@ -76,7 +76,7 @@ class Fixed:
     def begin(self, now_s: float, step: Begun) -> None:
         """Change nothing."""
 
-    def comes(self, now_s: float, prompt: int) -> None:
+    def comes(self, now_s: float, prompt: int, within_s: float | None) -> None:
         """Change nothing."""
 
     def running(self, now_s: float) -> int:
@@ -124,19 +124,16 @@ class Governed(Changing):
     def __init__(self, board: Board, plan: ServingPlan, latency_s: float) -> None:
         super().__init__(board, latency_s)
         self._governor = Governor(plan, latency_s)
-        self._paced = False
 
     def begin(self, now_s: float, step: Begun) -> None:
         """Tell it of a step."""
         kind = BEGIN if step.batch else END
-        self._paced = step.within_s is not None
         within_s = None if step.within_s is None else max(step.within_s, 0.0)
         note = Note(kind, step.phase, step.batch, step.context, within_s)
         self._governor.noted(note, now_s)
 
-    def comes(self, now_s: float, prompt: int) -> None:
-        """Tell it what comes next: where a pace is kept, that has no time to give away."""
-        within_s = 0.0 if self._paced else None
+    def comes(self, now_s: float, prompt: int, within_s: float | None) -> None:
+        """Tell it what comes next."""
         self._governor.noted(Note(BEGIN, Pass.PREFILL, 1, prompt, within_s), now_s)
 
     def running(self, now_s: float) -> int:

@@ -135,8 +135,8 @@ class Clocking(Protocol):
     def begin(self, now_s: float, step: "Begun") -> None:
         """Hear that a step begins, or with batch 0 that the GPU idles."""
 
-    def comes(self, now_s: float, prompt: int) -> None:
-        """Hear that a request came while a step runs."""
+    def comes(self, now_s: float, prompt: int, within_s: float | None) -> None:
+        """Hear that a request came while a step runs, and how long its prompt may take."""
 
     def running(self, now_s: float) -> int:
         """Return the clock that runs."""
@@ -290,7 +290,8 @@ class _Server:
             self._served.energy_j += part * joules[clock]
             left, now_s = left - part, max(now_s, until_s)
             while coming and coming[0].at_s <= now_s:
-                clocking.comes(now_s, coming[0].prompt)
+                # It waits for that step, so that a pace has no time to give away.
+                clocking.comes(now_s, coming[0].prompt, 0.0 if self._pace else None)
                 self._waiting.append(coming.popleft())
         self._served.energy_j += left * joules[clock]
         self._now_s = now_s + left * times[clock]

@@ -392,6 +392,13 @@ class Held(Record, frozen=True, array_like=True):
         if (self.then is None) != (self.share == 1.0) or not 0.0 < self.share <= 1.0:
             raise ValueError(f"a share of {self.share} with {self.then} to follow")
 
+    @property
+    def parts(self) -> tuple[tuple[int, float], ...]:
+        """Rows that it is run by, one after the other, and which share of the work each does."""
+        if self.then is None:
+            return ((self.row, self.share),)
+        return (self.row, self.share), (self.then, 1.0 - self.share)
+
 
 RankClocks = tuple[Held | None, ...]
 """How a rank runs each of its instructions; ``None`` for those without a profile."""

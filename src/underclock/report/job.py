@@ -1,12 +1,11 @@
 """A job of many GPUs and its plan, as a terminal shows them."""
 
 import math
-from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from underclock.records.job import Held, Job, JobPlan, RankClocks
+from underclock.records.job import Job, JobPlan, RankClocks
 from underclock.records.outcomes import TOLERANCE
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
@@ -94,7 +93,7 @@ def _range_text(job: Job, at: int, held: RankClocks) -> str:
     for each, instruction in zip(held, job.ranks[at].instructions, strict=True):
         if each is None or instruction.profile is None:
             continue
-        for row, share in _parts(each):
+        for row, share in each.parts:
             chosen = job.profiles[instruction.profile].rows[row]
             if chosen.clocks.core_mhz is not None:
                 clocks.append((chosen.clocks.core_mhz, share * chosen.time_s))
@@ -103,7 +102,3 @@ def _range_text(job: Job, at: int, held: RankClocks) -> str:
     mean = math.fsum(mhz * time_s for mhz, time_s in clocks) / math.fsum(t for _, t in clocks)
     low, high = min(clocks)[0], max(clocks)[0]
     return f"{low:g}" if low == high else f"{low:g} to {high:g} ({mean:.0f})"
-
-
-def _parts(held: Held) -> Sequence[tuple[int, float]]:
-    return ((held.row, held.share), *(() if held.then is None else ((held.then, 1 - held.share),)))

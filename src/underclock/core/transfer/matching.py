@@ -25,7 +25,7 @@ from underclock.records.carried import MatchWay
 
 # A tensor as `Launch.shapes` writes it: bf16[8x1024], i64[] of one; of several, a byte an element.
 _TENSOR = re.compile(r"(\w+)\[(\d*(?:x\d+)*)\]")
-_MANY = "tensors"  # of several, in place of a type
+_SEVERAL = "tensors"  # of several, in place of a type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,5 +142,5 @@ def rows_apart(one: Kernel, other: Kernel) -> float:
 def _rows(kernel: Kernel) -> list[int]:
     """Return how long the rows of a kernel's tensors are; of many in one launch it is not told."""
     found = _TENSOR.findall(kernel.launch.shapes) if kernel.launch else []
-    each = (sizes.rpartition("x")[2] for dtype, sizes in found if dtype != _MANY)
+    each = (sizes.rpartition("x")[2] for dtype, sizes in found if dtype != _SEVERAL)
     return [max(1, int(row or 1)) for row in each]

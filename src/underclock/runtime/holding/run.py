@@ -450,7 +450,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             hint="leave out --node-power: no watts would be moved",
         )
     parts, boards = parts_of(plan), list[Board]()
-    points, chosen = planned_points(plan)
+    points, chosen = ((), 0) if how.node_power_w is None else planned_points(plan)
 
     def check(local: int, gpu: NvmlGpu) -> None:
         rank = first + local

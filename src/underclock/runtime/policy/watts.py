@@ -111,10 +111,9 @@ def planned_w(plan: JobPlan, rank: int, clocks: RankClocks) -> float | None:
     for instruction, held in zip(plan.job.ranks[rank].instructions, clocks, strict=True):
         if instruction.profile is None or held is None:
             continue
-        rows, then = plan.job.profiles[instruction.profile].rows, held.then
-        first = held.share if then is not None else 1.0
-        last = rows[held.row if then is None else then]
-        for row, share in ((rows[held.row], first), (last, 1.0 - first)):
+        rows = plan.job.profiles[instruction.profile].rows
+        for at, share in held.parts:
+            row = rows[at]
             if row.energy_j is None:
                 return None
             drawn_j, busy_s = drawn_j + share * row.energy_j, busy_s + share * row.time_s
