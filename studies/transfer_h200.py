@@ -6,6 +6,7 @@ Nothing here is simulated: both steps of a pair were steered on the same board, 
 carried over to is judged by its own samples.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,21 +19,22 @@ from underclock.app.planning import PlanCosts, decided
 from underclock.app.transferring import transfer
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
+from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.goal import Goal
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import cap_of, step_cost
+from underclock.core.step.under_cap import cap_of
 from underclock.core.transfer import Carried, carried
 from underclock.records import Plan, SampleSet, Step
 
 PAIRS = (
     *(("layer-8", "layer8-8"), ("layer8-8", "layer-8")),
-    *(("layer-4", "small-4"), ("small-4", "layer-4")),
+    *itertools.permutations(("layer-9", "medium-9", "small-9"), 2),
 )
 WHAT = {
     "layer-8": "XL layer, batch 40",
     "layer8-8": "XL layer, batch 8",
-    "layer-4": "XL layer, batch 40",
-    "small-4": "GPT-2 small, 12 layers",
+    "layer-9": "XL layer, batch 40",
+    "medium-9": "medium, 2 layers",
+    "small-9": "small, whole",
 }
 BUDGET, SURE, BIG = 0.01, 1.96, 0.002  # of the step's time: kernels that are judged
 
@@ -69,20 +71,19 @@ class Direction:
 
     def kernels(self) -> Sequence[str]:
         """Return a row about kernels at the highest clock that both have."""
-        carried_over, own = self.found.estimated.posterior, self.own.posterior
-        boost = cap_of(self.found.estimated.table).boost
-        at = own.settings.index(carried_over.settings[boost])
+        carried_over, own = self.found.estimated, self.own.posterior
+        each = carried_over.table.launches
+        boost = cap_of(carried_over.table).boost
+        at = own.settings.index(each.settings[boost])
         share = np.exp(own.log_s[:, at]) * [kernel.count for kernel in self.samples.kernels]
         share /= share.sum()
         big = share > BIG
         cells = [self.name, str(int(big.sum()))]
-        for ours, theirs, power in (
-            (carried_over.log_s, own.log_s, 0.0),
-            (carried_over.log_w, own.log_w, 1.0),
-        ):
-            off = (theirs[:, at] - ours[:, boost])[big]
-            spread2 = carried_over.variance(1.0 - power, power)[:, boost]
-            spread2 = spread2 + own.variance(1.0 - power, power)[:, at]
+        power_w = each.energy_j / each.time_s
+        for q, (ours, theirs) in enumerate(((each.time_s, own.log_s), (power_w, own.log_w))):
+            off = (theirs[:, at] - np.log(ours[:, boost]))[big]
+            spread2 = carried_over.off[:, q, :, boost].var(axis=0)
+            spread2 = spread2 + own.variance(1.0 - q, q)[:, at]
             inside = np.abs(off) <= SURE * np.sqrt(spread2[big])
             cells += [f"{np.median(np.abs(off)):.1%}", f"{inside.mean():.0%}"]
         ways: dict[str, float] = {}
@@ -96,18 +97,23 @@ class Direction:
         ours, theirs = self.found.estimated.table, self.own.table
         goal = Goal(max_slowdown=BUDGET)
         costs = PlanCosts(table=theirs, risk=self.own, known=theirs)
-        time, energy = costed(self.made, theirs)
-        anew_time, anew_energy = costed(decided(self.samples, goal, costs, None), theirs)
+        seen = changed(self.made, self.own)
+        anew = changed(decided(self.samples, goal, costs, None), self.own)
         arm = self.made.headline
         return (
             self.name,
             percent(ours.auto_time_s / theirs.auto_time_s - 1.0, 1),
             percent(ours.auto_energy_j / theirs.auto_energy_j - 1.0, 1),
-            f"{between(arm.time_interval)}: {percent(time, 1)}",
-            f"{between(arm.energy_interval)}: {percent(energy, 1)}",
-            percent(time - anew_time, 1),
-            percent(energy - anew_energy, 1),
+            f"{between(arm.time_interval)}: {seen_as(seen.time_change, seen.time_spread)}",
+            f"{between(arm.energy_interval)}: {seen_as(seen.energy_change, seen.energy_spread)}",
+            percent(seen.time_change - anew.time_change, 1),
+            percent(seen.energy_change - anew.energy_change, 1),
         )
+
+
+def seen_as(change: float, spread: float) -> str:
+    """Write what a step's own samples say, and how surely."""
+    return f"{percent(change, 1)} ± {SURE * spread:.1%}"
 
 
 def between(interval: tuple[float, float] | None) -> str:
@@ -117,8 +123,9 @@ def between(interval: tuple[float, float] | None) -> str:
     return " … ".join(percent(end, 1) for end in interval)
 
 
-def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
+def changed(plan: Plan, own: CostEstimate) -> PredictedChange:
     """Return what a plan changes against auto, at the nearest clocks that a table has."""
+    table = own.table
     core = np.array([clocks.core_mhz or math.inf for clocks in table.settings])
     places = {
         name: table.baseline
@@ -126,8 +133,7 @@ def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
         else int(np.argmin(np.abs(core - choice.clocks.core_mhz)))
         for name, choice in plan.kernels.items()
     }
-    cost = step_cost(table, np.array([places[plan.runs[k].name] for k in plan.order]))
-    return cost.time_change, cost.energy_change
+    return own.predicted_schedule(np.array([places[plan.runs[k].name] for k in plan.order]))
 
 
 def steps(found: Sequence[Direction]) -> Iterator[Sequence[str]]:

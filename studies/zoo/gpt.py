@@ -151,6 +151,7 @@ def training_step(config: Config) -> Callable[[], None]:
 
 
 XL = Config(layers=24, hidden=2048, heads=16, batch=8)
+MEDIUM = Config(layers=24, hidden=1024, heads=16, batch=24)
 SMALL = Config(layers=12, hidden=768, heads=12, batch=16)
 TINY = Config(layers=2, hidden=256, heads=4, batch=8, sequence=256, vocabulary=1024)
 
@@ -173,6 +174,11 @@ def xl_layer_8() -> None:
 def xl() -> None:
     """Run GPT-3 XL whole."""
     _built(XL)()
+
+
+def medium_layers() -> None:
+    """Run two layers of the 350 M model, blocks alone."""
+    _built(replace(MEDIUM, layers=2, vocabulary=0))()
 
 
 def small() -> None:

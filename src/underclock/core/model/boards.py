@@ -37,7 +37,7 @@ from underclock.core.model.rows import OF_ROWS, Rows
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import seen_cap
 from underclock.core.step.cap import PowerCap, driver_says, settle
-from underclock.core.step.drawn_boards import DrawnBoards
+from underclock.core.step.drawn_costs import DrawnCosts, normals
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of
 from underclock.errors import DataError
@@ -159,7 +159,7 @@ class FittedBoards:
             ),
         )
 
-    def _drawn(self, estimated: CostEstimate) -> DrawnBoards:
+    def _drawn(self, estimated: CostEstimate) -> DrawnCosts:
         """Draw boards of the model."""
         posterior = estimated.posterior
         core_mhz, mem_mhz = clocks_of(self.rows, posterior.settings)
@@ -173,7 +173,8 @@ class FittedBoards:
         )
         moves = (by_way(self.model.parameters, at) * self.expected_sizes)[..., _OF_PLANS]
         moves = np.moveaxis(moves.reshape(2, *shape, -1), -1, 0)
-        return DrawnBoards.of(estimated.table, moves, seed=_SEED)
+        draws = normals(moves[0, 0].size, len(moves), seed=_SEED)
+        return DrawnCosts.of(estimated.table, np.tensordot(draws, moves, axes=1))
 
 
 def fit_boards(sample_sets: Sequence[SampleSet], known: FittedBoards | None = None) -> FittedBoards:

@@ -26,7 +26,7 @@ from underclock.core.model.predicted_change import (
 )
 from underclock.core.model.rows import Rows
 from underclock.core.step.cap import settle
-from underclock.core.step.drawn_boards import DrawnBoards
+from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import CostTable, share_of_sum, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost, step_cost_and_heat, under_limit
 from underclock.records import Closure
@@ -63,7 +63,7 @@ class CostEstimate:
     measurable: Bools
     can: Bools
     step_error: tuple[float, float] = (0.0, 0.0)
-    boards: DrawnBoards | None = None
+    boards: DrawnCosts | None = None
 
     @property
     def exact(self) -> bool:

@@ -76,6 +76,33 @@ class Posterior:
         """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
         return self.entry_variance(self.derivatives(time, power))
 
+    def drawn(self, normals: Floats) -> Floats:
+        """Return how far draws of log time and log power are off those expected.
+
+        Args:
+            normals: As many as `unknowns` for each of D draws, independent of each other.
+
+        Returns:
+            Shape (D, 2, K, C).
+        """
+        kernels, own = self.kernel_cov.shape[:2]
+        shared = normals[:, : len(self.shared_cov)] @ _root(self.shared_cov).T
+        rest = normals[:, len(self.shared_cov) :]
+        of_kernels = rest[:, : kernels * own].reshape(-1, kernels, own)
+        of_kernels = np.einsum("kpq,dkq->dkp", _root(self.kernel_cov), of_kernels)
+        entries = rest[:, kernels * own :].reshape(-1, *self.discrepancy.shape)
+        off: Floats = (
+            np.einsum("ikcs,ds->dikc", self.by_shared, shared, optimize=True)
+            + np.einsum("ikcp,dkp->dikc", self.by_kernel, of_kernels, optimize=True)
+            + np.sqrt(self.discrepancy) * entries
+        )
+        return off
+
+    @property
+    def unknowns(self) -> int:
+        """How many independent numbers a draw is made of."""
+        return len(self.shared_cov) + self.kernel_cov[..., 0].size + self.discrepancy.size
+
     def sum_variance(self, kernels: Ints, columns: Ints, weights: Floats) -> "SumVariance":
         """Return how a weighed sum of entries moves.
 
@@ -94,6 +121,13 @@ class Posterior:
             + (weights**2 * self.discrepancy[:, kernels, columns]).sum()
         )
         return SumVariance(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
+
+
+def _root(cov: Floats) -> Floats:
+    """Return what independent normal numbers are multiplied by to have covariances (..., P, P)."""
+    values, vectors = np.linalg.eigh(cov)
+    root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
+    return root
 
 
 def kernel_variance(by: Floats, cov: Floats) -> Floats:
@@ -151,6 +185,33 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
         by_kernel=posterior.by_kernel * open_,
         discrepancy=np.where(known, own, posterior.discrepancy),
     )
+
+
+def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Floats:
+    """Return log time and log power under a limit, as `capped` does what is expected of them.
+
+    Args:
+        logs: Shape (..., 2, K, C).
+        core_mhz: Core clock of each setting. Shape (C,).
+        mem_mhz: Memory clock of each setting. Shape (C,).
+    """
+    if math.isinf(limit_w):
+        return logs
+    limit, logs = math.log(limit_w), logs.copy()
+    for memory in np.unique(mem_mhz):
+        ladder = np.flatnonzero(mem_mhz == memory)
+        ladder = ladder[np.argsort(core_mhz[ladder], kind="stable")]
+        rungs = logs[..., ladder]
+        first = (rungs[..., [1], :, :] > limit).argmax(axis=-1)[..., None]
+        is_held = (first > 0) & (np.arange(len(ladder)) >= first)
+        low, high = (
+            np.take_along_axis(rungs, np.broadcast_to(at, (*rungs.shape[:-1], 1)), -1)
+            for at in (np.maximum(first - 1, 0), first)
+        )
+        rise = np.where(first > 0, high - low, 1.0)[..., [1], :, :]
+        share = (limit - low[..., [1], :, :]) / rise
+        logs[..., ladder] = np.where(is_held, low + share * (high - low), rungs)
+    return logs
 
 
 def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Posterior:

@@ -21,8 +21,8 @@ ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviatio
 TWO_SIDED = 1.960  # and within this many
 
 _SURE = 0.95
-_WITHIN = (0.025, 0.975)
-_STANDARD = ndtri((np.arange(64) + 0.5) / 64)  # a normal distribution in equal parts
+WITHIN = (0.025, 0.975)
+STANDARD = ndtri((np.arange(64) + 0.5) / 64)  # a normal distribution in equal parts
 
 Interval = tuple[float, float]
 
@@ -86,10 +86,26 @@ class PredictedChange:
             away: How far changes of time and energy on boards are from the mean board's. Shape
                 (D, 2).
         """
-        known = np.array([self.time_spread, self.energy_spread])
-        each = away + known * _STANDARD[:, None, None]
-        low, high = np.quantile(each.reshape(-1, 2), _WITHIN, axis=0)
         late = ONE_SIDED * self.time_spread + float(np.quantile(away[:, 0], _SURE))
+        return self._uneven(self._each(away), late)
+
+    def among(self, away: Floats) -> "PredictedChange":
+        """Return what is known where what nobody knows surely was drawn.
+
+        Args:
+            away: How far changes of time and energy in draws are from those expected. Shape (D, 2).
+        """
+        each = self._each(away)
+        return self._uneven(each, float(np.quantile(each[:, 0], _SURE)))
+
+    def _each(self, away: Floats) -> Floats:
+        """Return draws with these errors beside. Shape (E, 2)."""
+        known = np.array([self.time_spread, self.energy_spread])
+        each: Floats = (away + known * STANDARD[:, None, None]).reshape(-1, 2)
+        return each
+
+    def _uneven(self, each: Floats, late: float) -> "PredictedChange":
+        low, high = np.quantile(each, WITHIN, axis=0)
         intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
         return dataclasses.replace(
             self,

@@ -22,12 +22,13 @@ from underclock.core.model.estimate import KnownFit, drawn_beside_j, estimate, w
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import StepRatio, in_step
 from underclock.core.model.parameters import Parameters, Points, predicted_rows
-from underclock.core.model.posterior import Posterior, capped
+from underclock.core.model.posterior import Posterior, capped, held
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import PER_KERNEL
 from underclock.core.model.sample_rows import KIND_NUMBERS
 from underclock.core.model.sample_sets import joined_sets
+from underclock.core.step.drawn_costs import normals
 from underclock.core.step.table import (
     CostTable,
     at_any_clocks,
@@ -43,9 +44,11 @@ from underclock.errors import DataError
 from underclock.gpus.links import link_of
 from underclock.records import Kernel, SampleSet, Step
 from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
+from underclock.units import format_duration
 
 _NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number
 _MANY = 0.25  # of the step's time, above which it is called another model's
+_SEED = 31  # of the draws
 _OF_LINKS = 0.5  # error of what is assumed of a link, as a logarithm
 
 
@@ -79,7 +82,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     # In the step launches are timed that never ran by themselves: their power is guessed.
     usable, told = (_told_by(known, of) for of in (known.rows.windows[:1], known.rows.windows))
     matches = matched(kernels, usable, step.kernels)
-    if not any(match.source is not None for match in matches):
+    if not any(match.way.is_told and match.source is not None for match in matches):
         raise DataError(
             f"{step.name} shares no kernel with {sample_set.workload}: no operator of it was "
             "measured in the same place of the model",
@@ -93,7 +96,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     )
     guessed = _unseen(known, kernels, step, matches, told, apart)
     _assume_links(guessed, known, sample_set, step, matches)
-    posterior = _posterior(known, sample_set, guessed, _sources(matches))
+    posterior, off = _posterior(known, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
         sample_set,
         workload=step.name,
@@ -107,10 +110,16 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
         lacking={},
     )
     can = _can(known, matches, usable)
-    table = _table(known, step, posterior, can, matches, _sentence(sample_set, step))
-    table = dataclasses.replace(table, warnings=(*table.warnings, *_of_another_model(table, apart)))
+    table = _table(known, step, posterior, can, matches)
     expected = auto_expected(table, np.array(step.order, dtype=np.int64), known.table)
-    estimated = CarriedEstimate.of(known, posterior, expected)
+    estimated = CarriedEstimate.of(known, off, expected.table)
+    warnings = (
+        _sentence(sample_set, step, estimated),
+        *table.warnings,
+        *_of_another_model(table, apart),
+    )
+    table = dataclasses.replace(estimated.table, warnings=warnings)
+    estimated = dataclasses.replace(estimated, table=table)
     return Carried(
         sample_set=header,
         estimated=estimated,
@@ -214,10 +223,13 @@ def _sources(matches: Sequence[Match]) -> Ints:
 
 def _posterior(
     known: CostEstimate, sample_set: SampleSet, guessed: Unseen, source: Ints
-) -> Posterior:
+) -> tuple[Posterior, Floats]:
     """Return what is known of the new kernels at every setting.
 
     Their own errors are those of their sources, and what their size leaves unsure: 2 P of them.
+
+    Returns:
+        What is expected, and how far draws of it are off, (D, 2, K, C).
     """
     model, settings = known.model, known.posterior.settings
     celsius = temperature_of(sample_set)
@@ -261,8 +273,18 @@ def _posterior(
         kernel_cov=cov,
         noise=model.errors.noise[:, None] * scale,
     )
-    bent, posterior = (capped(each, *clocks, known.rows.peak_w) for each in (bent, posterior))
-    return in_step(posterior, ratio_of(known, bent))
+    peak_w = known.rows.peak_w
+    ratio = ratio_of(known, capped(bent, *clocks, peak_w))
+    free = in_step(posterior, ratio)
+    posterior = in_step(capped(posterior, *clocks, peak_w), ratio)
+    # The limit that a kernel meets by itself is nothing that an error moves, so it comes after.
+    draws = free.drawn(normals(free.log_s.size, free.unknowns, seed=_SEED))
+    means, limit_w = np.stack([free.log_s, free.log_w]), peak_w * ratio.ratio
+    drawn = held(means + draws, *clocks, limit_w)
+    # Of what nothing tells, it is taken that it lasts no longer than the longest that was measured.
+    untold, longest = ~guessed.is_told, bent.log_s.max(axis=0)
+    drawn[:, 0, untold] = np.minimum(drawn[:, 0, untold], longest)
+    return posterior, drawn - held(means, *clocks, limit_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,7 +343,6 @@ def _table(
     posterior: Posterior,
     can: Bools,
     matches: Sequence[Match],
-    sentence: str,
 ) -> CostTable:
     """Return costs at locked clocks, auto as boost: what its cap makes of that comes later."""
     kernels, cap = step.kernels, cap_of(known.table)
@@ -345,7 +366,7 @@ def _table(
         heat=known.table.heat,
         beside_j=beside_j if beside_j.any() else None,
         left=left if left.any() else None,
-        warnings=(sentence, *step.warnings, *overlap_notes(kernels, launch_s)),
+        warnings=(*step.warnings, *overlap_notes(kernels, launch_s)),
     )
 
 
@@ -358,7 +379,7 @@ def _told(
 ) -> CarriedOver:
     """Write down how each kernel is known."""
     boost = cap_of(estimated.table).boost
-    spreads = [np.sqrt(estimated.posterior.variance(1.0, power)[:, boost]) for power in (0.0, 1.0)]
+    spreads = [each[:, boost] for each in estimated.entry_spreads]
     names = (kernel.name for kernel in estimated.table.kernels)
     return CarriedOver(
         workload=sample_set.workload,
@@ -367,7 +388,9 @@ def _told(
         matches={
             name: KernelMatch(
                 way=match.way,
-                source=None if match.source is None else kernels[match.source].name,
+                source=kernels[match.source].name
+                if match.way.is_told and match.source is not None
+                else None,
                 time_spread=float(time),
                 energy_spread=float(energy),
             )
@@ -376,11 +399,13 @@ def _told(
     )
 
 
-def _sentence(sample_set: SampleSet, step: Step) -> str:
-    """Say what the numbers rest on."""
+def _sentence(sample_set: SampleSet, step: Step, estimated: CarriedEstimate) -> str:
+    """Say what the numbers rest on, and how well auto itself is known."""
+    least_s, most_s = (format_duration(end_s) for end_s in estimated.auto_s)
     return (
         f"{step.name} was not measured: its costs are carried over from samples of "
-        f"{sample_set.workload}; `underclock validate` tries the plan"
+        f"{sample_set.workload}, which say that it takes {least_s} to {most_s} at auto (95 %); "
+        "`underclock validate` tries the plan"
     )
 
 
@@ -390,7 +415,7 @@ def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
     share = float(each_s[apart > 0.0].sum() / each_s.sum())
     words = (
         f"{share:.0%} of the step's time is of kernels whose tensors have rows of another length "
-        "than those measured, as in another model: promises did not hold there on a real GPU; "
-        "measure the step itself, or some of its kernels with --confirm"
+        "than those measured, as in another model: what such kernels cost is less sure, so the "
+        "plan is careful; measure the step itself, or some of its kernels with --confirm"
     )
     return (words,) if share >= _MANY else ()

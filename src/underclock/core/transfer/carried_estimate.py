@@ -1,18 +1,12 @@
 """How surely choices of clocks change a step whose auto is expected too.
 
-Errors of choice and auto are of the same kernels, so their levels cancel. Where the cap holds
-either, what is missed of its power is made good by its time: a power that is a part ε higher is a
-limit that is ε lower. With T and E the settled step's time and energy, L its limit, and τ, ε the
-shares of launches in both,
+Errors of choice and auto are of the same kernels, so their levels cancel. But where the step is
+expected to be held by its cap, it may not be, and a lock that costs nothing then costs time: what
+is unsure is drawn, and each draw's auto and choice are settled under the cap.
 
-    δ log T = Σ τ·δ log t + T'·δ log P,     δ log E = Σ ε·(δ log t + δ log p) + E'·δ log P,
-
-where δ log P = Σ ε·(δ log t + δ log p) - Σ τ·δ log t and T', E' are -∂ log T, -∂ log E by log L.
-
-Shape letters: K kernels, C settings but the baseline, n launches.
+Shape letters: K kernels, C settings but the baseline, n launches, D draws.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Self
@@ -21,20 +15,17 @@ import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import OF_HEAT, CostEstimate
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.predicted_change import PredictedChange, TimeVariance
-from underclock.core.step.cap import SettledStep, settle
-from underclock.core.step.table import CostTable, waited_shares
-from underclock.core.step.under_cap import (
-    KnownStep,
-    cap_of,
-    nearest_settings,
-    settled_step,
-    step_cost_and_heat,
+from underclock.core.model.predicted_change import (
+    STANDARD,
+    WITHIN,
+    PredictedChange,
+    TimeVariance,
 )
+from underclock.core.step.cap import settled_sums
+from underclock.core.step.drawn_costs import DrawnCosts
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of, step_cost_and_heat
 from underclock.records import Closure
-
-_LESS = 0.99  # of the limit, to see how the step follows power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +33,49 @@ class CarriedEstimate:
     """What other steps' samples say of a step.
 
     Attributes:
-        posterior: Of the settings but the baseline. Length C.
         table: Expected costs; the baseline is its last setting.
-        at_auto: How logarithms of time and energy at auto move with log time and log power of each
-            kernel at each setting. Shape (2, 2, K, C).
+        off: How far draws of log time and log power are off those expected. Shape (D, 2, K, C).
+        drawn: The same draws as costs.
         step_error: How well the model is known to close on a step at auto, as fractions: time,
             energy.
     """
 
-    posterior: Posterior
     table: CostTable
-    at_auto: Floats
+    off: Floats
+    drawn: DrawnCosts
     step_error: tuple[float, float]
 
     @classmethod
-    def of(cls, known: CostEstimate, posterior: Posterior, expected: KnownStep) -> Self:
-        """Join what is known of kernels with what the cap is expected to make of auto."""
-        auto = np.full(len(cap_of(expected.table).order), expected.table.baseline)
-        error = _closing_error(known, expected.table)
+    def of(cls, known: CostEstimate, off: Floats, table: CostTable) -> Self:
+        """Join what is known of kernels with what the cap is expected to make of auto.
+
+        Args:
+            off: How far draws of log time and log power are off those expected. Shape (D, 2, K, C).
+            table: Of the step, auto as expected.
+        """
         return cls(
-            posterior=posterior,
-            table=expected.table,
-            at_auto=_moves(expected.table, posterior, auto),
-            step_error=error,
+            table=table,
+            off=off,
+            drawn=DrawnCosts.of(table, off),
+            step_error=_closing_error(known, table),
         )
+
+    @property
+    def auto_s(self) -> tuple[float, float]:
+        """Between which times in s the step is expected to lie at auto, with 95 % confidence."""
+        cap = cap_of(self.table)
+        boosted = np.full(len(cap.order), cap.boost)
+        expected_s = settled_sums(cap, [self.table.launches], boosted)[0, 0]
+        error = self.step_error[0] * STANDARD[:, None]
+        each = self.drawn.auto[:, 0] / expected_s * np.exp(error)
+        least, most = self.table.auto_time_s * np.quantile(each, WITHIN)
+        return float(least), float(most)
+
+    @property
+    def entry_spreads(self) -> tuple[Floats, Floats]:
+        """How sure log time and log energy of every entry are: deviations. Shapes (K, C)."""
+        time, power = self.off[:, 0], self.off[:, 1]
+        return time.std(axis=0), (time + power).std(axis=0)
 
     @property
     def exact(self) -> bool:
@@ -83,21 +93,16 @@ class CarriedEstimate:
             choice: Index into the table's settings. Shape (n,).
         """
         cost, added = step_cost_and_heat(self.table, choice)
-        if (choice == self.table.baseline).all():
-            spreads = [0.0, 0.0]
-        else:
-            moves = _moves(self.table, self.posterior, choice) - self.at_auto
-            spreads = [
-                math.hypot(self._spread(each), error)
-                for each, error in zip(moves, self.step_error, strict=True)
-            ]
+        left = (choice == self.table.baseline).all()
+        time, energy = (0.0, 0.0) if left else self.step_error
         # What heat adds is as unsure as the ambient temperature is against the step's own.
-        return PredictedChange(
+        known = PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,
-            time_spread=(1.0 + cost.time_change) * spreads[0],
-            energy_spread=math.hypot((1.0 + cost.energy_change) * spreads[1], OF_HEAT * added),
+            time_spread=(1.0 + cost.time_change) * time,
+            energy_spread=math.hypot((1.0 + cost.energy_change) * energy, OF_HEAT * added),
         )
+        return known if left else known.among(self.drawn.away(self.table, choice))
 
     def hangs_on(self, setting: Ints) -> Floats:
         """Return the variance of energy saved that errors of each kernel alone make. Shape (K,).
@@ -105,20 +110,15 @@ class CarriedEstimate:
         Args:
             setting: Index into the table's settings, of each kernel. Shape (K,).
         """
-        choice = setting[cap_of(self.table).order]
-        of_energy = (_moves(self.table, self.posterior, choice) - self.at_auto)[1]
-        alone = [np.zeros_like(of_energy) for _ in setting]
-        for k, moves in enumerate(alone):
-            moves[:, k] = of_energy[:, k]
-        return np.array([self._spread(moves) ** 2 for moves in alone])
+        choice, variance = setting[cap_of(self.table).order], np.zeros(len(setting))
+        for k in range(len(setting)):
+            alone = np.zeros_like(self.off)
+            alone[:, :, k] = self.off[:, :, k]
+            variance[k] = DrawnCosts.of(self.table, alone).changes(self.table, choice)[:, 1].var()
+        return variance
 
     def time_variance(self, setting: Ints) -> TimeVariance | None:
         """Return nothing: auto is expected too, and what a kernel adds depends on all others."""
-
-    def _spread(self, moves: Floats) -> float:
-        kernels, columns = np.nonzero(np.abs(moves).sum(axis=0))
-        weights = moves[:, kernels, columns]
-        return math.sqrt(self.posterior.sum_variance(kernels, columns, weights).variance)
 
 
 def _closing_error(known: CostEstimate, table: CostTable) -> tuple[float, float]:
@@ -138,51 +138,3 @@ def _closing_error(known: CostEstimate, table: CostTable) -> tuple[float, float]
 
 
 _OF_MISS = 0.5  # of what the model misses of one step at auto, and of what a lag makes of another
-
-
-def _moves(table: CostTable, posterior: Posterior, choice: Ints) -> Floats:
-    """Return how log time and energy of a schedule move with each entry. Shape (2, 2, K, C)."""
-    cap = cap_of(table)
-    settled = settled_step(table, choice)
-    follows = [0.0, 0.0]
-    if settled.held > 0.0:
-        less = dataclasses.replace(cap, limit_w=_LESS * cap.limit_w)
-        asked = np.where(choice == table.baseline, cap.boost, choice)
-        lower = settle(less, table.launches, asked)
-        follows = [
-            math.log(float(now.sum()) / float(was.sum())) / -math.log(_LESS)
-            for now, was in (
-                (lower.time_s, settled.time_s),
-                (lower.energy_j, settled.energy_j),
-            )
-        ]
-    at = _nearest(table, settled, choice)
-    waited = waited_shares(table.kernels)[cap.order]
-    shape = posterior.log_s.shape
-    of_time, of_energy = np.zeros(shape), np.zeros(shape)
-    np.add.at(of_time, (cap.order, at), settled.time_s * waited)
-    np.add.at(of_energy, (cap.order, at), settled.energy_j * waited)
-    of_time, of_energy = of_time / of_time.sum(), of_energy / of_energy.sum()
-    by_power = np.stack([of_energy - of_time, of_energy])
-    nothing = np.zeros(shape)
-    moves: Floats = np.stack(
-        [
-            np.stack([of_time, nothing]) + follows[0] * by_power,
-            np.stack([of_energy, of_energy]) + follows[1] * by_power,
-        ]
-    )
-    return moves
-
-
-def _nearest(table: CostTable, settled: SettledStep, choice: Ints) -> Ints:
-    """Return the locked setting nearest to where each launch runs. Shape (n,)."""
-    cap = cap_of(table)
-    asked = np.where(choice == table.baseline, cap.boost, choice)
-    core = np.array([clocks.core_mhz or math.inf for clocks in table.settings])
-    nearest = asked.copy()
-    slower = settled.core_mhz < core[asked]
-    for memory in {table.settings[s].mem_mhz for s in asked[slower].tolist()}:
-        of = np.array([table.settings[s].mem_mhz == memory for s in asked.tolist()]) & slower
-        boost = next(s for s in asked[of].tolist())
-        nearest[of] = nearest_settings(table, settled, boost)[of]
-    return nearest

@@ -33,7 +33,9 @@ class Match:
     """How one kernel of the new step is known.
 
     Attributes:
-        source: The known kernel it is told by; ``None`` where its kind tells it, or nothing does.
+        source: The known kernel it is told by, or of nothing that tells it the one of its role: of
+            long lists of tensors, an optimizer's, PyTorch's profiler records no size. ``None``
+            where its kind tells it, or nothing does.
     """
 
     way: MatchWay
@@ -71,7 +73,9 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         elif kernel.kind is Kind.COLLECTIVE and kernel.bytes_moved:
             found.append(Match(way=MatchWay.LINK))
         else:
-            found.append(Match(way=MatchWay.NONE))
+            found.append(
+                Match(way=MatchWay.NONE, source=next(iter(roles.get(_role(kernel), ())), None))
+            )
     return tuple(found)
 
 

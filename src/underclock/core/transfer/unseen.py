@@ -41,6 +41,8 @@ _FEW = np.array([0.5, 0.5, 0.7, 0.5])  # deviations of a kind of which there are
 # other data in the cache), at all clocks alike.
 _OF_STEP = 0.03
 _SCALED = np.array([1.0, 1.0, 1.0, 0.0])
+_BOTH = np.column_stack([_SCALED, 1.0 - _SCALED])  # time as a whole, and work
+_LAYOUTS = _BOTH @ _BOTH.T
 _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
 _TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
 _PER_KIND = PER_KERNEL + 2  # errors that all kernels of a kind have in common
@@ -57,6 +59,7 @@ class Unseen:
         parameters: Shape (N, P).
         by_source: How they move with those of their sources. Shape (N, P, P).
         cov: What is unsure of them beside what is unsure of their sources. Shape (N, P, P).
+        is_told: Of which something was measured that tells them. Shape (N,).
         kept: How much of what its source's rows say beyond the physics holds for each. Shape (N,).
         by_kind: How they move with what is unsure of their kinds, each over its deviation: all
             kernels of a kind are told by the same line. Q of them. Shape (N, P, Q).
@@ -65,6 +68,7 @@ class Unseen:
     parameters: Floats
     by_source: Floats
     cov: Floats
+    is_told: Bools
     kept: Floats
     by_kind: Floats
 
@@ -126,6 +130,7 @@ def unseen(
         parameters=np.zeros((count, PER_KERNEL)),
         by_source=np.zeros((count, PER_KERNEL, PER_KERNEL)),
         cov=np.zeros((count, PER_KERNEL, PER_KERNEL)),
+        is_told=same | (kinds >= 0),
         kept=np.zeros(count),
         by_kind=np.zeros((count, PER_KERNEL, _PER_KIND * len(set(kinds.tolist()) - {-1}))),
     )
@@ -146,19 +151,27 @@ def unseen(
         if kind < 0:
             made.parameters[n] = np.median(told.parameters, axis=0)
             made.cov[n] += np.diag(np.var(told.parameters, axis=0) + _NOTHING**2)
+            if k >= 0:  # of unknown size
+                made.parameters[n], made.by_source[n] = known.parameters[k], one
+                made.cov[n] = _NOTHING**2 * (_BOTH @ _BOTH.T)
             continue
         if k < 0:
             made.parameters[n] = laws[kind].expected(work[:, n])
             made.cov[n] += np.diag(laws[kind].own)
         else:
-            made.kept[n] = _alike(known.work[:, k], work[:, n], rows_apart[n])
+            of_rows = math.exp(-0.5 * (rows_apart[n] / _LENGTH_OF_ROWS) ** 2)
+            made.kept[n] = of_rows * _alike(known.work[:, k], work[:, n])
             of_source = known.parameters[k], known.cov[k], known.work[:, k]
             resized = laws[kind].resized(*of_source, work[:, n], made.kept[n])
             made.parameters[n], made.by_source[n] = resized[:2]
             made.cov[n] += resized[2]
+            # A kind's own sizes do not tell what another layout does.
+            made.cov[n] += (1.0 - of_rows**2) * _OF_SIZE**2 * _LAYOUTS
         first = _PER_KIND * places[kind]
         line = (one - made.by_source[n]) * laws[kind].line
         sizes = math.sqrt(1.0 - made.kept[n] ** 2) * laws[kind].together
+        if k >= 0:
+            sizes = np.hypot(sizes, math.sqrt(1.0 - of_rows**2) * _OF_SIZES * _BOTH)
         made.by_kind[n, :, first : first + _PER_KIND] = np.column_stack([line, sizes])
     return made
 
@@ -186,7 +199,8 @@ class KindLaws:
     def together(self) -> Floats:
         """How sizes far apart differ, the same for all kernels: in time, in work. Shape (P, 2)."""
         most = np.minimum(_OF_SIZES, _OVER_OWN * np.sqrt(self.own))
-        return np.column_stack([most[CORE] * _SCALED, most[WORK] * (1.0 - _SCALED)])
+        both: Floats = most[[CORE, WORK]] * _BOTH
+        return both
 
     def expected(self, work: Floats) -> Floats:
         """Return the logarithms of parameters, as FLOPs and bytes alone say. Shape (P,)."""
@@ -287,8 +301,8 @@ def _student(away: Floats, unsure2: Floats, few: float) -> _Student:
     return _Student(middle, own, weights.sum(axis=0), -0.5 * (np.log(spread2) + tails).sum(axis=0))
 
 
-def _alike(work: Floats, other: Floats, rows_apart: float) -> float:
+def _alike(work: Floats, other: Floats) -> float:
     """Return how much of what a size changes holds between two sizes."""
     both = (work > 0.0) & (other > 0.0)
     apart2 = float((np.log(other[both] / work[both]) ** 2).max(initial=0.0)) / _LENGTH**2
-    return math.exp(-0.5 * (apart2 + (rows_apart / _LENGTH_OF_ROWS) ** 2))
+    return math.exp(-0.5 * apart2)

@@ -1,10 +1,10 @@
-"""What a schedule costs on boards that differ, each against its own auto.
+"""What a schedule costs as draws of what launches cost have it, each against its own auto.
 
-A board that draws more is held lower at auto, while a lock below the cap stays where it is: so how
-much slower a plan is differs from board to board, even where all kernels take the same at one
-clock. Boards are drawn, and what the cap makes of each is worked out.
+A step that draws more is held lower at auto, while a lock below the cap stays where it is: so how
+much slower a plan is differs from draw to draw, even where all kernels take the same at one clock,
+and to one side more than to the other. What the cap makes of each draw is worked out.
 
-Shape letters: K kernels, S settings, W ways in which boards differ, D boards drawn, n launches.
+Shape letters: K kernels, S settings, D draws, n launches.
 """
 
 import dataclasses
@@ -18,16 +18,30 @@ from underclock.core.step.cap import LaunchCosts, settled_sums
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of
 
-_BOARDS, _FEWEST = 64, 16
-_CELLS = 10_000_000  # kernels times settings times boards
+_MOST, _FEWEST = 64, 16
+_CELLS = 10_000_000  # kernels times settings times draws
+
+
+def normals(cells: int, count: int, *, seed: int) -> Floats:
+    """Draw normal numbers in pairs of opposites, so that what they move is where it is in the mean.
+
+    Args:
+        cells: Costs that each draw is of: of a greater table there are fewer draws.
+
+    Returns:
+        Shape (D, count).
+    """
+    draws = int(np.clip(_CELLS // cells, _FEWEST, _MOST)) // 2
+    half = np.random.default_rng(seed).standard_normal((draws, count))
+    return np.concatenate([half, -half])
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnBoards:
-    """Boards that a plan may be run on.
+class DrawnCosts:
+    """Costs of a step's launches, drawn: of boards that it may run on, of what nobody knows surely.
 
     Attributes:
-        launches: What launches cost on each. Length D.
+        launches: What launches cost in each draw. Length D.
         auto: What the step takes there at auto: time in s, energy in J. Shape (D, 2).
     """
 
@@ -35,19 +49,16 @@ class DrawnBoards:
     auto: Floats
 
     @classmethod
-    def of(cls, table: CostTable, moves: Floats, *, seed: int) -> Self:
-        """Draw boards.
+    def of(cls, table: CostTable, off: Floats) -> Self:
+        """Draw them.
 
         Args:
-            table: Costs on the mean board; auto is its last setting.
-            moves: Logarithms of time and power of kernels at locked settings, a deviation up in
-                each way. Shape (W, 2, K, S - 1).
+            table: Expected costs; auto is its last setting.
+            off: By how much logarithms of time and power of kernels at locked settings are off
+                those expected. Shape (D, 2, K, S - 1).
         """
-        count = int(np.clip(_CELLS // moves[0, 0].size, _FEWEST, _BOARDS)) // 2
-        half = np.random.default_rng(seed).standard_normal((count, len(moves)))
         known, each = table.launches, []
-        for draw in (*half, *-half):  # so that their mean is the mean board
-            time, power = np.tensordot(draw, moves, axes=1)
+        for time, power in off:
             time_s, energy_j = known.time_s.copy(), known.energy_j.copy()
             time_s[:, :-1] *= np.exp(time)
             energy_j[:, :-1] *= np.exp(time + power)
@@ -56,7 +67,7 @@ class DrawnBoards:
         return cls(tuple(each), settled_sums(cap_of(table), each, boosted))
 
     def changes(self, table: CostTable, choice: Ints) -> Floats:
-        """Return what a schedule changes on each board: time and energy. Shape (D, 2).
+        """Return what a schedule changes in each draw: time and energy. Shape (D, 2).
 
         Args:
             choice: Setting of each launch; the baseline asks for boost. Shape (n,).
@@ -68,7 +79,7 @@ class DrawnBoards:
         return changes
 
     def away(self, table: CostTable, choice: Ints) -> Floats:
-        """Return how far what a schedule changes is from that on the mean board. Shape (D, 2).
+        """Return how far what a schedule changes is from what it is expected to. Shape (D, 2).
 
         Args:
             choice: Setting of each launch. Shape (n,).
