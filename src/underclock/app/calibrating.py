@@ -1,7 +1,7 @@
 """calibrate: a measured sweep in, a simulated GPU out; or a check of one against a sweep."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from underclock.app.backends import model_of
@@ -59,6 +59,7 @@ def calibrate_gpu(
     *,
     base: GpuModel | None = None,
     date: str,
+    held: Collection[str] = (),
     progress: Callable[[float], None] | None = None,
 ) -> GpuModel:
     """Fit a simulated GPU to a sweep.
@@ -66,11 +67,12 @@ def calibrate_gpu(
     Args:
         base: Clock tables, limits and rates to keep; by default those the table itself shows.
         date: When, as YYYY-MM-DD.
+        held: Names of constants that stay as in ``base``.
     """
     sample_set = read_samples(table)
     base = base or base_of(sample_set)
     limit_w = base.limit_w[0]
-    calibrated = calibrate(sample_set, base.constants, limit_w)
+    calibrated = calibrate(sample_set, base.constants, limit_w, held)
     fit = errors_of(calibrated, sample_set.samples)
     show = progress or (lambda _share: None)
     out = None
@@ -82,6 +84,7 @@ def calibrate_gpu(
             limit_w,
             _POINTS,
             lambda share: show(_FITTING + (1.0 - _FITTING) * share),
+            held,
         )
     return dataclasses.replace(
         base,

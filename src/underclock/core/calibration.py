@@ -42,6 +42,7 @@ from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
+from underclock.physics.derivatives import BY_GPU
 from underclock.records import SampleSet, Window
 
 _NOISE, _DISCREPANCY = 0.02, 1e-6  # of a row; of rows at like clocks together
@@ -52,6 +53,7 @@ _TINY = 1e-9
 _WIDER = 2.0  # than the priors of a campaign, which has fewer rows
 _APART = 0.15  # core clocks closer than this, as a ratio, tell much the same
 _REPETITION = 1e6  # more than any row tells
+_HELD = 1e12  # precision of a constant that no row moves
 _KNOWN = 1e-3  # information on a constant before any row
 _LEAST_MHZ, _BIN_MHZ = 200.0, 5.0  # of the ladder that a capped kernel comes down
 
@@ -96,7 +98,9 @@ class Calibrated:
         return one.dram_j / one.dram_mcycles, xbar
 
 
-def calibrate(sample_set: SampleSet, start: GpuConstants, limit_w: float) -> Calibrated:
+def calibrate(
+    sample_set: SampleSet, start: GpuConstants, limit_w: float, held: Collection[str] = ()
+) -> Calibrated:
     """Fit shared and per-kernel constants to a sweep.
 
     Args:
@@ -104,13 +108,15 @@ def calibrate(sample_set: SampleSet, start: GpuConstants, limit_w: float) -> Cal
         start: Where to begin, and the constants no sweep can tell: voltage floor, board, heat,
             boost. Its memory points say which memory clocks there are.
         limit_w: Power limit of the GPU.
+        held: Names of constants in ``start`` that stay as they are, besides those no sweep tells:
+            of a table whose kernels are too alike to tell one from another.
 
     Raises:
         DataError: Too few rows to say anything of a GPU.
     """
     free = _free(sample_set, limit_w)
     _check(sample_set, free)
-    problem = FitProblem.of(_rows(sample_set, free, start), Shared(start))
+    problem = _problem(_rows(sample_set, free, start), start, held)
     state = _begin(problem)
     for _ in range(_ROUNDS):
         state = converge(problem, _restart(problem, learn_prior(problem, state), 1.0))
@@ -168,6 +174,14 @@ def _rows(sample_set: SampleSet, windows: Iterable[Window], gpu: GpuConstants) -
     )
 
 
+def _problem(rows: Rows, gpu: GpuConstants, held: Collection[str]) -> FitProblem:
+    """Return what is to be fitted; constants of these names stay as they are."""
+    problem = FitProblem.of(rows, Shared(gpu))
+    precision = problem.shared_precision.copy()
+    precision[[BY_GPU.index(name) for name in held]] = _HELD
+    return dataclasses.replace(problem, shared_precision=precision)
+
+
 def _begin(problem: FitProblem) -> FitState:
     """Return the state before the fit; what usual GPUs and kernels are like pulls it little."""
     state = problem.begin()
@@ -218,6 +232,7 @@ def held_out(
     limit_w: float,
     points: int,
     progress: Callable[[float], None],
+    held: Collection[str] = (),
 ) -> MeanErrors:
     """Return errors on kernels that took no part in fitting the shared constants.
 
@@ -232,7 +247,7 @@ def held_out(
         names = {kernel.name for kernel in rest}
         windows = tuple(s for s in sample_set.samples if s.kernel in names)
         others = msgspec.structs.replace(sample_set, kernels=rest, windows=windows)
-        known = calibrate(others, start, limit_w)
+        known = calibrate(others, start, limit_w, held)
         left_out = [kernel.name for kernel in out]
         beside = _free(others, limit_w)
         parts += errors_by_kernel(known, sample_set, limit_w, points, left_out, beside).values()
@@ -260,7 +275,7 @@ def errors_by_kernel(
     for name in [k.name for k in sample_set.kernels] if names is None else names:
         mine = [sample for sample in free if sample.kernel == name]
         picked += [mine[i] for i in design(known, mine, points).tolist()]
-    problem = FitProblem.of(_rows(sample_set, (*picked, *beside), known.gpu), Shared(known.gpu))
+    problem = _problem(_rows(sample_set, (*picked, *beside), known.gpu), known.gpu, ())
     shared = problem.shared_mean.copy()
     shared[PER_DRAM_CYCLE] = np.log(known.per_dram_cycle)
     adding = sum(each.serial for each in known.kernels.values())
