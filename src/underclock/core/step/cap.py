@@ -32,7 +32,8 @@ _METER_S = 1e-3  # a piece of idling of less only tells the clock
 HALF_BIN_MHZ = 7.5
 """Half of what core clocks are apart on recent GPUs."""
 _CEILINGS = 32  # of many boards, at least
-_TOGETHER = 16  # boards settled side by side: as much as fits a cache
+_TOGETHER = 64  # boards settled side by side
+_PART = 1.0 / 16.0  # of the window, in which launches of boards are added up
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
@@ -249,7 +250,7 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     core = np.array([clocks.core_mhz or math.nan for clocks in costs.settings])
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
         return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice], held=0.0)
-    lowered = _lowered(cap, costs, choice)
+    lowered = _lowered(cap.order, costs, choice)
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
     between = _Between.of(cap, each_s[..., None], each_j[..., None])
@@ -267,21 +268,33 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
 def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> Floats:
     """Say what a schedule takes on boards side by side: time in s and energy in J. Shape (B, 2).
 
+    Launches are added up in parts that are short against the window.
+
     Args:
         boards: What launches cost on each, at the same settings.
         choice: Setting of each launch. Shape (n,).
     """
-    each = np.array([[b.time_s[cap.order, choice], b.energy_j[cap.order, choice]] for b in boards])
-    sums: Floats = each.sum(axis=2)
-    means_w = window_means_w(each[:, 0].T, each[:, 1].T, cap.window_s)
+    pairs, pair = np.unique(np.stack([cap.order, choice]), axis=1, return_inverse=True)
+    ends_s = np.cumsum(boards[0].time_s[cap.order, choice])
+    part = np.unique(ends_s // (_PART * cap.window_s), return_inverse=True)[1]
+    count = np.zeros((part.max() + 1, pairs.shape[1]))
+    np.add.at(count, (part, pair), 1.0)
+    each_s, each_j = (
+        count @ np.array([costs[pairs[0], pairs[1]] for costs in of_boards]).T
+        for of_boards in ([board.time_s for board in boards], [board.energy_j for board in boards])
+    )
+    sums = np.stack([each_s.sum(axis=0), each_j.sum(axis=0)], axis=1)
+    means_w = window_means_w(each_s, each_j, cap.window_s)
     held = np.flatnonzero(means_w.max(axis=0) > cap.limit_w)
     for some in np.array_split(held, -(-len(held) // _TOGETHER)) if len(held) else ():
-        lowered = _lowered(cap, boards[0], choice)
+        lowered = _lowered(pairs[0], boards[0], pairs[1])
         # Costs between ceilings are mixed, so twice as far apart they are hardly further off.
         lowered = lowered[:, :: -max(1, lowered.shape[1] // _CEILINGS)][:, ::-1]
         times_s, energies_j = (
-            np.stack([costs[cap.order[:, None], lowered] for costs in of_boards], axis=-1)
-            for of_boards in (
+            np.tensordot(
+                count, np.stack([costs[pairs[0][:, None], lowered] for costs in each], axis=-1), 1
+            )
+            for each in (
                 [boards[b].time_s for b in some.tolist()],
                 [boards[b].energy_j for b in some.tolist()],
             )
@@ -292,11 +305,11 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
     return sums
 
 
-def _lowered(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> Ints:
-    """Return what each launch runs at below each ceiling, ascending. Shape (n, C)."""
+def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
+    """Return what launches of kernels, (n,), run at below each ceiling, ascending. Shape (n, C)."""
     becomes = costs.under_ceilings()[1][choice]
     # A ceiling below what is known of some launch is one of which nothing can be said.
-    known = np.isfinite(costs.time_s[cap.order[:, None], becomes]).all(axis=0)
+    known = np.isfinite(costs.time_s[kernels[:, None], becomes]).all(axis=0)
     lowered: Ints = becomes[:, known]
     return lowered
 
