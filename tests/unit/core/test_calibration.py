@@ -193,3 +193,11 @@ def test_pooling_weighs_by_rows() -> None:
     total = MeanErrors.over(parts)
 
     assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
+
+
+def test_a_constant_that_is_held_stays_as_it_was(sweep: SampleSet, calibrated: Calibrated) -> None:
+    held = calibrate(sweep, _SPEC.constants, _LIMIT_W, held=["leak_per_c", "knee_mhz"])
+
+    assert held.gpu.leak_per_c == pytest.approx(_SPEC.constants.leak_per_c)
+    assert held.gpu.knee_mhz == pytest.approx(_SPEC.constants.knee_mhz)
+    assert calibrated.gpu.knee_mhz != pytest.approx(_SPEC.constants.knee_mhz, rel=1e-6)

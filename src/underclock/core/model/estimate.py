@@ -27,7 +27,7 @@ from underclock.core.model.entries import (
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.posterior import Posterior, with_means
+from underclock.core.model.posterior import Posterior, as_at_boost, with_means
 from underclock.core.model.predicted_change import ONE_SIDED, Baseline
 from underclock.core.model.predictive import ByCommon, clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
@@ -139,6 +139,10 @@ def _posterior(
         limit_w=rows.peak_w if whole else rows.limit_w,
         by_common=known.by_common,
     )
+    if whole and rows.boost_log_s is not None and math.isfinite(rows.peak_w):
+        core_mhz, mem_mhz = clocks_of(rows, settings)
+        like_auto = mem_mhz == rows.auto_mem_mhz
+        posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
     posterior = with_guesses(posterior, sample_set, rows)
     log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0

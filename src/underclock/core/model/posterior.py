@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Bools, Floats, Ints
 from underclock.records import Clocks
 
 _SETTLES = 0.003  # by so much kernels differ in the power at which a loop settles
@@ -262,4 +262,35 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
         by_shared=by_shared,
         by_kernel=by_kernel,
         discrepancy=discrepancy,
+    )
+
+
+def as_at_boost(
+    posterior: Posterior, log_s: Floats, core_mhz: Floats, at_auto: Bools, peak_w: float
+) -> Posterior:
+    """Return a posterior in which what a peak of power holds takes what it took at boost.
+
+    A peak bends time before it stops it, and how much the fit expects hangs on the power that it
+    expects there. From where the peak holds a kernel to boost, time follows the clock.
+
+    Args:
+        log_s: Log time in s of kernels at boost, as they ran; ``nan`` where unknown. Shape (K,).
+        core_mhz: Core clock of each setting. Shape (C,).
+        at_auto: Which settings have the memory clock that auto has. Shape (C,).
+        peak_w: What `capped` held kernels at.
+    """
+    at, highest_mhz = posterior.log_s.copy(), core_mhz[at_auto].max(initial=0.0)
+    by_shared, by_kernel = posterior.by_shared.copy(), posterior.by_kernel.copy()
+    discrepancy = posterior.discrepancy.copy()
+    for k in np.flatnonzero(np.isfinite(log_s)).tolist():
+        at_peak = np.flatnonzero(at_auto & (posterior.log_w[k] == math.log(peak_w)))
+        reach = core_mhz[at_peak] - core_mhz[at_peak].min(initial=highest_mhz)
+        share = reach / reach.max(initial=0.0) if reach.any() else np.ones(len(at_peak))
+        at[k, at_peak] += share * (log_s[k] - at[k, at_peak])
+        by_shared[0, k, at_peak] *= (1.0 - share)[:, None]
+        by_kernel[0, k, at_peak] *= (1.0 - share)[:, None]
+        own2 = share**2 * posterior.noise[0, k] ** 2
+        discrepancy[0, k, at_peak] = (1.0 - share) ** 2 * discrepancy[0, k, at_peak] + own2
+    return dataclasses.replace(
+        posterior, log_s=at, by_shared=by_shared, by_kernel=by_kernel, discrepancy=discrepancy
     )

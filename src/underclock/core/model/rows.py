@@ -77,6 +77,8 @@ class Rows:
             it was not seen. Locks above it do not hold.
         auto_mem_mhz: Memory clock that runs where none is locked, as read; else the fastest.
         peak_w: Power that no kernel exceeds, whatever its clock; ``inf`` where none was seen there.
+        boost_log_s: Log time in s of a launch of kernels at boost, whatever held it there; ``nan``
+            where it was not timed. Shape (K,); ``None`` where none was.
         idle: Idling, where it was measured.
         step: What the whole step drew, where it ran in company.
         apart: Standard deviation of log clock that rows of a kernel in the whole step have in
@@ -100,6 +102,7 @@ class Rows:
     ceiling_mhz: float
     auto_mem_mhz: float
     peak_w: float = math.inf
+    boost_log_s: Floats | None = None
     idle: tuple[Idling, ...] = ()
     step: tuple[StepDraw, ...] = ()
     apart: Floats | None = None
@@ -115,6 +118,7 @@ class Rows:
             self,
             names=self.names[:kernels],
             kinds=self.kinds[:kernels],
+            boost_log_s=None if self.boost_log_s is None else self.boost_log_s[:kernels],
             apart=None if self.apart is None else self.apart[some],
             common=self.by_common[:, some],
             **of_rows,

@@ -9,7 +9,7 @@ Shape letters: H errors of company.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,9 @@ def rows_of(
         ceiling_mhz=ceiling_mhz(sample_set.samples),
         auto_mem_mhz=own_mhz,
         peak_w=told.peak_w,
+        boost_log_s=np.log([told.boost_s.get(k.name, math.nan) for k in sample_set.kernels])
+        if told.boost_s
+        else None,
         step=told.step,
         idle=idle_rows(sample_set, own_mhz),
     )
@@ -162,12 +165,14 @@ class InCompany:
     Attributes:
         left: Of kernels and of the companion by itself, company taken off.
         peak_w: Power that no kernel exceeds; ``inf`` where no peak was seen.
+        boost_s: What a launch of kernels took at boost, in s.
         step: What the whole step drew, where it ran in company too.
         errors: How many errors company has in common: H.
     """
 
     left: tuple[Left, ...] = ()
     peak_w: float = math.inf
+    boost_s: dict[str, float] = field(default_factory=dict)
     step: tuple[StepDraw, ...] = ()
     errors: int = 0
 
@@ -199,6 +204,7 @@ def in_company(sample_set: SampleSet, memory: list[float], shape: GpuConstants |
     return InCompany(
         left=apart.left,
         peak_w=apart.peak_w,
+        boost_s=apart.boost_s,
         step=step_draws(mixed, kernels, apart.company) if steered else (),
         errors=apart.company.errors,
     )

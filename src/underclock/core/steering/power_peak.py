@@ -6,6 +6,7 @@ so fast that no clock shows it: what ran there says nothing of the clock that wa
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -151,11 +152,13 @@ class Apart:
         company: What idling and the companion draw, where no peak of power holds it.
         left: What is left for kernels and for the companion by itself, where none holds them.
         peak_w: The peak; ``inf`` where none was seen.
+        boost_s: What a launch of kernels took at boost, whatever held it there, in s.
     """
 
     company: Company
     left: tuple[Left, ...]
     peak_w: float
+    boost_s: dict[str, float]
 
 
 def taken_apart(
@@ -174,7 +177,13 @@ def taken_apart(
     left = taken_off(mixed, kernels, company)
     limit_w = limit_w or math.inf
     peak = peak_seen_w(peak_w(left, limit_w), companion_at_boost(mixed, company), limit_w)
+    boost_mhz = _BOOSTS * max((one.core_mhz for one in left), default=0.0)
+    boosts: defaultdict[str, list[float]] = defaultdict(list)
+    for one in left:
+        if one.core_mhz >= boost_mhz and one.time_windows:
+            boosts[one.kernel].append(one.time_s)
+    boost_s = {name: statistics.fmean(each_s) for name, each_s in boosts.items()}
     if math.isfinite(peak):
         company = Company.of(mixed, shape, own_mem_mhz, below_w=OFF_PEAK * peak)
         left = below_peak(taken_off(mixed, kernels, company), peak)
-    return Apart(company=company, left=left, peak_w=peak)
+    return Apart(company=company, left=left, peak_w=peak, boost_s=boost_s)

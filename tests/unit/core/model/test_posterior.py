@@ -12,7 +12,7 @@ from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
 from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.posterior import Posterior, with_means
+from underclock.core.model.posterior import Posterior, as_at_boost, capped, held, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.rows import OF_ROWS, PER_KERNEL, Rows
 from underclock.records import AUTO, Clocks
@@ -166,3 +166,55 @@ def test_no_kernel_is_expected_to_draw_more_than_the_cap(
     # The residual of a row that lay above the cap is still added.
     assert np.exp(held.log_w).max() < 1.02 * limit_w
     assert (held.log_s >= posterior.log_s - 0.02).all()
+
+
+def test_draws_scatter_as_sums_of_entries_are_unsure(posterior: Posterior) -> None:
+    normals = np.random.default_rng(1).standard_normal((4000, posterior.unknowns))
+    off = posterior.drawn(normals)
+    kernels, columns = np.array([0, 0, 3]), np.array([2, 30, 7])
+    weights = np.array([[1.0, -1.0, 0.5], [0.0, 0.3, 0.5]])
+    sums = np.einsum("qn,dqn->d", weights, off[:, :, kernels, columns])
+    variance = posterior.sum_variance(kernels, columns, weights).variance
+    assert sums.var() == pytest.approx(variance, rel=0.1)  # of 4000 draws: ± 2.2 %
+    assert abs(sums.mean()) < 4 * math.sqrt(variance / len(sums))
+
+
+@given(seed=st.integers(0, 100))
+@settings(max_examples=10, deadline=None)
+def test_draws_are_held_by_a_limit_as_what_is_expected_is(posterior: Posterior, seed: int) -> None:
+    clocks = (np.tile(_CORES, len(_MEMS)), np.repeat(_MEMS, len(_CORES)))
+    random = np.random.default_rng(seed)
+    moved = random.normal(0.0, 0.1, (1, _KERNELS, 1)) + np.stack([posterior.log_s, posterior.log_w])
+    other = dataclasses.replace(posterior, log_s=moved[0], log_w=moved[1])
+    limit_w = float(np.exp(np.quantile(moved[1], 0.8)))
+    expected = capped(other, *clocks, limit_w)
+    logs = held(moved, *clocks, limit_w)
+    # What draws more at the slowest clock already is left as it is by both.
+    assert logs == pytest.approx(np.stack([expected.log_s, expected.log_w]))
+    assert (held(moved, *clocks, math.inf) == moved).all()
+    assert held(np.stack([moved, moved]), *clocks, limit_w)[1] == pytest.approx(logs)
+
+
+def test_what_a_peak_holds_takes_at_boost_what_it_was_seen_to_take(posterior: Posterior) -> None:
+    core_mhz, mem_mhz = np.tile(_CORES, len(_MEMS)), np.repeat(_MEMS, len(_CORES))
+    fastest = mem_mhz == _MEMS[-1]
+    boost = int(np.flatnonzero(fastest)[-1])
+    peak_w = float(np.exp(np.median(posterior.log_w[:, boost])))
+    held_there = capped(posterior, core_mhz, mem_mhz, peak_w)
+    hot = held_there.log_w[:, boost] == math.log(peak_w)
+    assert hot.any()
+    assert not hot.all()
+    seen = held_there.log_s[:, boost] - 0.05
+
+    found = as_at_boost(held_there, seen, core_mhz, fastest, peak_w)
+
+    assert found.log_s[hot, boost] == pytest.approx(seen[hot])
+    assert found.variance(1.0, 0.0)[hot, boost] == pytest.approx(posterior.noise[0, hot] ** 2)
+    below = held_there.log_w < math.log(peak_w)
+    assert (found.log_s[below | ~fastest] == held_there.log_s[below | ~fastest]).all()
+    # Where the peak begins to hold a kernel it is as it was; from there it follows the clock.
+    k = int(np.flatnonzero(hot)[0])
+    ladder = np.flatnonzero(fastest & ~below[k])
+    assert (np.diff(found.log_s[k, ladder]) <= 0.0).all()
+    unseen = as_at_boost(held_there, np.full(_KERNELS, math.nan), core_mhz, fastest, peak_w)
+    assert (unseen.log_s == held_there.log_s).all()

@@ -247,3 +247,19 @@ def test_boards_that_are_late_alike_are_late_together() -> None:
     assert more == pytest.approx(0.02 + 1.645 * known.energy_spread, rel=0.05)
     assert change.energy_spread == pytest.approx(more / TWO_SIDED)
     assert known.on_boards(away - np.array([0.01, 0.0])).time_spread == 0.0
+
+
+def test_what_was_drawn_is_late_with_the_errors_beside_it() -> None:
+    expected = PredictedChange(
+        time_change=0.01, energy_change=-0.1, time_spread=0.003, energy_spread=0.004
+    )
+    away = np.random.default_rng(0).normal(0.0, 1.0, (4000, 2)) * np.array([0.004, 0.003])
+    drawn = expected.among(away)
+    assert drawn.time_spread == pytest.approx(0.005, rel=0.05)
+    assert drawn.intervals[0] == pytest.approx((-1.96 * 0.005, 1.96 * 0.005), rel=0.06)
+    assert drawn.energy_spread == pytest.approx(0.005, rel=0.05)
+    # Boards that are all late alike, by an error that they share, are later still.
+    assert expected.on_boards(away).time_spread > drawn.time_spread
+    # Where every draw is late, so is what is known.
+    late = expected.among(np.abs(away))
+    assert late.intervals[0][1] > -late.intervals[0][0]

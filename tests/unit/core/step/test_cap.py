@@ -21,6 +21,7 @@ from underclock.core.step.cap import (
     near_cap,
     settle,
     settled_at,
+    settled_sums,
 )
 from underclock.core.step.table import CostTable, Heat
 from underclock.core.step.under_cap import under_limit
@@ -286,3 +287,21 @@ def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much
     )
 
     assert capped_kernels(sample_set).tolist() == [True, True, False]
+
+
+@given(seed=seeds)
+@settings(max_examples=60, deadline=None)
+def test_boards_side_by_side_take_what_each_takes_alone(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    boards = [costs(seed)] * 2
+    more = random.uniform(0.9, 1.1, (2, 1))
+    boards[1] = dataclasses.replace(boards[0], energy_j=more * boards[0].energy_j)
+    order = random.integers(0, 2, 200)
+    cap = PowerCap(limit_w=float(random.uniform(150.0, 400.0)), order=order, boost=3)
+    choice = random.integers(1, 4, 200)
+    sums = settled_sums(cap, boards, choice)
+    for board, took in zip(boards, sums, strict=True):
+        alone = settle(cap, board, choice)
+        # Launches are added up in parts of a sixteenth of the window, here one to six of them.
+        assert took[0] == pytest.approx(alone.time_s.sum(), rel=0.01)
+        assert took[1] == pytest.approx(alone.energy_j.sum(), rel=0.01)

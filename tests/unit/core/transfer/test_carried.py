@@ -20,6 +20,7 @@ from underclock.core.transfer.unseen import KnownKernels, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
 from underclock.records.carried import MatchWay
+from underclock.units import format_duration
 from underclock.workloads import workload
 
 
@@ -375,3 +376,48 @@ def test_rows_of_another_length_are_warned_of(
     warnings = carried(known, step).estimated.table.warnings
 
     assert any("rows of another length" in each for each in warnings) is warned
+
+
+def test_auto_itself_is_told_as_surely_as_it_is_known(samples: SampleSet) -> None:
+    for step in (gpt(batch=4, tp=2), gpt(batch=6)):
+        found = carried(samples, step).estimated
+        least_s, most_s = found.auto_s
+        assert least_s < true_step(step, BOOST_MHZ)[0] < most_s
+        assert f"{format_duration(least_s)} to {format_duration(most_s)}" in found.table.warnings[0]
+
+
+def test_where_auto_may_not_reach_its_cap_a_lock_may_cost_more_than_expected() -> None:
+    step = gpt(batch=6)
+    found = carried(made_samples(gpt(), held_mhz=1600), step).estimated
+    # A clock next to where the cap is expected to hold auto: it costs nothing, or what auto gains.
+    setting = next(s for s, c in enumerate(found.table.settings) if c.core_mhz == 1500)
+    early, late = found.predicted_change(np.full(len(step.kernels), setting)).intervals[0]
+    assert early < 0.0 < late
+    assert late != pytest.approx(-early, rel=0.02)
+
+
+def test_a_long_list_of_tensors_is_expected_to_be_as_long_as_that_of_its_role(
+    samples: SampleSet,
+) -> None:
+    def optimizer(tensors: str) -> Kernel:
+        launch = Launch(function="adamw", operator="adamw", shapes=tensors, identity=tensors)
+        return Kernel(name="adamw", kind=Kind.MEMORY, launch=launch)
+
+    longest = max(samples.samples, key=lambda window: window.time_s)
+    place = [kernel.name for kernel in samples.kernels].index(longest.kernel)
+    kernels = list(samples.kernels)
+    kernels[place] = msgspec.structs.replace(optimizer("12 tensors[999]"), name=longest.kernel)
+    known = msgspec.structs.replace(samples, kernels=tuple(kernels))
+    step = gpt(batch=4)
+    step = msgspec.structs.replace(
+        step,
+        kernels=(*step.kernels, optimizer("0 tensors[0]")),
+        order=(*step.order, len(step.kernels)),
+    )
+    found = carried(known, step)
+    match = found.told.matches["adamw"]
+    assert (match.way, match.source) == (MatchWay.NONE, None)
+    assert match.time_spread == pytest.approx(1.0, rel=0.5)
+    each = found.estimated.table.launches.time_s[-1, cap_of(found.estimated.table).boost]
+    alone = estimate(samples)
+    assert each == pytest.approx(np.exp(alone.posterior.log_s[place].min()), rel=0.05)
