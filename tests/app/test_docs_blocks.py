@@ -348,7 +348,13 @@ def _one_memory_clock(rest: Sequence[str]) -> list[str]:
 _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
     "latency": lambda rest: [*rest, "--targets", "2", "--repeats", "2"],
     "check": lambda rest: [*rest, "--splits", "1"],
-    "tune": lambda rest: ["--precision", "5%", "--latency", "6ms", *_one_memory_clock(_short(rest))],
+    "tune": lambda rest: [
+        "--precision",
+        "5%",
+        "--latency",
+        "6ms",
+        *_one_memory_clock(_short(rest)),
+    ],
     "run": _short,
     "watch": lambda rest: [*rest[:-1], "20ms"],
 }

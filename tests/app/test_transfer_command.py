@@ -83,14 +83,26 @@ def test_samples_serve_without_a_plan(capsys: pytest.CaptureFixture[str]) -> Non
         ("plan.json strange.json --from known.db", 4, "shares no kernel"),
         ("plan.json step.json --from unlike.db", 4, "power limit"),
         ("known.db step.json --from known.db", 4, "given twice"),
-        ("known.db step.json --samples known.db", 4, "of other captures of the step"),
-        ("known.db step.json --samples unlike.db", 4, "of other power limits: 900.0"),
+        (
+            "known.db step.json --samples known.db --latency free",
+            4,
+            "of other captures of the step",
+        ),
+        (
+            "known.db step.json --samples unlike.db --latency free",
+            4,
+            "of other power limits: 900.0",
+        ),
         ("known.db step.json --confirm 2 -o c.json", 2, "on a GPU, and none is named"),
         ("known.db step.json --gpu sim:a100", 2, "nothing is measured on --gpu"),
         ("known.db step.json --confirm 0 --gpu sim:a100 -o c.json", 2, "confirms nothing"),
         ("known.db step.json --confirm 2 --gpu sim:a100", 2, "the samples need a file"),
         ("known.db step.json --confirm 2 --gpu replay:t.csv -o c.json", 2, "cannot run"),
-        ("known.db step.json --confirm 2 --gpu sim:a100 -o c.json", 4, "is another GPU"),
+        (
+            "known.db step.json --confirm 2 --gpu sim:a100 -o c.json --latency free",
+            4,
+            "is another GPU",
+        ),
     ],
 )
 @pytest.mark.usefixtures("files")
