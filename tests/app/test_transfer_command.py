@@ -45,6 +45,7 @@ def run(*arguments: object) -> int:
     return 0
 
 
+@pytest.mark.untraced
 def test_a_plan_is_carried_over_and_says_how(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_limit_that_was_not_measured_at_is_refused() -> None:
         transfer(made_samples(gpt()), gpt(batch=8), goal=Goal(power_limit_w=900.0))
 
 
+@pytest.mark.untraced
 def test_kernels_that_the_promise_hangs_on_are_measured(folder: Path) -> None:
     device = simulated_info()
     known = msgspec.structs.replace(made_samples(gpt()), gpu=device)

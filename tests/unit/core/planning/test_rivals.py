@@ -198,6 +198,7 @@ def test_where_nothing_keeps_the_budget_policies_say_so() -> None:
         assert {choice.arm.status for choice in found[name].choices} == {Status.INFEASIBLE}
 
 
+@pytest.mark.untraced
 def test_where_clocks_follow_only_once_in_a_step_one_pair_is_held() -> None:
     found = by_name(of_held_step(latency_s=10.0))
 

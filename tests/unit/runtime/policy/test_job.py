@@ -217,6 +217,7 @@ def test_a_replica_that_only_seems_slower_is_not_slowed_as_if_it_were_well() -> 
     assert statistics.fmean(job_.times_s[-20:]) < 1.02 * at_once_s
 
 
+@pytest.mark.untraced
 def test_a_straggler_that_others_make_by_their_plan_is_not_followed_without_end() -> None:
     job_ = Trains(job_plan(_REPLICAS, row=1))
     job_.train(40)
