@@ -43,6 +43,14 @@ for step in range(int(sys.argv[1])):
 print("trained")
 """
 """A training script that ends soon; takes how many steps it trains."""
+UNCOMPILED = """
+import sys, types
+sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")
+compiler.disable = lambda function, *_, **__: function
+compiler.graph_break = lambda: None
+"""
+"""What a script in a process of its own begins with, for an optimiser asks PyTorch's compiler to
+leave it alone: to load that takes longer than the rest."""
 
 
 class Block(nn.Module):
