@@ -82,6 +82,7 @@ def changes_j(plan: JobPlan) -> list[float]:
     return [arm.energy_change for arm in plan.arms if arm.energy_change is not None]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("name", GROUPS)
 def test_clocks_that_are_shared_are_the_best_of_all(name: str, budget: float) -> None:
@@ -114,6 +115,7 @@ def test_no_rows_take_less_than_a_plan() -> None:
         assert plan.promise.time_change <= budget + 1e-9
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("latency_s", [0.001, 0.02])
 def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None:
     job = uneven(1)
@@ -128,6 +130,7 @@ def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None
         assert arm.energy_change <= least + 0.002
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "goal",
     [
@@ -156,6 +159,7 @@ def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
         assert cost.time_s == pytest.approx(plan.promise.time_s)
 
 
+@pytest.mark.untraced
 def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
     job = uneven(4)
     short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15, points=2))

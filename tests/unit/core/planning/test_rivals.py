@@ -232,6 +232,7 @@ def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
     assert limited.free.arm.energy_change == 0.0
 
 
+@pytest.mark.untraced
 def test_kernels_alone_follow_clocks_too_with_what_is_known_of_them() -> None:
     alone = having(campaign_beside(0.4, 0.4), in_situ=())
     costs = inferred_costs(alone)

@@ -122,6 +122,7 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Solution) -> None:
     assert (schedule.gap <= 1e-9) == (schedule.status is Status.OPTIMAL)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("part", range(4))
 def test_it_agrees_with_brute_force(part: int) -> None:
     for seed in PROBLEMS[part::4]:
@@ -226,6 +227,7 @@ def test_settings_that_nobody_uses_change_nothing_beyond_the_gap() -> None:
     assert few.bound_j <= Cyclic().solve(part).energy_j
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("max_paths", [3, 60])
 def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths: int) -> None:
     problem = like_a_gpu(300, 5)
@@ -246,6 +248,7 @@ def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths:
         assert schedule.gap < 0.03
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("dwell_s", [0.0, 2e-3, 30e-3])
 def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     """Layers are alike, so their settings change all at once: a path by itself is far off."""
@@ -259,6 +262,7 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     assert np.median(gaps) < (1e-3 if dwell_s < 30e-3 else 1e-2)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("most", [0, 2, 5])
 def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
     for seed in range(4):
@@ -269,6 +273,7 @@ def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
         assert few.bound_j <= many.energy_j
 
 
+@pytest.mark.untraced
 def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     problem = layers(0, dwell_s=2e-3)
     plain = Cyclic(gap=1e-4).solve(problem)

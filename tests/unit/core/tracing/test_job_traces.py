@@ -71,6 +71,7 @@ def _without(trace: dict[str, Any], gone: Callable[[dict[str, Any]], bool]) -> d
     return {**trace, "traceEvents": [each for each in trace["traceEvents"] if not gone(each)]}
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize(
     ("schedule", "style", "shape"),
@@ -324,6 +325,7 @@ def test_while_a_collective_runs_no_clock_is_asked_for() -> None:
     assert plan.promise.energy_change <= direction
 
 
+@pytest.mark.untraced
 def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
     """The host brings data from 20 to 320 µs; what would run from 210 µs on waits for it."""
     kernels = [
