@@ -165,7 +165,6 @@ def test_a_latency_longer_than_the_step_leaves_one_setting() -> None:
     assert plan(table(), rules(10.0, max_slowdown=0.02))[2] == 0
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(("latency_s", "budget"), [(2e-3, 0.01), (10.0, 0.03)])
 def test_the_plan_stands_on_its_curves_as_it_is(latency_s: float, budget: float) -> None:
     costs = table(passes=(Pass.FORWARD, Pass.BACKWARD))

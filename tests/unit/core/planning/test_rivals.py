@@ -198,7 +198,6 @@ def test_where_nothing_keeps_the_budget_policies_say_so() -> None:
         assert {choice.arm.status for choice in found[name].choices} == {Status.INFEASIBLE}
 
 
-@pytest.mark.untraced
 def test_where_clocks_follow_only_once_in_a_step_one_pair_is_held() -> None:
     found = by_name(of_held_step(latency_s=10.0))
 
@@ -232,7 +231,6 @@ def test_no_time_to_lose_and_slow_clocks_leave_auto() -> None:
     assert limited.free.arm.energy_change == 0.0
 
 
-@pytest.mark.untraced
 def test_kernels_alone_follow_clocks_too_with_what_is_known_of_them() -> None:
     alone = having(campaign_beside(0.4, 0.4), in_situ=())
     costs = inferred_costs(alone)

@@ -508,7 +508,6 @@ def test_a_budget_on_kernels_alone_is_kept_as_written(table: CostTable) -> None:
     assert tolerance_of(table) == 0.0
 
 
-@pytest.mark.untraced
 @given(table=steps(), aggregate=aggregates, sure=st.booleans())
 def test_the_fastest_step_is_no_slower_than_auto(
     table: CostTable, aggregate: Aggregate, *, sure: bool

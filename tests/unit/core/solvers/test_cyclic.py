@@ -122,7 +122,6 @@ def assert_keeps_its_word(problem: SequenceProblem, schedule: Solution) -> None:
     assert (schedule.gap <= 1e-9) == (schedule.status is Status.OPTIMAL)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("part", range(4))
 def test_it_agrees_with_brute_force(part: int) -> None:
     for seed in PROBLEMS[part::4]:
@@ -273,7 +272,6 @@ def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
         assert few.bound_j <= many.energy_j
 
 
-@pytest.mark.untraced
 def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     problem = layers(0, dwell_s=2e-3)
     plain = Cyclic(gap=1e-4).solve(problem)

@@ -17,7 +17,6 @@ from underclock.physics.costs import busy_w, idle_w
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
 
 
-@pytest.mark.untraced
 def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
     wild = msgspec.structs.replace(steered.mixed[-1], core_spread_mhz=80.0)
     of_step = msgspec.structs.replace(steered.mixed[0], core_spread_mhz=60.0)

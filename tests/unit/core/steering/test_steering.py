@@ -98,7 +98,6 @@ def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
     assert max(b - a for a, b in itertools.pairwise(steps)) < 150.0
 
 
-@pytest.mark.untraced
 def test_a_step_that_never_runs_whole_is_steered_kernel_by_kernel() -> None:
     samples = campaign(Synthetic(), order=())
 

@@ -71,7 +71,6 @@ def _without(trace: dict[str, Any], gone: Callable[[dict[str, Any]], bool]) -> d
     return {**trace, "traceEvents": [each for each in trace["traceEvents"] if not gone(each)]}
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("gpu", [True, False])
 @pytest.mark.parametrize(
     ("schedule", "style", "shape"),
