@@ -226,7 +226,6 @@ def test_settings_that_nobody_uses_change_nothing_beyond_the_gap() -> None:
     assert few.bound_j <= Cyclic().solve(part).energy_j
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("max_paths", [3, 60])
 def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths: int) -> None:
     problem = like_a_gpu(300, 5)
@@ -261,7 +260,6 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     assert np.median(gaps) < (1e-3 if dwell_s < 30e-3 else 1e-2)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("most", [0, 2, 5])
 def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
     for seed in range(4):
