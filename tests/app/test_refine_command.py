@@ -43,7 +43,6 @@ def run(command: str, *arguments: object) -> int:
     return 0
 
 
-@pytest.mark.untraced
 def test_a_fleet_is_planned_into_a_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("1.db", "2.db", "--max-slowdown", "1%", "--latency", "free", "--boards", "3")
     assert run("fleet", *asked, "-o", "fleet.json") == 0

@@ -45,7 +45,6 @@ def run(*arguments: object) -> int:
     return 0
 
 
-@pytest.mark.untraced
 def test_a_plan_is_carried_over_and_says_how(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,7 +117,6 @@ def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: SampleSet) -
     assert total.power < 0.03
 
 
-@pytest.mark.untraced
 def test_kernels_left_out_are_predicted_too(sweep: SampleSet) -> None:
     told: list[float] = []
     errors = held_out(sweep, _SPEC.constants, _LIMIT_W, 4, progress=told.append)

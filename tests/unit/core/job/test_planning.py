@@ -82,7 +82,6 @@ def changes_j(plan: JobPlan) -> list[float]:
     return [arm.energy_change for arm in plan.arms if arm.energy_change is not None]
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("budget", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("name", GROUPS)
 def test_clocks_that_are_shared_are_the_best_of_all(name: str, budget: float) -> None:
@@ -115,7 +114,6 @@ def test_no_rows_take_less_than_a_plan() -> None:
         assert plan.promise.time_change <= budget + 1e-9
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("latency_s", [0.001, 0.02])
 def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None:
     job = uneven(1)
@@ -130,7 +128,6 @@ def test_rows_are_near_the_best_where_changes_are_late(latency_s: float) -> None
         assert arm.energy_change <= least + 0.002
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(
     "goal",
     [
@@ -159,7 +156,6 @@ def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
         assert cost.time_s == pytest.approx(plan.promise.time_s)
 
 
-@pytest.mark.untraced
 def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
     job = uneven(4)
     short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15, points=2))
@@ -291,7 +287,6 @@ def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
     assert any(held is not None and 3 in {held.row, held.then} for held in plan.clocks[1])
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(("spread", "budget"), [(0.0, 0.02), (0.03, 0.0), (0.03, 0.05)])
 def test_a_budget_holds_in_draws_that_were_not_planned_with(spread: float, budget: float) -> None:
     job = with_rows(uneven(4), time_error_s=0.002, energy_error_j=1.0)
@@ -383,7 +378,6 @@ def test_a_hull_has_the_corners_that_are_cheaper_the_slower() -> None:
     assert hull(time_s, cost_j).tolist() == [0, 3]
 
 
-@pytest.mark.untraced
 def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None:
     job = uneven()
     first, second = job.ranks

@@ -207,7 +207,6 @@ def test_boards_that_tell_nothing_cannot_be_fitted() -> None:
         fit_boards([made_board(1, cores=()), made_board(2, cores=())])
 
 
-@pytest.mark.untraced
 def test_boards_in_watts_of_their_own_where_no_cap_was_seen() -> None:
     free = [
         having(
@@ -225,7 +224,6 @@ def test_boards_in_watts_of_their_own_where_no_cap_was_seen() -> None:
     assert gains[1] - gains[0] == pytest.approx(math.log(1.05), abs=0.02)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -242,7 +240,6 @@ def test_boards_of_unlike_samples_are_refused(change: dict[str, object], sentenc
         check_alike([one, msgspec.structs.replace(two, **change)])
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

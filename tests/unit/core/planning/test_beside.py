@@ -96,7 +96,6 @@ def _solved() -> SolvedStrategies:
     return solve_strategies(found.table, Goal(max_slowdown=0.02), found)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("strategy", [Strategy.KERNEL_GLOBAL, Strategy.KERNEL_LOCAL, Strategy.AUTO])
 def test_a_plan_gives_what_is_not_waited_for_its_neighbours_clocks(strategy: Strategy) -> None:
     setting = _solved().settings[strategy]
@@ -163,7 +162,6 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     assert auto_core_mhz(dataclasses.replace(found.table, power_cap=None)) == {}
 
 
-@pytest.mark.untraced
 def test_no_further_sample_of_it_is_worth_a_second() -> None:
     found = _found(0.0, 0.0)
     worth = worth_of_samples(

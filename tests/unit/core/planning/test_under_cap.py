@@ -373,7 +373,6 @@ def test_where_nothing_is_sure_to_keep_the_budget_auto_is_left() -> None:
     assert (arm.time_change, arm.energy_change) == (0.0, 0.0)
 
 
-@pytest.mark.untraced
 def test_a_schedule_that_the_cap_holds_claims_no_more_than_its_gap() -> None:
     """As fast as may be the hot half is held now and then."""
     arms = []

@@ -324,7 +324,6 @@ def test_while_a_collective_runs_no_clock_is_asked_for() -> None:
     assert plan.promise.energy_change <= direction
 
 
-@pytest.mark.untraced
 def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
     """The host brings data from 20 to 320 µs; what would run from 210 µs on waits for it."""
     kernels = [
