@@ -41,8 +41,11 @@ _FIRST = (
     "test_docs_site.py",
     "test_tensor_parallel.py",
     "test_traced_pipelines.py",
+    "test_node_power.py",
+    "test_known_tables.py",
+    "test_assumed_step.py",
 )
-"""Files that take longest: they run first, so that no worker is left alone with one in the end."""
+"""Files that take long, or come late: they run first, so that no worker is left alone with one."""
 
 
 @pytest.fixture(scope="session", autouse=True)

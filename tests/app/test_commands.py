@@ -163,6 +163,7 @@ def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None
     assert "clocks were steered by company, not set" in " ".join(said.err.split())
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

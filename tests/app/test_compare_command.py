@@ -51,6 +51,7 @@ def test_as_json_each_has_its_clocks_and_whether_it_keeps_the_budget(
     assert ours["achievable"] is None
 
 
+@pytest.mark.untraced
 def test_of_a_step_that_ran_whole_policies_are_told_as_achievable_too() -> None:
     found = underclock.compare(campaign_beside(0.4, 0.4), "2%", latency="2ms", gpu="sim:rtx3080ti")
     ours, limit = found.rival("kernel_global"), found.rival("power_limit")

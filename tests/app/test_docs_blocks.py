@@ -317,7 +317,8 @@ class _Shell:
             assert rest[1:3] == ["--socket", "gpu.sock"]
             assert rest[-1] == "&"
             count = int(rest[4]) if rest[3:-1] else 1
-            self.jobs.enter_context(served_gpus(rest[0], Path(rest[2]), count=count))
+            served = rest[0] if _WHOLE else "a100"  # for which `tune` planned
+            self.jobs.enter_context(served_gpus(served, Path(rest[2]), count=count))
         elif command == "--install-completion":
             self._monkeypatch.setenv("HOME", str(Path.cwd()))
             assert _code(words) == 0
@@ -339,10 +340,21 @@ def _short(rest: Sequence[str]) -> list[str]:
     return [*(_OTHERS.get(word, word) for word in rest), "4"]
 
 
+def _one_memory_clock(rest: Sequence[str]) -> list[str]:
+    """Let a GPU stand in that has a fifth of the clock pairs to plan with."""
+    return ["sim:a100" if word == "sim:rtx3080ti" else word for word in rest]
+
+
 _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
     "latency": lambda rest: [*rest, "--targets", "2", "--repeats", "2"],
     "check": lambda rest: [*rest, "--splits", "1"],
-    "tune": lambda rest: ["--precision", "5%", "--latency", "6ms", *_short(rest)],
+    "tune": lambda rest: [
+        "--precision",
+        "5%",
+        "--latency",
+        "6ms",
+        *_one_memory_clock(_short(rest)),
+    ],
     "run": _short,
     "watch": lambda rest: [*rest[:-1], "20ms"],
 }

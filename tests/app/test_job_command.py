@@ -68,6 +68,7 @@ def test_an_unknown_schedule_names_those_there_are(fails: Callable[[str], tuple[
     assert "1f2b" in said
 
 
+@pytest.mark.untraced
 def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     main(f"{USUAL} --blocked-power 60 -o job.json".split())
     capsys.readouterr()
@@ -89,6 +90,7 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(Path("trace.json").read_text())["traceEvents"]
 
 
+@pytest.mark.untraced
 def test_what_changing_clocks_takes_is_said_known_or_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

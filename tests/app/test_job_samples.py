@@ -164,6 +164,7 @@ def test_samples_that_are_no_stages_are_refused_by_name() -> None:
         stage_costs(None, [stage()], "other.latency.json", stages=2)
 
 
+@pytest.mark.untraced
 def test_a_simulated_stage_is_the_step_as_it_ran_and_as_sure(tmp_path: Path) -> None:
     path = tmp_path / "stage.db"
     campaign = Campaign(core_mhz=(1050, 1470, None), mem_mhz=(None,))

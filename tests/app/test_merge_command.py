@@ -52,6 +52,7 @@ def test_one_board_of_a_merged_file_is_planned_by_itself(
     assert read_samples(folder / "one.db") == read_samples(folder / "1.db")
 
 
+@pytest.mark.untraced
 def test_a_campaigns_file_is_named_after_host_and_gpu(
     folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]
 ) -> None:

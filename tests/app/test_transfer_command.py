@@ -68,12 +68,14 @@ def test_a_plan_is_carried_over_and_says_how(
     assert "matches" in json.loads(capsys.readouterr().out)["carried"]
 
 
+@pytest.mark.untraced
 @pytest.mark.usefixtures("files")
 def test_samples_serve_without_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("known.db", "step.json", "--latency", "free") == 0
     assert "kernel, global" in capsys.readouterr().out
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
@@ -83,14 +85,26 @@ def test_samples_serve_without_a_plan(capsys: pytest.CaptureFixture[str]) -> Non
         ("plan.json strange.json --from known.db", 4, "shares no kernel"),
         ("plan.json step.json --from unlike.db", 4, "power limit"),
         ("known.db step.json --from known.db", 4, "given twice"),
-        ("known.db step.json --samples known.db", 4, "of other captures of the step"),
-        ("known.db step.json --samples unlike.db", 4, "of other power limits: 900.0"),
+        (
+            "known.db step.json --samples known.db --latency free",
+            4,
+            "of other captures of the step",
+        ),
+        (
+            "known.db step.json --samples unlike.db --latency free",
+            4,
+            "of other power limits: 900.0",
+        ),
         ("known.db step.json --confirm 2 -o c.json", 2, "on a GPU, and none is named"),
         ("known.db step.json --gpu sim:a100", 2, "nothing is measured on --gpu"),
         ("known.db step.json --confirm 0 --gpu sim:a100 -o c.json", 2, "confirms nothing"),
         ("known.db step.json --confirm 2 --gpu sim:a100", 2, "the samples need a file"),
         ("known.db step.json --confirm 2 --gpu replay:t.csv -o c.json", 2, "cannot run"),
-        ("known.db step.json --confirm 2 --gpu sim:a100 -o c.json", 4, "is another GPU"),
+        (
+            "known.db step.json --confirm 2 --gpu sim:a100 -o c.json --latency free",
+            4,
+            "is another GPU",
+        ),
     ],
 )
 @pytest.mark.usefixtures("files")
@@ -108,6 +122,7 @@ def test_a_limit_that_was_not_measured_at_is_refused() -> None:
         transfer(made_samples(gpt()), gpt(batch=8), goal=Goal(power_limit_w=900.0))
 
 
+@pytest.mark.untraced
 def test_kernels_that_the_promise_hangs_on_are_measured(folder: Path) -> None:
     device = simulated_info()
     known = msgspec.structs.replace(made_samples(gpt()), gpu=device)

@@ -23,7 +23,7 @@ from underclock.testing import served_gpus
 
 pytestmark = pytest.mark.slow
 
-_AGAIN = ["tune", "--gpu", "sim:rtx3080ti", "-o", "tuned"]
+_AGAIN = ["tune", "--gpu", "sim:a100", "-o", "tuned"]
 _TUNE = [*_AGAIN, "--precision", "3%"]
 _FEW = ["--core-mhz", "900,1500,auto", "--mem-mhz", "auto"]
 
@@ -105,7 +105,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     said = capfd.readouterr()
     assert "assumed: no GPU was seen" in said.out
     assert "clocks are held to measure" in said.out
-    assert "simulated on RTX 3080 Ti" in said.out
+    assert "simulated on A100" in said.out
     assert len(said.out.splitlines()) < 45  # one screen
     step = read_document(Path("tuned/step.json"), Step)
     plan = read_document(Path("tuned/plan.json"), Plan)

@@ -93,6 +93,7 @@ def test_a_generous_tolerance_forgives(capsys: pytest.CaptureFixture[str]) -> No
     assert "tolerance 6 points" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

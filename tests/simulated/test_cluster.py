@@ -50,6 +50,7 @@ def test_a_board_stops_where_its_work_does_and_waits_as_told() -> None:
     assert board.now_s == stopped_s
 
 
+@pytest.mark.untraced
 def test_boards_spread_as_asked_and_alike_by_seed() -> None:
     slow = [board.slowness for board in boards_of(H200, 400, seed=3, spread=0.03)]
     assert 0.025 < sum((each - 1.0) ** 2 for each in slow) ** 0.5 / 20 < 0.035

@@ -290,6 +290,7 @@ def replicas() -> Job:
     return profiled_in(running(job_of(*ranks)), clocks, repeats=3)
 
 
+@pytest.mark.untraced
 def test_others_take_the_plan_that_a_slow_replica_leaves_them_time_for() -> None:
     job = replicas()
     plan = plan_job(job, JobGoal(max_slowdown=0.01, latency_s=LATENCY_S))

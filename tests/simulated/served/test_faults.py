@@ -64,6 +64,7 @@ def test_what_goes_wrong_with_a_gpu_is_told_and_harms_nothing(bench: Bench) -> N
     assert 0.0 not in energies
 
 
+@pytest.mark.untraced
 def test_a_clock_that_is_refused_is_given_back_as_soon_as_may_be(bench: Bench) -> None:
     def befalls() -> None:
         for fault, told in (
@@ -83,6 +84,7 @@ def test_a_clock_that_is_refused_is_given_back_as_soon_as_may_be(bench: Bench) -
     assert bench.is_clean()
 
 
+@pytest.mark.untraced
 def test_what_does_not_end_a_run_leaves_it_as_it_was(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from made_jobs import GPU, job, job_plan
+from small_training import UNCOMPILED
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import GpuInfo
@@ -98,7 +99,9 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
 def test_another_job_than_the_plans_trains_at_auto(control: Control, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     reason = "this job has a world size of 1, and the plan is for 2 ranks"
-    ran = run(_plan(unit_s=5e-3), [sys.executable, "-c", _ALONE], HowToRun(window=0, log=log))
+    ran = run(
+        _plan(unit_s=5e-3), [sys.executable, "-c", UNCOMPILED + _ALONE], HowToRun(window=0, log=log)
+    )
 
     assert ran.code == 0
     assert _as_found(control)

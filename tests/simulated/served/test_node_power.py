@@ -35,7 +35,7 @@ _Comes = Callable[[Callable[[], bool], float], None]
 
 def _plan(data: int = 2) -> JobPlan:
     """Replicas of one stage at 1620 MHz, and slower plans for those that wait for another."""
-    of = job(stages=1, data=data, reduce_s=2e-3)
+    of = job(stages=1, data=data, reduce_s=1e-3, unit_s=0.005)
     return msgspec.structs.replace(job_plan(of, row=5), max_slowdown=0.99, latency_s=4e-3)
 
 
@@ -128,7 +128,7 @@ def test_whoever_is_killed_every_limit_is_as_found(
 
 @pytest.mark.slow
 def test_a_dry_run_says_what_it_would_ask_for(node: Node) -> None:
-    assert run(node.plan, _training(45), node.how(dry=True)).code == 0
+    assert run(node.plan, _training(70), node.how(dry=True)).code == 0
     assert node.is_clean()
     assert node.words.endswith("held down by its limit, other limits would be asked for")
     told = [words for words in node.events() if "the power limit would be" in words]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from small_training import Model, plan, train
+from small_training import UNCOMPILED, Model, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
@@ -47,14 +47,6 @@ for _ in range(6000):
         break
     time.sleep(0.01)
 """
-# An optimiser asks PyTorch's compiler to leave it alone; loading that takes longer than the rest.
-_UNCOMPILED = """
-import sys, types
-sys.modules["torch._dynamo"] = compiler = types.ModuleType("torch._dynamo")
-compiler.disable = lambda function, *_, **__: function
-compiler.graph_break = lambda: None
-"""
-
 pytestmark = pytest.mark.usefixtures("folder")
 
 
@@ -63,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give runs a folder of their own, and trainers what the tests import."""
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(_TESTS), *sys.path]))
-    (tmp_path / "train.py").write_text(_UNCOMPILED + _SCRIPT)
+    (tmp_path / "train.py").write_text(UNCOMPILED + _SCRIPT)
     return tmp_path / "runs"
 
 
@@ -159,7 +151,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(
     script = Path(command[1])
     script.write_text(
         f"import os\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-        f"{_UNCOMPILED}{_SCRIPT}"
+        f"{UNCOMPILED}{_SCRIPT}"
     )
 
     def kill() -> None:

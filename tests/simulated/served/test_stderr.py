@@ -53,6 +53,7 @@ def _runs(bench: Bench, path: Path) -> None:
     path.write_text(ran.why)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "spoil", [lambda: os.close(2), _has_no_reader, _is_full], ids=["closed", "no reader", "full"]
 )

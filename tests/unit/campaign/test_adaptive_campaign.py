@@ -223,17 +223,17 @@ def _repeat(sample: Window, *, factor: float) -> Window:
 
 def test_odd_repeats_end_no_campaign_and_no_resuming(table: Path, tmp_path: Path) -> None:
     wild, path = _twice(table, tmp_path / "wild.csv", odd=9), tmp_path / "s.db"
-    first = _adapt(wild, path, 44)
-    assert len(first.samples) == 44
+    first = _adapt(wild, path, 30)
+    assert len(first.samples) == 30
     taken = Counter((s.kernel, s.asked) for s in first.samples)
     once = [s for s in first.samples if taken[s.kernel, s.asked] == 1]
-    again = [_repeat(sample, factor=1.001 if i else 3.0) for i, sample in enumerate(once[:20])]
+    again = [_repeat(sample, factor=1.001 if i else 3.0) for i, sample in enumerate(once[:12])]
     with SampleFile.open(path, writable=True) as file:
         for sample in again:
             file.append(sample)
-    second = _adapt(wild, path, 66)
+    second = _adapt(wild, path, 48)
 
-    assert len(second.samples) == 66
+    assert len(second.samples) == 48
     taken = Counter((s.kernel, s.asked) for s in second.samples)
     assert max(taken.values()) <= 2
     assert odd_repeats(second)

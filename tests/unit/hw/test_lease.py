@@ -257,6 +257,7 @@ def _signal() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("interrupt", [_raise, _signal], ids=["raised", "by a signal"])
 def test_an_interrupt_at_any_byte_code_leaves_nothing_locked(
     interrupt: Callable[[], None],

@@ -240,6 +240,7 @@ def test_the_page_says_what_is_proven(status: Status, sentence: str) -> None:
     assert sentence in Seen(page(with_plan(arms=(*ARMS[:4], chosen)), None)).text
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("max_slowdown", "sentence"),
     [

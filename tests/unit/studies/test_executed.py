@@ -69,6 +69,7 @@ def test_intervals_hold_what_comes_and_are_narrow() -> None:
     assert np.median(widths) < 0.02
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("data", [1, 2])
 def test_the_job_takes_what_is_predicted(data: int) -> None:
     truth = Truth(data=data, links=replace(LINKS, reduce_s=0.3 if data > 1 else 0.0))

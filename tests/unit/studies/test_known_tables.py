@@ -12,7 +12,7 @@ from underclock.store import read_table
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 3, 6])
+@pytest.mark.parametrize("seed", [0, 6, 8])
 def test_random_tables_are_planned_as_rows_as_samples_and_after_a_campaign(
     seed: int, tmp_path: Path
 ) -> None:

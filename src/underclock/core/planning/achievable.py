@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Floats, Ints, turned
 from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
 from underclock.core.planning.choices import with_intervals
@@ -279,7 +279,7 @@ def settled_cost(table: CostTable, problem: SequenceProblem, schedule: Solution)
         energy_j += settled.energy_j - math.fsum(free.energy_j[at])
         # The solver counts misses as they are at a usual boundary; these are the schedule's own.
         missed = _misses(table, problem, schedule.choice)
-        change = np.roll(schedule.choice, 1)[missed.at], schedule.choice[missed.at]
+        change = turned(schedule.choice, 1)[missed.at], schedule.choice[missed.at]
         time_s += math.fsum(missed.time_s - problem.miss_time_s[change])
         energy_j += math.fsum(missed.energy_j - problem.miss_energy_j[change])
         # A change may miss by more than a short step lasts: no launch takes less than at its best.

@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from underclock.arrays import Floats, Ints
+from underclock.arrays import Floats, Ints, turned
 from underclock.core.step.cap import LaunchCosts
 
 _LOOKED_AT = 8  # launches on either side; a change further off costs as if the last went on
@@ -57,7 +57,7 @@ def misses(
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
         power_w: Mean power of the step; says what a second is worth.
     """
-    before = np.roll(choice, 1)
+    before = turned(choice, 1)
     at = np.flatnonzero(choice != before)
     spread_s = jitter_s[before[at], choice[at]]
     aims: Floats = spread_s[:, None] * _AIMS
@@ -98,7 +98,7 @@ def usual_misses(
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
         power_w: Mean power of the step; says what a second is worth.
     """
-    pairs, counts = np.unique(np.stack((np.roll(order, 1), order)), axis=1, return_counts=True)
+    pairs, counts = np.unique(np.stack((turned(order, 1), order)), axis=1, return_counts=True)
     often = np.argsort(-counts, kind="stable")[:_PAIRS]
     time_s, energy_j, weight = np.zeros((3, *jitter_s.shape))
     for (before, behind), count in zip(pairs.T[often], counts[often].tolist(), strict=True):

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.planning.misses import usual_misses
 from underclock.core.solvers import SequenceProblem
 from underclock.core.step.table import CostTable, overlapped
@@ -104,7 +104,7 @@ def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
         [k.kind is Kind.COLLECTIVE or k.pass_ is Pass.COMMUNICATION for k in kernels], dtype=bool
     )
     during = (collective & ~beside)[order]
-    blocked: Bools = during | np.roll(during, 1) | beside[order]
+    blocked: Bools = during | turned(during, 1) | beside[order]
     return blocked
 
 

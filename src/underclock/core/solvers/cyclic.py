@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.dual import (
     DualSearch,
     Path,
@@ -164,7 +164,9 @@ class Incumbent:
     @property
     def reckoned(self) -> float:
         """Energy of the best by the problem's costs, in J; ``inf`` where there is none."""
-        return math.inf if self.choice is None else cost_of(self.problem, self.choice).energy_j
+        if self.choice is None or self.judge is None:
+            return self.energy
+        return cost_of(self.problem, self.choice).energy_j
 
     def offer(self, choice: Ints) -> float | None:
         """Take a schedule if it is better and keeps the rules.
@@ -230,11 +232,11 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
 
 def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
     """Return the item in the middle of the longest segment, by time."""
-    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    starts = np.flatnonzero(choice != turned(choice, 1))
     if len(starts) == 0:
         return int(time_s.argmax())
     # Starting at the first change, no segment wraps.
-    paid_s = np.append(0.0, np.cumsum(np.roll(time_s, -starts[0])))
+    paid_s = np.append(0.0, np.cumsum(turned(time_s, -starts[0])))
     begins_s = paid_s[np.append(starts - starts[0], len(choice))]
     longest = int(np.diff(begins_s).argmax())
     middle_s = 0.5 * (begins_s[longest] + begins_s[longest + 1])
@@ -310,13 +312,11 @@ def _offer_windows(best: Incumbent, within: Ints, beyond: Ints) -> None:
     if len(begins) == 0 or len(ends) == 0:
         return
     most = max(1, _MOST_WINDOWS // len(ends))
-    begins = begins[np.unique(np.linspace(0, len(begins) - 1, most).astype(np.int64))]
-    time_s = _window_costs(
-        problem.time_s[problem.order], problem.switch_time_s, within, beyond, begins, ends
-    )
-    energy_j = _window_costs(
-        problem.energy_j[problem.order], problem.switch_energy_j, within, beyond, begins, ends
-    )
+    if len(begins) > most:
+        begins = begins[np.unique(np.linspace(0, len(begins) - 1, most).astype(np.int64))]
+    mixed = within, beyond, begins, ends
+    time_s = _window_costs(problem.order, problem.time_s, problem.switch_time_s, *mixed)
+    energy_j = _window_costs(problem.order, problem.energy_j, problem.switch_energy_j, *mixed)
     energy_j[_too_short(problem, beyond, within, begins, ends)] = np.inf
     energy_j[_too_short(problem, within, beyond, ends, begins).T] = np.inf
     latest_s, more_j = problem.latest_s, 0.0
@@ -347,8 +347,8 @@ def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
 
     Only the segments on either side are looked at, as long as both choices leave them.
     """
-    before = np.roll(source, 1)
-    since_s = np.roll(_time_in_segment(problem, source), 1)
+    before = turned(source, 1)
+    since_s = turned(_time_in_segment(problem, source), 1)
     until_s = _time_in_segment(problem, target[::-1], problem.order[::-1])[::-1]
     after = _next_setting(target)
     changes = before != target
@@ -367,7 +367,7 @@ def _too_short(
 
     Those that run round the wrap are left to the rules.
     """
-    segment = np.cumsum(inside != np.roll(inside, 1))
+    segment = np.cumsum(inside != turned(inside, 1))
     ends_s = np.append(0.0, np.cumsum(problem.time_s[problem.order, inside]))
     need_s = problem.dwell_s[inside[ends - 1], outside[ends]] * (1.0 - DWELL_SLACK)
     # Where nothing changes at the beginning, the segment began before.
@@ -381,39 +381,46 @@ def _too_short(
 def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None = None) -> Floats:
     """Return the time from the start of each invocation's segment to its own end. Shape (n,)."""
     each_s = problem.time_s[problem.order if order is None else order, choice]
-    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    starts = np.flatnonzero(choice != turned(choice, 1))
     if len(starts) == 0:
         return np.full(len(choice), np.inf)
     # Starting at the first change, no segment wraps.
-    turned_s = np.roll(each_s, -starts[0])
+    turned_s = turned(each_s, -starts[0])
     total_s = np.cumsum(turned_s)
     paid_s = np.append(0.0, total_s)[starts - starts[0]]
     lengths = np.diff(np.append(starts, starts[0] + len(choice)))
-    since_s: Floats = np.roll(total_s - np.repeat(paid_s, lengths), starts[0])
+    since_s: Floats = turned(total_s - np.repeat(paid_s, lengths), starts[0])
     return since_s
 
 
 def _next_setting(choice: Ints) -> Ints:
     """Return the setting of the segment after each invocation's own. Shape (n,)."""
-    starts = np.flatnonzero(choice != np.roll(choice, 1))
+    starts = np.flatnonzero(choice != turned(choice, 1))
     if len(starts) == 0:
         return choice
     lengths = np.diff(np.append(starts, starts[0] + len(choice)))
-    following = np.repeat(np.roll(choice[starts], -1), lengths)
-    return np.roll(following, starts[0])
+    following = np.repeat(turned(choice[starts], -1), lengths)
+    return turned(following, starts[0])
 
 
 def _window_costs(
-    table: Floats, switch: Floats, within: Ints, beyond: Ints, begins: Ints, ends: Ints
+    order: Ints,
+    table: Floats,
+    switch: Floats,
+    within: Ints,
+    beyond: Ints,
+    begins: Ints,
+    ends: Ints,
 ) -> Floats:
     """Return what a round costs with each window; one that ends where it begins is empty."""
-    rows = np.arange(len(within))
     # What following a choice from the invocation before costs, and the difference as a prefix sum.
-    stay = table[rows, within] + switch[np.roll(within, 1), within]
-    move = table[rows, beyond] + switch[np.roll(beyond, 1), beyond]
+    from_within, from_beyond = turned(within, 1), turned(beyond, 1)
+    stayed, moved = switch[from_within, within], switch[from_beyond, beyond]
+    stay = table[order, within] + stayed
+    move = table[order, beyond] + moved
     more = np.append(0.0, np.cumsum(move - stay))
-    enter = switch[np.roll(within, 1), beyond] - switch[np.roll(beyond, 1), beyond]
-    leave = switch[np.roll(beyond, 1), within] - switch[np.roll(within, 1), within]
+    enter = switch[from_within, beyond] - moved
+    leave = switch[from_beyond, within] - stayed
     inside = more[ends][None, :] - more[begins][:, None]
     inside += np.where(ends[None, :] < begins[:, None], more[-1], 0.0)
     inside += enter[begins][:, None] + leave[ends][None, :]

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.records import Status
 
 
@@ -236,16 +236,17 @@ def cost_of(problem: Problem | SequenceProblem, choice: Ints) -> RoundCost:
     if isinstance(problem, Problem):
         at = np.arange(len(choice)), choice
         return RoundCost(
-            time_s=math.fsum(problem.time_s[at]), energy_j=math.fsum(problem.energy_j[at])
+            time_s=math.fsum(problem.time_s[at].tolist()),
+            energy_j=math.fsum(problem.energy_j[at].tolist()),
         )
-    before = np.roll(choice, 1)
+    before = turned(choice, 1)
     changed = np.flatnonzero(choice != before)
     changes = before[changed], choice[changed]
     times = problem.time_s[problem.order, choice], problem.switch_time_s[changes]
     energies = problem.energy_j[problem.order, choice], problem.switch_energy_j[changes]
     return RoundCost(
-        time_s=math.fsum(np.concatenate(times)),
-        energy_j=math.fsum(np.concatenate(energies)),
+        time_s=math.fsum(np.concatenate(times).tolist()),
+        energy_j=math.fsum(np.concatenate(energies).tolist()),
         switches=len(changed),
     )
 
@@ -264,14 +265,14 @@ def violations(problem: SequenceProblem, choice: Ints) -> list[str]:
         broken.append(f"a round takes {cost.time_s} s, the budget is {problem.budget_s} s")
     if problem.max_switches is not None and cost.switches > problem.max_switches:
         broken.append(f"{cost.switches} switches, the most allowed is {problem.max_switches}")
-    at = np.flatnonzero(choice != np.roll(choice, 1))
+    at = np.flatnonzero(choice != turned(choice, 1))
     if problem.blocked[at].any():
         broken.append(f"switches at {problem.blocked[at].sum()} blocked boundaries")
     if len(at):
         # Starting at the first switch, no segment wraps.
-        times_s = np.roll(problem.time_s[problem.order, choice], -at[0])
+        times_s = turned(problem.time_s[problem.order, choice], -at[0])
         lasts_s = np.add.reduceat(times_s, at - at[0])
-        needs_s = problem.dwell_s[choice[at], choice[np.roll(at, -1)]]
+        needs_s = problem.dwell_s[choice[at], choice[turned(at, -1)]]
         short = int((lasts_s < needs_s * (1.0 - DWELL_SLACK)).sum())
         if short:
             broken.append(f"{short} segments are shorter than their dwell")

@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.problems import DWELL_SLACK, SequenceProblem
 
 MOST_CLASSES = 4
@@ -89,7 +89,7 @@ class Ring:
         length = np.diff(np.append(self.first, self.first[0] + self.invocations))
         length %= self.invocations
         length[length == 0] = self.invocations
-        whole: Ints = np.roll(np.repeat(self.settings[choice], length), self.first[0])
+        whole: Ints = turned(np.repeat(self.settings[choice], length), self.first[0])
         return whole
 
 
@@ -110,10 +110,10 @@ def ring_of(
     if len(free) == 0:
         free = np.zeros(1, dtype=np.int64)
     # The item that holds the invocation to cut in comes first.
-    first = np.roll(free, -int(np.searchsorted(free, cut, side="right")) + 1)
+    first = turned(free, -int(np.searchsorted(free, cut, side="right")) + 1)
     if settings is None:
         settings = np.flatnonzero(np.isfinite(problem.time_s).any(axis=0))
-    order = np.roll(problem.order, -first[0])
+    order = turned(problem.order, -first[0])
     starts = (first - first[0]) % n
     time, energy = (
         _merged(table[:, settings], order, starts) for table in (problem.time_s, problem.energy_j)

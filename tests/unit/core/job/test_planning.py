@@ -158,8 +158,8 @@ def test_more_freedom_is_never_worse_and_what_is_promised_is_what_clocks_cost(
 
 def test_what_is_too_short_to_change_clocks_for_has_the_clock_before() -> None:
     job = uneven(4)
-    short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15))
-    none = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=5.0))
+    short = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=0.15, points=2))
+    none = plan_job(job, JobGoal(max_slowdown=0.05, min_dwell_s=5.0, points=2))
 
     for rank, held in zip(job.ranks, short.clocks, strict=True):
         for before, after, each in zip(held, held[1:], rank.instructions[1:], strict=False):
@@ -191,6 +191,7 @@ def test_rows_are_given_room_where_some_instructions_are_short() -> None:
     assert late.promise.time_change <= 0.05 + 1e-9
 
 
+@pytest.mark.untraced
 def test_paths_are_added_until_none_is_too_long() -> None:
     job = drawn(15, 3)
     plan = plan_job(job, JobGoal(max_slowdown=0.1, points=2))
@@ -201,6 +202,7 @@ def test_paths_are_added_until_none_is_too_long() -> None:
     assert changes_j(plan)[-1] < changes_j(plan)[0] - 0.05
 
 
+@pytest.mark.untraced
 def test_more_time_and_less_latency_are_never_worse() -> None:
     job = uneven(4)
     budgets = [
@@ -216,6 +218,7 @@ def test_more_time_and_less_latency_are_never_worse() -> None:
     assert latencies == sorted(latencies)
 
 
+@pytest.mark.untraced
 def test_less_latency_is_never_worse_where_boards_differ() -> None:
     """By itself the plan at 6 ms takes 0.07 % more than that at 20 ms, rounded to whole rows."""
     given = {
@@ -239,13 +242,18 @@ def test_more_rows_are_never_worse() -> None:
         name: profile(each.rows[-1].time_s, clocks=(1000, 1100, 1200, 1300, 1400))
         for name, each in profiles(2).items()
     }
-    plans = [plan_job(small_job(given=each), JobGoal(max_slowdown=0.02)) for each in (few, more)]
+    plans = [
+        plan_job(small_job(given=each), JobGoal(max_slowdown=0.02, points=2))
+        for each in (few, more)
+    ]
 
     assert plans[1].promise.energy_j <= plans[0].promise.energy_j + 1e-9
 
 
 def test_equal_replicas_take_as_many_times_the_energy_in_the_same_time() -> None:
-    one, two = (plan_job(uneven(data=data), JobGoal(max_slowdown=0.02)) for data in (1, 2))
+    one, two = (
+        plan_job(uneven(data=data), JobGoal(max_slowdown=0.02, points=2)) for data in (1, 2)
+    )
 
     assert two.promise.energy_j == pytest.approx(2.0 * one.promise.energy_j)
     assert two.promise.time_s == pytest.approx(one.promise.time_s)
@@ -269,7 +277,7 @@ def test_clocks_inside_instructions_are_an_arm_of_their_own() -> None:
         )
         for name, each in job.profiles.items()
     }
-    plan = plan_job(msgspec.structs.replace(job, profiles=made), JobGoal())
+    plan = plan_job(msgspec.structs.replace(job, profiles=made), JobGoal(points=2))
     kernel, instruction = (
         plan.arm(name).energy_change or 0.0 for name in ("kernel", "instruction")
     )
@@ -338,7 +346,7 @@ def test_waiting_is_counted_at_the_clock_that_is_held() -> None:
     job = uneven()
     waiting = (Waiting(core_mhz=1000, power_w=20.0), Waiting(power_w=90.0))
     ranks = tuple(msgspec.structs.replace(rank, waiting=waiting) for rank in job.ranks)
-    plan = plan_job(msgspec.structs.replace(job, ranks=ranks), JobGoal(max_slowdown=0.05))
+    plan = plan_job(msgspec.structs.replace(job, ranks=ranks), JobGoal(max_slowdown=0.05, points=2))
     cost = job_cost(plan.job, plan.clocks)
 
     assert cost.energy_j == pytest.approx(plan.promise.energy_j)
@@ -354,9 +362,11 @@ def test_rows_that_a_lower_clock_beats_are_left_out_and_said() -> None:
 
     job = uneven()
     made = {name: worse(each) for name, each in job.profiles.items()}
-    plan = plan_job(msgspec.structs.replace(job, profiles=made), JobGoal(max_slowdown=0.05))
+    plan = plan_job(
+        msgspec.structs.replace(job, profiles=made), JobGoal(max_slowdown=0.05, points=2)
+    )
 
-    assert plan.promise == plan_job(job, JobGoal(max_slowdown=0.05)).promise
+    assert plan.promise == plan_job(job, JobGoal(max_slowdown=0.05, points=2)).promise
     assert len(plan.warnings) == 1
     assert plan.warnings[0].startswith("2 of 5 rows left out of stage 0 forward, stage 0 backward")
 
@@ -393,8 +403,8 @@ def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None
     made = msgspec.structs.replace(
         job, ranks=(busy, second, idle, copies, lone), waits=moved, warnings=("as given",)
     )
-    plan = plan_job(made, JobGoal(max_slowdown=0.1))
-    late = plan_job(made, JobGoal(max_slowdown=0.1, latency_s=0.001))
+    plan = plan_job(made, JobGoal(max_slowdown=0.1, points=2))
+    late = plan_job(made, JobGoal(max_slowdown=0.1, latency_s=0.001, points=2))
     time_s, energy_j = instruction_costs(made, plan.clocks)
     end_s = plan.promise.time_s
     stream = np.array([each.stream for rank in made.ranks for each in rank.instructions])
@@ -407,7 +417,7 @@ def test_ranks_that_only_wait_and_streams_beside_the_first_are_counted() -> None
     assert plan.clocks[4] == late.clocks[4] == (Held(0),)
     assert plan.warnings == ("as given",)
     assert late.promise.energy_j >= plan.promise.energy_j
-    stays = plan_job(made, JobGoal(max_slowdown=0.1, min_dwell_s=0.15))
+    stays = plan_job(made, JobGoal(max_slowdown=0.1, min_dwell_s=0.15, points=2))
     assert stays.promise.energy_j >= plan.promise.energy_j
 
 

@@ -71,6 +71,7 @@ def _choice(found: CostEstimate, plan: dict[str, Clocks]) -> np.ndarray:
     return np.array([found.table.settings.index(plan[name]) for name in KERNELS])
 
 
+@pytest.mark.untraced
 def test_what_a_board_has_of_its_own_is_told_apart(fleet: FittedBoards) -> None:
     own = _deviations(fleet)
     leakage, voltage = own["leakage"], own["core voltage"]
@@ -146,6 +147,7 @@ def test_boards_are_drawn_about_the_mean_board(any_board: CostEstimate) -> None:
     assert cap_of(table).limit_w < math.inf
 
 
+@pytest.mark.untraced
 def test_the_mean_board_is_not_the_mean_of_boards_of_which_some_are_held() -> None:
     free: dict[str, Any] = {"leakage": 0.2, "offset_v": -0.12}
     fitted = fit_boards([_measured(0), made_board(1, leakage=1.1), made_board(2, **free)])
@@ -161,6 +163,7 @@ def test_the_mean_board_is_not_the_mean_of_boards_of_which_some_are_held() -> No
     assert levels[0] == pytest.approx(np.mean(levels[1:]), rel=1e-3)
 
 
+@pytest.mark.untraced
 def test_a_board_of_few_windows_leans_on_the_others(fleet: FittedBoards) -> None:
     others = fleet.sample_sets
     nothing = fit_boards([made_board(3, leakage=0.8, gain=0.96, cores=()), *others], fleet)

@@ -61,6 +61,7 @@ def posterior(model: FittedModel) -> Posterior:
     return posterior_of(model, _ALL, temperature_c=_WARM, limit_w=model.rows.limit_w)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("each", [5, 12])
 def test_intervals_at_settings_nobody_measured_hold_the_truth(each: int) -> None:
     inside: list[Floats] = []

@@ -89,6 +89,7 @@ def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
     assert {point.hardware for point in curve} - {""} == {name for _, name in KNOWN_HARDWARE}
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("seed", range(3))
 def test_more_time_and_less_latency_give_no_worse_schedule(seed: int) -> None:
     costs = table(seed=seed)
@@ -102,6 +103,7 @@ def test_more_time_and_less_latency_give_no_worse_schedule(seed: int) -> None:
     assert (np.diff(saved, axis=1) >= -1e-9).all()
 
 
+@pytest.mark.untraced
 @settings(max_examples=4)
 @given(st.integers(0, 1000))
 def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed: int) -> None:
@@ -116,6 +118,7 @@ def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed:
             assert arm.energy_change <= (simple.energy_change or 0.0) + 1e-12
 
 
+@pytest.mark.untraced
 def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     costs = table(seed=1, passes=(Pass.FORWARD, Pass.BACKWARD))
     curve = latency_curve(costs, order_of(costs), rules(min_dwell_s=2e-3), [])
@@ -197,6 +200,7 @@ def test_budgets_that_no_schedule_keeps_are_left_out_of_the_curve() -> None:
     assert budget_curve(costs, problem, arm.cost, -0.9, []) == (arm.cost,)
 
 
+@pytest.mark.untraced
 def test_limits_on_switching_are_kept() -> None:
     free = plan(table(), rules(max_slowdown=0.02))[2]
     assert free > 4

@@ -49,6 +49,7 @@ def _found(true: float, told: float) -> CostEstimate:
     return estimate(campaign_beside(true, told))
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_kernels_add_up_to_a_step_that_does_not_wait_for_all_of_them(share: float) -> None:
     closure = _found(share, share).table.closure
@@ -139,6 +140,7 @@ def test_sums_of_kernels_alone_know_of_it_too() -> None:
     assert solved.settings[Strategy.KERNEL_GLOBAL][5] in solved.settings[Strategy.KERNEL_GLOBAL][:5]
 
 
+@pytest.mark.untraced
 def test_no_change_of_clocks_is_spent_on_it() -> None:
     found = _found(0.0, 0.0)
     rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)

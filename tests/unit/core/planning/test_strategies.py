@@ -335,6 +335,7 @@ class StepRisk:
         """Return nothing: no kernel has a share."""
 
 
+@pytest.mark.untraced
 @given(steps(), budgets)
 def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float) -> None:
     compared = compare_strategies(table, Goal(max_slowdown=budget), StepRisk(table, 0.0))
@@ -431,7 +432,8 @@ _MISSED = CostTable(
 )
 
 
-@settings(max_examples=300)
+@pytest.mark.untraced
+@settings(max_examples=100)
 @given(
     cost_tables(),
     st.sampled_from([0.0, 0.01, 0.1, 0.4]),
@@ -452,6 +454,7 @@ def test_arms_are_nested_where_costs_are_unsure(
             assert change.time_change + ONE_SIDED * change.time_spread <= budget + 1e-5
 
 
+@pytest.mark.untraced
 @settings(max_examples=60)
 @given(
     cost_tables(),
@@ -494,6 +497,7 @@ def test_more_settings_give_no_worse_plan(
         assert energy(after) <= energy(before) * (1 + 1e-9)
 
 
+@pytest.mark.untraced
 @given(steps(), st.sampled_from([0.0, 0.01, 0.1]), st.sampled_from([0.0, 1e-3]))
 def test_arms_of_a_step_are_nested(table: CostTable, budget: float, spread: float) -> None:
     check_nested(compare_strategies(table, Goal(max_slowdown=budget), StepRisk(table, spread)))
@@ -504,7 +508,6 @@ def test_a_budget_on_kernels_alone_is_kept_as_written(table: CostTable) -> None:
     assert tolerance_of(table) == 0.0
 
 
-@pytest.mark.untraced
 @given(table=steps(), aggregate=aggregates, sure=st.booleans())
 def test_the_fastest_step_is_no_slower_than_auto(
     table: CostTable, aggregate: Aggregate, *, sure: bool

@@ -193,6 +193,7 @@ def test_counters_tell_what_a_clock_costs() -> None:
     assert max(copy.std(), product.std()) < unknown.std()
 
 
+@pytest.mark.untraced
 def test_what_is_less_known_spreads_more() -> None:
     run = _run(utilisation=_PRODUCT)
     guessed = dataclasses.replace(_PRIOR, deviations=PUBLISHED)

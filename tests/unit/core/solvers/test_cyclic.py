@@ -246,6 +246,7 @@ def test_dwell_blocks_and_a_limit_on_switches_are_kept_on_a_long_ring(max_paths:
         assert schedule.gap < 0.03
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("dwell_s", [0.0, 2e-3, 30e-3])
 def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     """Layers are alike, so their settings change all at once: a path by itself is far off."""

@@ -107,6 +107,7 @@ def test_whatever_the_table_the_optimum_is_found_and_proven(
     assert solution.energy_j == least_energy(time, energy, budget)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("family", [uniform, weakly_correlated, all_alike, four_decades])
 def test_instances_that_scouts_alone_do_not_settle_are_proven_too(family: Family) -> None:
     for seed in range(30):

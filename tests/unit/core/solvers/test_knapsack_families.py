@@ -77,6 +77,7 @@ def assert_keeps_its_word(problem: Problem, solution: Solution) -> None:
     assert solution.gap >= 0.0
 
 
+@pytest.mark.untraced
 @every_solver
 @settings(max_examples=30)
 @given(problem=problems())
@@ -108,6 +109,7 @@ def test_every_solver_finds_a_known_optimum(solver: Solver[Problem]) -> None:
     assert solution.gap == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.untraced
 @every_solver
 @given(table=tables())
 @settings(max_examples=25)

@@ -93,6 +93,7 @@ def check_kept(problem: TradeoffProblem, duration_s: Floats, time_s: float) -> N
     assert problem.makespan_s(duration_s) <= time_s * (1.0 + 1e-12)
 
 
+@pytest.mark.untraced
 @settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:

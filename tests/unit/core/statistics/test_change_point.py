@@ -42,6 +42,7 @@ def _edges_s(
     return np.interp(upto[upto <= at_work[-1]], at_work, at_s)
 
 
+@pytest.mark.untraced
 @settings(max_examples=200)
 @given(seeds, contrasts, st.floats(0.0, 0.01), st.floats(2e-3, 8e-3))
 def test_a_change_is_found_within_a_tick(

@@ -197,6 +197,7 @@ def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
     assert (wanted.mix.hot, wanted.mix.idle_s > 0) == (0, True)
 
 
+@pytest.mark.untraced
 def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> None:
     held, free = (
         campaign(Synthetic(seed=7, noise=0.0, peak_w=peak_w)) for peak_w in (950.0, math.inf)

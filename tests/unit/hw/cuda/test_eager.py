@@ -144,6 +144,7 @@ def test_what_only_a_graph_can_do_is_refused(
     assert machine.restored == 0
 
 
+@pytest.mark.untraced
 def test_a_step_that_raises_ends_the_loop_with_its_words(machine: Any) -> None:
     ran: list[None] = []
     step = plain(machine)

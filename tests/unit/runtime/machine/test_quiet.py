@@ -96,6 +96,7 @@ def test_a_rank_that_waits_for_others_is_asked_for_nothing() -> None:
     assert state(player.machine) is State.FOLLOWING
 
 
+@pytest.mark.untraced
 @given(
     spans=st.sets(st.integers(1, 7), max_size=3),
     call_ms=st.sampled_from([0.5, 1.0, 3.0, 6.0]),

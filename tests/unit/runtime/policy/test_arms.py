@@ -171,6 +171,7 @@ def test_a_job_warms_up_first() -> None:
     assert (plan.rounds, plan.time_change) == (2, 0.0)
 
 
+@pytest.mark.untraced
 @given(seen=st.lists(st.integers(1, 5), min_size=60, max_size=120), seed=st.integers(0, 99))
 def test_a_block_tells_the_same_however_many_steps_are_seen_at_once(
     seen: list[int], seed: int

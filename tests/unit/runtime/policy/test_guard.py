@@ -107,6 +107,7 @@ def test_what_cannot_be_judged_is_refused(options: dict[str, float], words: str)
         Guard(**({"max_slowdown": 0.0, "has_fixed": True} | options))  # type: ignore[arg-type]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("noises", [(1e-3, 1e-3), (1e-3, 1e-2), (2e-2, 1e-3)])
 def test_steps_are_judged_nearly_as_validation_judges_runs(noises: tuple[float, float]) -> None:
     random, shares = np.random.default_rng(0), []

@@ -118,6 +118,7 @@ def test_a_job_that_is_slower_at_auto_too_keeps_its_plan() -> None:
     assert job_.policy.order.points == (1, 1)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("slower", [1.05, 1.1])
 @pytest.mark.parametrize("window", [0, 20])
 def test_replicas_take_the_plan_of_a_straggler_within_20_iterations(
@@ -172,6 +173,7 @@ def test_a_straggler_that_gets_worse_and_better_is_followed() -> None:
     assert points[2] == points[0]
 
 
+@pytest.mark.untraced
 def test_noise_makes_no_straggler() -> None:
     job_ = Trains(job_plan(_REPLICAS, row=1), noise=0.01)
     job_.train(400)
@@ -217,6 +219,7 @@ def test_a_replica_that_only_seems_slower_is_not_slowed_as_if_it_were_well() -> 
     assert statistics.fmean(job_.times_s[-20:]) < 1.02 * at_once_s
 
 
+@pytest.mark.untraced
 def test_a_straggler_that_others_make_by_their_plan_is_not_followed_without_end() -> None:
     job_ = Trains(job_plan(_REPLICAS, row=1))
     job_.train(40)

@@ -175,6 +175,7 @@ def test_a_step_of_which_only_the_beginning_can_be_marked_has_one_mark() -> None
     assert marked(msgspec.structs.replace(made, runs=forward, modules=())).marks == (0,)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "name",
     ["tiny", "tiny_recomputed", "tiny_llama", "ordinary/compiled", "ranks/ddp.rank0"],

@@ -133,6 +133,7 @@ def _traced(step: Step, folder: Path) -> dict[str, Any]:
     return trace
 
 
+@pytest.mark.untraced
 @pytest.mark.usefixtures("_job")
 @pytest.mark.parametrize("make", [_plain, _gathered, _judged, _recomputed, _replicated])
 def test_every_place_of_a_step_that_was_traced_is_seen(
