@@ -7,6 +7,9 @@ The power that is held below the limit is a mean in which the past counts less t
 Shape letters: n launches; further axes are sequences side by side.
 """
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
 from underclock.arrays import Floats
@@ -14,8 +17,8 @@ from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import busy_w
 
 WINDOW_S = 0.1
-"""Time constant of the mean power that the driver's loop holds below the limit, in s: on an H200 it
-averages over about 100 ms."""
+"""Over so long, in s, a driver's loop averages what it holds below the limit: a step of less has one
+clock."""
 
 
 def capped_core_mhz(
@@ -50,31 +53,93 @@ def settled_mhz(bins_mhz: Floats, power_w: Floats, limit_w: float) -> float:
     return float(bins_mhz[last] + share * (bins_mhz[last + 1] - bins_mhz[last]))
 
 
-def window_means_w(time_s: Floats, energy_j: Floats, window_s: float = WINDOW_S) -> Floats:
-    """Return the mean power at the end of each launch of a round that repeats for ever.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fading:
+    """How the past fades in the mean power that a loop holds below the limit.
 
-    It rises or falls steadily during a launch, so no moment exceeds what two ends do.
-
-    Args:
-        time_s: Of each launch. Shape (n, ...).
-        energy_j: Likewise. Shape (n, ...).
-
-    Raises:
-        ValueError: A round takes no time.
+    Attributes:
+        each_s: Time constant of each stage, in s.
+        stages: 1 or 2: a second one takes the mean of the first.
     """
-    round_s = time_s.sum(axis=0)
-    if not (round_s > 0.0).all():
-        raise ValueError("a round that takes no time has no mean power")
-    left = np.exp(-time_s / window_s)
-    gained_w = energy_j / window_s * early_part(time_s / window_s)
+
+    each_s: float
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.each_s < math.inf or self.stages not in {1, 2}:
+            raise ValueError(
+                f"a mean fades in a positive time and one or two stages, got {self.each_s} s and "
+                f"{self.stages}"
+            )
+
+    def means_w(self, time_s: Floats, energy_j: Floats) -> Floats:
+        """Return the mean power at the end of each launch of a round that repeats for ever.
+
+        Args:
+            time_s: Of each launch. Shape (n, ...).
+            energy_j: Likewise. Shape (n, ...).
+
+        Raises:
+            ValueError: A round takes no time.
+        """
+        past = time_s / self.each_s
+        round_ = past.sum(axis=0)
+        if not (round_ > 0.0).all():
+            raise ValueError("a round that takes no time has no mean power")
+        left, early = np.exp(-past), early_part(past)
+        means_w = _follow(left, energy_j / self.each_s * early)
+        # The rounds before: what was left at the end of the last is there at the start of this.
+        before_w, fades = means_w[-1] / -np.expm1(-round_), np.cumprod(left, axis=0)
+        whole_w: Floats = means_w + before_w * fades
+        if self.stages == 1:
+            return whole_w
+        # A launch's own power reaches the second stage late; what the first had comes after it.
+        had_w = np.concatenate([before_w[None], whole_w[:-1]])
+        second_w = _follow(left, energy_j / self.each_s * (early - left) + had_w * past * left)
+        twice_w: Floats = second_w + second_w[-1] / -np.expm1(-round_) * fades
+        return twice_w
+
+    def weights(self, time_s: Floats, windows: Floats) -> Floats:
+        """Return how much a joule of each launch counts in some windows together. Shape (n,).
+
+        Args:
+            time_s: Of every launch. Shape (n,).
+            windows: How much the window that ends with each launch counts. Shape (n,).
+        """
+        past = time_s / self.each_s
+        left, early = np.exp(-past), early_part(past)
+        round_ = float(past.sum())
+        counts = np.zeros(len(past))
+        first = second = 0.0
+        for _ in range(2):
+            for launch in range(len(past) - 1, -1, -1):
+                if self.stages == 1:
+                    first += windows[launch]
+                else:
+                    second += windows[launch]
+                counts[launch] = first * early[launch] + second * (early[launch] - left[launch])
+                first = (first + second * past[launch]) * left[launch]
+                second *= left[launch]
+            # The rounds after: what the windows of one leave for its beginning, they all do.
+            fading = -math.expm1(-round_)
+            second /= fading
+            first = (first + math.exp(-round_) * round_ * second) / fading
+        return counts
+
+
+def _follow(left: Floats, gained_w: Floats) -> Floats:
+    """Return a mean after each launch, from nothing: what is left of it and what is gained."""
     means_w, mean_w = np.empty_like(gained_w), 0.0
     for launch, (share, gain_w) in enumerate(zip(left, gained_w, strict=True)):
         mean_w = mean_w * share + gain_w
         means_w[launch] = mean_w
-    # The rounds before: what was left at the end of the last is there at the start of this.
-    before_w = mean_w / -np.expm1(-round_s / window_s)
-    whole_w: Floats = means_w + before_w * np.cumprod(left, axis=0)
-    return whole_w
+    return means_w
+
+
+SIMULATED = Fading(each_s=WINDOW_S)
+"""Of the loops that simulated GPUs have."""
+REAL = Fading(each_s=0.02, stages=2)
+"""As clocks inside long steps tell it of H200s (docs/evidence/h200/steering.md); else assumed."""
 
 
 def early_part(x: Floats) -> Floats:

@@ -49,7 +49,7 @@ _SMALL = 1e-9  # of a time or an energy: what rounding leaves
 
 def windows_of(cap: PowerCap) -> PowerWindows:
     """Return what a cap keeps."""
-    return PowerWindows(limit_w=cap.limit_w, window_s=cap.window_s)
+    return PowerWindows(limit_w=cap.limit_w, fading=cap.fading)
 
 
 def is_held(table: CostTable, choice: Ints) -> bool:

@@ -26,7 +26,7 @@ from underclock.core.solvers.entry import Effort, solve
 from underclock.core.solvers.problems import (
     Problem,
 )
-from underclock.physics.cap import WINDOW_S, early_part, window_means_w
+from underclock.physics.cap import SIMULATED, Fading
 from underclock.records import Status
 
 _SLACK = 1e-9  # a sum of floats that meets the limit exactly must not exceed it
@@ -41,17 +41,15 @@ class PowerWindows:
     """What the mean power over a window must not exceed.
 
     Attributes:
-        window_s: Time in which the past's weight falls to 1/e.
+        fading: How the past counts the less the older it is.
     """
 
     limit_w: float
-    window_s: float = WINDOW_S
+    fading: Fading = SIMULATED
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.limit_w < math.inf or not 0.0 < self.window_s < math.inf:
-            raise ValueError(
-                f"limit_w and window_s must be positive, got {self.limit_w} and {self.window_s}"
-            )
+        if not 0.0 < self.limit_w < math.inf:
+            raise ValueError(f"limit_w must be positive, got {self.limit_w}")
 
     def excess_w(self, time_s: Floats, energy_j: Floats) -> Floats:
         """Return by how much the window that ends with each launch exceeds the limit. Shape (n,).
@@ -60,7 +58,7 @@ class PowerWindows:
             time_s: Of every launch, what comes before it included. Shape (n,).
             energy_j: Likewise. Shape (n,).
         """
-        over_w = window_means_w(time_s, energy_j, self.window_s) - self.limit_w
+        over_w = self.fading.means_w(time_s, energy_j) - self.limit_w
         return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
 
     def keeps(self, time_s: Floats, energy_j: Floats) -> bool:
@@ -77,15 +75,7 @@ class PowerWindows:
             time_s: Of every launch. Shape (n,).
             windows: How much the window that ends with each launch counts. Shape (n,).
         """
-        left = np.exp(-time_s / self.window_s)
-        counts, count = np.empty(len(time_s)), 0.0
-        for _ in range(2):
-            for launch in range(len(time_s) - 1, -1, -1):
-                count = windows[launch] + count * left[(launch + 1) % len(left)]
-                counts[launch] = count
-            # The rounds after: what the windows of one leave for its beginning, they all do.
-            count /= -math.expm1(-float(time_s.sum()) / self.window_s)
-        counts *= early_part(time_s / self.window_s)
+        counts = self.fading.weights(time_s, windows)
         weights: Floats = counts / counts.max()
         return weights
 

@@ -25,7 +25,7 @@ from enum import Enum
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.physics.cap import WINDOW_S, window_means_w
+from underclock.physics.cap import SIMULATED, WINDOW_S, Fading
 from underclock.records import AUTO, Clocks, Mix, SampleSet, ThrottleReason, Window
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
@@ -109,13 +109,13 @@ class PowerCap:
         limit_w: Mean power at which the loop settles.
         boost: The setting that stands for auto before the cap: the highest core clock, and the
             memory clock that the driver chooses.
-        window_s: Time constant of the mean.
+        fading: How the past fades in the mean.
     """
 
     limit_w: float
     order: Ints
     boost: int
-    window_s: float = WINDOW_S
+    fading: Fading = SIMULATED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
         time_s: Of each launch. Shape (n,).
         energy_j: Of each launch. Shape (n,).
     """
-    return float(window_means_w(time_s, energy_j, cap.window_s).max())
+    return float(cap.fading.means_w(time_s, energy_j).max())
 
 
 def is_uneven(sample: Window) -> bool:
@@ -276,7 +276,7 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
     """
     pairs, pair = np.unique(np.stack([cap.order, choice]), axis=1, return_inverse=True)
     ends_s = np.cumsum(boards[0].time_s[cap.order, choice])
-    part = np.unique(ends_s // (_PART * cap.window_s), return_inverse=True)[1]
+    part = np.unique(ends_s // (_PART * cap.fading.each_s), return_inverse=True)[1]
     count = np.zeros((part.max() + 1, pairs.shape[1]))
     np.add.at(count, (part, pair), 1.0)
     each_s, each_j = (
@@ -284,7 +284,7 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
         for of_boards in ([board.time_s for board in boards], [board.energy_j for board in boards])
     )
     sums = np.stack([each_s.sum(axis=0), each_j.sum(axis=0)], axis=1)
-    means_w = window_means_w(each_s, each_j, cap.window_s)
+    means_w = cap.fading.means_w(each_s, each_j)
     held = np.flatnonzero(means_w.max(axis=0) > cap.limit_w)
     for some in np.array_split(held, -(-len(held) // _TOGETHER)) if len(held) else ():
         lowered = _lowered(pairs[0], boards[0], pairs[1])
@@ -336,7 +336,7 @@ class _Between:
             each_s: Time of each launch below each ceiling. Shape (n, C, B).
             each_j: Energy in J likewise. Shape (n, C, B).
         """
-        means_w = window_means_w(each_s, each_j, cap.window_s)
+        means_w = cap.fading.means_w(each_s, each_j)
         highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
         following = np.minimum(highest + 1, each_s.shape[1] - 1)
         highest, following = highest[:, None], following[:, None]

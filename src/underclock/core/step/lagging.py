@@ -15,6 +15,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.step.cap import LaunchCosts, PowerCap, settle
+from underclock.physics.cap import WINDOW_S, Fading
 
 _TICK_S, _BIN_MHZ = 0.02, 15.0
 _SLACK = 0.01  # of the limit, that it leaves before it climbs (assumed)
@@ -35,7 +36,7 @@ def lag_of(
         mean_w: What the known one drew.
     """
     limit_w = known[0].limit_w
-    if min(_round_s(*known), _round_s(*new)) < known[0].window_s:
+    if min(_round_s(*known), _round_s(*new)) < WINDOW_S:
         return 1.0, 1.0  # one ceiling holds for all of a short step
     if min(len(_ladder(*known)[0]), len(_ladder(*new)[0])) < _FEWEST:
         return 1.0, 1.0  # where clocks would climb to nobody knows
@@ -60,7 +61,13 @@ def _round_s(cap: PowerCap, costs: LaunchCosts) -> float:
 def _lagged(cap: PowerCap, costs: LaunchCosts, limit_w: float) -> tuple[float, float]:
     """Return the time in s and energy in J of a step at auto under a loop that lags."""
     core_mhz, time_s, power_w = _ladder(cap, costs)
-    loop = _Loop(limit_w=limit_w, average_w=limit_w, place=float(len(core_mhz) - 1))
+    loop = _Loop(
+        limit_w=limit_w,
+        fading=cap.fading,
+        first_w=limit_w,
+        average_w=limit_w,
+        place=float(len(core_mhz) - 1),
+    )
     bins = _BIN_MHZ * (len(core_mhz) - 1) / float(core_mhz[-1] - core_mhz[0])
     rounds: list[tuple[float, float]] = []
     while len(rounds) < _ROUNDS or loop.now_s < _LEAST_S:
@@ -75,7 +82,7 @@ def _lagged(cap: PowerCap, costs: LaunchCosts, limit_w: float) -> tuple[float, f
                 stride_s = min(left * takes_s, loop.to_tick_s)
                 left = 0.0 if stride_s >= left * takes_s else left - stride_s / takes_s
                 energy_j += stride_s * drawn_w
-                loop.run(stride_s, drawn_w, cap.window_s, bins, len(core_mhz) - 1)
+                loop.run(stride_s, drawn_w, bins, len(core_mhz) - 1)
         rounds.append((loop.now_s - begun_s, energy_j))
     time, energy = np.mean(rounds[len(rounds) // 2 :], axis=0).tolist()
     return time, energy
@@ -86,15 +93,21 @@ class _Loop:
     """Where the loop stands: its ceiling is a place on the ladder of clocks, from 0."""
 
     limit_w: float
+    fading: Fading
+    first_w: float
     average_w: float
     place: float
     now_s: float = 0.0
     to_tick_s: float = _TICK_S
 
-    def run(self, stride_s: float, power_w: float, window_s: float, bins: float, top: int) -> None:
+    def run(self, stride_s: float, power_w: float, bins: float, top: int) -> None:
         """Let some power run until the next tick or less."""
-        fade = math.exp(-stride_s / window_s)
-        self.average_w = self.average_w * fade + power_w * (1.0 - fade)
+        past = stride_s / self.fading.each_s
+        fade, behind_w = math.exp(-past), self.first_w - power_w
+        self.average_w = power_w + (self.average_w - power_w + behind_w * past) * fade
+        self.first_w = power_w + behind_w * fade
+        if self.fading.stages == 1:
+            self.average_w = self.first_w
         self.now_s += stride_s
         self.to_tick_s -= stride_s
         if self.to_tick_s > 0.0:

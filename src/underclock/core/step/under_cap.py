@@ -17,7 +17,8 @@ from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
 from underclock.core.step.lagging import lag_of
 from underclock.core.step.table import CostTable, shared_out, step_means
-from underclock.records import Clocks, Closure, Cost, Granularity, SampleSet
+from underclock.physics.cap import REAL, SIMULATED
+from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
 
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
 
@@ -51,7 +52,8 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
     real_s, real_j = step_means(sample_set.in_situ)
     if not math.isfinite(limit_w):
         limit_w = sample_set.gpu.power_limit_w or math.inf
-    cap = PowerCap(limit_w=limit_w, order=order, boost=boost)
+    fading = REAL if sample_set.evidence is Evidence.MEASURED else SIMULATED
+    cap = PowerCap(limit_w=limit_w, order=order, boost=boost, fading=fading)
     if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
         # The step is held, so its own mean power tells best where the loop settles.
         cap, settled = settled_at(cap, table.launches, real_j / real_s)

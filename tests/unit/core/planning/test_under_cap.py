@@ -30,6 +30,7 @@ from underclock.core.solvers import Effort, Problem, solve
 from underclock.core.step.cap import PowerCap, settle
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import grouped, settled_step, step_cost
+from underclock.physics.cap import Fading
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -67,7 +68,9 @@ def step(seed: int = 0, *, limit: float = 0.85, each: int = 10) -> CostTable:
     energy_j = time_s * (60.0 + busy_w * part**3)
     order = np.array([0, 1] * each + [2] * each)
     hot_w = energy_j[:2, -1].sum() / time_s[:2, -1].sum()
-    cap = PowerCap(limit_w=float(limit * hot_w), order=order, boost=4, window_s=WINDOW_S)
+    cap = PowerCap(
+        limit_w=float(limit * hot_w), order=order, boost=4, fading=Fading(each_s=WINDOW_S)
+    )
     passes = (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
     table = CostTable(
         kernels=tuple(Kernel(name=f"k{k}", count=each, pass_=passes[k]) for k in range(3)),
@@ -425,7 +428,7 @@ def racing() -> CostTable:
     time_s = np.stack([2e-3 / part, np.full(5, 3e-3)])
     energy_j = time_s * np.stack([300.0 + 60.0 * part, 60.0 + 100.0 * part**3])
     order = np.array([0, 1] * 20)
-    cap = PowerCap(limit_w=190.0, order=order, boost=4, window_s=0.5)
+    cap = PowerCap(limit_w=190.0, order=order, boost=4, fading=Fading(each_s=0.5))
     table = CostTable(
         kernels=(Kernel(name="races", count=20), Kernel(name="waits", count=20)),
         settings=(*(Clocks(core_mhz=int(core)) for core in CORES), AUTO),

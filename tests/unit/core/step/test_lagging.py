@@ -1,16 +1,18 @@
 """What a power loop that lags makes of a step of long parts."""
 
 import numpy as np
+import pytest
 
 from underclock.core.step.cap import LaunchCosts, PowerCap
 from underclock.core.step.lagging import lag_of
+from underclock.physics.cap import REAL, SIMULATED, Fading
 from underclock.records import Clocks
 
 _CORES = tuple(range(1200, 1815, 15))
 _LIMIT_W = 100.0
 
 
-def _step(*parts: tuple[float, float]) -> tuple[PowerCap, LaunchCosts]:
+def _step(*parts: tuple[float, float], fading: Fading = SIMULATED) -> tuple[PowerCap, LaunchCosts]:
     """Return a step of parts: each of so many seconds and watts at the highest clock."""
     share = np.array(_CORES) / _CORES[-1]
     pieces = [(seconds / 10, watts) for seconds, watts in parts for _ in range(10)]
@@ -21,7 +23,8 @@ def _step(*parts: tuple[float, float]) -> tuple[PowerCap, LaunchCosts]:
         time_s=time_s,
         energy_j=time_s * power_w,
     )
-    cap = PowerCap(limit_w=_LIMIT_W, order=np.arange(len(pieces)), boost=len(_CORES) - 1)
+    order = np.arange(len(pieces))
+    cap = PowerCap(limit_w=_LIMIT_W, order=order, boost=len(_CORES) - 1, fading=fading)
     return cap, costs
 
 
@@ -48,8 +51,9 @@ def test_a_step_below_the_limit_is_not_touched() -> None:
     assert lag_of(free, 80.0, free) == (1.0, 1.0)
 
 
-def test_after_a_long_part_of_little_power_clocks_climb_slowly() -> None:
-    uneven = _step((0.2, 60.0), (0.4, 150.0))
-    time, energy = lag_of(_EVEN, _LIMIT_W, uneven)
+@pytest.mark.parametrize("fading", [SIMULATED, REAL])
+def test_after_a_long_part_of_little_power_clocks_climb_slowly(fading: Fading) -> None:
+    uneven = _step((0.2, 60.0), (0.4, 150.0), fading=fading)
+    time, energy = lag_of(_step((1.0, 130.0), fading=fading), _LIMIT_W, uneven)
     assert time > 1.002
     assert energy < 0.99
