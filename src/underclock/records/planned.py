@@ -166,6 +166,11 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 )
 
     @property
+    def stands_on(self) -> str:
+        """Its evidence in words: of a step that was not measured, what it is carried over from."""
+        return f"carried over, {self.evidence}" if self.carried else str(self.evidence)
+
+    @property
     def at_best(self) -> LatencyPoint | None:
         """What the least latency of a range would give; ``None`` where one was planned for."""
         return self.latency_curve[0] if self.latency_range_s and self.latency_curve else None

@@ -64,7 +64,7 @@ def basis(plan: Plan) -> str:
     # A table's own numbers have no error.
     own = plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
     table = ", of this table" if own else ""
-    return f"{plan.evidence} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
+    return f"{plan.stands_on} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
 
 
 def limit_sentence(plan: Plan) -> str | None:

@@ -40,8 +40,8 @@ def step_trace(plan: Plan) -> str:
             f"the plan of {plan.workload} has no order of launches, so there is no timeline",
             hint="plan samples of a traced step or a workload; --to csv has the clocks of kernels",
         )
-    events = [*_timed(0, f"auto ({plan.evidence})", list(_at_auto(plan)))]
-    title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.evidence})"
+    events = [*_timed(0, f"auto ({plan.stands_on})", list(_at_auto(plan)))]
+    title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.stands_on})"
     events += _timed(1, title, list(_as_planned(plan)))
     return _text(events)
 

@@ -117,7 +117,7 @@ def power(plan: Plan) -> str:
     return figure(
         Chart(
             key="power",
-            title=f"Time of a step against the power limit ({plan.evidence})",
+            title=f"Time of a step against the power limit ({plan.stands_on})",
             x_title="power limit (W)",
             y_title="time of a step (ms)",
             series=tuple(drawn),
@@ -207,7 +207,7 @@ def frontier(plan: Plan) -> str:
     budget = plan.max_slowdown
     return trade(
         "frontier",
-        f"Time and energy of a step ({plan.evidence})",
+        f"Time and energy of a step ({plan.stands_on})",
         (*lines, *(_plans_series(plan, arm, cost) for arm, cost in seen)),
         limits=(low - _LEFT * (high - low), high + _RIGHT * (high - low)),
         budget=budget,

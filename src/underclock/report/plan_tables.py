@@ -92,7 +92,7 @@ def arms_table(plan: Plan) -> Table:
     """Return the ways of choosing clocks side by side; the one that counts has a star."""
     limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
     return filled(
-        f"{plan.workload} on {plan.gpu.name}: {plan.evidence}",
+        f"{plan.workload} on {plan.gpu.name}: {plan.stands_on}",
         (
             *words("clocks chosen"),
             *numbers("time", "energy", "time\nper step", "energy\nper step"),
@@ -128,7 +128,7 @@ def _arm_cell(plan: Plan, arm: Arm) -> Text:
 def _budgets_table(plan: Plan) -> Table:
     """Return what larger time budgets let expect."""
     return filled(
-        f"expected of greater time budgets, {bound_words(plan)}: {plan.evidence}",
+        f"expected of greater time budgets, {bound_words(plan)}: {plan.stands_on}",
         numbers("time budget", "energy"),
         ((change_text(slowdown), change_text(change)) for slowdown, change in larger_budgets(plan)),
     )
@@ -152,7 +152,7 @@ def savings_table(plan: Plan) -> Table:
     if ranking.others:
         rows.append((ranking.others_text, "", saved[-1], "", ""))
     return filled(
-        f"top savings of a step{free}: {plan.evidence}",
+        f"top savings of a step{free}: {plan.stands_on}",
         (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
         rows,
         f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at auto",
@@ -170,7 +170,7 @@ def _latency_tables(plan: Plan) -> tuple[Table, ...]:
             f"{plan.schedule.switches} switches per step{no_way_text(plan)}"
         )
     latencies = filled(
-        f"achievable on {plan.gpu.name} if clocks took this long: {plan.evidence}",
+        f"achievable on {plan.gpu.name} if clocks took this long: {plan.stands_on}",
         (*numbers("latency", "time", "energy", "switches\nper step"), *words("known hardware")),
         (
             (
@@ -187,7 +187,7 @@ def _latency_tables(plan: Plan) -> tuple[Table, ...]:
     if not plan.proposals:
         return (latencies,)
     proposals = filled(
-        f"proposed, to make switching pay: {plan.evidence}",
+        f"proposed, to make switching pay: {plan.stands_on}",
         (*words("way"), *numbers("time", "energy", "switches"), *words("needs")),
         (
             (
@@ -208,7 +208,7 @@ def _power_tables(plan: Plan) -> tuple[Table, ...]:
     if not plan.power_curve:
         return ()
     table = filled(
-        f"the fastest step at other power limits: {plan.evidence}",
+        f"the fastest step at other power limits: {plan.stands_on}",
         numbers("power\nlimit", "the driver's\nown cap", "fastest\nclocks", "time", "energy"),
         (
             (
