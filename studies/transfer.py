@@ -1,6 +1,7 @@
 """Carries samples of GPT-3 XL at batch 40 over to other batches and degrees. Writes docs/evidence.
 
     OMP_NUM_THREADS=1 python studies/transfer.py --jobs 16
+    OMP_NUM_THREADS=1 python studies/transfer.py --measured
     OMP_NUM_THREADS=1 python studies/transfer.py --quick
 
 Cells are kept line by line in ``--folder``, and a run goes on where the last one stopped.
@@ -289,9 +290,13 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="three steps a GPU, none measured anew"
     )
+    parser.add_argument(
+        "--measured", action="store_true", help="only steps that are measured themselves too"
+    )
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     wanted = list(cut(given.gpus) if given.quick else cells(given.gpus, BATCHES, DEGREES))
+    wanted = [cell for cell in wanted if cell.anew or not given.measured]
     kept = given.folder / "results.jsonl"
     lines = kept.read_bytes().splitlines() if kept.exists() else []
     known = {one[0].cell: one for one in (msgspec.json.decode(x, type=list[Result]) for x in lines)}
