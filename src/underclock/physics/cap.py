@@ -17,8 +17,8 @@ from underclock.physics.constants import GpuConstants, KernelConstants
 from underclock.physics.costs import busy_w
 
 WINDOW_S = 0.1
-"""Over so long, in s, a driver's loop averages what it holds below the limit: a step of less has one
-clock."""
+"""Over so long, in s, a driver's loop averages what it holds below the limit: what is shorter has
+one clock."""
 
 
 def capped_core_mhz(
