@@ -215,6 +215,7 @@ def _assume_links(
                 [_NEARLY_NONE, _NEARLY_NONE, assumed.fixed_s, assumed.work_j_per_v2]
             )
             made.cov[n] = np.diag([0.0, 0.0, _OF_LINKS**2, _OF_LINKS**2])
+            made.is_told[n] = True
 
 
 def _sources(matches: Sequence[Match]) -> Ints:

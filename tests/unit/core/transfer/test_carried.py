@@ -89,7 +89,7 @@ def test_samples_of_kernels_alone_are_refused() -> None:
 def test_what_is_like_nothing_measured_stays_at_auto(samples: SampleSet) -> None:
     step = gpt(batch=4)
     odd = Kernel(name="odd", kind=None)
-    link = Kernel(name="all-reduce x", kind=Kind.COLLECTIVE, bytes_moved=1e6, shape="2x[1]")
+    link = Kernel(name="all-reduce x", kind=Kind.COLLECTIVE, bytes_moved=1e12, shape="2x[1]")
     more = msgspec.structs.replace(
         step,
         kernels=(*step.kernels, odd, link),
@@ -105,6 +105,14 @@ def test_what_is_like_nothing_measured_stays_at_auto(samples: SampleSet) -> None
     assert found.told.matches["odd"].way is MatchWay.NONE
     assert found.told.matches["all-reduce x"].way is MatchWay.LINK
     assert found.told.matches["odd"].time_spread > 1.0
+    # Of links a time is assumed, however long; of what nothing tells, the longest measured is most.
+    off_s = found.estimated.off[:, 0]
+    assert off_s[:, -1].mean() == pytest.approx(0.0, abs=0.01)
+    each = table.launches.time_s
+    longest_s = each[:-2, 0].max()
+    assert each[-1, 0] > 10 * longest_s
+    # The step that was measured is twice as large.
+    assert (each[-2, 0] * np.exp(off_s[:, -2, 0])).max() < 2.0 * longest_s
     # The whole step may have one clock, the two of it no clocks of their own.
     solved = solve_strategies(table, Goal(max_slowdown=0.01), found.estimated)
     setting = solved.settings[Strategy.KERNEL_GLOBAL]
