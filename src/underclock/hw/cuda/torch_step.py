@@ -208,24 +208,20 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
         host_only: PyTorch, where a GPU is not to be looked at, for there may be none.
     """
     torch = host_only or import_torch()
-    if host_only:
-        # `torch.profiler` stands on this one, and loads PyTorch's compiler first: 1.7 s of CPU.
-        seen = torch.autograd.profiler.profile(record_shapes=True, use_kineto=True)
-    else:
-        seen = torch.profiler.profile(
-            activities=[
-                torch.profiler.ProfilerActivity.CPU,
-                torch.profiler.ProfilerActivity.CUDA,
-            ],
-            record_shapes=True,
-            acc_events=True,
-            # What waits for which stream; asked for only where collectives run beside the rest.
-            experimental_config=(
-                torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
-                if is_distributed(torch)
-                else None
-            ),
-        )
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if not host_only:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    seen = torch.profiler.profile(
+        activities=activities,
+        record_shapes=True,
+        acc_events=True,
+        # What waits for which stream; asked for only where collectives run beside the rest.
+        experimental_config=(
+            torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)  # noqa: SLF001
+            if is_distributed(torch)
+            else None
+        ),
+    )
     trace: dict[str, Any] = {}
     with named_modules(torch), named_microbatches(torch), seen:
         yield trace
