@@ -139,7 +139,7 @@ def _posterior(
         limit_w=rows.peak_w if whole else rows.limit_w,
         by_common=known.by_common,
     )
-    if whole and rows.boost_log_s is not None and math.isfinite(rows.peak_w):
+    if whole:
         core_mhz, mem_mhz = clocks_of(rows, settings)
         like_auto = mem_mhz == rows.auto_mem_mhz
         posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)

@@ -266,7 +266,7 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
 
 
 def as_at_boost(
-    posterior: Posterior, log_s: Floats, core_mhz: Floats, at_auto: Bools, peak_w: float
+    posterior: Posterior, log_s: Floats | None, core_mhz: Floats, at_auto: Bools, peak_w: float
 ) -> Posterior:
     """Return a posterior in which what a peak of power holds takes what it took at boost.
 
@@ -274,11 +274,14 @@ def as_at_boost(
     expects there. From where the peak holds a kernel to boost, time follows the clock.
 
     Args:
-        log_s: Log time in s of kernels at boost, as they ran; ``nan`` where unknown. Shape (K,).
+        log_s: Log time in s of kernels at boost, as they ran; ``nan`` where unknown. Shape (K,);
+            ``None`` where none is known.
         core_mhz: Core clock of each setting. Shape (C,).
         at_auto: Which settings have the memory clock that auto has. Shape (C,).
         peak_w: What `capped` held kernels at.
     """
+    if log_s is None or math.isinf(peak_w):
+        return posterior
     at, highest_mhz = posterior.log_s.copy(), core_mhz[at_auto].max(initial=0.0)
     by_shared, by_kernel = posterior.by_shared.copy(), posterior.by_kernel.copy()
     discrepancy = posterior.discrepancy.copy()
