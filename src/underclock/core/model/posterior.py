@@ -188,7 +188,9 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
 
 
 def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Floats:
-    """Return log time and log power under a limit, as `capped` does what is expected of them.
+    """Return log time and log power under a limit: what would draw more draws that.
+
+    Between two settings time is taken to be linear in the logarithm of power.
 
     Args:
         logs: Shape (..., 2, K, C).
@@ -210,22 +212,23 @@ def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Flo
         )
         rise = np.where(first > 0, high - low, 1.0)[..., [1], :, :]
         share = (limit - low[..., [1], :, :]) / rise
-        logs[..., ladder] = np.where(is_held, low + share * (high - low), rungs)
+        between = low + share * (high - low)
+        between[..., 1, :, :] = limit
+        logs[..., ladder] = np.where(is_held, between, rungs)
     return logs
 
 
 def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Posterior:
     """Return what kernels cost under a limit, each by itself: what would draw more draws that.
 
-    There the limit tells the power, and what the fit misses of it is made good by time. Between two
-    settings logarithms are taken to be linear in the logarithm of power.
+    There the limit tells the power, and what the fit misses of it is made good by time.
 
     Args:
         core_mhz: Core clock of each setting. Shape (C,).
         mem_mhz: Memory clock of each setting. Shape (C,).
     """
     limit = math.log(limit_w)
-    log_s, log_w = posterior.log_s.copy(), posterior.log_w.copy()
+    log_s, log_w = held(np.stack([posterior.log_s, posterior.log_w]), core_mhz, mem_mhz, limit_w)
     by_shared, by_kernel = posterior.by_shared.copy(), posterior.by_kernel.copy()
     discrepancy = posterior.discrepancy.copy()
     for memory in np.unique(mem_mhz):
@@ -236,7 +239,7 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
         for k in np.flatnonzero(above.any(axis=1) & ~above[:, 0]).tolist():
             first = int(above[k].argmax())
             low, high = ladder[first - 1 : first + 1].tolist()
-            held = ladder[first:]
+            at_limit = ladder[first:]
             rise = posterior.log_w[k, high] - posterior.log_w[k, low]
             share = (limit - posterior.log_w[k, low]) / rise
             faster = posterior.log_s[k, high] - posterior.log_s[k, low]
@@ -247,14 +250,12 @@ def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: flo
                 mixed: Floats = ends[:, 0] + share * (ends[:, 1] - ends[:, 0])
                 return mixed
 
-            log_s[k, held] = posterior.log_s[k, low] + share * faster
-            log_w[k, held] = limit
             for moves, of in ((by_shared, posterior.by_shared), (by_kernel, posterior.by_kernel)):
                 time, power = between(of)
-                moves[0, k, held], moves[1, k, held] = time - per_power * power, 0.0
+                moves[0, k, at_limit], moves[1, k, at_limit] = time - per_power * power, 0.0
             time2, power2 = between(posterior.discrepancy)
-            discrepancy[0, k, held] = time2 + per_power**2 * (power2 + _SETTLES**2)
-            discrepancy[1, k, held] = _SETTLES**2
+            discrepancy[0, k, at_limit] = time2 + per_power**2 * (power2 + _SETTLES**2)
+            discrepancy[1, k, at_limit] = _SETTLES**2
     return dataclasses.replace(
         posterior,
         log_s=log_s,

@@ -43,10 +43,12 @@ class DrawnCosts:
     Attributes:
         launches: What launches cost in each draw. Length D.
         auto: What the step takes there at auto: time in s, energy in J. Shape (D, 2).
+        expected: The same as expected, not drawn. Shape (2,).
     """
 
     launches: tuple[LaunchCosts, ...]
     auto: Floats
+    expected: Floats
 
     @classmethod
     def of(cls, table: CostTable, off: Floats) -> Self:
@@ -63,8 +65,10 @@ class DrawnCosts:
             time_s[:, :-1] *= np.exp(time)
             energy_j[:, :-1] *= np.exp(time + power)
             each.append(dataclasses.replace(known, time_s=time_s, energy_j=energy_j))
-        boosted = np.full(len(cap_of(table).order), cap_of(table).boost)
-        return cls(tuple(each), settled_sums(cap_of(table), each, boosted))
+        cap = cap_of(table)
+        boosted = np.full(len(cap.order), cap.boost)
+        (expected,) = settled_sums(cap, [known], boosted)
+        return cls(tuple(each), settled_sums(cap, each, boosted), expected)
 
     def changes(self, table: CostTable, choice: Ints) -> Floats:
         """Return what a schedule changes in each draw: time and energy. Shape (D, 2).
@@ -86,9 +90,8 @@ class DrawnCosts:
         """
         if (choice == table.baseline).all():
             return np.zeros_like(self.auto)
-        cap, known = cap_of(table), [table.launches]
+        cap = cap_of(table)
         asked = np.where(choice == table.baseline, cap.boost, choice)
-        boosted = np.full(len(cap.order), cap.boost)
-        here = settled_sums(cap, known, asked) / settled_sums(cap, known, boosted) - 1.0
+        here = settled_sums(cap, [table.launches], asked) / self.expected - 1.0
         away: Floats = self.changes(table, choice) - here
         return away

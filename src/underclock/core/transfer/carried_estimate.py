@@ -21,7 +21,6 @@ from underclock.core.model.predicted_change import (
     PredictedChange,
     TimeVariance,
 )
-from underclock.core.step.cap import settled_sums
 from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of, step_cost_and_heat
@@ -63,11 +62,8 @@ class CarriedEstimate:
     @property
     def auto_s(self) -> tuple[float, float]:
         """Between which times in s the step is expected to lie at auto, with 95 % confidence."""
-        cap = cap_of(self.table)
-        boosted = np.full(len(cap.order), cap.boost)
-        expected_s = settled_sums(cap, [self.table.launches], boosted)[0, 0]
         error = self.step_error[0] * STANDARD[:, None]
-        each = self.drawn.auto[:, 0] / expected_s * np.exp(error)
+        each = self.drawn.auto[:, 0] / self.drawn.expected[0] * np.exp(error)
         least, most = self.table.auto_time_s * np.quantile(each, WITHIN)
         return float(least), float(most)
 

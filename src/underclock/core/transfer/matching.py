@@ -64,7 +64,8 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         if source is not None:
             found.append(Match(way=MatchWay.SAME, source=source))
             continue
-        alike = [k for k in roles.get(_role(kernel), ()) if _is_sized(known[k])]
+        of_role = roles.get(_role(kernel), [])
+        alike = [k for k in of_role if _is_sized(known[k])]
         if alike and _is_sized(kernel):
             nearest = min(alike, key=lambda k, one=kernel: _away(known[k], one))  # type: ignore[misc]
             found.append(Match(way=MatchWay.ROLE, source=nearest))
@@ -73,9 +74,7 @@ def matched(known: Sequence[Kernel], usable: Bools, kernels: Sequence[Kernel]) -
         elif kernel.kind is Kind.COLLECTIVE and kernel.bytes_moved:
             found.append(Match(way=MatchWay.LINK))
         else:
-            found.append(
-                Match(way=MatchWay.NONE, source=next(iter(roles.get(_role(kernel), ())), None))
-            )
+            found.append(Match(way=MatchWay.NONE, source=of_role[0] if of_role else None))
     return tuple(found)
 
 

@@ -42,7 +42,7 @@ _FEW = np.array([0.5, 0.5, 0.7, 0.5])  # deviations of a kind of which there are
 _OF_STEP = 0.03
 _SCALED = np.array([1.0, 1.0, 1.0, 0.0])
 _BOTH = np.column_stack([_SCALED, 1.0 - _SCALED])  # time as a whole, and work
-_LAYOUTS = _BOTH @ _BOTH.T
+_TIME_AND_WORK = _BOTH @ _BOTH.T
 _NOTHING = 1.0  # deviation of a kernel of which not even a kind tells
 _TAILS = 3.0  # degrees of freedom of Student's t, of how kernels deviate from their kind
 _PER_KIND = PER_KERNEL + 2  # errors that all kernels of a kind have in common
@@ -148,12 +148,13 @@ def unseen(
         if same[n]:
             made.parameters[n], made.by_source[n], made.kept[n] = known.parameters[k], one, 1.0
             continue
+        if kind < 0 and k >= 0:  # of unknown size
+            made.parameters[n], made.by_source[n] = known.parameters[k], one
+            made.cov[n] = _NOTHING**2 * _TIME_AND_WORK
+            continue
         if kind < 0:
             made.parameters[n] = np.median(told.parameters, axis=0)
             made.cov[n] += np.diag(np.var(told.parameters, axis=0) + _NOTHING**2)
-            if k >= 0:  # of unknown size
-                made.parameters[n], made.by_source[n] = known.parameters[k], one
-                made.cov[n] = _NOTHING**2 * (_BOTH @ _BOTH.T)
             continue
         if k < 0:
             made.parameters[n] = laws[kind].expected(work[:, n])
@@ -166,7 +167,7 @@ def unseen(
             made.parameters[n], made.by_source[n] = resized[:2]
             made.cov[n] += resized[2]
             # A kind's own sizes do not tell what another layout does.
-            made.cov[n] += (1.0 - of_rows**2) * _OF_SIZE**2 * _LAYOUTS
+            made.cov[n] += (1.0 - of_rows**2) * _OF_SIZE**2 * _TIME_AND_WORK
         first = _PER_KIND * places[kind]
         line = (one - made.by_source[n]) * laws[kind].line
         sizes = math.sqrt(1.0 - made.kept[n] ** 2) * laws[kind].together
