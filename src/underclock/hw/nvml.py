@@ -23,6 +23,7 @@ from underclock.hw.nvml_calls import (
 from underclock.hw.settable import CLOCK_NUMBERS, Setting, profiles_in, write_setting
 from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
+from underclock.records.measured import gpu_name
 
 _PERCENT = 100.0
 _PROFILE = "NVML_POWER_PROFILE_"
@@ -47,9 +48,7 @@ class NvmlGpu:
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
         return GpuInfo(
-            name=self._get("name", pynvml.nvmlDeviceGetName)
-            .removeprefix("NVIDIA ")
-            .removeprefix("GeForce "),
+            name=gpu_name(self._get("name", pynvml.nvmlDeviceGetName)),
             uuid=self.uuid(),
             driver=call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
             power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,

@@ -23,11 +23,16 @@ from underclock.records.common import (
 from underclock.records.work import Kernel, StepSource, check_modules, check_order
 
 
+def gpu_name(driver_says: str) -> str:
+    """Return a GPU's name without its maker's, which the driver and PyTorch put before it."""
+    return driver_says.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
 class GpuInfo(Record, frozen=True, kw_only=True):
     """Which GPU numbers belong to.
 
     Attributes:
-        name: Marketing name as the driver or table gives it.
+        name: Marketing name without its maker's, as the driver or table gives it.
         uuid: Of this board, as the driver gives it; ``None`` when unknown, as of a table.
         driver: Driver version; ``None`` when unknown.
         power_limit_w: Enforced board power limit; ``None`` when unknown.

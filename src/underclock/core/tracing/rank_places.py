@@ -75,7 +75,7 @@ class PlacedRank:
         time_s: Of each piece, without what it waited inside.
         after: Meetings that follow each piece; -1 is before the first.
         beside: What began beside each piece, or after it, to be waited for later.
-        waited: When each piece waited for such.
+        waited: When each piece waited: for such, or for its host.
     """
 
     index: int
@@ -119,7 +119,7 @@ class PlacedRank:
         ]
 
     def settle(self) -> None:
-        """Take what pieces waited for what runs beside them out of what they take."""
+        """Take what pieces waited for their host, or what runs beside, out of what they take."""
         for at, spans in self.waited.items():
             self.waited[at] = [span for span in merged(spans) if span[1] > span[0]]
             self.time_s[at] -= sum(end - begin for begin, end in self.waited[at])
@@ -215,7 +215,9 @@ def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
             else piece.ends_s - piece.begins_s
             for piece in rank.pieces
         ]
-        for piece in rank.pieces:
+        for at, piece in enumerate(rank.pieces):
+            if piece.microbatch is not None:
+                rank.waited[at] += piece.late
             stage = rank.stage if piece.stage is None else piece.stage
             mb = None if piece.microbatch is None else number_of[piece.microbatch]
             rank.tasks.append(None if mb is None else (piece.kind, stage, mb))

@@ -26,11 +26,12 @@ import numpy as np
 
 from underclock.core.tracing.host import complete_events, correlation_of, host_timeline
 from underclock.core.tracing.profile import GPU, activities, gpu_events, stream_waits
-from underclock.core.tracing.streams import is_copied_beside, main_stream, streams
+from underclock.core.tracing.streams import GAP_S, is_copied_beside, main_stream, streams
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
 from underclock.records.launches import MODULE_MARK
+from underclock.records.measured import gpu_name
 
 OWN = "underclock"
 """Key under which a trace of ours says which job it is of."""
@@ -97,12 +98,15 @@ class PassRun(Timed):
     Attributes:
         stage: As its range says; ``None`` where that says none.
         work: Merged spans in which the rank was busy with it, in s.
+        late: Spans between these in which its GPU had nothing to do because the host, which a
+            profiler slows, had not asked yet.
     """
 
     kind: InstructionKind
     microbatch: int | None = None
     stage: int | None = None
     work: tuple[_Span, ...] = ()
+    late: tuple[_Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
             "0}` into it",
         )
     devices: Sequence[Mapping[str, Any]] = trace.get("deviceProperties") or ({},)
-    gpu = str(devices[0].get("name", ""))
+    gpu = gpu_name(str(devices[0].get("name", "")))
     if gpu and not _on_gpu(events):
         raise DataError(
             f"{name} ran on a {gpu} and has no GPU event: the host's times are not its kernels'",
@@ -440,14 +444,14 @@ def _laid(
 ) -> tuple[PassRun, ...]:
     """Give each piece its work, and what belongs to none pieces of their own."""
     asked = [each.asked_s for each in told]
-    owned: dict[int, list[_Span]] = {}
+    owned: dict[int, list[Activity]] = {}
     for one in work:
         owner = bisect_right(asked, one.asked_s) - 1
         after = owner == len(told) - 1 and one.asked_s >= told[-1].ends_s
-        owned.setdefault(len(told) if after else owner, []).append((one.begins_s, one.ends_s))
+        owned.setdefault(len(told) if after else owner, []).append(one)
     laid: list[PassRun] = []
     for at, piece in enumerate(told):
-        mine = merged(owned.get(at, []))
+        mine, late = _spans(owned.get(at, [])), tuple[_Span, ...]()
         begins_s, ends_s = piece.begins_s, piece.ends_s
         if not on_gpu:  # the host's own time, from when it has what it waited for
             begun_s = mine[0][0] if mine else ends_s
@@ -455,17 +459,34 @@ def _laid(
             begins_s, ends_s = max([begins_s, *had]), max([ends_s, *(end for _, end in mine)])
         elif mine:
             begins_s, ends_s = mine[0][0], mine[-1][1]
+            late = _late(owned[at])
         else:
             begins_s = ends_s = laid[-1].ends_s if laid else begins_s
-        laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine))
+        laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine, late=late))
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
-        if mine := merged(owned.get(at, [])):
+        if mine := _spans(owned.get(at, [])):
             laid.append(PassRun(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
-        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=max(begins_s, laid[at].ends_s))
+        late = ((max(begins_s, begin), end) for begin, end in laid[at].late if end > begins_s)
+        ends_s = max(begins_s, laid[at].ends_s)
+        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=ends_s, late=tuple(late))
     return tuple(laid)
+
+
+def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:
+    return merged([(one.begins_s, one.ends_s) for one in work])
+
+
+def _late(work: Sequence[Activity]) -> tuple[_Span, ...]:
+    """Return when a GPU was done with all that it had been asked for, but for a usual gap."""
+    found, done_s = list[_Span](), math.inf
+    for one in sorted(work, key=lambda each: each.begins_s):
+        if one.asked_s > done_s and one.begins_s - done_s > GAP_S:
+            found.append((done_s, one.begins_s - GAP_S))
+        done_s = one.ends_s if math.isinf(done_s) else max(done_s, one.ends_s)
+    return tuple(found)
 
 
 def merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:

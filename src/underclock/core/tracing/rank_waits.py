@@ -102,6 +102,7 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
                 waited = each.begins_s, min(each.ends_s - least_s, until_s)
                 idle_s = waited[1] - waited[0] - _busy_s(waited, rank.pieces[at])
+                idle_s -= _within_s(waited, rank.waited[at])  # taken out for its host's sake
                 rank.time_s[at] -= max(0.0, idle_s)
         begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
         if found and found[-1][2] == where:
@@ -144,7 +145,12 @@ def _take_out(rank: PlacedRank, each: Beside) -> None:
 
 def _busy_s(span: tuple[float, float], piece: PassRun) -> float:
     """Return for how much of a span a rank was busy with a piece."""
-    return sum(max(0.0, min(end, span[1]) - max(begin, span[0])) for begin, end in piece.work)
+    return _within_s(span, piece.work)
+
+
+def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) -> float:
+    """Return how much of some spans lies within another."""
+    return sum(max(0.0, min(end, span[1]) - max(begin, span[0])) for begin, end in some)
 
 
 @dataclass(kw_only=True)

@@ -103,6 +103,29 @@ def test_what_ranks_ran_comes_back(
             assert row.energy_j is None
 
 
+def test_what_a_gpu_waits_for_its_host_is_no_pass() -> None:
+    traces = traces_of(_job("1f1b", stages=1, microbatches=1, transfer_s=()))
+    plain, took_s = _traced(traces)
+    (first,) = _events(traces[0], "forward_0")
+    done_us = first["ts"] + first["dur"]
+    asked = next(e for e in traces[0]["traceEvents"][1:] if e["args"] == {"correlation": 2})
+    # The host asks for the second half 30 ms after the GPU was done with the first.
+    asked_us, late_us = asked["ts"], 3e4 + done_us - asked["ts"]
+    for event in traces[0]["traceEvents"][1:]:
+        if event["cat"] in GPU:
+            event["ts"] += 3e4 + 5.0 if event["ts"] > done_us - 1.0 else 0.0
+        elif event["ts"] < asked_us < event["ts"] + event["dur"]:
+            event["dur"] += late_us
+        elif event["ts"] >= asked_us:
+            event["ts"] += late_us
+    traced, late_s = _traced(traces)
+    assert late_s == pytest.approx(took_s + 30e-3, abs=1e-5)
+    for name, profile in plain.profiles.items():
+        assert traced.profiles[name].rows[0].time_s == pytest.approx(
+            profile.rows[0].time_s, abs=2e-6
+        )
+
+
 def test_a_sender_waits_for_who_receives_and_a_transfer_takes_the_least_of_both_ends() -> None:
     job = _job("1f1b", stages=2, microbatches=2, transfer_s=(0.002,))
     traced, took_s = _traced(traces_of(job))
@@ -429,19 +452,21 @@ def test_collectives_of_two_groups_may_begin_together_and_end_an_iteration() -> 
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize(("name", "near"), [("ddp", 0.005), ("fsdp", 0.02)])
-def test_what_two_gpus_ran_is_a_job(name: str, near: float) -> None:
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_what_two_gpus_ran_is_a_job(name: str) -> None:
     traces = []
     for rank in (0, 1):
         body = gzip.decompress((_RECORDED / f"{name}.rank{rank}.json.gz").read_bytes())
-        trace = json.loads(body)["trace"]
+        recorded = json.loads(body)
+        trace = recorded["trace"]
         ends = [event["ts"] + event.get("dur", 0.0) for event in trace["traceEvents"]]
         step = {"ph": "X", "cat": "cpu_op", "name": "ProfilerStep#0", "tid": 0, "ts": 0.0}
         trace["traceEvents"].append({**step, "dur": max(ends) + 1.0})
         traces.append({**trace, "distributedInfo": {"rank": rank, "world_size": 2}})
     traced, took_s = _traced(traces)
-    # FSDP's optimizer is bound by its host, whose gaps do not count: 0.7 of 74.7 ms.
-    assert _iteration_s(traced) == pytest.approx(took_s, rel=near)
+    # Their hosts were late in the forward, as a profiler makes them (docs/evidence/h200/parallel.md).
+    assert _iteration_s(traced) == pytest.approx(recorded["step_s"], rel=0.03)
+    assert _iteration_s(traced) < took_s
     assert [rank.data for rank in traced.ranks] == [0, 1]
     kinds = [each.kind.value for each in traced.ranks[0].instructions if each.meeting is None]
     assert [kind for kind in kinds if kind != "rest"] == ["forward", "backward", "optimizer"]
@@ -549,7 +574,7 @@ _BAD: list[tuple[Callable[[list[dict[str, Any]]], Any], str]] = [
         lambda t: t[0].update(
             traceEvents=[e for e in t[0]["traceEvents"] if e.get("cat") not in GPU]
         ),
-        "rank-0.json ran on a NVIDIA H100 and has no GPU event",
+        "rank-0.json ran on a H100 and has no GPU event",
     ),
     (
         lambda t: _events(t[0], "ProfilerStep")[0].update(name="ProfilerStep#9"),
