@@ -37,7 +37,7 @@ from underclock.records import ALONE, Pass, SampleSet, Window
 FILES = (
     *("layer-1", "layer-2", "layer-3", "xl-3", "small-3"),
     *("layer-4", "small-4", "xl-5", "llama-6", "xl-7"),
-    *("layer-9", "small-9", "medium-9"),
+    *("layer-9", "small-9", "medium-9", "h100-10"),
 )
 _WANTED_KERNEL, _WANTED_SUM, _WANTED_ENERGY, _WANTED_MHZ = 0.02, 0.01, 0.015, 25.0
 _MOST_MISSING = 0.05  # of a step's time, in kernels that nobody ran by themselves

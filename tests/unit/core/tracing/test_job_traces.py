@@ -464,7 +464,7 @@ def test_what_two_gpus_ran_is_a_job(name: str) -> None:
         trace["traceEvents"].append({**step, "dur": max(ends) + 1.0})
         traces.append({**trace, "distributedInfo": {"rank": rank, "world_size": 2}})
     traced, took_s = _traced(traces)
-    # Their hosts were late in the forward, as a profiler makes them (docs/evidence/h200/parallel.md).
+    # Their hosts were late in the forward, as profilers make them.
     assert _iteration_s(traced) == pytest.approx(recorded["step_s"], rel=0.03)
     assert _iteration_s(traced) < took_s
     assert [rank.data for rank in traced.ranks] == [0, 1]
