@@ -2,6 +2,7 @@
 
 * `gpt3`: training GPT-3, as the kernels of llm.c
 * `llama`: serving Llama 3, as the kernels of a server: prefill, decode, and both in one launch
+* `building`: what both are built of
 """
 
 from underclock.errors import UsageError
@@ -12,7 +13,7 @@ from underclock.workloads.gpt3 import Shape, gpt3_step
 from underclock.workloads.llama import ServedShape, llama_step
 
 MODELS: dict[str, Shape | ServedShape] = {**gpt3.MODELS, **llama.MODELS}
-SIZES = tuple(dict.fromkeys((*gpt3.SIZES, *llama.SIZES)))
+SIZES = tuple(dict.fromkeys((*Shape.names(), *ServedShape.names())))
 """What may be changed of a workload; not every one has all."""
 
 
