@@ -156,7 +156,8 @@ def running_step(
                 return
         except CannotCaptureError as exc:
             traced = profiled_only(name, exc, trace, plain)
-        yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
+        nodes = nodes_of(plain.seen)
+        yield EagerLauncher(run=step, traced=traced, nodes=nodes, snapshot=warm)
 
 
 def trace_script(
@@ -225,7 +226,8 @@ def held_script(
                 graph = taken.captured()
                 traced = as_step(name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
-                hand_over((CudaLauncher(graph, traced, before), library.cuda.current_device()))
+                launcher = CudaLauncher(captured=graph, traced=traced, snapshot=before)
+                hand_over((launcher, library.cuda.current_device()))
         except CannotCaptureError as exc:
             raise _UncapturableError(profiled_only(name, exc, trace, plain)) from exc
 
@@ -358,7 +360,7 @@ def _captured(
     check_same(first_difference(first, [node.node for node in graph.nodes]))
     traced = as_step(name, graph, captured_calls(recording), plain)
     check_inputs(inputs, graph.nodes)
-    return CudaLauncher(graph, traced, warm)
+    return CudaLauncher(captured=graph, traced=traced, snapshot=warm)
 
 
 def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: PlainRun) -> Traced:
