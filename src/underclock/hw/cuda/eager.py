@@ -12,7 +12,7 @@ from typing import Any
 from underclock.errors import NotSupportedError
 from underclock.hw.cuda.durations import MARKS, EagerRound, eager_durations, places_of
 from underclock.hw.cuda.feed import CudaLoop, Means
-from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.graphs import chained
 from underclock.hw.cuda.launcher import StepLauncher
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, detach
@@ -51,8 +51,8 @@ class EagerLauncher(StepLauncher):
         after = [(place, node) for place in turns for node in company[place]]
         self.snapshot.restore()
         with ExitStack() as stack:
-            mark = stack.enter_context(Chain(self._company.idling(_MARK_S) * MARKS))
-            tail = stack.enter_context(Chain([node for _, node in after])) if after else None
+            mark = stack.enter_context(chained(self._company.idling(_MARK_S) * MARKS))
+            tail = stack.enter_context(chained([node for _, node in after])) if after else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):

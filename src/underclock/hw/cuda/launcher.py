@@ -14,7 +14,7 @@ from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.durations import Runs, mean_durations
 from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
-from underclock.hw.cuda.graphs import Chain, GraphNode
+from underclock.hw.cuda.graphs import Chain, GraphNode, chained
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
     CudaCompany,
@@ -128,7 +128,7 @@ class CudaLauncher(StepLauncher):
             nodes, replays = flat(after), round_.mix.launches
             runs = (step, (graph_of(after),)) if after else (step,)
         with ExitStack() as stack:
-            chain = stack.enter_context(Chain(nodes)) if nodes else None
+            chain = stack.enter_context(chained(nodes)) if nodes else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
@@ -197,7 +197,7 @@ class CudaLauncher(StepLauncher):
         self.snapshot.restore_contents()
         stream = self._torch.cuda.current_stream()
         if node:
-            with Chain(self.captured.nodes[:node]) as before:
+            with chained(self.captured.nodes[:node]) as before:
                 before.launch(stream.cuda_stream)
                 stream.synchronize()
 
@@ -229,7 +229,7 @@ class CudaLauncher(StepLauncher):
             return
         views = self._views(nodes)
         before = [view.clone() for view in views]
-        with Chain(nodes) as once:
+        with chained(nodes) as once:
             timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
@@ -266,13 +266,13 @@ def _long_enough(
     torch: Any, nodes: Sequence[GraphNode], pace: RankPace
 ) -> Iterator[tuple[Chain, int]]:
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
-    with Chain(nodes) as once:
+    with chained(nodes) as once:
         once_s = pace.agreed(_launched_s(torch, once))
     if once_s * _TRIAL < _LAUNCH_S:  # too short to be told from what launching takes
-        with Chain([*nodes] * _TRIAL) as several:
+        with chained([*nodes] * _TRIAL) as several:
             once_s = pace.agreed(_launched_s(torch, several) / _TRIAL)
     count = min(max(1, _MOST_NODES // len(nodes)), max(1, math.ceil(_LAUNCH_S / once_s)))
-    with Chain([*nodes] * count) as chain:
+    with chained([*nodes] * count) as chain:
         yield chain, count
 
 
