@@ -6,7 +6,7 @@ the kernels that a GPU would run are assumed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,11 @@ from underclock.hw.cuda.torch_step import (
 )
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
-from underclock.records.launches import Traced, TracedActivity
+from underclock.records.launches import Operator, Traced, TracedActivity
 from underclock.tracing.source import NOBODY, Onlooker, Script, StepFunction, TracePhase
 
+_Seen = tuple[Mapping[str, Any], Sequence[Operator]]
+"""PyTorch's trace of a step on the CPU, and the step's operators."""
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
@@ -237,38 +239,33 @@ def assume_step(what: StepFunction | Script, *, onlooker: Onlooker) -> Step:
     if isinstance(what, Script):
         with recorded(library):  # in this thread first, or PyTorch's profiler complains
             pass
-        look = partial(_look_on, what, onlooker)
-        with quiet(), held_in_script(what.path, what.arguments, look) as step:
-            seen: Step = step
-        return seen
-    with quiet(), preserved(what), same_batches(library), step_errors():
-        onlooker.tell(TracePhase.WARMING)
-        for _ in range(_ASSUMED_WARM_UPS):
+        look = partial(_look_on, what.last, onlooker)
+        with quiet(), held_in_script(what.path, what.arguments, look) as seen:
+            pass  # the script ends here
+        return assumed_step(what.path.stem, *seen)
+    found: list[_Seen] = []
+    runs = _look_on(_ASSUMED_WARM_UPS + (onlooker.keep is not None), onlooker, found.append)
+    with quiet(), preserved(what), same_batches(library), step_errors(), closing(runs):
+        for _ in runs:
             what()
-        onlooker.tell(TracePhase.PROFILING)
-        if onlooker.keep is not None:
-            with recorded(library) as plain:
-                meet(library, SystemClock())
-                what()
-            onlooker.keep(plain)
-        with operators_seen() as (trace, operators):
-            what()
-    return assumed_step(getattr(what, "__name__", "step"), trace, operators)
+    return assumed_step(getattr(what, "__name__", "step"), *found[0])
 
 
-def _look_on(script: Script, onlooker: Onlooker, hand_over: Callable[[Step], None]) -> Steps:
+def _look_on(last: int, onlooker: Onlooker, hand_over: Callable[[_Seen], None]) -> Steps:
+    """Look at one run after so many, at that before it too where its trace is kept."""
+    library = installed()
     onlooker.tell(TracePhase.WARMING)
-    for _ in range(script.last - (onlooker.keep is not None)):
+    for _ in range(last - (onlooker.keep is not None)):
         yield
     onlooker.tell(TracePhase.PROFILING)
     if onlooker.keep is not None:
-        with recorded(installed()) as plain:
-            meet(installed(), SystemClock())
+        with recorded(library) as plain:
+            meet(library, SystemClock())
             yield
         onlooker.keep(plain)
-    with operators_seen() as (trace, operators):
+    with operators_seen() as seen:
         yield
-    hand_over(assumed_step(script.path.stem, trace, operators))
+    hand_over(seen)
 
 
 def looked_again(
