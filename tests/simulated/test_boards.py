@@ -43,11 +43,11 @@ def _with(sensors: Sensors) -> GpuModel:
 
 
 def _usage_w(gpu: VirtualGpu) -> float:
-    return gpu.gauges.usage_w(gpu.now_s, gpu.energy_j, gpu.power_w)
+    return gpu.gauges.shown_w(gpu.gauges.sensors.usage, gpu.now_s, gpu.energy_j, gpu.power_w)
 
 
 def _instant_w(gpu: VirtualGpu) -> float:
-    return gpu.gauges.instant_w(gpu.now_s, gpu.energy_j, gpu.power_w)
+    return gpu.gauges.shown_w(gpu.gauges.sensors.instant, gpu.now_s, gpu.energy_j, gpu.power_w)
 
 
 @pytest.mark.parametrize(("sensors", "tick_s"), [(AMPERE, 0.1), (HOPPER, 0.1), (VOLTA, 0.01)])

@@ -83,7 +83,7 @@ class BoardSensors:
     """The sensors of one board, fed with the truth as it happens."""
 
     def __init__(self, sensors: Sensors, gain: float) -> None:
-        self._sensors = sensors
+        self.sensors = sensors
         self._gain = gain
         self._past: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=_POINTS)
         self.last_s = 0.0  # of these
@@ -100,9 +100,9 @@ class BoardSensors:
 
     def counter_mj(self, now_s: float, energy_j: float) -> int:
         """Return what the energy counter shows now."""
-        tick = math.floor(now_s / self._sensors.counter_tick_s + _ROUNDING)
+        tick = math.floor(now_s / self.sensors.counter_tick_s + _ROUNDING)
         if tick != self._tick:
-            at_s = tick * self._sensors.counter_tick_s
+            at_s = tick * self.sensors.counter_tick_s
             self._tick = tick
             self._counter_mj = int(self._gain * self._energy_j(at_s, now_s, energy_j) * 1e3)
         return self._counter_mj - self._restarted_mj
@@ -111,15 +111,8 @@ class BoardSensors:
         """Let the energy counter go on from another value."""
         self._restarted_mj += self.counter_mj(now_s, energy_j) - counter_mj
 
-    def usage_w(self, now_s: float, energy_j: float, power_w: float) -> float:
-        """Return the driver's usual power reading."""
-        return self._shown_w(self._sensors.usage, now_s, energy_j, power_w)
-
-    def instant_w(self, now_s: float, energy_j: float, power_w: float) -> float:
-        """Return the driver's instantaneous power reading."""
-        return self._shown_w(self._sensors.instant, now_s, energy_j, power_w)
-
-    def _shown_w(self, meter: Meter, now_s: float, energy_j: float, power_w: float) -> float:
+    def shown_w(self, meter: Meter, now_s: float, energy_j: float, power_w: float) -> float:
+        """Return what one of the driver's power readings shows now."""
         end_s = math.floor(now_s / meter.every_s + _ROUNDING) * meter.every_s
         start_s = max(0.0, end_s - meter.seen_s)
         if end_s <= start_s:  # nothing has been seen yet

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pynvml
 
+from underclock.gpus.models import Meter
 from underclock.hw.nvml_calls import LOCKED_CLOCKS
 from underclock.hw.simulated.boards import Board, Busy
 from underclock.hw.simulated.clocks import snap
@@ -214,11 +215,11 @@ def _energy(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
 
 
 def _usage_mw(gpu: VirtualGpu) -> int:
-    return int(gpu.gauges.usage_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+    return _shown_mw(gpu, gpu.gauges.sensors.usage)
 
 
-def _instant_mw(gpu: VirtualGpu) -> int:
-    return int(gpu.gauges.instant_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+def _shown_mw(gpu: VirtualGpu, meter: Meter) -> int:
+    return int(gpu.gauges.shown_w(meter, gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
 
 
 def _limit_mw(gpu: VirtualGpu) -> int:
@@ -247,7 +248,10 @@ _UNSIGNED, _LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_U
 _FIELDS: dict[int, tuple[int, Callable[[VirtualGpu], int]]] = {
     pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: (_LONG, lambda gpu: gpu.counter_mj),
     pynvml.NVML_FI_DEV_POWER_AVERAGE: (_UNSIGNED, _usage_mw),
-    pynvml.NVML_FI_DEV_POWER_INSTANT: (_UNSIGNED, _instant_mw),
+    pynvml.NVML_FI_DEV_POWER_INSTANT: (
+        _UNSIGNED,
+        lambda gpu: _shown_mw(gpu, gpu.gauges.sensors.instant),
+    ),
     pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT: (_UNSIGNED, _limit_mw),
 }
 
