@@ -19,7 +19,6 @@ from underclock.report.wording import DASH, EVIDENCE_SENTENCES, minus
 from underclock.store import check_output, write_document, write_text
 from underclock.units import format_mhz
 
-CHART_KEYS = ("frontier", "relaxed", "kernels", "validation", "batch", "tensor-parallel")
 FIGURE_NUMBERS = {
     "frontier": 3,
     "relaxed": 4,

@@ -85,19 +85,15 @@ class Conditions:
     progress: Callable[[Tally], None] = lambda _tally: None
 
 
-def run_study(conditions: Conditions | None = None) -> Study:
+def run_study(conditions: Conditions) -> Study:
     """Run the paper's study on a simulated GPU.
 
     Costs are sums of isolated kernels and clocks change for free, both as in the paper.
-
-    Args:
-        conditions: Where and how; by default the paper's.
 
     Raises:
         UsageError: Not a simulated GPU, or no such model.
         DeviceError, MeasurementError: From the GPU.
     """
-    conditions = conditions or Conditions()
     gpu = simulated_gpu(conditions.gpu)
     step = before_optimizer(trace(WORKLOAD))
     samples, gpu_s = search(step, conditions)

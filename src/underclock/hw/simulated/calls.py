@@ -368,10 +368,6 @@ def _set_limit(host: "Host", gpu: VirtualGpu, limit: CArgument) -> int:
     return _write(host, gpu, lambda: gpu.limit_power(limit_w))
 
 
-def _set_persistence(host: "Host", gpu: VirtualGpu, mode: CArgument) -> int:
-    return _write(host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value)))
-
-
 def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
     low, high = bounds
     return low <= high and high >= table[0] and low <= table[-1]
@@ -543,5 +539,7 @@ WRITES: dict[str, DeviceCall] = {
     "nvmlDeviceResetGpuLockedClocks": _lock_core,
     "nvmlDeviceResetMemoryLockedClocks": _lock_mem,
     "nvmlDeviceSetPowerManagementLimit": _set_limit,
-    "nvmlDeviceSetPersistenceMode": _set_persistence,
+    "nvmlDeviceSetPersistenceMode": lambda host, gpu, mode: _write(
+        host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value))
+    ),
 }
