@@ -22,10 +22,10 @@ from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.paper.charts import charts
 from underclock.paper.comparison import agreement, beside_table1, clock_changes, lever, noun
 from underclock.paper.outputs import (
     FIGURE_NUMBERS,
+    charts,
     paper_page,
     run_paper,
 )
