@@ -130,6 +130,14 @@ class Shape(Sizes):
         """Trainable parameters that every one of the GPUs holds."""
         return (self.positions + self.layers * 6 + 2) * self.hidden
 
+    def step(self, name: str) -> Step:
+        """Return one GPU's part of one training step, optimizer included, in launch order."""
+        add = _Builder(self)
+        _forward(add)
+        _backward(add)
+        _optimizer(add)
+        return add.step(name, self.as_parameters())
+
 
 # GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
 # hidden 5120, a multiple of its 40 heads.
@@ -299,12 +307,3 @@ def _optimizer(add: _Builder) -> None:
     add.collective("all-reduce gradient norm", 1, item=_FP32)
     # Reads gradient, master weight and both moments, writes the last three and the weight.
     add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)
-
-
-def gpt3_step(name: str, shape: Shape) -> Step:
-    """Return one GPU's part of one training step, optimizer included, in launch order."""
-    add = _Builder(shape)
-    _forward(add)
-    _backward(add)
-    _optimizer(add)
-    return add.step(name, shape.as_parameters())

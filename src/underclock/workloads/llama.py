@@ -62,6 +62,21 @@ class ServedShape(Sizes):
             return self.batch * self.context
         return self.batch + (self.chunk if self.phase is Pass.MIXED else 0)
 
+    def step(self, name: str) -> Step:
+        """Return one step of serving, in launch order; its name says its sizes."""
+        add, n, c = _Writer(self), self.tokens, self.hidden
+        made = self.batch + (self.phase is Pass.MIXED)  # tokens whose successors are asked for
+        add.section = "head"
+        add.memory("embedding", f"{n}x{c}", 0, 2 * BF16 * n * c + _INT64 * n)
+        _layer(add)
+        add.section = "head"
+        add.norm("rms_norm head", residual=True)
+        add.gemm("lm_head", self.vocabulary, made, c)
+        logits = made * self.vocabulary
+        add.memory("sample", f"{made}x{self.vocabulary}", logits, BF16 * logits + _INT64 * made)
+        sized = f"{name}-b{self.batch}-c{self.context}" + f"-t{n}" * (self.phase is Pass.MIXED)
+        return add.step(sized, self.as_parameters())
+
 
 # arXiv 2407.21783, table 3.
 _MODELS = {
@@ -123,20 +138,3 @@ def _layer(add: _Writer) -> None:
     wide = n * s.intermediate
     add.memory("silu and multiply", f"{n}x{s.intermediate}", 6 * wide, 3 * BF16 * wide)
     add.gemm("down", c, n, s.intermediate)
-
-
-def llama_step(name: str, shape: ServedShape) -> Step:
-    """Return one step of serving, in launch order; its name says its sizes."""
-    add, s = _Writer(shape), shape
-    n, c = s.tokens, s.hidden
-    made = s.batch + (s.phase is Pass.MIXED)  # tokens whose successors are asked for
-    add.section = "head"
-    add.memory("embedding", f"{n}x{c}", 0, 2 * BF16 * n * c + _INT64 * n)
-    _layer(add)
-    add.section = "head"
-    add.norm("rms_norm head", residual=True)
-    add.gemm("lm_head", s.vocabulary, made, c)
-    logits = made * s.vocabulary
-    add.memory("sample", f"{made}x{s.vocabulary}", logits, BF16 * logits + _INT64 * made)
-    sized = f"{name}-b{s.batch}-c{s.context}" + f"-t{n}" * (s.phase is Pass.MIXED)
-    return add.step(sized, s.as_parameters())
