@@ -7,7 +7,7 @@ sampled for part of the time, and off by the board's own gain.
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -133,7 +133,7 @@ class BoardSensors:
         return later_j
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Busy:
     """Seconds since the beginning, and in which parts worked; pipes and DRAM as at their peak."""
 
@@ -161,24 +161,21 @@ class Counters:
 
     def now(self) -> Busy:
         """Return the counters."""
-        before = self._busy
-        sm_s, tensor_s, fp32_s, dram_s = before.sm_s, before.tensor_s, before.fp32_s, before.dram_s
+        busy = replace(self._busy)
         for cost, spent_s in self.spent_s.items():
             if cost.kernel is None:
                 continue
-            sm_s += spent_s
-            dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
+            busy.sm_s += spent_s
+            busy.dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
             pipes_s = BUSIEST_PIPES * cost.core_share * spent_s
             if id(cost.kernel) in self._tensor:
-                tensor_s += pipes_s
+                busy.tensor_s += pipes_s
             else:
-                fp32_s += pipes_s
-        elapsed_s = before.elapsed_s + sum(self.spent_s.values())
+                busy.fp32_s += pipes_s
+        busy.elapsed_s += sum(self.spent_s.values())
         self.spent_s.clear()
-        self._busy = Busy(
-            elapsed_s=elapsed_s, sm_s=sm_s, tensor_s=tensor_s, fp32_s=fp32_s, dram_s=dram_s
-        )
-        return self._busy
+        self._busy = busy
+        return busy
 
     def share(self, part_s: float, elapsed_s: float) -> float:
         """Return a part of a window as counters show it, 0 to 1."""
