@@ -214,4 +214,4 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
             held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,
         ):
-            follower.follow(launcher, now.step.kernels, leases)
+            follower.follow(launcher.loop, now.step.kernels, leases)

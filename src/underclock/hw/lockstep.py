@@ -73,13 +73,8 @@ class PacedLoop(Protocol):
         """Wait until it did."""
 
 
-class PacedLauncher(Protocol):
-    """Runs kernels at a pace."""
-
-    def loop(
-        self, kernels: Sequence[Kernel], mix: Mix | None = None
-    ) -> AbstractContextManager[PacedLoop]:
-        """Keep launching a sequence, as `hw.base.Launcher` does."""
+PacedLoops = Callable[[Sequence[Kernel], Mix | None], AbstractContextManager[PacedLoop]]
+"""Keeps launching a sequence at a pace, as `hw.base.Launcher.loop` does."""
 
 
 class RankPace:
@@ -189,9 +184,7 @@ class FollowingRank(RankPace):
             raise _out_of_step("launched", word)
         return isinstance(word, LaunchOnce)
 
-    def follow(
-        self, launcher: PacedLauncher, kernels: tuple[Kernel, ...], leases: ClockLeases
-    ) -> None:
+    def follow(self, loops: PacedLoops, kernels: tuple[Kernel, ...], leases: ClockLeases) -> None:
         """Do as the leader does, until it is done.
 
         Raises:
@@ -210,7 +203,7 @@ class FollowingRank(RankPace):
                 elif isinstance(word, BeginLoop):
                     sequence = [mine[name] for name in word.kernels]
                     # What has no room here has none on the leader, who then does something else.
-                    with suppress(NoRoomError), launcher.loop(sequence, word.mix) as loop:
+                    with suppress(NoRoomError), loops(sequence, word.mix) as loop:
                         loop.run_out()
                 else:
                     raise _out_of_step("waited for a loop", word)

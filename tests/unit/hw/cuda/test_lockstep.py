@@ -138,7 +138,7 @@ def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
 
     def follow() -> None:
         with ClockLeases(gpu) as leases:
-            follower.follow(rank, _STEP, leases)
+            follower.follow(rank.loop, _STEP, leases)
 
     return follow
 
@@ -400,7 +400,7 @@ def test_a_follower_launches_what_the_leader_did(
     launcher.pace = follower = FollowingRank(line.hear)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))
-        follower.follow(launcher, _KERNELS, leases)
+        follower.follow(launcher.loop, _KERNELS, leases)
     assert line.heard == len(line.words)
     assert machine.now_s > led
 
@@ -416,5 +416,5 @@ def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
 
     slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _TIMED_STEP.items()})
     slower.pace = follower = FollowingRank(line.hear)
-    follower.follow(slower, _KERNELS, ClockLeases(SimpleNamespace()))
+    follower.follow(slower.loop, _KERNELS, ClockLeases(SimpleNamespace()))
     assert len(machine.launched[-1][1]) == kernels
