@@ -28,7 +28,7 @@ from underclock.core.step.cap import driver_says
 from underclock.errors import StuckError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.feed import timed
-from underclock.hw.cuda.graphs import Chain
+from underclock.hw.cuda.graphs import Chain, chained
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.measurer import QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
@@ -160,7 +160,7 @@ def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
     off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
     nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.groups[i].nodes]
     launcher.rewind(0)
-    with Chain(nodes) as chain:
+    with chained(nodes) as chain:
         once = [timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
     alone = []
     for kernel in {step.order[i] for i in off_cap}:

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 
 from underclock.app import main
 from underclock.records import Kernel, Step
-from underclock.tracing.source import TracePhase
+from underclock.tracing.source import Onlooker, TracePhase
 
 
 class _Terminal(io.StringIO):
@@ -81,10 +80,10 @@ def test_the_word_for_a_limit_of_time_is_not_that_of_a_slowdown(
 
 
 def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trace_step(step: object, *, tell: Callable[[TracePhase], None]) -> Any:
+    def trace_step(step: object, *, onlooker: Onlooker) -> Any:
         assert step == "step"
         for phase in TracePhase:
-            tell(phase)
+            onlooker.tell(phase)
         return SimpleNamespace(step=Step(name="s", kernels=(Kernel(name="a"),), order=(0,)))
 
     monkeypatch.setattr("underclock.tracing.trace.load_step", lambda _source: "step")

@@ -307,14 +307,14 @@ def test_a_gpu_lost_for_a_moment_does_not_hang_the_wait(
 
 def test_watching_a_step_does_not_hang_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launches are lost before the first of them ends."""
-    begin = VirtualGpu.begin
+    run = VirtualGpu.run
 
-    def lost(gpu: VirtualGpu, *kernels: Any, **more: Any) -> None:
-        begin(gpu, *kernels, **more)
+    def lost(gpu: VirtualGpu, *loop: Any, **more: Any) -> None:
+        run(gpu, *loop, **more)
         gpu.fail(FaultKind.GPU_LOST)
         gpu.mend(FaultKind.GPU_LOST)
 
-    monkeypatch.setattr(VirtualGpu, "begin", lost)
+    monkeypatch.setattr(VirtualGpu, "run", lost)
     step = workload("gpt3-125m", {"layers": 1, "batch": 1})
 
     with pytest.raises(

@@ -103,7 +103,7 @@ def open_gpu(
             yield opened
             return
         notes = real_notes(gpu)
-        leader = LeadingRank(StoreLine()) if rank is not None else None
+        leader = LeadingRank(StoreLine().say) if rank is not None else None
         with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, now):
             notes = (*notes, *algorithm_notes(now.changes))
             with leader.leading(now.step.kernels) if leader is not None else nullcontext():

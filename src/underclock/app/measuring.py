@@ -209,9 +209,9 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
         )
     with nvml_session():
         device = NvmlGpu(rank.gpu(name.index))
-        follower = FollowingRank(StoreLine())
+        follower = FollowingRank(StoreLine().hear)
         with (
             held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,
         ):
-            follower.follow(launcher, now.step.kernels, leases)
+            follower.follow(launcher.loop, now.step.kernels, leases)

@@ -6,6 +6,7 @@ sweep where there is one (``make calibrate``). A user's calibration is a file of
 
 import dataclasses
 import functools
+import json
 import math
 import re
 import zlib
@@ -81,13 +82,7 @@ _WHOLE = Meter(every_s=0.1, seen_s=0.1)
 _QUARTER = Meter(every_s=0.1, seen_s=0.025)
 _SECOND = Meter(every_s=0.1, seen_s=1.0)
 
-# Source: Yang et al., SC'24; Volta's power reading is assumed.
-VOLTA = Sensors(
-    counter_tick_s=0.01,
-    usage=Meter(every_s=0.02, seen_s=0.01),
-    instant=Meter(every_s=0.02, seen_s=0.01),
-    energy_call=_ENERGY_CALL,
-)
+# Source: Yang et al., SC'24.
 AMPERE = Sensors(counter_tick_s=0.1, usage=_SECOND, instant=_WHOLE, energy_call=_ENERGY_CALL)
 GA100 = Sensors(counter_tick_s=0.1, usage=_QUARTER, instant=_QUARTER, energy_call=_ENERGY_CALL)
 HOPPER = Sensors(counter_tick_s=0.1, usage=_SECOND, instant=_QUARTER, energy_call=_ENERGY_CALL)
@@ -407,8 +402,11 @@ def name_of_model(gpu: str) -> str | None:
 
 def encode(model: GpuModel) -> str:
     """Return a model as JSON, numbers to six digits."""
-    body = msgspec.json.encode(_rounded(msgspec.to_builtins(model)))
-    return msgspec.json.format(body, indent=1).decode() + "\n"
+    # More digits than a sweep can tell are noise.
+    rounded = json.loads(
+        msgspec.json.encode(model), parse_float=lambda text: float(f"{float(text):.6g}")
+    )
+    return msgspec.json.format(msgspec.json.encode(rounded), indent=1).decode() + "\n"
 
 
 def decode(body: bytes, where: str) -> GpuModel:
@@ -440,14 +438,3 @@ def _check_numbers(
                 continue
             if not abs(number) < _GREATEST or (number < 0 and name not in may_be_negative):
                 raise ValueError(f"{name} must be finite and not negative, got {number}")
-
-
-def _rounded(value: object) -> object:
-    """Round every float in plain data: more digits than a sweep can tell are noise."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return value

@@ -7,7 +7,7 @@ goes through the store of PyTorch by which the ranks found one another.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol
@@ -66,20 +66,6 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 Word = StepKernels | BeginLoop | AgreedNumber | LaunchOnce | EndLoop | HoldClocks | Done
 
 
-class Speaker(Protocol):
-    """The leader's end of a line to every follower."""
-
-    def say(self, words: bytes) -> None:
-        """Say something to all."""
-
-
-class Listener(Protocol):
-    """A follower's end, where everything arrives in order."""
-
-    def hear(self) -> bytes:
-        """Wait for what is said next; however long that takes."""
-
-
 class PacedLoop(Protocol):
     """A loop that ends when its pace says so."""
 
@@ -87,13 +73,8 @@ class PacedLoop(Protocol):
         """Wait until it did."""
 
 
-class PacedLauncher(Protocol):
-    """Runs kernels at a pace."""
-
-    def loop(
-        self, kernels: Sequence[Kernel], mix: Mix | None = None
-    ) -> AbstractContextManager[PacedLoop]:
-        """Keep launching a sequence, as `hw.base.Launcher` does."""
+PacedLoops = Callable[[Sequence[Kernel], Mix | None], AbstractContextManager[PacedLoop]]
+"""Keeps launching a sequence at a pace, as `hw.base.Launcher.loop` does."""
 
 
 class RankPace:
@@ -115,10 +96,14 @@ class RankPace:
 
 
 class LeadingRank(RankPace):
-    """The pace of the rank that measures."""
+    """The pace of the rank that measures.
 
-    def __init__(self, line: Speaker) -> None:
-        self._line = line
+    Args:
+        tell: Says something to all others.
+    """
+
+    def __init__(self, tell: Callable[[bytes], None]) -> None:
+        self._tell = tell
 
     @contextmanager
     def leading(self, kernels: Sequence[Kernel]) -> Iterator[None]:
@@ -157,7 +142,7 @@ class LeadingRank(RankPace):
             self._say(HoldClocks(AUTO))
 
     def _say(self, word: Word) -> None:
-        self._line.say(msgspec.json.encode(word))
+        self._tell(msgspec.json.encode(word))
 
 
 class LeadersLeases(ClockLeases):
@@ -175,10 +160,14 @@ class LeadersLeases(ClockLeases):
 
 
 class FollowingRank(RankPace):
-    """The pace of a rank that does as the leader does."""
+    """The pace of a rank that does as the leader does.
 
-    def __init__(self, line: Listener) -> None:
-        self._line = line
+    Args:
+        listen: Waits for what the leader says next, however long that takes.
+    """
+
+    def __init__(self, listen: Callable[[], bytes]) -> None:
+        self._listen = listen
 
     def agreed(self, value: float) -> float:
         """Return the leader's value in place of one's own."""
@@ -195,9 +184,7 @@ class FollowingRank(RankPace):
             raise _out_of_step("launched", word)
         return isinstance(word, LaunchOnce)
 
-    def follow(
-        self, launcher: PacedLauncher, kernels: tuple[Kernel, ...], leases: ClockLeases
-    ) -> None:
+    def follow(self, loops: PacedLoops, kernels: tuple[Kernel, ...], leases: ClockLeases) -> None:
         """Do as the leader does, until it is done.
 
         Raises:
@@ -216,13 +203,13 @@ class FollowingRank(RankPace):
                 elif isinstance(word, BeginLoop):
                     sequence = [mine[name] for name in word.kernels]
                     # What has no room here has none on the leader, who then does something else.
-                    with suppress(NoRoomError), launcher.loop(sequence, word.mix) as loop:
+                    with suppress(NoRoomError), loops(sequence, word.mix) as loop:
                         loop.run_out()
                 else:
                     raise _out_of_step("waited for a loop", word)
 
     def _hear(self) -> Word:
-        word: Word = msgspec.json.decode(self._line.hear(), type=Word)
+        word: Word = msgspec.json.decode(self._listen(), type=Word)
         return word
 
 

@@ -49,20 +49,15 @@ BRISK = MeasurementSettings(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window
 
 @dataclass(frozen=True, slots=True)
 class _Tick:
+    """A step of the energy counter, or a moment between two."""
+
     at_s: float
     energy_j: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Staircase:
-    """Where the counter's steps lie."""
-
-    last_s: float
-    step_s: float
+    every_s: float  # how far steps lie apart
 
     def wait_s(self, now_s: float) -> float:
         """Return how long to sleep to wake a little before the next step, if there is time."""
-        ahead_s = self.step_s - (now_s - self.last_s) % self.step_s
+        ahead_s = self.every_s - (now_s - self.at_s) % self.every_s
         return max(0.0, ahead_s - _WAKE_BEFORE_S)
 
 
@@ -101,7 +96,7 @@ class GpuMeasurer:
         self._offered = dict.fromkeys(listed_clocks(gpu) if may_lock else [AUTO])
         self._held = AUTO
         self._interference = InterferenceCheck(gpu, clock)
-        self._counter: _Staircase | None = None  # learned from the counter at the first window
+        self._last: _Tick | None = None  # learned from the counter at the first window
 
     def info(self) -> GpuInfo:
         """Return which GPU answers."""
@@ -212,11 +207,11 @@ class GpuMeasurer:
             least = least or self._measuring.launches
             if len(kernels) > 1 and mix is not None and (mix.hot or mix.idle_s):
                 least = min(least, _WHOLE_ROUNDS)
-            after = self._wait(loop, before, start.at_s, watch or self._clock, least)
+            after = self._wait(loop, before, start, watch or self._clock, least)
             time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
             clock = watch or self._clock
             whole = len(kernels) > 1 and time_s > _SEEN_S
-            end = self._end(start.at_s, time_s, clock) if whole else self._next_tick(clock)
+            end = self._end(start, time_s, clock) if whole else self._next_tick(clock)
             utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
@@ -227,7 +222,7 @@ class GpuMeasurer:
             energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
             observed=running.observed,
             window_s=window_s,
-            ticks=round(window_s / self._counter.step_s) if self._counter else None,
+            ticks=round(window_s / start.every_s),
             temperature_c=running.temperature_c,
             throttle_reasons=running.reasons,
             utilisation=utilisation,
@@ -242,32 +237,31 @@ class GpuMeasurer:
         return min(look * window_s, max(look * self._measuring.window_s, _ROUNDS * round_s))
 
     def _wait(
-        self, loop: Loop, before: Progress, started_s: float, clock: Clock, least: int
+        self, loop: Loop, before: Progress, start: _Tick, clock: Clock, least: int
     ) -> Progress:
         """Let the window pass until it is long enough and holds at least so many launches."""
         measuring = self._measuring
-        tick_s = self._counter.step_s if self._counter else 0.0
         watched = WatchedLoop(loop, clock, "measuring")
         while True:
-            spent_s = clock.now_s() - started_s
+            spent_s = clock.now_s() - start.at_s
             now = watched.progress()
             launches = now.launches - before.launches
-            if spent_s >= measuring.window_s - tick_s and launches >= least:
+            if spent_s >= measuring.window_s - start.every_s and launches >= least:
                 return now
             # Sleep to where both should hold, judging by the launches since the loop began.
             per_launch_s = now.elapsed_s / now.launches if now.launches else measuring.window_s
             left_s = max(
-                measuring.window_s - tick_s - spent_s,
+                measuring.window_s - start.every_s - spent_s,
                 (least - launches) * per_launch_s,
             )
             clock.sleep_s(max(left_s, 1e-3))
 
-    def _end(self, started_s: float, round_s: float, clock: Clock) -> _Tick:
+    def _end(self, start: _Tick, round_s: float, clock: Clock) -> _Tick:
         """Return the energy where a whole number of rounds ends, between the ticks around it."""
         now_s = self._clock.now_s()
-        early_s = 1.5 * (self._counter.step_s if self._counter else 0.0)
-        rounds = math.ceil((now_s - started_s + early_s) / round_s)
-        at_s = started_s + rounds * round_s
+        early_s = 1.5 * start.every_s
+        rounds = math.ceil((now_s - start.at_s + early_s) / round_s)
+        at_s = start.at_s + rounds * round_s
         clock.sleep_s(max(0.0, at_s - early_s - now_s))
         before = after = self._next_tick(clock)
         while after.at_s < at_s:
@@ -275,25 +269,25 @@ class GpuMeasurer:
         if after is before:  # the counter's steps are longer than they were
             return after
         share = (at_s - before.at_s) / (after.at_s - before.at_s)
-        return _Tick(at_s, before.energy_j + share * (after.energy_j - before.energy_j))
+        energy_j = before.energy_j + share * (after.energy_j - before.energy_j)
+        return _Tick(at_s, energy_j, start.every_s)
 
     def _next_tick(self, clock: Clock) -> _Tick:
         """Return when the counter next steps, and to what.
 
-        Once the staircase is known, sleep to shortly before its next step instead of asking all
-        the way: each question blocks, and keeps the host from its work.
+        Once its steps are known, sleep to shortly before the next one instead of asking all the
+        way: each question blocks, and keeps the host from its work.
         """
-        if self._counter is None:
-            ticks = [self._ask() for _ in range(4)]
-            steps_s = sorted(b.at_s - a.at_s for a, b in itertools.pairwise(ticks))
-            self._counter = _Staircase(ticks[-1].at_s, steps_s[1])
-        clock.sleep_s(self._counter.wait_s(clock.now_s()))
-        tick = self._ask()
-        self._counter = _Staircase(tick.at_s, self._counter.step_s)
-        return tick
+        if self._last is None:
+            at_s, energy_j = zip(*(self._ask() for _ in range(4)), strict=True)
+            apart_s = sorted(b - a for a, b in itertools.pairwise(at_s))
+            self._last = _Tick(at_s[-1], energy_j[-1], apart_s[1])
+        clock.sleep_s(self._last.wait_s(clock.now_s()))
+        self._last = _Tick(*self._ask(), self._last.every_s)
+        return self._last
 
-    def _ask(self) -> _Tick:
-        """Ask the counter over and over until it steps."""
+    def _ask(self) -> tuple[float, float]:
+        """Ask the counter over and over until it steps; return when, and to what."""
         before_j = self._gpu.energy_j()
         deadline_s = self._clock.now_s() + _LONGEST_TICK_S
         while self._clock.now_s() < deadline_s:
@@ -302,7 +296,7 @@ class GpuMeasurer:
             _check_climbed(before_j, energy_j)
             if energy_j > before_j:
                 # The call blocks, so the step lies between its start and its end.
-                return _Tick((called_s + self._clock.now_s()) / 2, energy_j)
+                return (called_s + self._clock.now_s()) / 2, energy_j
         raise MeasurementError(
             f"the energy counter did not move in {_LONGEST_TICK_S:g} s",
             hint="this GPU may have no energy counter (Volta and newer do)",

@@ -133,10 +133,12 @@ def enforced_profiles(uuid: str) -> tuple[int, ...]:
 
     These are sets of clocks and limits; none where the GPU or driver has no such thing.
     """
+    read = getattr(pynvml, "nvmlDeviceWorkloadPowerProfileGetCurrentProfiles", None)
+    if read is None:  # an older nvidia-ml-py
+        return ()
     current = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
     try:
         handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        read = pynvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
         call("read the workload power profiles", read, handle, current)
     except (DeviceError, UsageError):  # an old driver, or a GPU without
         return ()

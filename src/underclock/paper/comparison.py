@@ -2,7 +2,9 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from underclock.app.doctor import GpuFinding
 from underclock.paper import published
@@ -11,7 +13,6 @@ from underclock.paper.records import (
     Agreement,
     Lever,
     LeverCount,
-    PercentChange,
     QuotedNumber,
     Revalidation,
     SecondGpu,
@@ -23,6 +24,7 @@ from underclock.paper.records import (
 from underclock.records import AUTO, Clocks, Kernel, Kind, MeasurementSettings, Plan, SampleSet
 from underclock.workloads.gpt3 import Shape
 
+_BOTH = "kernels that lower both clocks"
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower
 # What the paper calls a kernel that is no matrix product, by the start of our name.
 _NOUNS = {
@@ -57,14 +59,28 @@ def quoted_numbers(
     gpu_days: float,
 ) -> tuple[QuotedNumber, ...]:
     """Return every quoted number, in the order of the paper."""
-    return (
-        *_set_up(sizes, gpu, samples, measuring),
-        _quote("Set-up", "exhaustive search", "GPU-days", published.GPU_DAYS, gpu_days),
-        *_table2(study),
-        *_table1(study.table1),
-        *_validation(study),
-        *_transfers(study),
+    ours = {
+        **_set_up(sizes, gpu, samples, measuring),
+        "exhaustive search": gpu_days,
+        **_table2(study),
+        **_table1(study.table1),
+        **_validation(study.validation),
+        **_transfers(study),
+        "clock changes per layer": study.clock_changes_per_layer,
+        "least time a switch took": None,  # both studies change clocks for free
+    }
+    # Which clocks the paper's choices lower depends on those that the GPU at hand runs at.
+    counted = {_BOTH: sum(row.paper_lever is Lever.BOTH for row in study.table1)}
+    return tuple(
+        _beside(quoted, counted.get(quoted.name, quoted.paper), ours[quoted.name])
+        for quoted in published.QUOTED.values()
     )
+
+
+def _beside(quoted: QuotedNumber, paper: float, ours: float | None) -> QuotedNumber:
+    difference = None if ours is None else float(ours) - float(paper)
+    found = None if ours is None else float(ours)
+    return replace(quoted, paper=float(paper), ours=found, difference=difference)
 
 
 def basis_of(group: str, name: str) -> str:
@@ -79,60 +95,53 @@ def basis_of(group: str, name: str) -> str:
     return "informed" if group == "Table 2" and name.startswith("kernel") else "predicted"
 
 
-def _quote(group: str, name: str, unit: str, paper: float, ours: float | None) -> QuotedNumber:
-    return QuotedNumber(
-        group=group,
-        name=name,
-        unit=unit,
-        paper=float(paper),
-        ours=None if ours is None else float(ours),
-        difference=None if ours is None else float(ours) - float(paper),
-    )
+_Ours = dict[str, float | None]
+"""Our numbers by their names in the paper; ``None`` where we have none."""
 
 
-def _quote_change(
-    group: str,
-    name: str,
-    paper: PercentChange,
-    ours: PercentChange | Table2Cell | Revalidation | Transfer | SecondGpu | None,
-) -> Iterator[QuotedNumber]:
-    """Quote a change of time, then of energy."""
+def _change(name: str, ours: Table2Cell | Revalidation | Transfer | SecondGpu | None) -> _Ours:
+    """Return a change of time and one of energy."""
     time_pct, energy_pct = (ours.time_pct, ours.energy_pct) if ours else (None, None)
-    yield _quote(group, f"{name}: time", "%", paper.time_pct, time_pct)
-    yield _quote(group, f"{name}: energy", "%", paper.energy_pct, energy_pct)
+    return {f"{name}: time": time_pct, f"{name}: energy": energy_pct}
+
+
+def _ends(group: str, of: str, ours: Sequence[float]) -> _Ours:
+    """Return the least and the greatest of a group, which may be empty with us."""
+    return {
+        f"{group}: least {of}": min(ours, default=None),
+        f"{group}: greatest {of}": max(ours, default=None),
+    }
 
 
 def _set_up(
     sizes: dict[str, int], gpu: GpuFinding, samples: SampleSet, measuring: MeasurementSettings
-) -> Iterator[QuotedNumber]:
+) -> _Ours:
     core_mhz, mem_mhz = gpu.core_mhz, gpu.mem_mhz
     grid = sorted({c.core_mhz for c in samples.settings if c.core_mhz is not None})
     least_mem = [c.core_mhz or 0 for c in samples.settings if c.mem_mhz == mem_mhz[0]]
     warm_c = [s.temperature_c or 0.0 for s in samples.samples if s.asked == AUTO]
-    at_least_mem = published.GREATEST_CORE_AT_LEAST_MEM_MHZ
-    for name, unit, paper, ours in (
-        ("parameters", "1e9", published.PARAMETERS_1E9, Shape(**sizes).parameters / 1e9),
-        ("layers", "", published.LAYERS, sizes["layers"]),
-        ("hidden size", "", published.HIDDEN, sizes["hidden"]),
-        ("attention heads", "", published.HEADS, sizes["heads"]),
-        ("sequence length", "", published.SEQUENCE, sizes["sequence"]),
-        ("batch", "", published.BATCH_SIZE, sizes["batch"]),
-        ("kernels before the optimizer", "", len(TABLE1), len(samples.kernels)),
-        ("core clocks of the driver", "", published.CORE_CLOCKS, len(core_mhz)),
-        ("their spacing", "MHz", published.CORE_SPACING_MHZ, _spacing(core_mhz)),
-        ("least core clock visited", "MHz", published.GRID_CORE_MHZ[0], grid[0]),
-        ("greatest core clock visited", "MHz", published.GRID_CORE_MHZ[1], grid[-1]),
-        ("step between them", "MHz", published.GRID_STEP_MHZ, _spacing(grid)),
-        ("memory clocks", "", len(published.MEM_MHZ), len(mem_mhz)),
-        ("least memory clock", "MHz", published.MEM_MHZ[0], mem_mhz[0]),
-        ("greatest core clock there", "MHz", at_least_mem, max(least_mem, default=None)),
-        ("greatest memory clock", "MHz", published.MEM_MHZ[-1], mem_mhz[-1]),
-        ("warm-up of the GPU", "s", published.WARM_S, measuring.warm_s),
-        ("temperature, hottest kernel under auto", "°C", published.STEADY_C, max(warm_c)),
-        ("warm-up of each kernel", "s", published.KERNEL_WARM_S, measuring.kernel_warm_s),
-        ("window", "s", published.WINDOW_S, measuring.window_s),
-    ):
-        yield _quote("Set-up", name, unit, paper, ours)
+    return {
+        "parameters": Shape(**sizes).parameters / 1e9,
+        "layers": sizes["layers"],
+        "hidden size": sizes["hidden"],
+        "attention heads": sizes["heads"],
+        "sequence length": sizes["sequence"],
+        "batch": sizes["batch"],
+        "kernels before the optimizer": len(samples.kernels),
+        "core clocks of the driver": len(core_mhz),
+        "their spacing": _spacing(core_mhz),
+        "least core clock visited": grid[0],
+        "greatest core clock visited": grid[-1],
+        "step between them": _spacing(grid),
+        "memory clocks": len(mem_mhz),
+        "least memory clock": mem_mhz[0],
+        "greatest core clock there": max(least_mem, default=None),
+        "greatest memory clock": mem_mhz[-1],
+        "warm-up of the GPU": measuring.warm_s,
+        "temperature, hottest kernel under auto": max(warm_c),
+        "warm-up of each kernel": measuring.kernel_warm_s,
+        "window": measuring.window_s,
+    }
 
 
 def _spacing(clocks_mhz: Sequence[int]) -> int | None:
@@ -140,50 +149,29 @@ def _spacing(clocks_mhz: Sequence[int]) -> int | None:
     return min((b - a for a, b in itertools.pairwise(clocks_mhz)), default=None)
 
 
-def _table2(study: Study) -> Iterator[QuotedNumber]:
+def _table2(study: Study) -> _Ours:
+    ours: _Ours = {}
     for cell in study.table2:
-        name = f"{cell.granularity}-level, {cell.objective}, {cell.aggregate}"
-        paper = PercentChange(time_pct=cell.paper_time_pct, energy_pct=cell.paper_energy_pct)
-        yield from _quote_change("Table 2", name, paper, cell)
+        name = published.way(cell.granularity, cell.objective, cell.aggregate)
+        ours |= _change(name, cell)
+    return ours
 
 
-def _table1(rows: Sequence[Table1Row]) -> Iterator[QuotedNumber]:
+def _table1(rows: Sequence[Table1Row]) -> _Ours:
     gemms = [row for row in rows if row.kernel == "GEMM"]
     sacrificed = [row for row in gemms if row.time_pct > _SACRIFICED_PCT]
     lowered = [row for row in gemms if row.lever is Lever.MEMORY and row not in sacrificed]
     slow_core = [row for row in rows if row.kernel != "GEMM" and row.lever is Lever.CORE]
     cores = [float(row.core_mhz) for row in slow_core if row.core_mhz is not None]
-
-    def quote(name: str, unit: str, paper: float, ours: float | None) -> QuotedNumber:
-        return _quote("Table 1", name, unit, paper, ours)
-
-    def ends(
-        what: str, unit: str, paper: tuple[float, float], ours: Sequence[float]
-    ) -> Iterator[QuotedNumber]:
-        """Quote the least and the greatest of a group, which may be empty with us."""
-        group, of = what.split(": ")
-        yield quote(f"{group}: least {of}", unit, paper[0], min(ours, default=None))
-        yield quote(f"{group}: greatest {of}", unit, paper[1], max(ours, default=None))
-
-    name = "memory-lowered GEMMs"
-    yield from ends(f"{name}: time", "%", published.MEMORY_LOWERED_GEMM_TIME_PCT, _times(lowered))
-    paper = published.MEMORY_LOWERED_GEMM_ENERGY_PCT
-    yield from ends(f"{name}: energy", "%", paper, _energies(lowered))
-    name = "sacrificed GEMMs"
-    yield quote(name, "", published.SACRIFICED_GEMMS, len(sacrificed))
-    yield from ends(f"{name}: time", "%", published.SACRIFICED_GEMM_TIME_PCT, _times(sacrificed))
-    paper = published.SACRIFICED_GEMM_ENERGY_PCT
-    yield from ends(f"{name}: energy", "%", paper, _energies(sacrificed))
-    name = "core-lowered others"
-    yield from ends(f"{name}: clock", "MHz", published.CORE_LOWERED_MHZ, cores)
-    most_pct = published.CORE_LOWERED_MOST_TIME_PCT
-    yield quote(f"{name}: greatest time", "%", most_pct, max(_times(slow_core), default=None))
-    yield from ends(f"{name}: energy", "%", published.CORE_LOWERED_ENERGY_PCT, _energies(slow_core))
-    theirs, ours = (
-        sum(each is Lever.BOTH for each in levers)
-        for levers in ([row.paper_lever for row in rows], [row.lever for row in rows])
-    )
-    yield quote("kernels that lower both clocks", "", theirs, ours)
+    ours: _Ours = {"sacrificed GEMMs": len(sacrificed)}
+    for group, some in (
+        ("memory-lowered GEMMs", lowered),
+        ("sacrificed GEMMs", sacrificed),
+        ("core-lowered others", slow_core),
+    ):
+        ours |= _ends(group, "time", _times(some)) | _ends(group, "energy", _energies(some))
+    ours |= _ends("core-lowered others", "clock", cores)
+    return ours | {_BOTH: sum(row.lever is Lever.BOTH for row in rows)}
 
 
 def _times(rows: Iterable[Table1Row | Transfer]) -> list[float]:
@@ -194,42 +182,30 @@ def _energies(rows: Iterable[Table1Row | Transfer]) -> list[float]:
     return [row.energy_pct for row in rows]
 
 
-def _validation(study: Study) -> Iterator[QuotedNumber]:
-    group, v = "Validation", study.validation
-    energy_pct, reaching = v.paper_discovered_energy_pct, v.paper_pairs_reaching_discovered
-    yield _quote(group, "repeats", "", published.REPEATS, v.repeats)
-    yield _quote(group, "pairs", "", published.REPEATS**2, len(v.pairs))
-    yield from _quote_change(group, "mean of all pairs", published.VALIDATED, v)
-    yield _quote(group, "discovered energy", "%", energy_pct, v.discovered_energy_pct)
-    name = "pairs that reach that energy"
-    yield _quote(group, name, "", reaching, v.pairs_reaching_discovered)
+def _validation(validation: Revalidation) -> _Ours:
+    return {
+        "repeats": validation.repeats,
+        "pairs": len(validation.pairs),
+        **_change("mean of all pairs", validation),
+        "discovered energy": validation.discovered_energy_pct,
+        "pairs that reach that energy": validation.pairs_reaching_discovered,
+    }
 
 
-def _transfers(study: Study) -> Iterator[QuotedNumber]:
-    group = "The discovered clocks elsewhere"
+def _transfers(study: Study) -> _Ours:
     by_batch = {row.batch: row for row in study.batch_transfer}
-    for batch, paper in published.BATCH.items():
-        yield from _quote_change(group, f"batch {batch}", paper, by_batch.get(batch))
-    smallest = [row for row in study.batch_transfer if row.batch < min(published.BATCH)]
-    paper, name = published.SMALLEST_BATCHES, "smaller batches"
-    most_pct, least_pct = (
-        max(_times(smallest), default=None),
-        min(_energies(smallest), default=None),
-    )
-    yield _quote(group, f"{name}: greatest time", "%", paper.time_pct, most_pct)
-    yield _quote(group, f"{name}: least energy", "%", paper.energy_pct, least_pct)
     by_degree = {row.tensor_parallel: row for row in study.tensor_parallel_transfer}
-    for degree, change in published.TENSOR_PARALLEL.items():
-        name = f"tensor parallel {degree}"
-        yield from _quote_change(group, name, change, by_degree.get(degree))
-    again = PercentChange(
-        time_pct=study.a4000.paper_time_pct, energy_pct=study.a4000.paper_energy_pct
-    )
-    yield from _quote_change(group, "RTX A4000, searched again", again, study.a4000)
-    group, changes = "Not deployed", published.CLOCK_CHANGES_PER_LAYER
-    yield _quote(group, "clock changes per layer", "", changes, study.clock_changes_per_layer)
-    # Both studies change clocks for free, so there is nothing of ours to set beside it.
-    yield _quote(group, "least time a switch took", "s", published.SWITCH_S, None)
+    smallest = [row for row in study.batch_transfer if row.batch < min(published.BATCH)]
+    ours: _Ours = {
+        "smaller batches: greatest time": max(_times(smallest), default=None),
+        "smaller batches: least energy": min(_energies(smallest), default=None),
+        **_change("RTX A4000, searched again", study.a4000),
+    }
+    for batch in published.BATCH:
+        ours |= _change(f"batch {batch}", by_batch.get(batch))
+    for degree in published.TENSOR_PARALLEL:
+        ours |= _change(f"tensor parallel {degree}", by_degree.get(degree))
+    return ours
 
 
 def lever(chosen: Clocks, auto: Clocks) -> Lever:

@@ -185,8 +185,8 @@ class QuotedNumber(Record, frozen=True, kw_only=True):
     name: str
     unit: str
     paper: float
-    ours: float | None
-    difference: float | None
+    ours: float | None = None
+    difference: float | None = None
 
 
 class Study(Record, frozen=True, kw_only=True, tag_field="kind", tag="study"):

@@ -7,7 +7,9 @@ P = idle + E / t, where E = work · V² + traffic is the energy of one launch.
 Shape letters: R rows, M memory points of the GPU.
 """
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import xlogy
@@ -80,16 +82,12 @@ class AtClocks:
 
     def repeated(self, times: int) -> "AtClocks":
         """Return the GPU at so many copies of the clocks."""
-        return AtClocks(
-            gpu=self.gpu,
-            core_mhz=np.tile(self.core_mhz, times),
-            mem_mhz=np.tile(self.mem_mhz, times),
-            temperature_c=np.tile(self.temperature_c, times),
-            volts=np.tile(self.volts, times),
-            xbar_mhz=np.tile(self.xbar_mhz, times),
-            dram_mhz=np.tile(self.dram_mhz, times),
-            idle_w=np.tile(self.idle_w, times),
-        )
+        arrays: dict[str, Any] = {
+            each.name: np.tile(getattr(self, each.name), times)
+            for each in dataclasses.fields(self)
+            if each.name != "gpu"
+        }
+        return dataclasses.replace(self, **arrays)
 
     def costs(self, kernels: KernelArrays) -> "LogCosts":
         """Return what the kernel of each row costs there."""
@@ -103,14 +101,10 @@ class AtClocks:
         time_s = joined_s + kernels.fixed_s
         launch_j = kernels.work_j_per_v2 * self.volts**2 + kernels.dram_j
         return LogCosts(
-            gpu=self.gpu,
+            at=self,
             kernels=kernels,
-            core_mhz=self.core_mhz,
-            mem_mhz=self.mem_mhz,
-            temperature_c=self.temperature_c,
             time_s=time_s,
             power_w=self.idle_w + launch_j / time_s,
-            volts=self.volts,
             joined_s=joined_s,
             parts_s=np.array(parts),
             exponent=exponent,
@@ -122,20 +116,15 @@ class LogCosts:
     """Time and power of kernels at clocks, with what their derivatives are made of.
 
     Attributes:
-        volts: Core voltage in V. Shape (R,).
         joined_s: Time but the fixed. Shape (R,).
         parts_s: What core, DRAM and crossbar would take alone. Shape (3, R).
         exponent: Which joins them. Shape (R,).
     """
 
-    gpu: GpuConstants
+    at: AtClocks
     kernels: KernelArrays
-    core_mhz: Floats
-    mem_mhz: Floats
-    temperature_c: Floats
     time_s: Floats
     power_w: Floats
-    volts: Floats
     joined_s: Floats
     parts_s: Floats
     exponent: Floats
@@ -158,7 +147,7 @@ class LogCosts:
         by[0, :, 3] = kernels.fixed_s / self.time_s
         by[1] = -self._dynamic_share()[:, None] * by[0]
         launch_j = self.time_s * self.power_w
-        by[1, :, 4] = kernels.work_j_per_v2 * self.volts**2 / launch_j
+        by[1, :, 4] = kernels.work_j_per_v2 * self.at.volts**2 / launch_j
         by[1, :, 5] = kernels.dram_j / launch_j
         return by
 
@@ -167,29 +156,31 @@ class LogCosts:
 
         The columns are those of `BY_GPU`, then power and efficiency of each memory point.
         """
-        gpu = self.gpu
+        gpu = self.at.gpu
         by = np.zeros((2, len(self.time_s), len(BY_GPU) + 2 * len(gpu.mem_points_mhz)))
         joined_share, shares = self.joined_s / self.time_s, self._shares()
         sharpness = xlogy(shares, shares).sum(axis=0) / self.exponent
         by[0, :, 0] = joined_share * np.where(self.kernels.serial, 0.0, sharpness)
-        at_floor = xbar_mhz(gpu, self.core_mhz) <= gpu.xbar_floor_mhz
+        at_floor = xbar_mhz(gpu, self.at.core_mhz) <= gpu.xbar_floor_mhz
         by[0, :, 1] = -joined_share * shares[2] * at_floor
         # What each memory point has to say at each row's clock, as a part of the whole.
         points = np.eye(len(gpu.mem_points_mhz))
-        near = np.stack([np.interp(self.mem_mhz, gpu.mem_points_mhz, p) for p in points], axis=-1)
+        near = np.stack(
+            [np.interp(self.at.mem_mhz, gpu.mem_points_mhz, p) for p in points], axis=-1
+        )
         efficiency = near * gpu.mem_points_efficiency
         efficiency /= efficiency.sum(axis=-1, keepdims=True)
         by[0, :, -len(points) :] = -(joined_share * shares[1])[:, None] * efficiency
         by[1] = -self._dynamic_share()[:, None] * by[0]
-        above_mhz = np.maximum(self.core_mhz - gpu.knee_mhz, 0.0)
+        above_mhz = np.maximum(self.at.core_mhz - gpu.knee_mhz, 0.0)
         rise = gpu.slope_v_per_mhz + 2.0 * gpu.bend_v_per_mhz2 * above_mhz
         by_volt = self._w_per_v() / self.power_w
         by[1, :, 2] = -gpu.knee_mhz * rise * (above_mhz > 0) * by_volt
         by[1, :, 3] = gpu.slope_v_per_mhz * above_mhz * by_volt
         by[1, :, 4] = gpu.bend_v_per_mhz2 * above_mhz**2 * by_volt
-        leak_w = gpu.leak_w_per_v3 * self.volts**3
+        leak_w = gpu.leak_w_per_v3 * self.at.volts**3
         by[1, :, 5] = leak_w * self._warmth() / self.power_w
-        by[1, :, 6] = self._clock_w_per_v2() * self.volts**2 / self.power_w
+        by[1, :, 6] = self._clock_w_per_v2() * self.at.volts**2 / self.power_w
         by[1, :, 7] = leak_w * (self._warmth() - 1.0) / self.power_w
         memory = slice(len(BY_GPU), len(BY_GPU) + len(points))
         by[1, :, memory] = near * gpu.mem_points_w / self.power_w[:, None]
@@ -202,21 +193,21 @@ class LogCosts:
 
     def _dynamic_share(self) -> Floats:
         """Return the part of power that falls when a kernel takes longer. Shape (R,)."""
-        launch_j = self.kernels.work_j_per_v2 * self.volts**2 + self.kernels.dram_j
+        launch_j = self.kernels.work_j_per_v2 * self.at.volts**2 + self.kernels.dram_j
         share: Floats = launch_j / self.time_s / self.power_w
         return share
 
     def _w_per_v(self) -> Floats:
         """Return how power rises with voltage. Shape (R,)."""
-        leak = 3.0 * self.gpu.leak_w_per_v3 * self.volts**2 * self._warmth()
-        work = 2.0 * self.kernels.work_j_per_v2 * self.volts / self.time_s
-        rise: Floats = leak + 2.0 * self._clock_w_per_v2() * self.volts + work
+        leak = 3.0 * self.at.gpu.leak_w_per_v3 * self.at.volts**2 * self._warmth()
+        work = 2.0 * self.kernels.work_j_per_v2 * self.at.volts / self.time_s
+        rise: Floats = leak + 2.0 * self._clock_w_per_v2() * self.at.volts + work
         return rise
 
     def _warmth(self) -> Floats:
-        warmth: Floats = 1.0 + self.gpu.leak_per_c * (self.temperature_c - REFERENCE_C)
+        warmth: Floats = 1.0 + self.at.gpu.leak_per_c * (self.at.temperature_c - REFERENCE_C)
         return warmth
 
     def _clock_w_per_v2(self) -> Floats:
-        clock: Floats = self.gpu.clock_w_per_ghz_v2 * self.core_mhz / 1000.0
+        clock: Floats = self.at.gpu.clock_w_per_ghz_v2 * self.at.core_mhz / 1000.0
         return clock

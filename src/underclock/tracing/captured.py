@@ -6,7 +6,7 @@ the kernels that a GPU would run are assumed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -45,34 +45,17 @@ from underclock.hw.cuda.torch_step import (
 )
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
-from underclock.records.launches import Traced, TracedActivity
-from underclock.tracing.source import Script, StepFunction, TracePhase
+from underclock.records.launches import Operator, Traced, TracedActivity
+from underclock.tracing.source import NOBODY, Onlooker, Script, StepFunction, TracePhase
 
-Keep = Callable[[Mapping[str, Any]], None]
-"""Is given PyTorch's trace of a plain run."""
+_Seen = tuple[Mapping[str, Any], Sequence[Operator]]
+"""PyTorch's trace of a step on the CPU, and the step's operators."""
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
 
-def _nothing(_phase: TracePhase) -> None:
-    """Tell nobody."""
-
-
-def _forget(_trace: Mapping[str, Any]) -> None:
-    """Keep nothing."""
-
-
-def trace_step(
-    step: StepFunction,
-    *,
-    name: str = "",
-    tell: Callable[[TracePhase], None] = _nothing,
-    keep: Keep = _forget,
-) -> Traced:
+def trace_step(step: StepFunction, *, name: str = "", onlooker: Onlooker = NOBODY) -> Traced:
     """Trace a step; leave everything it changes as it was.
-
-    Args:
-        keep: Given the trace of a plain run.
 
     Raises:
         NotSupportedError: There is no PyTorch with a CUDA device.
@@ -83,21 +66,19 @@ def trace_step(
     name = name or getattr(step, "__name__", "step")
     with (
         profiler_detaches(detaches=True),
-        running_step(step, name=name, tell=tell, keep=keep) as launcher,
+        running_step(step, name=name, onlooker=onlooker) as launcher,
     ):
         return launcher.traced
 
 
 @contextmanager
-def held_step(
-    step: StepFunction, *, name: str, tell: Callable[[TracePhase], None] = _nothing
-) -> Iterator[CudaLauncher]:
+def held_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher]:
     """Trace a step and keep its graph, to run its kernels alone; as `running_step` otherwise.
 
     Raises:
         NotSupportedError: Also where the step cannot be captured; says why.
     """
-    with running_step(step, name=name, tell=tell) as launcher:
+    with running_step(step, name=name) as launcher:
         if isinstance(launcher, EagerLauncher):
             raise NotSupportedError(
                 launcher.traced.step.obstacle, hint="take that out of the step, or measure it whole"
@@ -114,11 +95,7 @@ def measured_step(step: StepFunction, *, name: str) -> Iterator[CudaLauncher | E
 
 @contextmanager
 def running_step(
-    step: StepFunction,
-    *,
-    name: str,
-    tell: Callable[[TracePhase], None] = _nothing,
-    keep: Keep = _forget,
+    step: StepFunction, *, name: str, onlooker: Onlooker = NOBODY
 ) -> Iterator[CudaLauncher | EagerLauncher]:
     """Trace a step and keep what runs it; put everything back at the end.
 
@@ -132,39 +109,39 @@ def running_step(
     library = torch()  # before anything is put aside, which takes PyTorch too
     with quiet(), preserved(step) as at_first, same_batches(library) as batches:
         run, step = step, _from_first_batch(step, batches)
-        tell(TracePhase.WARMING)
+        onlooker.tell(TracePhase.WARMING)
         step_s = warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
         warm = Snapshot(run, known=at_first)
         warm.restore()
-        tell(TracePhase.PROFILING)
+        onlooker.tell(TracePhase.PROFILING)
         trace = looked_again(partial(profile, step), warm.restore, looks())
-        keep(trace)
+        if onlooker.keep is not None:
+            onlooker.keep(trace)
         plain = PlainRun.of(trace, step_s)
         waiting = waiting_operators(torch(), synchronising(trace))
         check_one_device(plain.seen, torch().cuda.current_device())
         try:
             with ExitStack() as stack:
                 try:
-                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, onlooker)
                 except NoMemoryError:
                     if not any([at_first.move_to_host(), warm.move_to_host()]):
                         raise
                     warm.restore()
-                    launcher = _captured(stack, step, name, plain, waiting, warm, tell)
+                    launcher = _captured(stack, step, name, plain, waiting, warm, onlooker)
                 yield launcher
                 return
         except CannotCaptureError as exc:
             traced = profiled_only(name, exc, trace, plain)
-        yield EagerLauncher(step, traced, nodes_of(plain.seen), warm)
+        nodes = nodes_of(plain.seen)
+        yield EagerLauncher(run=step, traced=traced, nodes=nodes, snapshot=warm)
 
 
-def trace_script(
-    script: Script, *, tell: Callable[[TracePhase], None] = _nothing, keep: Keep = _forget
-) -> Traced:
+def trace_script(script: Script, *, onlooker: Onlooker = NOBODY) -> Traced:
     """Trace a step of a script; errors as of `held_script`."""
     try:
-        with held_script(script, name=script.path.stem, tell=tell, keep=keep) as launcher:
+        with held_script(script, name=script.path.stem, onlooker=onlooker) as launcher:
             return launcher.traced
     except _UncapturableError as exc:
         return exc.traced
@@ -172,11 +149,7 @@ def trace_script(
 
 @contextmanager
 def held_script(
-    script: Script,
-    *,
-    name: str,
-    tell: Callable[[TracePhase], None] = _nothing,
-    keep: Keep = _forget,
+    script: Script, *, name: str, onlooker: Onlooker = NOBODY
 ) -> Iterator[CudaLauncher]:
     """Run a script to a step, hold it there with that step captured, and end it after the block.
 
@@ -194,14 +167,14 @@ def held_script(
     def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
         # From the start, for gradients are gathered on the stream on which a weight was used first.
         library.cuda.set_stream(library.cuda.Stream())
-        tell(TracePhase.WARMING)
+        onlooker.tell(TracePhase.WARMING)
         taken_s = []
         for _ in range(script.first):
             begun_s = clock.now_s()
             yield
             library.cuda.synchronize()
             taken_s.append(clock.now_s() - begun_s)
-        tell(TracePhase.PROFILING)
+        onlooker.tell(TracePhase.PROFILING)
         left = looks()
         for _ in range(script.last - script.first):
             if not left:
@@ -212,11 +185,12 @@ def held_script(
                 yield
                 library.cuda.synchronize()
             left = 0 if saw_all(trace) else left - 1
-        keep(trace)
+        if onlooker.keep is not None:
+            onlooker.keep(trace)
         plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
         check_one_device(plain.seen, library.cuda.current_device())
         inputs, before = candidates(library), Snapshot()
-        tell(TracePhase.CAPTURING)
+        onlooker.tell(TracePhase.CAPTURING)
         try:
             waiting = waiting_operators(library, synchronising(trace))
             with capture(waiting) as taken:
@@ -225,7 +199,8 @@ def held_script(
                 graph = taken.captured()
                 traced = as_step(name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
-                hand_over((CudaLauncher(graph, traced, before), library.cuda.current_device()))
+                launcher = CudaLauncher(captured=graph, traced=traced, snapshot=before)
+                hand_over((launcher, library.cuda.current_device()))
         except CannotCaptureError as exc:
             raise _UncapturableError(profiled_only(name, exc, trace, plain)) from exc
 
@@ -248,9 +223,7 @@ class _UncapturableError(NotSupportedError):
         self.traced = traced
 
 
-def assume_step(
-    what: StepFunction | Script, *, tell: Callable[[TracePhase], None], keep: Keep | None = None
-) -> Step:
+def assume_step(what: StepFunction | Script, *, onlooker: Onlooker) -> Step:
     """Trace a step on the CPU; leave everything that a function changes as it was.
 
     A script is run up to the last step to look at, and that one is seen; where a plain run's trace
@@ -266,43 +239,33 @@ def assume_step(
     if isinstance(what, Script):
         with recorded(library):  # in this thread first, or PyTorch's profiler complains
             pass
-        look = partial(_look_on, what, tell, keep)
-        with quiet(), held_in_script(what.path, what.arguments, look) as step:
-            seen: Step = step
-        return seen
-    with quiet(), preserved(what), same_batches(library), step_errors():
-        tell(TracePhase.WARMING)
-        for _ in range(_ASSUMED_WARM_UPS):
+        look = partial(_look_on, what.last, onlooker)
+        with quiet(), held_in_script(what.path, what.arguments, look) as seen:
+            pass  # the script ends here
+        return assumed_step(what.path.stem, *seen)
+    found: list[_Seen] = []
+    runs = _look_on(_ASSUMED_WARM_UPS + (onlooker.keep is not None), onlooker, found.append)
+    with quiet(), preserved(what), same_batches(library), step_errors(), closing(runs):
+        for _ in runs:
             what()
-        tell(TracePhase.PROFILING)
-        if keep is not None:
-            with recorded(library) as plain:
-                meet(library, SystemClock())
-                what()
-            keep(plain)
-        with operators_seen() as (trace, operators):
-            what()
-    return assumed_step(getattr(what, "__name__", "step"), trace, operators)
+    return assumed_step(getattr(what, "__name__", "step"), *found[0])
 
 
-def _look_on(
-    script: Script,
-    tell: Callable[[TracePhase], None],
-    keep: Keep | None,
-    hand_over: Callable[[Step], None],
-) -> Steps:
-    tell(TracePhase.WARMING)
-    for _ in range(script.last - (keep is not None)):
+def _look_on(last: int, onlooker: Onlooker, hand_over: Callable[[_Seen], None]) -> Steps:
+    """Look at one run after so many, at that before it too where its trace is kept."""
+    library = installed()
+    onlooker.tell(TracePhase.WARMING)
+    for _ in range(last - (onlooker.keep is not None)):
         yield
-    tell(TracePhase.PROFILING)
-    if keep is not None:
-        with recorded(installed()) as plain:
-            meet(installed(), SystemClock())
+    onlooker.tell(TracePhase.PROFILING)
+    if onlooker.keep is not None:
+        with recorded(library) as plain:
+            meet(library, SystemClock())
             yield
-        keep(plain)
-    with operators_seen() as (trace, operators):
+        onlooker.keep(plain)
+    with operators_seen() as seen:
         yield
-    hand_over(assumed_step(script.path.stem, trace, operators))
+    hand_over(seen)
 
 
 def looked_again(
@@ -338,10 +301,10 @@ def _captured(
     plain: PlainRun,
     waiting: Sequence[str],
     warm: Snapshot,
-    tell: Callable[[TracePhase], None],
+    onlooker: Onlooker,
 ) -> CudaLauncher:
     """Capture a step twice, the second time to keep until the stack is closed."""
-    tell(TracePhase.CAPTURING)
+    onlooker.tell(TracePhase.CAPTURING)
     with recorded() as recording, captured(step, waiting) as after:
         first = [node.node for node in after.nodes]
         depends = after.parts.shapes_depend_on_data
@@ -353,12 +316,12 @@ def _captured(
         del once
         warm.restore()
     inputs = candidates(torch())
-    tell(TracePhase.CHECKING)
+    onlooker.tell(TracePhase.CHECKING)
     graph = stack.enter_context(captured(step, waiting))
     check_same(first_difference(first, [node.node for node in graph.nodes]))
     traced = as_step(name, graph, captured_calls(recording), plain)
     check_inputs(inputs, graph.nodes)
-    return CudaLauncher(graph, traced, warm)
+    return CudaLauncher(captured=graph, traced=traced, snapshot=warm)
 
 
 def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: PlainRun) -> Traced:

@@ -41,6 +41,18 @@ class TracePhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Onlooker:
+    """Who is told while a step is traced, and given what is seen."""
+
+    tell: Callable[[TracePhase], None] = lambda _phase: None  # told of every phase as it begins
+    # Given PyTorch's trace of a plain run; None where nobody keeps it
+    keep: Callable[[Mapping[str, Any]], None] | None = None
+
+
+NOBODY = Onlooker()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """A training script and which of its steps to look at.
 

@@ -11,6 +11,7 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.tracing.source import (
+    Onlooker,
     Script,
     StepFunction,
     TracePhase,
@@ -80,7 +81,7 @@ def family(
     from underclock.tracing import captured  # noqa: PLC0415
 
     run = load_step(what) if isinstance(what, str) else what
-    kept: dict[str, Any] = {} if keep is None else {"keep": keep}
+    onlooker = Onlooker(tell=progress, keep=keep)
     for sizes in members:
         if sizes and not callable(run):
             raise UsageError(
@@ -89,11 +90,11 @@ def family(
         one = sized(run, sizes) if sizes and callable(run) else run
         if assume:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells of itself
-            step = captured.assume_step(one, tell=progress, **kept)
+            step = captured.assume_step(one, onlooker=onlooker)
         elif isinstance(one, Script):
-            step = captured.trace_script(one, tell=progress, **kept).step
+            step = captured.trace_script(one, onlooker=onlooker).step
         else:
-            step = captured.trace_step(one, tell=progress, **kept).step
+            step = captured.trace_step(one, onlooker=onlooker).step
         if isinstance(what, str | Script):
             source = source_of(what, folder or Path(), sizes)
             step = msgspec.structs.replace(step, source=source)

@@ -2,17 +2,18 @@
 
 * `gpt3`: training GPT-3, as the kernels of llm.c
 * `llama`: serving Llama 3, as the kernels of a server: prefill, decode, and both in one launch
+* `building`: what both are built of
 """
 
 from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.units import name_hint
 from underclock.workloads import gpt3, llama
-from underclock.workloads.gpt3 import Shape, gpt3_step
-from underclock.workloads.llama import ServedShape, llama_step
+from underclock.workloads.gpt3 import Shape
+from underclock.workloads.llama import ServedShape
 
 MODELS: dict[str, Shape | ServedShape] = {**gpt3.MODELS, **llama.MODELS}
-SIZES = tuple(dict.fromkeys((*gpt3.SIZES, *llama.SIZES)))
+SIZES = tuple(dict.fromkeys((*Shape.names(), *ServedShape.names())))
 """What may be changed of a workload; not every one has all."""
 
 
@@ -28,11 +29,8 @@ def workload(name: str, overrides: dict[str, int] | None = None) -> Step:
     """
     if name not in MODELS:
         raise UsageError(f"unknown workload {name!r}", hint=name_hint(name, MODELS))
-    shape = MODELS[name]
     try:
-        if isinstance(shape, Shape):
-            return gpt3_step(name, shape.changed(overrides or {}))
-        return llama_step(name, shape.changed(overrides or {}))
+        return MODELS[name].changed(overrides or {}).step(name)
     except UsageError as exc:
         raise UsageError(f"cannot build {name}: {exc}", hint=exc.hint) from exc
     except ValueError as exc:

@@ -22,17 +22,15 @@ does.
 """
 
 import dataclasses
-import itertools
 import math
 from dataclasses import dataclass
 
-from underclock.errors import UsageError
-from underclock.records import Kernel, Kind, Pass, Step
-from underclock.units import name_hint
+from underclock.records import Kind, Pass, Step
+from underclock.workloads.building import BF16, KernelWriter, Sizes
 
 _VOCABULARY_ALIGNMENT = 128  # llm.c pads the vocabulary so that GEMM shapes stay aligned
 
-_BF16, _FP32, _INT32 = 2, 4, 4
+_FP32, _INT32 = 4, 4
 _PASS_OF_SECTION = {
     "fwd": Pass.FORWARD,
     "Lf": Pass.FORWARD,
@@ -45,12 +43,9 @@ _PER_LAYER = {"Lf", "Lb"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Sizes that decide every kernel of the step."""
+class Shape(Sizes):
+    """Sizes of a training step."""
 
-    layers: int
-    hidden: int
-    heads: int
     batch: int = 40
     """Sequences per step on one GPU."""
     sequence: int = 1024
@@ -90,20 +85,6 @@ class Shape:
                 raise ValueError(
                     f"{noun} {size} does not divide among tp {self.tp} GPUs; tp may be {fitting}"
                 )
-
-    def changed(self, overrides: dict[str, int]) -> "Shape":
-        """Return a copy with other sizes.
-
-        Raises:
-            UsageError: No such size.
-            ValueError: Sizes that make no transformer.
-        """
-        unknown = sorted(overrides.keys() - set(SIZES))
-        if unknown:
-            raise UsageError(
-                f"no parameter named {unknown[0]!r}", hint=name_hint(unknown[0], SIZES)
-            )
-        return dataclasses.replace(self, **overrides)
 
     def as_parameters(self) -> dict[str, int]:
         """Return every size by name; ``tp`` and ``collectives`` only where there are any.
@@ -149,12 +130,17 @@ class Shape:
         """Trainable parameters that every one of the GPUs holds."""
         return (self.positions + self.layers * 6 + 2) * self.hidden
 
+    def step(self, name: str) -> Step:
+        """Return one GPU's part of one training step, optimizer included, in launch order."""
+        add = _Builder(self)
+        _forward(add)
+        _backward(add)
+        _optimizer(add)
+        return add.step(name, self.as_parameters())
+
 
 # GPT-3's table 2.1 (arXiv 2005.14165), but XL with 16 heads as in arXiv 2601.08539 and 13 B with
 # hidden 5120, a multiple of its 40 heads.
-SIZES = tuple(field.name for field in dataclasses.fields(Shape))
-"""What may be changed of a training step."""
-
 MODELS = {
     "gpt3-125m": Shape(layers=12, hidden=768, heads=12),
     "gpt3-350m": Shape(layers=24, hidden=1024, heads=16),
@@ -167,30 +153,20 @@ MODELS = {
 }
 
 
-class _Builder:
-    """Writes down kernels section by section; one method per kind of kernel."""
+class _Builder(KernelWriter):
+    """Writes down a training step; one method per kind of kernel."""
 
     def __init__(self, shape: Shape) -> None:
+        super().__init__(shape.layers, _PASS_OF_SECTION, _PER_LAYER)
         self.shape = shape
-        self.section = "fwd"
-        self.kernels: list[Kernel] = []
-
-    def memory(self, name: str, size: str, flops: float, moved: float) -> None:
-        """Add a kernel that is not a matrix product; ``moved`` in bytes."""
-        self._add(name, Kind.MEMORY, size, flops, moved)
-
-    def gemm(self, name: str, m: int, n: int, k: int, *, accumulate: bool = False) -> None:
-        """Add C[m,n] (+)= A[m,k] B[k,n]."""
-        elements = m * k + k * n + m * n * (2 if accumulate else 1)
-        self._add(name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, _BF16 * elements)
 
     def batched(self, name: str, m: int, n: int, k: int) -> None:
         """Add one product per sequence and head of this GPU."""
         batch = self.shape.batch * self.shape.heads // self.shape.tp
-        moved = _BF16 * batch * (m * k + k * n + m * n)
-        self._add(name, Kind.GEMM, f"{batch}x[{m}x{n}x{k}]", 2.0 * batch * m * n * k, moved)
+        moved = BF16 * batch * (m * k + k * n + m * n)
+        self.add(name, Kind.GEMM, f"{batch}x[{m}x{n}x{k}]", 2.0 * batch * m * n * k, moved)
 
-    def collective(self, name: str, rows: int, columns: int = 1, *, item: int = _BF16) -> None:
+    def collective(self, name: str, rows: int, columns: int = 1, *, item: int = BF16) -> None:
         """Add what the GPUs do together to a tensor of all of them, by the name's first word.
 
         A ring gathers or scatters it in tp - 1 sends of a part, and reduces it for all in twice as
@@ -202,7 +178,7 @@ class _Builder:
         what = name.partition(" ")[0]
         sent = (p - 1) * rows * columns / p
         own = rows // p if what == "all-gather" else rows
-        self._add(
+        self.add(
             name,
             Kind.COLLECTIVE,
             f"{p}x[{own}x{columns}]" if columns > 1 else f"{p}x[{own}]",
@@ -222,30 +198,16 @@ class _Builder:
         """Add the column sum of a gradient, and its second stage where llm.c needs one."""
         shape, elements = self.shape, tokens * channels
         name, size = f"matmul_backward_bias_kernel9 {suffix}", f"{tokens}x{channels}"
-        self.memory(name, size, elements, _BF16 * elements)
+        self.memory(name, size, elements, BF16 * elements)
         # llm.c: one block column covers 64 channels; as many block rows as fill the GPU.
         block = 768 if shape.threads_per_sm == 1536 else 1024  # noqa: PLR2004 - llm.c's rule
         columns = -(-channels // 64)
         rows = max(1, shape.threads_per_sm * shape.sm_count // (block * columns))
         if rows > 1:
-            moved = _FP32 * channels * rows + 2 * _BF16 * channels
+            moved = _FP32 * channels * rows + 2 * BF16 * channels
             self.memory(
                 f"reduce_add_sum_kernel {suffix}", f"{channels}x{rows}", channels * rows, moved
             )
-
-    def _add(self, name: str, kind: Kind, size: str, flops: float, moved: float) -> None:
-        self.kernels.append(
-            Kernel(
-                name=name,
-                kind=kind,
-                pass_=_PASS_OF_SECTION[self.section],
-                section=self.section,
-                shape=size,
-                count=self.shape.layers if self.section in _PER_LAYER else 1,
-                flops=float(flops),
-                bytes_moved=float(moved),
-            )
-        )
 
 
 def _forward(add: _Builder) -> None:
@@ -259,26 +221,26 @@ def _forward(add: _Builder) -> None:
     causal = b * heads * t * (t + 1) // 2  # attention scores on and below the diagonal
     add.section = "fwd"
     # A GPU finds the tokens of its part of the vocabulary, and writes zeros for all others.
-    embed = _BF16 * (nc + n * c + t * c // p) + _INT32 * n
+    embed = BF16 * (nc + n * c + t * c // p) + _INT32 * n
     add.memory("encoder_forward_kernel3", f"{n}x{c}", nc, embed)
     add.collective("reduce-scatter embedding", n, c)
-    add.memory("layernorm_forward_kernel6", f"{own}x{c}", 8 * nc, 2 * _BF16 * nc + norm_stats)
+    add.memory("layernorm_forward_kernel6", f"{own}x{c}", 8 * nc, 2 * BF16 * nc + norm_stats)
     add.section = "Lf"
     add.collective("all-gather qkv", n, c)
     add.gemm("qkv", 3 * c // p, n, c)
-    add.memory("permute_kernel", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
+    add.memory("permute_kernel", f"{n}x3C{s.part}", 0, 6 * BF16 * nc)
     add.batched("bgemm QK^T", t, t, head)
     scores = f"{b * heads}x{t}x{t} causal"
-    add.memory("softmax_forward_kernel5", scores, 5 * causal, 2 * _BF16 * causal)
+    add.memory("softmax_forward_kernel5", scores, 5 * causal, 2 * BF16 * causal)
     add.batched("bgemm att.V", head, t, t)
-    add.memory("unpermute_kernel", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
+    add.memory("unpermute_kernel", f"{n}xC{s.part}", 0, 2 * BF16 * nc)
     add.gemm("attproj", c, n, c // p)
     add.collective("reduce-scatter attproj", n, c)
-    residual = (f"{own}xC", 9 * nc, 4 * _BF16 * nc + norm_stats)
+    residual = (f"{own}xC", 9 * nc, 4 * BF16 * nc + norm_stats)
     add.memory("fused_residual_forward_kernel5 (ln2)", *residual)
     add.collective("all-gather fc", n, c)
     add.gemm("fc", 4 * c // p, n, c)
-    add.memory("gelu_forward_kernel2", f"{n}x4C{s.part}", 32 * nc, 8 * _BF16 * nc)
+    add.memory("gelu_forward_kernel2", f"{n}x4C{s.part}", 32 * nc, 8 * BF16 * nc)
     add.gemm("fcproj", c, n, 4 * c // p)
     add.collective("reduce-scatter fcproj", n, c)
     add.memory("fused_residual_forward_kernel5 (ln1/lnf)", *residual)
@@ -289,7 +251,7 @@ def _forward(add: _Builder) -> None:
     # Of every token the greatest logit; then the sum of exponentials and the target's logit.
     add.collective("all-reduce loss maximum", n, item=_FP32)
     add.collective("all-reduce loss sums", 2 * n, item=_FP32)
-    add.memory("fused_classifier_kernel5", f"{n}x{v}", 6 * n * v, 3 * _BF16 * n * v)
+    add.memory("fused_classifier_kernel5", f"{n}x{v}", 6 * n * v, 3 * BF16 * n * v)
 
 
 def _backward(add: _Builder) -> None:
@@ -300,16 +262,16 @@ def _backward(add: _Builder) -> None:
     own = n // p
     nc = own * c
     causal = b * heads * t * (t + 1) // 2
-    wide, norm = f"{n}x4C{s.part}", (f"{own}xC", 12 * nc, 4 * _BF16 * nc)
+    wide, norm = f"{n}x4C{s.part}", (f"{own}xC", 12 * nc, 4 * BF16 * nc)
     add.section = "bwd"
     add.columns_backward("lm_head", n, v)
     add.memory("layernorm_backward_kernel10 (lnf)", *norm)
     add.section = "Lb"
-    add.memory("gelu_forward_kernel2 (recompute=1)", wide, 32 * nc, 8 * _BF16 * nc)
+    add.memory("gelu_forward_kernel2 (recompute=1)", wide, 32 * nc, 8 * BF16 * nc)
     add.bias_backward("fcproj", own, c)
     add.collective("all-gather fcproj gradient", n, c)
     add.gemm("fcproj dgrad", 4 * c // p, n, c)
-    add.memory("gelu_backward_inplace_kernel", wide, 64 * nc, 12 * _BF16 * nc)
+    add.memory("gelu_backward_inplace_kernel", wide, 64 * nc, 12 * BF16 * nc)
     add.gemm("fcproj wgrad", 4 * c // p, c, n, accumulate=True)
     add.bias_backward("fc", n, 4 * c // p)
     add.columns_backward("fc", n, 4 * c // p)
@@ -318,48 +280,30 @@ def _backward(add: _Builder) -> None:
     add.collective("all-gather attproj gradient", n, c)
     add.gemm("attproj dgrad", c // p, n, c)
     add.gemm("attproj wgrad", c // p, c, n, accumulate=True)
-    add.memory("unpermute_kernel_backward", f"{n}xC{s.part}", 0, 2 * _BF16 * nc)
+    add.memory("unpermute_kernel_backward", f"{n}xC{s.part}", 0, 2 * BF16 * nc)
     add.batched("bgemm datt", t, t, head)
     add.batched("bgemm dv", head, t, t)
     # Reads scores and gradients below the diagonal, writes the full square with zeros above it.
     name, moved = "softmax_autoregressive_backward_inplace_kernel", 2 * causal + b * heads * t * t
-    add.memory(name, f"{b * heads}x{t}x{t}", 4 * causal, _BF16 * moved)
+    add.memory(name, f"{b * heads}x{t}x{t}", 4 * causal, BF16 * moved)
     add.batched("bgemm dq", head, t, t)
     add.batched("bgemm dk", head, t, t)
-    add.memory("permute_kernel_backward", f"{n}x3C{s.part}", 0, 6 * _BF16 * nc)
+    add.memory("permute_kernel_backward", f"{n}x3C{s.part}", 0, 6 * BF16 * nc)
     add.bias_backward("qkv", n, 3 * c // p)
     add.columns_backward("qkv", n, 3 * c // p)
     add.memory("layernorm_backward_kernel10 (ln1)", *norm)
     add.section = "bwd"
-    positions = _BF16 * (nc + 2 * t * c // p)
+    positions = BF16 * (nc + 2 * t * c // p)
     add.memory("wpe_backward_kernel", f"{t // p}xC", nc, positions)
     add.collective("all-gather embedding gradient", n, c)
-    add.memory("wte_backward_kernel", f"{own}xC gather-scatter", nc, 3 * _BF16 * nc)
+    add.memory("wte_backward_kernel", f"{own}xC gather-scatter", nc, 3 * BF16 * nc)
     add.collective("all-reduce replicated gradients", s.replicated_parameters)
 
 
 def _optimizer(add: _Builder) -> None:
     p = add.shape.rank_parameters
     add.section = "opt"
-    add.memory("global_norm_squared_kernel", str(p), 2 * p, _BF16 * p)
+    add.memory("global_norm_squared_kernel", str(p), 2 * p, BF16 * p)
     add.collective("all-reduce gradient norm", 1, item=_FP32)
     # Reads gradient, master weight and both moments, writes the last three and the weight.
     add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)
-
-
-def gpt3_step(name: str, shape: Shape) -> Step:
-    """Return one GPU's part of one training step, optimizer included, in launch order."""
-    add = _Builder(shape)
-    _forward(add)
-    _backward(add)
-    _optimizer(add)
-    order: list[int] = []
-    # Runs of per-layer kernels are repeated once per layer, where they stand.
-    for section, run in itertools.groupby(enumerate(add.kernels), lambda each: each[1].section):
-        order += [index for index, _ in run] * (shape.layers if section in _PER_LAYER else 1)
-    return Step(
-        name=name,
-        kernels=tuple(add.kernels),
-        order=tuple(order),
-        parameters=shape.as_parameters(),
-    )

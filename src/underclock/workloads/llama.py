@@ -13,24 +13,18 @@ Bytes are the least DRAM traffic: weights, cache and activations counted once. F
 are 2·m·n·k; attention's are those of its two products, of a prompt on and below the diagonal only.
 """
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
-from underclock.errors import UsageError
-from underclock.records import SERVING, Kernel, Kind, Pass, Step
-from underclock.units import name_hint
+from underclock.records import SERVING, Kind, Pass, Step
+from underclock.workloads.building import BF16, KernelWriter, Sizes
 
-_BF16, _INT64 = 2, 8
+_INT64 = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedShape:
-    """Sizes that decide every kernel of a step of serving."""
+class ServedShape(Sizes):
+    """Sizes of a step of serving."""
 
-    layers: int
-    hidden: int
-    heads: int
     kv_heads: int
     intermediate: int
     vocabulary: int = 128256
@@ -43,7 +37,7 @@ class ServedShape:
     """Tokens of a prompt in a mixed step."""
 
     def __post_init__(self) -> None:
-        for name in SIZES:
+        for name in self.names():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.hidden % self.heads or self.heads % self.kv_heads:
@@ -54,24 +48,9 @@ class ServedShape:
         if self.phase is Pass.MIXED and self.chunk > self.context:
             raise ValueError(f"a chunk of {self.chunk} exceeds the context {self.context}")
 
-    def changed(self, overrides: dict[str, int]) -> "ServedShape":
-        """Return a copy with other sizes.
-
-        Raises:
-            UsageError: No such size.
-            ValueError: Sizes that make no model.
-        """
-        unknown = sorted(overrides.keys() - set(SIZES))
-        if unknown:
-            raise UsageError(
-                f"no parameter named {unknown[0]!r}", hint=name_hint(unknown[0], SIZES)
-            )
-        sizes: dict[str, Any] = dict(overrides)
-        return dataclasses.replace(self, **sizes)
-
     def as_parameters(self) -> dict[str, int]:
         """Return every size by name; of a chunk only where there is one."""
-        sizes = {name: getattr(self, name) for name in SIZES}
+        sizes = {name: getattr(self, name) for name in self.names()}
         if self.phase is not Pass.MIXED:
             del sizes["chunk"]
         return sizes
@@ -83,9 +62,21 @@ class ServedShape:
             return self.batch * self.context
         return self.batch + (self.chunk if self.phase is Pass.MIXED else 0)
 
+    def step(self, name: str) -> Step:
+        """Return one step of serving, in launch order; its name says its sizes."""
+        add, n, c = _Writer(self), self.tokens, self.hidden
+        made = self.batch + (self.phase is Pass.MIXED)  # tokens whose successors are asked for
+        add.section = "head"
+        add.memory("embedding", f"{n}x{c}", 0, 2 * BF16 * n * c + _INT64 * n)
+        _layer(add)
+        add.section = "head"
+        add.norm("rms_norm head", residual=True)
+        add.gemm("lm_head", self.vocabulary, made, c)
+        logits = made * self.vocabulary
+        add.memory("sample", f"{made}x{self.vocabulary}", logits, BF16 * logits + _INT64 * made)
+        sized = f"{name}-b{self.batch}-c{self.context}" + f"-t{n}" * (self.phase is Pass.MIXED)
+        return add.step(sized, self.as_parameters())
 
-SIZES = tuple(field.name for field in dataclasses.fields(ServedShape) if field.name != "phase")
-"""What may be changed of a step of serving."""
 
 # arXiv 2407.21783, table 3.
 _MODELS = {
@@ -101,27 +92,17 @@ MODELS = {
 }
 
 
-class _Writer:
-    """Writes down kernels section by section; one method per kind of kernel."""
+class _Writer(KernelWriter):
+    """Writes down a step of serving; one method per kind of kernel."""
 
     def __init__(self, shape: ServedShape) -> None:
+        super().__init__(shape.layers, dict.fromkeys(("head", "layer"), shape.phase), {"layer"})
         self.shape = shape
-        self.section = "head"
-        self.kernels: list[Kernel] = []
-
-    def memory(self, name: str, size: str, flops: float, moved: float) -> None:
-        """Add a kernel that is not a matrix product; ``moved`` in bytes."""
-        self._add(name, Kind.MEMORY, size, flops, moved)
-
-    def gemm(self, name: str, m: int, n: int, k: int) -> None:
-        """Add C[m,n] = A[m,k] B[k,n]."""
-        moved = _BF16 * (m * k + k * n + m * n)
-        self._add(name, Kind.GEMM, f"{m}x{n}x{k}", 2.0 * m * n * k, moved)
 
     def norm(self, name: str, *, residual: bool) -> None:
         """Add an RMSNorm, with the residual added before where there is one."""
         n, c = self.shape.tokens, self.shape.hidden
-        self.memory(name, f"{n}x{c}", 5 * n * c, _BF16 * n * c * (4 if residual else 2))
+        self.memory(name, f"{n}x{c}", 5 * n * c, BF16 * n * c * (4 if residual else 2))
 
     def attention(self, name: str, sequences: int, tokens: int, context: int) -> None:
         """Add the attention of the last tokens of some sequences, each to all before it."""
@@ -130,23 +111,9 @@ class _Writer:
         seen = sequences * (tokens * context - tokens * (tokens - 1) // 2)  # pairs of tokens
         cache = 2 * sequences * context * s.kv_heads * width
         size = f"{sequences}x{tokens}x{context}"
-        moved = _BF16 * (cache + 2 * sequences * tokens * s.hidden)
+        moved = BF16 * (cache + 2 * sequences * tokens * s.hidden)
         kind = Kind.MEMORY if tokens == 1 else Kind.GEMM
-        self._add(name, kind, size, 4.0 * seen * s.hidden, moved)
-
-    def _add(self, name: str, kind: Kind, size: str, flops: float, moved: float) -> None:
-        self.kernels.append(
-            Kernel(
-                name=name,
-                kind=kind,
-                pass_=self.shape.phase,
-                section=self.section,
-                shape=size,
-                count=self.shape.layers if self.section == "layer" else 1,
-                flops=float(flops),
-                bytes_moved=float(moved),
-            )
-        )
+        self.add(name, kind, size, 4.0 * seen * s.hidden, moved)
 
 
 def _layer(add: _Writer) -> None:
@@ -158,7 +125,7 @@ def _layer(add: _Writer) -> None:
     add.gemm("qkv", c + 2 * keys, n, c)
     # Reads queries, keys and values, writes the queries turned, and the rest to the cache.
     turned = n * (c + keys)
-    add.memory("rope and cache", f"{n}x{c + 2 * keys}", 6 * turned, 2 * _BF16 * n * (c + 2 * keys))
+    add.memory("rope and cache", f"{n}x{c + 2 * keys}", 6 * turned, 2 * BF16 * n * (c + 2 * keys))
     if s.phase is Pass.PREFILL:
         add.attention("attention of prompts", s.batch, s.context, s.context)
     else:
@@ -169,28 +136,5 @@ def _layer(add: _Writer) -> None:
     add.norm("rms_norm mlp", residual=True)
     add.gemm("gate and up", 2 * s.intermediate, n, c)
     wide = n * s.intermediate
-    add.memory("silu and multiply", f"{n}x{s.intermediate}", 6 * wide, 3 * _BF16 * wide)
+    add.memory("silu and multiply", f"{n}x{s.intermediate}", 6 * wide, 3 * BF16 * wide)
     add.gemm("down", c, n, s.intermediate)
-
-
-def llama_step(name: str, shape: ServedShape) -> Step:
-    """Return one step of serving, in launch order; its name says its sizes."""
-    add, s = _Writer(shape), shape
-    n, c = s.tokens, s.hidden
-    made = s.batch + (s.phase is Pass.MIXED)  # tokens whose successors are asked for
-    add.memory("embedding", f"{n}x{c}", 0, 2 * _BF16 * n * c + _INT64 * n)
-    _layer(add)
-    add.section = "head"
-    add.norm("rms_norm head", residual=True)
-    add.gemm("lm_head", s.vocabulary, made, c)
-    logits = made * s.vocabulary
-    add.memory("sample", f"{made}x{s.vocabulary}", logits, _BF16 * logits + _INT64 * made)
-    layer = [k for k, kernel in enumerate(add.kernels) if kernel.section == "layer"]
-    head = range(layer[-1] + 1, len(add.kernels))
-    sized = f"{name}-b{s.batch}-c{s.context}" + f"-t{n}" * (s.phase is Pass.MIXED)
-    return Step(
-        name=sized,
-        kernels=tuple(add.kernels),
-        order=(0, *layer * s.layers, *head),
-        parameters=s.as_parameters(),
-    )

@@ -53,12 +53,12 @@ def _drawn(seed: int) -> tuple[GpuConstants, KernelArrays, Floats, Floats, Float
 
 def _moved(costs: LogCosts, name: str, step: float) -> Floats:
     """Return logarithms with one constant, of the GPU or of every kernel, a little greater."""
-    gpu, kernels = costs.gpu, costs.kernels
+    gpu, kernels = costs.at.gpu, costs.kernels
     if name in BY_KERNEL:
         kernels = dataclasses.replace(kernels, **{name: getattr(kernels, name) * np.exp(step)})
     else:
         gpu = dataclasses.replace(gpu, **{name: getattr(gpu, name) * np.exp(step)})
-    return _log_costs(gpu, kernels, costs.core_mhz, costs.mem_mhz, costs.temperature_c).log
+    return _log_costs(gpu, kernels, costs.at.core_mhz, costs.at.mem_mhz, costs.at.temperature_c).log
 
 
 @settings(max_examples=25)
@@ -105,18 +105,18 @@ def test_derivatives_by_the_constants_of_the_gpu(seed: int) -> None:
 @given(seed=st.integers(0, 10_000))
 def test_derivatives_by_the_memory_points(name: str, seed: int) -> None:
     costs = _log_costs(*_drawn(seed))
-    points = len(costs.gpu.mem_points_mhz)
+    points = len(costs.at.gpu.mem_points_mhz)
     first = len(BY_GPU) + (points if name == "mem_points_efficiency" else 0)
     by = costs.by_gpu()[:, :, first : first + points]
 
     for m in range(points):
         ends = []
         for step in (_STEP, -_STEP):
-            values = np.array(getattr(costs.gpu, name))
+            values = np.array(getattr(costs.at.gpu, name))
             values[m] *= np.exp(step)
             moved: dict[str, Any] = {name: tuple(values.tolist())}
-            gpu = dataclasses.replace(costs.gpu, **moved)
-            where = costs.core_mhz, costs.mem_mhz, costs.temperature_c
+            gpu = dataclasses.replace(costs.at.gpu, **moved)
+            where = costs.at.core_mhz, costs.at.mem_mhz, costs.at.temperature_c
             ends.append(_log_costs(gpu, costs.kernels, *where).log)
         assert by[:, :, m] == pytest.approx((ends[0] - ends[1]) / (2 * _STEP), abs=1e-6)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from underclock.errors import UsageError
 from underclock.records import Kernel, Kind, Step
 from underclock.workloads import workload
-from underclock.workloads.gpt3 import MODELS, Shape, gpt3_step
+from underclock.workloads.gpt3 import MODELS, Shape
 
 _TABLE = Path(__file__).parents[4] / "shared/data/llmc_gpt3xl_kernels_b40.csv"
 _DEGREES = (1, 2, 4, 8, 16)
@@ -33,7 +33,7 @@ def _shapes(draw: st.DrawFn) -> Shape:
 
 
 def _step(shape: Shape, tp: int) -> Step:
-    return gpt3_step("drawn", shape.changed({"tp": tp, "collectives": 0}))
+    return shape.changed({"tp": tp, "collectives": 0}).step("drawn")
 
 
 def _collectives(step: Step) -> list[Kernel]:
@@ -89,7 +89,7 @@ def test_the_gpus_together_hold_every_parameter(shape: Shape, tp: int) -> None:
 
 @given(_shapes(), st.sampled_from(_DEGREES[1:]))
 def test_a_layer_gathers_before_columns_and_scatters_after_rows(shape: Shape, tp: int) -> None:
-    step = gpt3_step("drawn", shape.changed({"tp": tp}))
+    step = shape.changed({"tp": tp}).step("drawn")
     words = [
         kernel.name if kernel.kind is Kind.COLLECTIVE else kernel.name.split()[-1]
         for kernel in step.kernels
@@ -113,7 +113,7 @@ def test_a_layer_gathers_before_columns_and_scatters_after_rows(shape: Shape, tp
 @given(_shapes(), st.sampled_from(_DEGREES[1:]))
 def test_a_gpu_of_a_ring_sends_all_but_its_own_part(shape: Shape, tp: int) -> None:
     tokens = shape.batch * shape.sequence
-    for kernel in _collectives(gpt3_step("drawn", shape.changed({"tp": tp}))):
+    for kernel in _collectives(shape.changed({"tp": tp}).step("drawn")):
         if "loss" in kernel.name:
             sums = 2 if "sums" in kernel.name else 1
             whole = 2 * 4 * tokens * sums  # there and back, in single precision
@@ -129,7 +129,7 @@ def test_a_gpu_of_a_ring_sends_all_but_its_own_part(shape: Shape, tp: int) -> No
 
 @given(_shapes(), st.sampled_from(_DEGREES))
 def test_without_its_collectives_the_step_is_the_papers(shape: Shape, tp: int) -> None:
-    listed, bare = gpt3_step("drawn", shape.changed({"tp": tp})), _step(shape, tp)
+    listed, bare = shape.changed({"tp": tp}).step("drawn"), _step(shape, tp)
 
     assert not _collectives(bare)
     assert "collectives" not in bare.parameters

@@ -75,7 +75,7 @@ def by_way(parameters: Parameters, at: Points) -> Floats:
     one = np.ones(work.shape[1])
     squares = gpu["clock_w_per_ghz_v2"] + work
     # An offset, so it counts for less where the voltage is higher.
-    volts = parameters.family.base.floor_v / costs.volts
+    volts = parameters.family.base.floor_v / costs.at.volts
     voltage = volts * (3.0 * gpu["leak_w_per_v3"] + 2.0 * squares)
     return np.stack(
         [

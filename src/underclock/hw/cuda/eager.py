@@ -4,54 +4,33 @@ Only the whole step can run so: its kernels are launched by the user's own code.
 the step. Each round begins with a mark, by which a profiler's view of it is cut into rounds.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from underclock.errors import NotSupportedError
-from underclock.hw.base import Clock
-from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.durations import MARKS, EagerRound, eager_durations, places_of
-from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Feed, feeding, timed
-from underclock.hw.cuda.graphs import Chain
-from underclock.hw.cuda.round_graphs import CudaCompany
-from underclock.hw.cuda.state import Snapshot, finally_unless_stuck
+from underclock.hw.cuda.feed import CudaLoop, Means
+from underclock.hw.cuda.graphs import chained
+from underclock.hw.cuda.launcher import StepLauncher
+from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, detach
-from underclock.hw.lockstep import RankPace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
-from underclock.records.launches import Node, Traced, TracedActivity
+from underclock.records.launches import Node, TracedActivity
 
-_LAUNCH_S = 0.020  # least length of what is queued at once
 _MARK_S = 1e-6  # of each spin of a mark
 _WAITS = 0.02  # of a step, from which waiting for the host is told
 
 
-@dataclass(slots=True)
-class EagerLauncher:
-    """Runs one step that cannot be captured."""
-
-    look_s = LOOK_S
+@dataclass(slots=True, kw_only=True)
+class EagerLauncher(StepLauncher):
+    """Runs one step that cannot be captured; its obstacle says why it is no graph."""
 
     run: StepFunction  # runs the step once, on the batches it first met
-    # Its kernels, as a profiler saw them; the step's obstacle says why it is no graph
-    traced: Traced
-    nodes: Sequence[Node]  # what it launches, in order
-    snapshot: Snapshot  # everything it changes, as it was before it ran
-    # When it may launch; other ranks may have to do so as well
-    pace: RankPace = field(default_factory=RankPace)
-    _notes: dict[str, str] = field(default_factory=dict)
+    nodes: Sequence[Node]  # what a profiler saw it launch, in order
     _watched: bool = False
-    _torch: Any = field(default_factory=import_torch)
-    _clock: Clock = field(default_factory=SystemClock)
-    _company: CudaCompany = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Have company at hand; nothing of it is made before it is asked for."""
-        self._company = CudaCompany(self._torch, self._notes)
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
@@ -72,8 +51,8 @@ class EagerLauncher:
         after = [(place, node) for place in turns for node in company[place]]
         self.snapshot.restore()
         with ExitStack() as stack:
-            mark = stack.enter_context(Chain(self._company.idling(_MARK_S) * MARKS))
-            tail = stack.enter_context(Chain([node for _, node in after])) if after else None
+            mark = stack.enter_context(chained(self._company.idling(_MARK_S) * MARKS))
+            tail = stack.enter_context(chained([node for _, node in after])) if after else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
@@ -83,9 +62,7 @@ class EagerLauncher:
                     if tail is not None:
                         tail.launch(stream.cuda_stream)
 
-            once_s = self.pace.agreed(timed(torch, once, 2) / 2)
-            rounds = max(1, math.ceil(_LAUNCH_S / once_s))
-
+            rounds = self._rounds_at_once(once)
             as_here = _settings(torch)
 
             def launch(stream: Any) -> None:
@@ -95,18 +72,15 @@ class EagerLauncher:
 
             stack.enter_context(finally_unless_stuck(self._unwatch))
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
-            feed = stack.enter_context(feeding(torch, launch, rounds, self.pace))
             launched = EagerRound(
                 nodes=tuple(self.nodes) if steps else (),
                 places=self._places() if steps else (),
                 steps=steps,
                 company=tuple(place for place, _ in after),
             )
-            yield self._running(feed, round_, rounds, launched)
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what was seen of the step that its numbers do not tell."""
-        return tuple(self._notes.values())
+            events = steps * len(self.nodes) + len(after) + MARKS
+            means = self._means(launched)
+            yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))
 
     def _unwatch(self) -> None:
         """Take the profiler off the driver, if it looked on: it would slow what is launched next.
@@ -137,7 +111,7 @@ class EagerLauncher:
         places = places_of(self.traced.groups)
         return tuple(places[node] for node in range(len(self.nodes)))
 
-    def _running(self, feed: Feed, round_: Round, rounds: int, launched: EagerRound) -> CudaLoop:
+    def _means(self, launched: EagerRound) -> Means:
         def means(seen: Sequence[Sequence[TracedActivity]]) -> dict[int, float] | None:
             self._watched = True
             found = eager_durations(seen, launched)
@@ -151,16 +125,7 @@ class EagerLauncher:
                 )
             return found.mean_s
 
-        events = launched.steps * len(launched.nodes) + len(launched.company) + MARKS
-        return CudaLoop(
-            torch=self._torch,
-            clock=self._clock,
-            feed=feed,
-            round=round_,
-            means=means,
-            rounds=rounds,
-            events=events * rounds,
-        )
+        return means
 
 
 def _settings(torch: Any) -> Callable[[], AbstractContextManager[object]]:

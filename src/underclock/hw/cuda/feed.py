@@ -34,6 +34,11 @@ _HINT = (
 )
 
 
+Means = Callable[[Sequence[Sequence[TracedActivity]]], dict[int, float] | None]
+"""From what a profiler saw of each call that launches: the mean duration of a launch of each place;
+``None`` where no round was seen whole."""
+
+
 class Feed:
     """Keeps a stream fed from a thread of its own, and counts what is done."""
 
@@ -154,9 +159,7 @@ class CudaLoop:
     clock: Clock  # the host's
     feed: Feed  # launches them
     round: Round  # what a round is made of
-    # Mean duration of a launch of each place, from what a profiler saw of each call that launches;
-    # None where no round was seen whole
-    means: Callable[[Sequence[Sequence[TracedActivity]]], dict[int, float] | None]
+    means: Means  # how it tells what launches took
     rounds: int  # rounds in a launch of the feed
     events: int  # kernels, memsets and copies in a launch of the feed
 

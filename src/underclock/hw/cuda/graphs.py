@@ -2,10 +2,11 @@
 
 import ctypes
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import check, cuda, demangled
@@ -174,71 +175,55 @@ def _attributes(driver: Any, handle: Any) -> str:
     return ", ".join(words)
 
 
+@dataclass(frozen=True, slots=True)
 class Chain:
-    """Nodes of a captured graph, one after the other, in a graph of our own.
+    """A graph of our own, ready to be launched."""
 
-    The nodes' parameters point into the captured graph's memory: it must outlive the chain.
-    Close it, or use it as a context manager.
-    """
-
-    def __init__(self, nodes: Sequence[GraphNode]) -> None:
-        driver = self._driver = cuda()
-        self._graph = check("make a graph", driver.cuGraphCreate(0))
-        self._executable: Any = None
-        try:
-            last: list[Any] = []
-            for node in nodes:
-                added = self._add(node, last)
-                if added is not None:
-                    last = [added]
-            self._executable = check(
-                "instantiate a graph", driver.cuGraphInstantiate(self._graph, 0)
-            )
-        except BaseException:
-            self.close()
-            raise
-
-    def _add(self, node: GraphNode, after: list[Any]) -> Any:
-        driver, graph = self._driver, self._graph
-        if node.node.kind is NodeKind.KERNEL:
-            params = check("read a kernel", driver.cuGraphKernelNodeGetParams(node.handle))
-            added = check(
-                "add a kernel", driver.cuGraphAddKernelNode(graph, after, len(after), params)
-            )
-            # Without the cluster attribute a cluster's kernel dies of an illegal instruction.
-            check(
-                "copy a kernel's attributes",
-                driver.cuGraphKernelNodeCopyAttributes(added, node.handle),
-            )
-            return added
-        context = check("find the context", driver.cuCtxGetCurrent())
-        if node.node.kind is NodeKind.MEMSET:
-            set_ = check("read a memset", driver.cuGraphMemsetNodeGetParams(node.handle))
-            added = driver.cuGraphAddMemsetNode(graph, after, len(after), set_, context)
-            return check("add a memset", added)
-        if node.node.kind is NodeKind.COPY:
-            copy = check("read a copy", driver.cuGraphMemcpyNodeGetParams(node.handle))
-            added = driver.cuGraphAddMemcpyNode(graph, after, len(after), copy, context)
-            return check("add a copy", added)
-        return None
+    executable: Any  # the driver's own; valid in the block of `chained`
 
     def launch(self, stream: int) -> None:
         """Launch all nodes once."""
-        driver = self._driver
-        check("launch a graph", driver.cuGraphLaunch(self._executable, driver.CUstream(stream)))
+        driver = cuda()
+        check("launch a graph", driver.cuGraphLaunch(self.executable, driver.CUstream(stream)))
 
-    def close(self) -> None:
-        """Give the graph back."""
-        driver = self._driver
-        if self._executable is not None:
-            driver.cuGraphExecDestroy(self._executable)
-            self._executable = None
-        if self._graph is not None:
-            driver.cuGraphDestroy(self._graph)
-            self._graph = None
 
-    def __enter__(self) -> Self:
-        return self
+@contextmanager
+def chained(nodes: Sequence[GraphNode]) -> Iterator[Chain]:
+    """Put nodes of a captured graph, one after the other, into a graph of our own.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    The nodes' parameters point into the captured graph's memory: it must outlive the block.
+    """
+    driver = cuda()
+    with ExitStack() as stack:
+        graph = check("make a graph", driver.cuGraphCreate(0))
+        stack.callback(driver.cuGraphDestroy, graph)
+        last: list[Any] = []
+        for node in nodes:
+            added = _added(driver, graph, node, last)
+            if added is not None:
+                last = [added]
+        executable = check("instantiate a graph", driver.cuGraphInstantiate(graph, 0))
+        stack.callback(driver.cuGraphExecDestroy, executable)
+        yield Chain(executable)
+
+
+def _added(driver: Any, graph: Any, node: GraphNode, after: list[Any]) -> Any:
+    """Add a node to a graph, after others; return it, or ``None`` where it does no work."""
+    if node.node.kind is NodeKind.KERNEL:
+        params = check("read a kernel", driver.cuGraphKernelNodeGetParams(node.handle))
+        added = check("add a kernel", driver.cuGraphAddKernelNode(graph, after, len(after), params))
+        # Without the cluster attribute a cluster's kernel dies of an illegal instruction.
+        check(
+            "copy a kernel's attributes", driver.cuGraphKernelNodeCopyAttributes(added, node.handle)
+        )
+        return added
+    context = check("find the context", driver.cuCtxGetCurrent())
+    if node.node.kind is NodeKind.MEMSET:
+        set_ = check("read a memset", driver.cuGraphMemsetNodeGetParams(node.handle))
+        added = driver.cuGraphAddMemsetNode(graph, after, len(after), set_, context)
+        return check("add a memset", added)
+    if node.node.kind is NodeKind.COPY:
+        copy = check("read a copy", driver.cuGraphMemcpyNodeGetParams(node.handle))
+        added = driver.cuGraphAddMemcpyNode(graph, after, len(after), copy, context)
+        return check("add a copy", added)
+    return None

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +13,8 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
 from underclock.hw.cuda.durations import Runs, mean_durations
-from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Feed, feeding, timed
-from underclock.hw.cuda.graphs import Chain, GraphNode
+from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
+from underclock.hw.cuda.graphs import Chain, GraphNode, chained
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
     CudaCompany,
@@ -37,19 +37,17 @@ _TRIAL = 16
 _DEGENERATE = 0.25  # a window that grew this much more uniform is no longer the step's data
 
 
-@dataclass(slots=True)
-class CudaLauncher:
-    """Runs the kernels of one captured step."""
+@dataclass(slots=True, kw_only=True)
+class StepLauncher:
+    """What every launcher of one step has."""
 
     look_s = LOOK_S
 
-    captured: Captured  # the step's graphs
-    traced: Traced  # its kernels, and where they are in the graph
-    snapshot: Snapshot  # what the step's tensors held before it ran
+    traced: Traced  # its kernels, and where they are among what it launches
+    snapshot: Snapshot  # what the step changes, as it was before it ran
     # When it may launch; other ranks may have to do so as well
     pace: RankPace = field(default_factory=RankPace)
     _notes: dict[str, str] = field(default_factory=dict)
-    _seen: set[str] = field(default_factory=set)
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
     _company: CudaCompany = field(init=False)
@@ -57,6 +55,39 @@ class CudaLauncher:
     def __post_init__(self) -> None:
         """Have company at hand; nothing of it is made before it is asked for."""
         self._company = CudaCompany(self._torch, self._notes)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what was seen of what ran that its numbers do not tell."""
+        return tuple(self._notes.values())
+
+    def _rounds_at_once(self, once: Callable[[Any], None]) -> int:
+        """Return how many rounds to launch at once, so that the host's part does not matter."""
+        once_s = self.pace.agreed(timed(self._torch, once, 2) / 2)
+        return max(1, math.ceil(_LAUNCH_S / once_s))
+
+    @contextmanager
+    def _feeding(
+        self, launch: Callable[[Any], None], round_: Round, rounds: int, events: int, means: Means
+    ) -> Iterator[CudaLoop]:
+        """Keep launching so many rounds at once, each of so many kernels, memsets and copies."""
+        with feeding(self._torch, launch, rounds, self.pace) as feed:
+            yield CudaLoop(
+                torch=self._torch,
+                clock=self._clock,
+                feed=feed,
+                round=round_,
+                means=means,
+                rounds=rounds,
+                events=events * rounds,
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class CudaLauncher(StepLauncher):
+    """Runs the kernels of one captured step."""
+
+    captured: Captured  # the step's graphs
+    _seen: set[str] = field(default_factory=set)
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
@@ -78,10 +109,6 @@ class CudaLauncher:
         with _naming(launched), running as loop:
             yield loop
 
-    def notes(self) -> tuple[str, ...]:
-        """Return what was seen of kernels that their numbers do not tell."""
-        return tuple(self._notes.values())
-
     @contextmanager
     def _whole(self, round_: Round, company: Places) -> Iterator[CudaLoop]:
         """Launch the step, state put back before, with its company.
@@ -101,7 +128,7 @@ class CudaLauncher:
             nodes, replays = flat(after), round_.mix.launches
             runs = (step, (graph_of(after),)) if after else (step,)
         with ExitStack() as stack:
-            chain = stack.enter_context(Chain(nodes)) if nodes else None
+            chain = stack.enter_context(chained(nodes)) if nodes else None
 
             def once(stream: Any) -> None:
                 with torch.cuda.stream(stream):
@@ -110,48 +137,37 @@ class CudaLauncher:
                     if chain is not None:
                         chain.launch(stream.cuda_stream)
 
-            once_s = self.pace.agreed(timed(torch, once, 2) / 2)
-            rounds = max(1, math.ceil(_LAUNCH_S / once_s))
+            rounds = self._rounds_at_once(once)
 
             def launch(stream: Any) -> None:
                 for _ in range(rounds):
                     once(stream)
 
             events = replays * len(self.captured.nodes) + len(nodes)
-            feed = stack.enter_context(feeding(torch, launch, rounds, self.pace))
-            yield self._running(feed, round_, runs, rounds, events * rounds)
+            means = functools.partial(mean_durations, runs=runs)
+            yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))
 
     @contextmanager
     def _some(self, indices: Sequence[int], round_: Round, company: Places) -> Iterator[CudaLoop]:
-        torch, step = self._torch, self.traced.step
+        step = self.traced.step
         only = step.kernels[indices[0]] if len(indices) == 1 else None
         positions = [self.traced.launch_of(index) for index in indices]
         kernels = {place: self._nodes(position) for place, position in enumerate(positions)}
         parts = parts_of(round_.turns(), kernels | company)
         if positions:
             self._prepare(positions, only)
-        with _long_enough(torch, flat(parts), self.pace) as (chain, count):
+        nodes = flat(parts)
+        with _long_enough(self._torch, nodes, self.pace) as (chain, count):
             before = self._uniformity(indices[0]) if only is not None else []
 
             def launch(stream: Any) -> None:
                 chain.launch(stream.cuda_stream)
 
-            with feeding(torch, launch, count, self.pace) as feed:
-                graph = graph_of(parts * count)
-                yield self._running(feed, round_, ((graph,),), count, len(graph.nodes))
+            means = functools.partial(mean_durations, runs=((graph_of(parts * count),),))
+            with self._feeding(launch, round_, count, len(nodes), means) as loop:
+                yield loop
             if only is not None:
                 self._note_decay(only, indices[0], before)
-
-    def _running(self, feed: Feed, round_: Round, runs: Runs, rounds: int, events: int) -> CudaLoop:
-        return CudaLoop(
-            torch=self._torch,
-            clock=self._clock,
-            feed=feed,
-            round=round_,
-            means=functools.partial(mean_durations, runs=runs),
-            rounds=rounds,
-            events=events,
-        )
 
     @contextmanager
     def repeated(self, positions: Sequence[int]) -> Iterator[tuple[Chain, int]]:
@@ -181,7 +197,7 @@ class CudaLauncher:
         self.snapshot.restore_contents()
         stream = self._torch.cuda.current_stream()
         if node:
-            with Chain(self.captured.nodes[:node]) as before:
+            with chained(self.captured.nodes[:node]) as before:
                 before.launch(stream.cuda_stream)
                 stream.synchronize()
 
@@ -213,7 +229,7 @@ class CudaLauncher:
             return
         views = self._views(nodes)
         before = [view.clone() for view in views]
-        with Chain(nodes) as once:
+        with chained(nodes) as once:
             timed(self._torch, lambda stream: once.launch(stream.cuda_stream), 1)
         unchanged = [
             view for view, kept in zip(views, before, strict=True) if self._torch.equal(view, kept)
@@ -250,13 +266,13 @@ def _long_enough(
     torch: Any, nodes: Sequence[GraphNode], pace: RankPace
 ) -> Iterator[tuple[Chain, int]]:
     """Build a graph of nodes repeated until it takes long enough; yield it, and how often."""
-    with Chain(nodes) as once:
+    with chained(nodes) as once:
         once_s = pace.agreed(_launched_s(torch, once))
     if once_s * _TRIAL < _LAUNCH_S:  # too short to be told from what launching takes
-        with Chain([*nodes] * _TRIAL) as several:
+        with chained([*nodes] * _TRIAL) as several:
             once_s = pace.agreed(_launched_s(torch, several) / _TRIAL)
     count = min(max(1, _MOST_NODES // len(nodes)), max(1, math.ceil(_LAUNCH_S / once_s)))
-    with Chain([*nodes] * count) as chain:
+    with chained([*nodes] * count) as chain:
         yield chain, count
 
 

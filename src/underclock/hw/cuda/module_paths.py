@@ -25,12 +25,9 @@ def paths_below(called: Any) -> dict[int, str]:
         paths[id(inner)] = type(inner).__name__
         inner = inner.module
     for path, module in inner.named_modules():
-        paths[id(module)] = _without_wrappers(path) or _class_name(inner)
+        own = ".".join(part for part in path.split(".") if part not in WRAPPERS)
+        paths[id(module)] = own or _class_name(inner)
     return paths
-
-
-def _without_wrappers(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
 def _class_name(module: Any) -> str:

@@ -180,30 +180,24 @@ def waiting_operators(
 
 def _wrapped(torch: Any, parts: Parts, waiting: Sequence[str], backend: str) -> Iterator[Any]:
     """Put wrappers before kernels; the libraries yielded take them away."""
-    for name, wrapper in _wrappers(torch, parts, waiting, backend).items():
+
+    def kernel(name: str) -> Any:
+        return torch.library.get_kernel(name, backend)
+
+    copy = kernel(_COPY)
+    wrappers = {
+        _COPY: _copying(torch, parts, copy),
+        _NUMBER: _reading(torch, parts, kernel(_NUMBER), copy),
+        **{name: _asking(parts, name, kernel(name)) for name in sorted(SHAPING)},
+        **{name: _between(parts, name.partition(".")[0], kernel(name)) for name in waiting},
+    }
+    for name, wrapper in wrappers.items():
         namespace, _, operator = name.partition("::")
         library = torch.library.Library(namespace, "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that a kernel is overridden, as is meant
             library.impl(operator, wrapper, backend, with_keyset=True)
         yield library
-
-
-def _wrappers(
-    torch: Any, parts: Parts, waiting: Sequence[str], backend: str
-) -> dict[str, Callable[..., Any]]:
-    """Return what to run instead of a kernel, by operator."""
-
-    def kernel(name: str) -> Any:
-        return torch.library.get_kernel(name, backend)
-
-    copy = kernel(_COPY)
-    return {
-        _COPY: _copying(torch, parts, copy),
-        _NUMBER: _reading(torch, parts, kernel(_NUMBER), copy),
-        **{name: _asking(parts, name, kernel(name)) for name in sorted(SHAPING)},
-        **{name: _between(parts, name.partition(".")[0], kernel(name)) for name in waiting},
-    }
 
 
 def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:

@@ -46,7 +46,9 @@ class Snapshot:
         import torch  # noqa: PLC0415 - the user's own
 
         self._torch = torch
-        self._objects = [_Attributes(thing) for thing in holders(torch)]
+        self._containers = _Containers()
+        for thing in holders(torch):
+            self._containers.keep(vars(thing))
         tensors = live_tensors(torch)
         leaves = [t for t in tensors if t.is_leaf and t.requires_grad]
         self._gradients = [(leaf, leaf.grad) for leaf in leaves]
@@ -58,7 +60,7 @@ class Snapshot:
         # A method counts in its object, and an object that is called in itself.
         owner = step if self._variables is None else getattr(step, "__self__", None)
         if hasattr(owner, "__dict__"):
-            self._objects.append(_Attributes(owner))
+            self._containers.keep(vars(owner))
         self._random = _RandomState(torch)
 
     def move_to_host(self) -> bool:
@@ -79,8 +81,7 @@ class Snapshot:
         """Put everything back, once the GPU has done what it was given."""
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
-        for thing in self._objects:
-            thing.restore()
+        self._containers.restore()
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
         self.restore_contents()
@@ -113,47 +114,29 @@ def finally_unless_stuck(undo: Callable[[], None]) -> Iterator[None]:
     undo()
 
 
-class _Attributes:
-    """An object's attributes, and what dictionaries among them hold, one and two levels deep."""
+class _Containers:
+    """Dictionaries and lists, those in them included; what else they hold is shared."""
 
-    def __init__(self, thing: Any) -> None:
-        self._thing = thing
-        self._attributes = dict(vars(thing))
-        self._inner = [
-            (value, _copied(value)) for value in self._attributes.values() if _is_open(value)
-        ]
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Any, Any]] = {}  # by identity: each, and what it held
+
+    def keep(self, value: object) -> None:
+        """Keep what a container holds, and what those in it hold; anything else is passed over."""
+        if not isinstance(value, dict | list) or id(value) in self._kept:
+            return
+        held = dict(value) if isinstance(value, dict) else list(value)
+        self._kept[id(value)] = value, held
+        for inner in held.values() if isinstance(held, dict) else held:
+            self.keep(inner)
 
     def restore(self) -> None:
-        attributes = vars(self._thing)
-        attributes.clear()
-        attributes.update(self._attributes)
-        for value, kept in self._inner:
-            _put_back(value, kept)
-
-
-def _is_open(value: object) -> bool:
-    return isinstance(value, dict | list)
-
-
-def _copied(value: Any) -> Any:
-    """Copy a container and the containers in it; what they hold otherwise is shared."""
-    if isinstance(value, dict):
-        return {k: (v, _copied(v) if _is_open(v) else None) for k, v in value.items()}
-    return [(v, _copied(v) if _is_open(v) else None) for v in value]
-
-
-def _put_back(value: Any, kept: Any) -> None:
-    value.clear()
-    if isinstance(value, dict):
-        for key, (held, inner) in kept.items():
-            value[key] = held
-            if inner is not None:
-                _put_back(held, inner)
-        return
-    for held, inner in kept:
-        value.append(held)
-        if inner is not None:
-            _put_back(held, inner)
+        for value, held in self._kept.values():
+            value.clear()
+            if isinstance(value, dict):
+                for key, inner in held.items():
+                    value[key] = inner
+            else:
+                value.extend(held)
 
 
 class _Variables:

@@ -7,7 +7,7 @@ sampled for part of the time, and off by the board's own gain.
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class BoardSensors:
     """The sensors of one board, fed with the truth as it happens."""
 
     def __init__(self, sensors: Sensors, gain: float) -> None:
-        self._sensors = sensors
+        self.sensors = sensors
         self._gain = gain
         self._past: deque[tuple[float, float]] = deque([(0.0, 0.0)], maxlen=_POINTS)
         self.last_s = 0.0  # of these
@@ -100,9 +100,9 @@ class BoardSensors:
 
     def counter_mj(self, now_s: float, energy_j: float) -> int:
         """Return what the energy counter shows now."""
-        tick = math.floor(now_s / self._sensors.counter_tick_s + _ROUNDING)
+        tick = math.floor(now_s / self.sensors.counter_tick_s + _ROUNDING)
         if tick != self._tick:
-            at_s = tick * self._sensors.counter_tick_s
+            at_s = tick * self.sensors.counter_tick_s
             self._tick = tick
             self._counter_mj = int(self._gain * self._energy_j(at_s, now_s, energy_j) * 1e3)
         return self._counter_mj - self._restarted_mj
@@ -111,15 +111,8 @@ class BoardSensors:
         """Let the energy counter go on from another value."""
         self._restarted_mj += self.counter_mj(now_s, energy_j) - counter_mj
 
-    def usage_w(self, now_s: float, energy_j: float, power_w: float) -> float:
-        """Return the driver's usual power reading."""
-        return self._shown_w(self._sensors.usage, now_s, energy_j, power_w)
-
-    def instant_w(self, now_s: float, energy_j: float, power_w: float) -> float:
-        """Return the driver's instantaneous power reading."""
-        return self._shown_w(self._sensors.instant, now_s, energy_j, power_w)
-
-    def _shown_w(self, meter: Meter, now_s: float, energy_j: float, power_w: float) -> float:
+    def shown_w(self, meter: Meter, now_s: float, energy_j: float, power_w: float) -> float:
+        """Return what one of the driver's power readings shows now."""
         end_s = math.floor(now_s / meter.every_s + _ROUNDING) * meter.every_s
         start_s = max(0.0, end_s - meter.seen_s)
         if end_s <= start_s:  # nothing has been seen yet
@@ -140,7 +133,7 @@ class BoardSensors:
         return later_j
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Busy:
     """Seconds since the beginning, and in which parts worked; pipes and DRAM as at their peak."""
 
@@ -168,24 +161,21 @@ class Counters:
 
     def now(self) -> Busy:
         """Return the counters."""
-        before = self._busy
-        sm_s, tensor_s, fp32_s, dram_s = before.sm_s, before.tensor_s, before.fp32_s, before.dram_s
+        busy = replace(self._busy)
         for cost, spent_s in self.spent_s.items():
             if cost.kernel is None:
                 continue
-            sm_s += spent_s
-            dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
+            busy.sm_s += spent_s
+            busy.dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
             pipes_s = BUSIEST_PIPES * cost.core_share * spent_s
             if id(cost.kernel) in self._tensor:
-                tensor_s += pipes_s
+                busy.tensor_s += pipes_s
             else:
-                fp32_s += pipes_s
-        elapsed_s = before.elapsed_s + sum(self.spent_s.values())
+                busy.fp32_s += pipes_s
+        busy.elapsed_s += sum(self.spent_s.values())
         self.spent_s.clear()
-        self._busy = Busy(
-            elapsed_s=elapsed_s, sm_s=sm_s, tensor_s=tensor_s, fp32_s=fp32_s, dram_s=dram_s
-        )
-        return self._busy
+        self._busy = busy
+        return busy
 
     def share(self, part_s: float, elapsed_s: float) -> float:
         """Return a part of a window as counters show it, 0 to 1."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pynvml
 
+from underclock.gpus.models import Meter
 from underclock.hw.nvml_calls import LOCKED_CLOCKS
 from underclock.hw.simulated.boards import Board, Busy
 from underclock.hw.simulated.clocks import snap
@@ -109,21 +110,32 @@ def _put_list(values: Sequence[int], count: CArgument, out: CArgument) -> int:
     return OK
 
 
-def _number(read: Callable[[VirtualGpu], float | None], blocks_s: float = 0.0) -> DeviceCall:
-    """Return a call that answers with one number; what a GPU has not got is not supported."""
+def _numbers(
+    read: Callable[[VirtualGpu], tuple[float, ...] | None], blocks_s: float = 0.0
+) -> DeviceCall:
+    """Return a call that answers with numbers; what a GPU has not got is not supported."""
 
-    def answer(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+    def answer(host: "Host", gpu: VirtualGpu, *outs: CArgument) -> int:
         if blocks_s:
             host.clock.sleep_s(blocks_s)
-        value = read(gpu)
-        return NOT_SUPPORTED if value is None else put(out, value)
+        values = read(gpu)
+        if values is None:
+            return NOT_SUPPORTED
+        for out, value in zip(outs, values, strict=True):
+            put(out, value)
+        return OK
 
     return answer
 
 
-def _of_board(read: Callable[[Board], float | None]) -> DeviceCall:
-    """Return a call that answers with one number of the board, where one is written down."""
-    return _number(lambda gpu: None if gpu.board is None else read(gpu.board))
+def _number(read: Callable[[VirtualGpu], float], blocks_s: float = 0.0) -> DeviceCall:
+    """Return a call that answers with one number, which every GPU has."""
+    return _numbers(lambda gpu: (read(gpu),), blocks_s)
+
+
+def _of_board(read: Callable[[Board], tuple[float, ...] | None]) -> DeviceCall:
+    """Return a call that answers with numbers of the board, where one is written down."""
+    return _numbers(lambda gpu: None if gpu.board is None else read(gpu.board))
 
 
 def _not_here(*_arguments: object) -> int:
@@ -159,13 +171,6 @@ def _pci(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
     return OK
 
 
-def _capability(_host: "Host", gpu: VirtualGpu, major: CArgument, minor: CArgument) -> int:
-    if gpu.board is None:
-        return NOT_SUPPORTED
-    put(major, gpu.board.capability[0])
-    return put(minor, gpu.board.capability[1])
-
-
 def _core_clocks(
     _host: "Host", gpu: VirtualGpu, mem: CArgument, count: CArgument, out: CArgument
 ) -> int:
@@ -182,19 +187,6 @@ def _highest_clock(_host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgume
     if kind.value == pynvml.NVML_CLOCK_MEM:
         return put(out, gpu.model.mem_mhz[-1])
     return put(out, gpu.model.core_mhz[-1]) if kind.value in _CORE_CLOCKS else NOT_SUPPORTED
-
-
-def _limit_range(_host: "Host", gpu: VirtualGpu, least: CArgument, most: CArgument) -> int:
-    _, low_w, high_w = gpu.model.limit_w
-    put(least, int(low_w * 1e3))
-    return put(most, int(high_w * 1e3))
-
-
-def _mig_mode(_host: "Host", gpu: VirtualGpu, current: CArgument, pending: CArgument) -> int:
-    if gpu.board is None or not gpu.board.hbm:
-        return NOT_SUPPORTED
-    put(pending, 0)
-    return put(current, 0)
 
 
 # What it does now: clocks, power, energy, heat, load, processes.
@@ -223,11 +215,11 @@ def _energy(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
 
 
 def _usage_mw(gpu: VirtualGpu) -> int:
-    return int(gpu.gauges.usage_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+    return _shown_mw(gpu, gpu.gauges.sensors.usage)
 
 
-def _instant_mw(gpu: VirtualGpu) -> int:
-    return int(gpu.gauges.instant_w(gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
+def _shown_mw(gpu: VirtualGpu, meter: Meter) -> int:
+    return int(gpu.gauges.shown_w(meter, gpu.now_s, gpu.energy_j, gpu.power_w) * 1e3)
 
 
 def _limit_mw(gpu: VirtualGpu) -> int:
@@ -256,7 +248,10 @@ _UNSIGNED, _LONG = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_VALUE_TYPE_U
 _FIELDS: dict[int, tuple[int, Callable[[VirtualGpu], int]]] = {
     pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION: (_LONG, lambda gpu: gpu.counter_mj),
     pynvml.NVML_FI_DEV_POWER_AVERAGE: (_UNSIGNED, _usage_mw),
-    pynvml.NVML_FI_DEV_POWER_INSTANT: (_UNSIGNED, _instant_mw),
+    pynvml.NVML_FI_DEV_POWER_INSTANT: (
+        _UNSIGNED,
+        lambda gpu: _shown_mw(gpu, gpu.gauges.sensors.instant),
+    ),
     pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT: (_UNSIGNED, _limit_mw),
 }
 
@@ -280,11 +275,6 @@ def _utilisation(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     behind(out).gpu, behind(out).memory = (round(100 * share) for share in gpu.load())
     return OK
-
-
-def _codec_utilisation(_host: "Host", _gpu: VirtualGpu, out: CArgument, period: CArgument) -> int:
-    put(period, _UTILISATION_US)
-    return put(out, 0)
 
 
 def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
@@ -341,10 +331,10 @@ def _memory(_host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
     return OK
 
 
-def _fan_percent(gpu: VirtualGpu) -> int | None:
+def _fan_percent(gpu: VirtualGpu) -> tuple[int] | None:
     if gpu.board is None or not gpu.board.fan:
         return None
-    return min(100, max(30, round(2.0 * gpu.temperature_c - 80.0)))  # assumed
+    return (min(100, max(30, round(2.0 * gpu.temperature_c - 80.0))),)  # assumed
 
 
 # What is set: clock locks, power limit, persistence mode.
@@ -376,10 +366,6 @@ def _set_limit(host: "Host", gpu: VirtualGpu, limit: CArgument) -> int:
     if not low_w <= limit_w <= high_w:
         return INVALID_ARGUMENT
     return _write(host, gpu, lambda: gpu.limit_power(limit_w))
-
-
-def _set_persistence(host: "Host", gpu: VirtualGpu, mode: CArgument) -> int:
-    return _write(host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value)))
 
 
 def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
@@ -480,6 +466,7 @@ _state = _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S)
 _reasons = _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S)
 _limit = _number(_limit_mw)
 _zero = _number(lambda _gpu: 0)
+_codec = _numbers(lambda _gpu: (0, _UTILISATION_US))
 
 READS: dict[str, DeviceCall] = {
     "nvmlDeviceGetName": lambda _host, gpu, out, _size: put_text(out, gpu.model.name),
@@ -488,22 +475,24 @@ READS: dict[str, DeviceCall] = {
     "nvmlDeviceGetMinorNumber": _index,
     "nvmlDeviceGetPciInfo_v3": _pci,
     "nvmlDeviceGetBrand": _of_board(
-        lambda board: pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA
+        lambda board: (pynvml.NVML_BRAND_GEFORCE if board.geforce else pynvml.NVML_BRAND_NVIDIA,)
     ),
-    "nvmlDeviceGetNumGpuCores": _of_board(lambda board: board.cores),
-    "nvmlDeviceGetCudaComputeCapability": _capability,
-    "nvmlDeviceGetArchitecture": _of_board(lambda board: _ARCHITECTURES[board.capability[0]]),
+    "nvmlDeviceGetNumGpuCores": _of_board(lambda board: (board.cores,)),
+    "nvmlDeviceGetCudaComputeCapability": _of_board(lambda board: board.capability),
+    "nvmlDeviceGetArchitecture": _of_board(lambda board: (_ARCHITECTURES[board.capability[0]],)),
     "nvmlDeviceGetSupportedMemoryClocks": (  # greatest first, as NVML does
         lambda _host, gpu, count, out: _put_list(gpu.model.mem_mhz[::-1], count, out)
     ),
     "nvmlDeviceGetSupportedGraphicsClocks": _core_clocks,
     "nvmlDeviceGetMaxClockInfo": _highest_clock,
-    "nvmlDeviceGetPowerManagementLimitConstraints": _limit_range,
+    "nvmlDeviceGetPowerManagementLimitConstraints": _numbers(
+        lambda gpu: tuple(int(limit_w * 1e3) for limit_w in gpu.model.limit_w[1:])
+    ),
     "nvmlDeviceGetPowerManagementDefaultLimit": _number(
         lambda gpu: int(gpu.model.limit_w[0] * 1e3)
     ),
     "nvmlDeviceGetPersistenceMode": _number(lambda gpu: int(gpu.persistent)),
-    "nvmlDeviceGetMigMode": _mig_mode,
+    "nvmlDeviceGetMigMode": _of_board(lambda board: (0, 0) if board.hbm else None),
     # Default compute mode, no display, not split.
     "nvmlDeviceGetMaxMigDeviceCount": _zero,
     "nvmlDeviceGetComputeMode": _zero,
@@ -530,15 +519,15 @@ READS: dict[str, DeviceCall] = {
     "nvmlDeviceGetPowerManagementLimit": _limit,
     "nvmlDeviceGetFieldValues": _field_values,
     "nvmlDeviceGetUtilizationRates": _utilisation,
-    "nvmlDeviceGetEncoderUtilization": _codec_utilisation,
-    "nvmlDeviceGetDecoderUtilization": _codec_utilisation,
+    "nvmlDeviceGetEncoderUtilization": _codec,
+    "nvmlDeviceGetDecoderUtilization": _codec,
     "nvmlDeviceGetComputeRunningProcesses_v3": _compute_processes,
     "nvmlDeviceGetGraphicsRunningProcesses_v3": _other_processes,
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": _other_processes,
     "nvmlDeviceGetProcessUtilization": _process_utilisation,
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory,
-    "nvmlDeviceGetFanSpeed": _number(_fan_percent),
+    "nvmlDeviceGetFanSpeed": _numbers(_fan_percent),
     "nvmlGpmQueryDeviceSupport": _counts,
     "nvmlGpmSampleGet": lambda host, gpu, sample: host.samples.fill(gpu, sample),
     LOCKED_CLOCKS: _locked,
@@ -550,5 +539,7 @@ WRITES: dict[str, DeviceCall] = {
     "nvmlDeviceResetGpuLockedClocks": _lock_core,
     "nvmlDeviceResetMemoryLockedClocks": _lock_mem,
     "nvmlDeviceSetPowerManagementLimit": _set_limit,
-    "nvmlDeviceSetPersistenceMode": _set_persistence,
+    "nvmlDeviceSetPersistenceMode": lambda host, gpu, mode: _write(
+        host, gpu, lambda: setattr(gpu, "persistent", bool(mode.value))
+    ),
 }

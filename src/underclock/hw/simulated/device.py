@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from underclock.gpus.models import AMPERE, Bounds, GpuModel
-from underclock.hw.rounds import Turn
 from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors, Counters
 from underclock.hw.simulated.clocks import (
     CAP_TICK_S,
@@ -157,33 +156,9 @@ class VirtualGpu:
         )
         return sum(share for _, share in work), memory
 
-    def begin(
-        self,
-        kernels: Sequence[KernelConstants],
-        *,
-        turns: Sequence[Turn] = (),
-        tensor: Sequence[KernelConstants] = (),
-        hunts: bool = False,
-        clocks: Sequence[Clocks] = (),
-        rounds: int = 1,
-    ) -> None:
-        """Start launching rounds of kernels, some of which keep tensor pipes busy.
-
-        What else is said of them is as for `LaunchLoop`.
-        """
-        time_noise, power_noise = self.draw_noise()
-        self.run(
-            LaunchLoop(
-                kernels=tuple(kernels),
-                time_noise=time_noise,
-                power_noise=power_noise,
-                turns=tuple(turns),
-                hunts=hunts,
-                clocks=tuple(clocks),
-                rounds=rounds,
-            ),
-            tensor=tensor,
-        )
+    def begin(self, kernels: Sequence[KernelConstants]) -> None:
+        """Start launching kernels in turn, over and over."""
+        self.run(LaunchLoop(tuple(kernels), *self.draw_noise()))
 
     def draw_noise(self) -> tuple[float, float]:
         """Draw how much longer than usual a loop's launches take, and how much more they draw."""

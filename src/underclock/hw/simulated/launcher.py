@@ -11,6 +11,7 @@ from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
 from underclock.hw.simulated.costs import companion, idling
 from underclock.hw.simulated.device import VirtualGpu
+from underclock.hw.simulated.work import LaunchLoop
 from underclock.hw.watching import WatchedLoop
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import duration_s
@@ -131,14 +132,15 @@ class VirtualLauncher:
         turns, rounds = round_.turns(), 1
         if not self.clocks:  # which are named turn by turn
             turns, rounds = _in_rows(round_, {p: self._lasts_s(one) for p, one in at.items()})
-        self.gpu.begin(
-            [at[turn.place] for turn in turns],
+        work = LaunchLoop(
+            tuple(at[turn.place] for turn in turns),
+            *self.gpu.draw_noise(),
             turns=turns,
             rounds=rounds,
-            tensor=tensor,
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
             clocks=self.clocks,
         )
+        self.gpu.run(work, tensor=tensor)
         try:
             yield _VirtualLoop(self.gpu, self.clock or VirtualClock((self.gpu,)), round_)
         finally:

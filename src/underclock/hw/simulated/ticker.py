@@ -76,8 +76,9 @@ class VirtualTicker:
         work = self._works.setdefault((domain, tick_s), _work(gpu, domain, tick_s))
         slowness = 1.0 + self._noise.trace * float(self._random.standard_normal())
         started_s = gpu.now_s
-        gpu.begin([work])
-        gpu.running = ticking = _Ticking(kernels=(work,), time_noise=slowness, power_noise=1.0)
+        gpu.draw_noise()  # as every loop does, so that those after this one draw theirs
+        ticking = _Ticking(kernels=(work,), time_noise=slowness, power_noise=1.0)
+        gpu.run(ticking)
         try:
             self._clock.sleep_s(lead_s)
             during()

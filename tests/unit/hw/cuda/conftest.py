@@ -171,9 +171,9 @@ class FakeGpu:
         parts.graphs.append(graph)
         snapshot: Any = SimpleNamespace(restore_contents=lambda: None)
         return CudaLauncher(
-            Captured(parts=parts, nodes=nodes, ends=(len(nodes),), memory=memory),
-            Traced(step=step, groups=groups),
-            snapshot,
+            captured=Captured(parts=parts, nodes=nodes, ends=(len(nodes),), memory=memory),
+            traced=Traced(step=step, groups=groups),
+            snapshot=snapshot,
             _torch=fake_torch(self),
             _clock=FakeClock(self),
         )
@@ -189,10 +189,10 @@ class FakeGpu:
         groups = tuple(LaunchGroup(nodes=(index,), activity=None) for index in range(len(names)))
         snapshot: Any = SimpleNamespace(restore=self._restore)
         return EagerLauncher(
-            run,
-            Traced(step=step, groups=groups),
-            [Node(kind=NodeKind.KERNEL, function=name) for name in names],
-            snapshot,
+            run=run,
+            traced=Traced(step=step, groups=groups),
+            nodes=[Node(kind=NodeKind.KERNEL, function=name) for name in names],
+            snapshot=snapshot,
             _torch=fake_torch(self),
             _clock=FakeClock(self),
         )

@@ -133,19 +133,19 @@ def gpu() -> Iterator[NvmlGpu]:
 
 
 def _following(rank: Rank, ear: Ear, gpu: NvmlGpu) -> Callable[[], None]:
-    follower = FollowingRank(ear)
+    follower = FollowingRank(ear.hear)
     rank.pace = follower
 
     def follow() -> None:
         with ClockLeases(gpu) as leases:
-            follower.follow(rank, _STEP, leases)
+            follower.follow(rank.loop, _STEP, leases)
 
     return follow
 
 
 def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> None:
     line = Said()
-    leader = LeadingRank(line)
+    leader = LeadingRank(line.say)
     leading = Rank(leader, takes_s=0.1)
     ranks = [
         Rank(RankPace(), takes_s=takes_s) for takes_s in (0.02, 0.5)
@@ -170,7 +170,7 @@ def test_followers_launch_what_the_leader_launches_as_often(gpu: NvmlGpu) -> Non
 
 def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
     line = Said()
-    leader = LeadingRank(line)
+    leader = LeadingRank(line.say)
     with leader.leading(_STEP), LeadersLeases(gpu, leader) as leases:
         with leases.hold(_LOW):
             pass
@@ -200,7 +200,7 @@ def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
 
 def test_a_leader_that_fails_lets_the_others_go() -> None:
     line = Said()
-    with pytest.raises(MeasurementError), LeadingRank(line).leading(_STEP):
+    with pytest.raises(MeasurementError), LeadingRank(line.say).leading(_STEP):
         raise MeasurementError("the counter went back")
     assert line.decoded()[-1] == Done()
 
@@ -382,7 +382,7 @@ def test_a_follower_launches_what_the_leader_did(
 ) -> None:
     launcher = list(_launchers(machine))[eager]
     line = Line()
-    launcher.pace = LeadingRank(line)
+    launcher.pace = LeadingRank(line.say)
     with launcher.loop(_KERNELS, mix) as loop:
         while not loop.progress().launches:
             SystemClock().sleep_s(1e-3)
@@ -397,17 +397,17 @@ def test_a_follower_launches_what_the_leader_did(
         line.words[1].value / 4
     )  # a GPU of which the leader has four a step
     line.words.append(Done())
-    launcher.pace = follower = FollowingRank(line)
+    launcher.pace = follower = FollowingRank(line.hear)
     with ExitStack() as stack:
         leases = stack.enter_context(ClockLeases(SimpleNamespace()))
-        follower.follow(launcher, _KERNELS, leases)
+        follower.follow(launcher.loop, _KERNELS, leases)
     assert line.heard == len(line.words)
     assert machine.now_s > led
 
 
 def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
     launcher, line = machine.launcher(**_TIMED_STEP), Line()
-    launcher.pace = LeadingRank(line)
+    launcher.pace = LeadingRank(line.say)
     with launcher.loop(_KERNELS[:1]) as loop:
         while not loop.progress().launches:
             SystemClock().sleep_s(1e-3)
@@ -415,6 +415,6 @@ def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
     line.words.append(Done())
 
     slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _TIMED_STEP.items()})
-    slower.pace = follower = FollowingRank(line)
-    follower.follow(slower, _KERNELS, ClockLeases(SimpleNamespace()))
+    slower.pace = follower = FollowingRank(line.hear)
+    follower.follow(slower.loop, _KERNELS, ClockLeases(SimpleNamespace()))
     assert len(machine.launched[-1][1]) == kernels

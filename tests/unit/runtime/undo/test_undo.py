@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import pynvml
 import pytest
 
 from underclock.errors import (
@@ -554,3 +555,12 @@ def test_a_driver_without_power_profiles_has_none_in_force() -> None:
     with simulated_rig("rtx3080ti") as rig, nvml_session():
         assert enforced_profiles(rig.gpu.uuid()) == ()
         assert enforced_profiles("GPU-unknown") == ()
+
+
+def test_an_nvidia_ml_py_that_knows_no_power_profiles_has_none_in_force(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in vars(pynvml) if "WorkloadPowerProfile" in name]:
+        monkeypatch.delattr(pynvml, name)  # as in 12.560
+    with simulated_rig("rtx3080ti") as rig, nvml_session():
+        assert enforced_profiles(rig.gpu.uuid()) == ()

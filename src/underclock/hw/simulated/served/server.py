@@ -154,9 +154,10 @@ def served_gpus(
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit) for unit in range(count))
     served = Served(gpus, PacedClock(gpus, SystemClock(), speed=speed))
     with contextlib.ExitStack() as stack:
-        for gpu in gpus if load is not None else ():
-            kernels = [load.kernels[index] for index in load.order] if load is not None else []
-            stack.enter_context(VirtualLauncher(gpu).loop(kernels))
+        if load is not None:
+            kernels = [load.kernels[index] for index in load.order]
+            for gpu in gpus:
+                stack.enter_context(VirtualLauncher(gpu).loop(kernels))
         stack.callback(served.clock.stop)
         threading.Thread(target=served.clock.run, args=(served.due_s,), daemon=True).start()
         mode = 0o666 if everyone else 0o600

@@ -186,7 +186,6 @@ def _loop_with(
         return running, first
     if running is not None:
         raise ValueError("the GPU runs a load of its own: serve it without --load")
-    time_noise, power_noise = gpu.draw_noise()
-    loop = StreamLoop(kernels=tuple(kernels), time_noise=time_noise, power_noise=power_noise)
+    loop = StreamLoop(tuple(kernels), *gpu.draw_noise())
     gpu.run(loop, tensor=tensor)
     return loop, 0
