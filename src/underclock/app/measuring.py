@@ -10,10 +10,10 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
+from underclock.campaign.loop import CampaignRun, Listed, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.provenance import provenance_of
-from underclock.campaign.recording import OnFile, Recorder, record
+from underclock.campaign.recording import OnFile, Recorder, WindowPolicy, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
 from underclock.campaign.worth import KnownCosts
