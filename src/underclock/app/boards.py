@@ -97,9 +97,8 @@ def plan_fleet(
     any_board = msgspec.structs.replace(pooled.gpu, uuid=None)
     pooled = msgspec.structs.replace(pooled, gpu=any_board, provenance=None)
     estimated = fitted.any_board()
-    costs = PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
     switching = None if latency is None else switching_of(latency, pooled, goal, samples[0])
-    made = decided(pooled, goal, costs, switching, progress)
+    made = decided(pooled, goal, PlanCosts.of(estimated), switching, progress)
     told = _told(made, estimated, fitted, boards)
     return msgspec.structs.replace(made, warnings=(*told, *made.warnings))
 
@@ -209,8 +208,7 @@ def refine(
             CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
 
         own = record(measurer, path, header, take)
-    estimated = fit(own)
-    costs = PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
+    costs = PlanCosts.of(fit(own))
     told = f"refined with {len(own.windows)} windows from what is known of {len(others)} boards"
     made = decided(own, goal, under_goal(own, costs, goal), switching_as_of(plan))
     return msgspec.structs.replace(made, warnings=(told, *made.warnings))

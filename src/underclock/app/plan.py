@@ -111,7 +111,7 @@ def command(
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.report import plan_tables
-    from underclock.store.given import is_job
+    from underclock.store import kind_of
 
     cells = list(itertools.product(samples, max_slowdown or (None,), latency))
     if ray is not None or len(cells) > 1:
@@ -119,7 +119,7 @@ def command(
         return
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
-    if is_job(file):
+    if kind_of(file) == "job":
         _plan_job(
             file,
             to,

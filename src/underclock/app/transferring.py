@@ -21,7 +21,7 @@ from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import AUTO, Clocks, Kernel, Plan, SampleSet, Step
-from underclock.store import SampleSource, as_record, is_plan, read_samples
+from underclock.store import SampleSource, as_record, kind_of, read_samples
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 _GONE = "name the samples that the plan was made of: --from samples.db"
@@ -167,16 +167,14 @@ def transfer(
 
 
 def _decided(found: Carried, goal: Goal, switching: Switching | None) -> Plan:
-    table = found.estimated.table
-    costs = PlanCosts(table=table, risk=found.estimated, known=table)
-    return decided(found.sample_set, goal, costs, switching)
+    return decided(found.sample_set, goal, PlanCosts.of(found.estimated), switching)
 
 
 def _given(
     plan: Plan | SampleSource, samples: SampleSource | None
 ) -> tuple[Plan | None, SampleSource]:
     """Return the plan, where one was given, and the samples to stand on."""
-    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and is_plan(Path(plan))):
+    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and kind_of(Path(plan)) == "plan"):
         record = as_record(plan, Plan)
         if samples is None:
             raise DataError(

@@ -64,13 +64,13 @@ class SampleFile:
         try:
             check_output(path)  # again, for nobody else can make it from here on
             build(path, header)
-            return cls._open(path, lock)
         except (OSError, sqlite3.Error) as exc:
             lock.release()
             raise UsageError(f"cannot write {path}: {exc}") from exc
         except BaseException:
             lock.release()
             raise
+        return cls._open(path, lock)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Self:
@@ -88,12 +88,7 @@ class SampleFile:
                 # The system's own words, for it may be the disk that is read-only.
                 path.open("r+b" if writable else "rb").close()
             lock = WriterLock.take(path) if writable else None
-        try:
-            return cls._open(path, lock)
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
+        return cls._open(path, lock)
 
     @classmethod
     def of_body(cls, path: Path, body: bytes) -> Self:
@@ -118,8 +113,12 @@ class SampleFile:
 
     @classmethod
     def _open(cls, path: Path, lock: WriterLock | None) -> Self:
-        connection, header = connect(path, writable=lock is not None)
-        return cls(path, connection, header, lock)
+        try:
+            return cls(path, *connect(path, writable=lock is not None), lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
