@@ -11,12 +11,14 @@ from underclock.records.common import (
     ShownRecord,
     check_agrees,
     check_change,
+    check_each_positive,
     check_interval,
     check_mhz,
     check_not_negative,
     check_positive,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.units import format_percent
 
 
 class Objective(StrEnum):
@@ -135,6 +137,10 @@ class Cost(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_positive(self, "time_s", "energy_j")
         check_change(self, "time_change", "energy_change")
+
+    def __str__(self) -> str:
+        energy, time = format_percent(self.energy_change), format_percent(self.time_change)
+        return f"{energy} energy at {time} time"
 
     def check_against(self, auto: "Cost") -> None:
         """Reject changes that are not those of its time and energy against auto's."""
@@ -299,9 +305,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"the schedule is of {scheduled} launches and has {len(self.launch_s)} durations"
             )
-        for name in ("launch_s", "launch_j"):
-            if not all(0 < each < math.inf for each in getattr(self, name)):
-                raise ValueError(f"every {name} must be positive and finite")
+        check_each_positive(self, "launch_s", "launch_j")
         if self.launch_j and len(self.launch_j) != len(self.launch_s):
             raise ValueError(f"{len(self.launch_s)} launches have {len(self.launch_j)} energies")
         before = (*self.segments[-1:], *self.segments[:-1])

@@ -17,6 +17,7 @@ from underclock.records.common import (
     ShownRecord,
     as_frame,
     check_celsius,
+    check_each_positive,
     check_not_negative,
     check_positive,
 )
@@ -274,9 +275,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         """Reject what was read inside where it cannot be."""
         check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
         check_not_negative(self, "core_spread_mhz")
-        for name in ("kernel_s", "kernel_mhz"):
-            if not all(0 < each < math.inf for each in getattr(self, name)):
-                raise ValueError(f"every {name} must be positive and finite")
+        check_each_positive(self, "kernel_s", "kernel_mhz")
         if (self.core_mhz is None) != (self.core_spread_mhz is None):
             raise ValueError("core_mhz and core_spread_mhz come from the same readings")
         if len(self.kernel_mhz) not in {0, len(self.kernel_s)}:

@@ -346,10 +346,7 @@ def _of(arm: Arm) -> str:
 
 
 def _changes(cost: Cost | None) -> str:
-    if cost is None:
-        return "infeasible"
-    energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
-    return f"{energy} energy at {time} time"
+    return "infeasible" if cost is None else str(cost)
 
 
 def _faster(cost: Cost | None) -> str:
