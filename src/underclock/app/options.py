@@ -65,25 +65,30 @@ def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "St
     )
 
 
+def _not_stdout(what: str, instead: str) -> Callable[[object, object, Path | None], Path | None]:
+    """Return what refuses ``-o -``."""
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT:
+            raise UsageError(f"{what} cannot go to stdout", hint=f"name {instead} with -o")
+        return path
+
+    return check
+
+
 def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable[[_F], _F]:
     """Return the ``-o`` option.
 
     Args:
         stdout: Whether ``-o -`` may send it to stdout.
     """
-
-    def check(_context: object, _option: object, path: Path | None) -> Path | None:
-        if path == STDOUT and not stdout:
-            raise UsageError(f"the {noun} cannot go to stdout", hint="name a file with -o")
-        return path
-
     return click.option(
         "-o",
         "--output",
         type=_FILE,
         required=required,
         metavar="FILE",
-        callback=check,
+        callback=None if stdout else _not_stdout(f"the {noun}", "a file"),
         help=f"Where the {noun} go{'' if noun.endswith('s') else 'es'}"
         f"{'; - is stdout' if stdout else ''}.",
     )
@@ -117,12 +122,6 @@ def ray_option(help_text: str) -> Callable[[_F], _F]:
 
 def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
     """Return the ``-o`` option of a command that leaves several files."""
-
-    def check(_context: object, _option: object, path: Path | None) -> Path | None:
-        if path == STDOUT:
-            raise UsageError("several files cannot go to stdout", hint="name a folder with -o")
-        return path
-
     return click.option(
         "-o",
         "--output",
@@ -130,7 +129,7 @@ def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F],
         default=default,
         show_default=default is not None,
         metavar="FOLDER",
-        callback=check,
+        callback=_not_stdout("several files", "a folder"),
         help=help_text,
     )
 

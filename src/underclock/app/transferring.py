@@ -150,24 +150,22 @@ def transfer(
             hint="leave the limit away; measure the step to plan at another",
         )
     found = carried(sample_set, to)
-    switching = _switching(given, latency, found.sample_set, wanted, source)
+    switching = None if given is None else switching_as_of(given)
+    if latency is not None:
+        switching = switching_of(latency, found.sample_set, wanted, source)
     if switching is not None:
         check_has_budget(wanted)
-    made = _decided(found, wanted, switching)
+    made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
     if confirm is not None:
         own = confirm.measured(to, found, made)
         found = carried(sample_set, to, confirmed=own)
-        made = _decided(found, wanted, switching)
+        made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
     told = found.told
     if anew is not None:
         own = read_samples(anew)
         _check_alike(own, found.sample_set)
         told = msgspec.structs.replace(told, **_regret(made, own, wanted, switching))
     return msgspec.structs.replace(made, carried=told)
-
-
-def _decided(found: Carried, goal: Goal, switching: Switching | None) -> Plan:
-    return decided(found.sample_set, goal, PlanCosts.of(found.estimated), switching)
 
 
 def _given(
@@ -212,19 +210,6 @@ def _check_alike(own: SampleSet, header: SampleSet) -> None:
             f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
             hint="measure the step that the plan is for, on the GPU whose samples it rests on",
         )
-
-
-def _switching(
-    plan: Plan | None,
-    latency: str | None,
-    header: SampleSet,
-    goal: Goal,
-    source: SampleSource,
-) -> Switching | None:
-    """Return what changing clocks takes: as named, else as the plan took it."""
-    if latency is not None:
-        return switching_of(latency, header, goal, source)
-    return None if plan is None else switching_as_of(plan)
 
 
 def _regret(
