@@ -117,10 +117,7 @@ def _told(
         )
     if cost is None or estimated.boards is None:
         return (of,)
-    clocks = [plan.kernels[plan.runs[k].name].clocks for k in plan.order]
-    if plan.schedule is not None:
-        clocks = list(plan.schedule.clocks)
-    choice = np.array([table.settings.index(each) for each in clocks])
+    choice = np.array([table.settings.index(each) for each in plan.launch_clocks])
     here = estimated.predicted_schedule(choice)
     # What stalls add is in the plan's cost, not in what boards make of kernels.
     off = np.array([cost.time_change - here.time_change, cost.energy_change - here.energy_change])

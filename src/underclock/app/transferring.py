@@ -227,10 +227,7 @@ def _regret(
 
 def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
     """Return the time in s and energy in J that a plan's clocks take on a table of a step."""
-    if plan.schedule is not None:
-        clocks = plan.schedule.clocks
-    else:
-        clocks = tuple(plan.kernels[plan.runs[k].name].clocks for k in plan.order)
+    clocks = plan.launch_clocks
     place = {each: s for s, each in enumerate(table.settings)}
     missing = [each for each in clocks if each not in place]
     if missing:

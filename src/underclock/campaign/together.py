@@ -174,7 +174,6 @@ class TogetherRun:
         self._starts: Counter[str] = Counter()
         self._starting: set[str] = set()
         self._first: Joined | None = None
-        self._policy: WindowPolicy | None = None
 
     def run(self) -> tuple[Path, ...]:
         """Take windows until the policy wants no more, or time or samples are spent.
@@ -197,8 +196,8 @@ class TogetherRun:
             self._handout = Handout()
             for each in joined_:
                 self._join(each, several=len({one.header.gpu.uuid for one in joined_}) > 1)
-            self._policy = self._policy_of(gathered, first.points)
-            while self._hand_out():
+            policy = self._policy_of(gathered, first.points)
+            while self._hand_out(policy):
                 self._hear(self._told())
             return self._files.paths
 
@@ -251,11 +250,8 @@ class TogetherRun:
         self._handout.join(told.worker, own)
         self._now_s = max(self._now_s, file.gpu_s)
 
-    def _hand_out(self) -> bool:
+    def _hand_out(self, policy: WindowPolicy) -> bool:
         """Give free workers something to do; return whether anything is to be waited for."""
-        policy = self._policy
-        if policy is None:
-            raise AssertionError("nobody has joined")
         handout = self._handout
         taken = sum(len(each.windows) for each in self._files.sample_sets)
         most, spent_s = self._campaign.max_samples, self._now_s

@@ -83,15 +83,14 @@ def course_of(plan: Plan) -> Course | None:
     """Return how the step runs under a plan; ``None`` where its order of launches is unknown."""
     if not plan.order:
         return None
-    schedule = plan.schedule
+    clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
-        clocks = tuple(plan.kernels[plan.runs[index].name].clocks for index in plan.order)
         return Course(arm=plan.chosen, clocks=clocks, scheduled=Scheduled(clocks=clocks))
     return Course(
         arm=Strategy.ACHIEVABLE,
-        clocks=schedule.clocks,
+        clocks=clocks,
         scheduled=Scheduled(
-            clocks=schedule.clocks,
+            clocks=clocks,
             table=schedule.latencies,
             predicted_s=schedule.launch_s,
             aims_s=schedule.aims_s,

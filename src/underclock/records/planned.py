@@ -191,6 +191,13 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         )
 
     @property
+    def launch_clocks(self) -> tuple[Clocks, ...]:
+        """The pair of each launch: as scheduled, or else its kernel's; none without an order."""
+        if self.schedule is not None:
+            return self.schedule.clocks
+        return tuple(self.kernels[self.runs[kernel].name].clocks for kernel in self.order)
+
+    @property
     def sets_nothing(self) -> bool:
         """Whether every kernel is left at the clocks that all is compared with."""
         return all(choice.clocks == self.baseline for choice in self.kernels.values())
