@@ -123,7 +123,7 @@ def _read(
 def _check_same(plan: Plan, validation: Validation) -> None:
     """Refuse to show a plan beside numbers of another, or of another kind."""
     # Of a plan with a schedule either the schedule was run or, one by one, its kernels.
-    ran = next((arm for arm in plan.arms if arm.name == validation.chosen), None)
+    ran = plan.find(validation.chosen)
     promise = None if ran is None else ran.cost
     theirs = (
         validation.evidence,

@@ -58,15 +58,18 @@ class Course:
 
     Attributes:
         arm: Of the plan; its promise is the one that such a run can judge.
-        clocks: Of each launch.
-        scheduled: What runs them where they change.
+        scheduled: The clocks of each launch, and what runs them where they change.
         wording: Which latency they were planned under, in words; ``None`` where it was none.
     """
 
     arm: Strategy
-    clocks: tuple[Clocks, ...]
     scheduled: Scheduled
     wording: str | None = None
+
+    @property
+    def clocks(self) -> Sequence[Clocks]:
+        """Of each launch."""
+        return self.scheduled.clocks
 
     @property
     def changes(self) -> bool:
@@ -85,10 +88,9 @@ def course_of(plan: Plan) -> Course | None:
         return None
     clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
-        return Course(arm=plan.chosen, clocks=clocks, scheduled=Scheduled(clocks=clocks))
+        return Course(arm=plan.chosen, scheduled=Scheduled(clocks=clocks))
     return Course(
         arm=Strategy.ACHIEVABLE,
-        clocks=clocks,
         scheduled=Scheduled(
             clocks=clocks,
             table=schedule.latencies,

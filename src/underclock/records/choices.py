@@ -176,9 +176,9 @@ class Arm(Record, frozen=True, kw_only=True):
         check_not_negative(self, "gap")
         check_interval(self, "time_interval", self.time_change)
         check_interval(self, "energy_interval", self.energy_change)
-        parts = (self.time_s, self.energy_j, self.time_change, self.energy_change)
-        known = sum(part is not None for part in parts)
-        if known not in {0, len(parts)} or (known and self.status is Status.INFEASIBLE):
+        names = Cost.__struct_fields__
+        known = sum(getattr(self, name) is not None for name in names)
+        if known not in {0, len(names)} or (known and self.status is Status.INFEASIBLE):
             raise ValueError(f"the arm {self.name!r} is {self.status}, and has {known} of 4 costs")
 
     @classmethod
@@ -186,26 +186,14 @@ class Arm(Record, frozen=True, kw_only=True):
         cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
     ) -> Self:
         """Build an arm from a cost; ``None`` where nothing feasible was found."""
-        names = ("time_s", "energy_j", "time_change", "energy_change")
-        costs = {each: getattr(cost, each) if cost else None for each in names}
+        costs = {each: getattr(cost, each, None) for each in Cost.__struct_fields__}
         return cls(name=name, status=status, gap=gap, **costs)
 
     @property
     def cost(self) -> Cost | None:
-        """Return the four numbers together; ``None`` when infeasible."""
-        if (
-            self.time_s is None
-            or self.energy_j is None
-            or self.time_change is None
-            or self.energy_change is None
-        ):
-            return None
-        return Cost(
-            time_s=self.time_s,
-            energy_j=self.energy_j,
-            time_change=self.time_change,
-            energy_change=self.energy_change,
-        )
+        """The four numbers together; ``None`` when infeasible."""
+        costs = {name: getattr(self, name) for name in Cost.__struct_fields__}
+        return None if None in costs.values() else Cost(**costs)
 
 
 class ChosenArm(ShownRecord, frozen=True, kw_only=True):
@@ -226,6 +214,10 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
             KeyError: The plan has no such arm.
         """
         return {str(arm.name): arm for arm in self.arms}[name]
+
+    def find(self, name: Strategy) -> Arm | None:
+        """Return the arm of a strategy; ``None`` where the plan has no such arm."""
+        return next((arm for arm in self.arms if arm.name is name), None)
 
     @property
     def promise(self) -> Cost:

@@ -186,9 +186,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
         It has no costs where no schedule under the latency keeps the time budget.
         """
-        return next(
-            (arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self.arm(self.chosen)
-        )
+        return self.find(Strategy.ACHIEVABLE) or self.arm(self.chosen)
 
     @property
     def launch_clocks(self) -> tuple[Clocks, ...]:
