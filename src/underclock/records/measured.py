@@ -3,6 +3,8 @@
 import itertools
 import math
 import statistics
+from collections import Counter
+from collections.abc import Iterable
 from enum import IntFlag
 from functools import cached_property
 from typing import Any, Final
@@ -348,6 +350,15 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     def what(self) -> tuple[str, Mix, Clocks]:
         """What ran at which clocks: windows of the same are repeats."""
         return self.kernel, self.mix, self.asked
+
+
+def renumbered(windows: Iterable[Window]) -> tuple[Window, ...]:
+    """Return windows of several sources as of one: those of the same thing are its repeats."""
+    count, found = Counter[object](), []
+    for window in windows:
+        found.append(msgspec.structs.replace(window, repeat=count[window.what]))
+        count[window.what] += 1
+    return tuple(found)
 
 
 class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
