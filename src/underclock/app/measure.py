@@ -10,6 +10,7 @@ from underclock.app.options import (
     DURATION,
     FRACTION,
     MHZ_LIST,
+    choice_option,
     file_argument,
     gpu_option,
     json_option,
@@ -48,13 +49,7 @@ _NONE_ALONE = (
     type=click.Choice(["lock", "steer"]),
     help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
 )
-@click.option(
-    "--objective",
-    type=click.Choice([o.value for o in Objective]),
-    default="waste",
-    show_default=True,
-    help="Adaptive: of the plan to measure for.",
-)
+@choice_option("--objective", Objective, "Adaptive: of the plan to measure for.", default="waste")
 @click.option(
     "--max-slowdown",
     "slowdowns",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -113,6 +114,19 @@ def delivered(noun: str = "", *, required: bool = False) -> Callable[[_F], _F]:
         return cast("_F", wrapped)
 
     return add
+
+
+def choice_option(
+    name: str, choices: type[StrEnum], help_text: str, *, default: str | None = None
+) -> Callable[[_F], _F]:
+    """Return an option that takes the value of a member of a closed set."""
+    return click.option(
+        name,
+        type=click.Choice([each.value for each in choices]),
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
 
 
 def ray_option(help_text: str) -> Callable[[_F], _F]:

@@ -96,7 +96,6 @@ class _Files:
         self._stack, self._folder = stack, folder
         self._name: dict[str, str] = {}  # of each worker's file
         self._open: dict[str, SampleFile] = {}
-        self._repeats: dict[str, Counter[object]] = {}
         self._known: dict[str, SampleSet] = {}
 
     def open(self, worker: str, header: SampleSet) -> SampleFile:
@@ -117,13 +116,13 @@ class _Files:
         file = self._open[name]
         file.note(check_same_campaign(file.path, file.header, header))
         self._read(name)
-        self._repeats[name] = Counter(w.what for w in self._known[name].windows)
         return file
 
     def add(self, told: Answered) -> None:
         """Write what a worker handed over."""
         name = self._name[told.worker]
-        file, repeats = self._open[name], self._repeats[name]
+        file = self._open[name]
+        repeats = Counter(window.what for window in self._known[name].windows)
         for window, gpu_s in told.windows:
             file.append(msgspec.structs.replace(window, repeat=repeats[window.what]), gpu_s=gpu_s)
             repeats[window.what] += 1

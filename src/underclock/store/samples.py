@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -278,12 +277,7 @@ class SampleFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _transaction(self, kind: str = "IMMEDIATE") -> AbstractContextManager[None]:
