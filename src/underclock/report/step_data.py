@@ -81,18 +81,22 @@ def kernel_uses(plan: Plan) -> list[KernelUse]:
 
 
 def _planned(plan: Plan) -> Iterator[StepLaunch]:
-    """Yield launches as the plan holds them, or as with free switching where it does not."""
+    """Return launches as the plan holds them, or as with free switching where it does not."""
     schedule = plan.schedule
     if schedule is not None and is_held(plan):
         columns = (plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
-        yield from map(StepLaunch, *columns)
-        return
+        return map(StepLaunch, *columns)
+    return freely_planned(plan)
+
+
+def freely_planned(plan: Plan) -> Iterator[StepLaunch]:
+    """Yield launches at the clocks of their kernels, as with free switching."""
     for at in plan.order:
         choice = plan.kernels[plan.runs[at].name]
         yield StepLaunch(at, choice.clocks, *choice.launch(plan.runs[at].count))
 
 
-def _at_auto(plan: Plan) -> Iterator[StepLaunch]:
+def at_auto(plan: Plan) -> Iterator[StepLaunch]:
     """Yield launches as they run at the clocks called auto."""
     for at in plan.order:
         choice = plan.kernels[plan.runs[at].name]
@@ -210,7 +214,7 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
     held = is_held(plan)
     title = "Under the plan" if held else "Under the plan, clocks changing for free: a bound"
     planned = plan.headline if held else plan.arm(plan.chosen)
-    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), _at_auto(plan))]
+    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), at_auto(plan))]
     groups, bands = _groups(plan), []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)
