@@ -9,7 +9,7 @@ another measurement.
 import os
 import sqlite3
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Self
 
@@ -135,14 +135,14 @@ class SampleFile:
         Raises:
             MeasurementError: The file already holds it.
         """
-        with self._transaction():
+        with transaction(self.path, self._connection):
             done, before_s = self._progress()
             self._insert(done + 1, window)
             self._set_progress(done + 1, before_s + gpu_s)
 
     def spend(self, gpu_s: float) -> None:
         """Add GPU time that led to no window."""
-        with self._transaction():
+        with transaction(self.path, self._connection):
             done, before_s = self._progress()
             self._set_progress(done, before_s + gpu_s)
 
@@ -182,7 +182,7 @@ class SampleFile:
         every = self.sample_set().windows
         stay = [w for w in every if (w.kernel in kernels if w.kernel else not w.is_step)]
         copy = copy_aside(self.path, self._connection)
-        with self._transaction():
+        with transaction(self.path, self._connection):
             _, gpu_s = self._progress()
             set_header(self._connection, header)
             self._connection.execute("DELETE FROM windows")
@@ -199,7 +199,7 @@ class SampleFile:
             DataError: The file is damaged.
         """
         # One transaction, so that another process's next window is not half seen.
-        with self._transaction("DEFERRED"):
+        with transaction(self.path, self._connection, "DEFERRED"):
             windows, notes = self._windows(), self._notes()
         try:
             return msgspec.structs.replace(
@@ -279,6 +279,3 @@ class SampleFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _transaction(self, kind: str = "IMMEDIATE") -> AbstractContextManager[None]:
-        return transaction(self.path, self._connection, kind)
