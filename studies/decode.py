@@ -30,7 +30,7 @@ from underclock.app.backends import open_measurer
 from underclock.app.measuring import surveyed
 from underclock.campaign.loop import CampaignRun
 from underclock.campaign.progress import Tally
-from underclock.campaign.recording import Recorder, record
+from underclock.campaign.recording import Recorder, WindowPolicy, record
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.design.agenda import SteeringAgenda
 from underclock.core.design.wanted import Wanted
@@ -99,22 +99,14 @@ class Part:
         return self.batch * (self.context if self.phase == Pass.PREFILL else 1)
 
 
-class Wanting:
+class Wanting(WindowPolicy):
     """Wants the step at auto, the co-load, the step at a few clocks, then its kernels.
 
     What cannot be measured is wanted no more, and all else still is.
 
     Attributes:
-        total: None: it depends on what the co-load reaches.
-        limit_s: None: it keeps to its own deadline.
-        short_of: None: it makes no promise.
         last: What was wanted last; ``None`` at the end.
     """
-
-    total: int | None = None
-    limit_s: float | None = None
-    short_of: float | None = None
-    why = ""
 
     def __init__(self, recorder: Recorder, part: Part, long: Measurer, deadline_s: float) -> None:
         self.last: Wanted | None = None
@@ -134,14 +126,6 @@ class Wanting:
         self._steps = 0
         self._tried: set[tuple[str, int]] = set()
         self._failed: set[str] = set()
-
-    def begin(self) -> None:
-        """Nothing is to be tried."""
-
-    def at_once(self, window: Window) -> list[Wanted]:
-        """Return nothing."""
-        del window
-        return []
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return what comes next; nothing after the deadline."""

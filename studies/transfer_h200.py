@@ -96,7 +96,7 @@ class Direction:
         """Return a row about the step, and the plan that was carried over."""
         ours, theirs = self.found.estimated.table, self.own.table
         goal = Goal(max_slowdown=BUDGET)
-        costs = PlanCosts(table=theirs, risk=self.own, known=theirs)
+        costs = PlanCosts.of(self.own)
         seen = changed(self.made, self.own)
         anew = changed(decided(self.samples, goal, costs, None), self.own)
         arm = self.made.headline

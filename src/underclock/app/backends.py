@@ -23,7 +23,7 @@ from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
-from underclock.store import is_samples, read_samples, read_table
+from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction
@@ -193,7 +193,7 @@ def open_measurer(
     name = parse_gpu(spec)
     if name.kind is GpuKind.REPLAYED:
         table = Path(name.name)
-        yield ReplayMeasurer((read_table if is_samples(table) else read_samples)(table))
+        yield ReplayMeasurer((read_table if kind_of(table) == "samples" else read_samples)(table))
         return
     with open_gpu(
         name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w, anew=anew

@@ -97,9 +97,8 @@ def plan_fleet(
     any_board = msgspec.structs.replace(pooled.gpu, uuid=None)
     pooled = msgspec.structs.replace(pooled, gpu=any_board, provenance=None)
     estimated = fitted.any_board()
-    costs = PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
     switching = None if latency is None else switching_of(latency, pooled, goal, samples[0])
-    made = decided(pooled, goal, costs, switching, progress)
+    made = decided(pooled, goal, PlanCosts.of(estimated), switching, progress)
     told = _told(made, estimated, fitted, boards)
     return msgspec.structs.replace(made, warnings=(*told, *made.warnings))
 
@@ -118,10 +117,7 @@ def _told(
         )
     if cost is None or estimated.boards is None:
         return (of,)
-    clocks = [plan.kernels[plan.runs[k].name].clocks for k in plan.order]
-    if plan.schedule is not None:
-        clocks = list(plan.schedule.clocks)
-    choice = np.array([table.settings.index(each) for each in clocks])
+    choice = np.array([table.settings.index(each) for each in plan.launch_clocks])
     here = estimated.predicted_schedule(choice)
     # What stalls add is in the plan's cost, not in what boards make of kernels.
     off = np.array([cost.time_change - here.time_change, cost.energy_change - here.energy_change])
@@ -209,8 +205,7 @@ def refine(
             CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None)).run()
 
         own = record(measurer, path, header, take)
-    estimated = fit(own)
-    costs = PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
+    costs = PlanCosts.of(fit(own))
     told = f"refined with {len(own.windows)} windows from what is known of {len(others)} boards"
     made = decided(own, goal, under_goal(own, costs, goal), switching_as_of(plan))
     return msgspec.structs.replace(made, warnings=(told, *made.warnings))

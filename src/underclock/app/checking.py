@@ -1,7 +1,7 @@
 """check: plan on one half of a table's repeats, execute on the other, many times."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -10,20 +10,20 @@ from underclock.arrays import Floats
 from underclock.core.inference.table import as_measured, inferred_costs
 from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.planning.goal import Goal
+from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.verdict import Estimate, Outcomes, halves, mean_of, share_of
 from underclock.core.step.table import cost_table
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, SampleSet, Window
+from underclock.records.measured import renumbered
 from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
 BUDGETS = (0.0, 0.01, 0.05)
 SPLITS = 25
-
-Progress = Callable[[int, int, str], None]
 
 
 def check(
@@ -112,20 +112,15 @@ def _repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[Sample
 
 def _with(sample_set: SampleSet, samples: Sequence[Window]) -> SampleSet:
     """Return a sample set as if these samples were all there is."""
-    repeats: Counter[tuple[str, Clocks]] = Counter()
-    numbered = []
-    for sample in samples:
-        place = sample.kernel, sample.asked
-        numbered.append(msgspec.structs.replace(sample, repeat=repeats[place]))
-        repeats[place] += 1
+    visited = {_place(sample) for sample in samples}
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     lacking = {
-        kernel.name: tuple(clocks for clocks in settings if not repeats[kernel.name, clocks])
+        kernel.name: tuple(clocks for clocks in settings if (kernel.name, clocks) not in visited)
         for kernel in sample_set.kernels
     }
     return msgspec.structs.replace(
         sample_set,
-        windows=tuple(numbered),
+        windows=renumbered(samples),
         expected_samples=len(samples),
         settings=settings,
         sampled=True,

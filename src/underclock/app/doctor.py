@@ -2,8 +2,9 @@
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -12,7 +13,6 @@ from underclock.app.options import delivered
 from underclock.app.output import Delivery
 from underclock.errors import DeviceError, NotSupportedError
 from underclock.hw.gpu_names import GpuName, parse_gpu
-from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (
     READ_ONLY,
     SIMULATOR,
@@ -28,6 +28,7 @@ from underclock.records.latencies import Domain
 if TYPE_CHECKING:
     from underclock.gpus.models import GpuModel
 
+_Told = TypeVar("_Told")
 _LOCKS_UNKNOWN = (
     "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
     "null whether they are or not"
@@ -174,6 +175,7 @@ def _examined(name: GpuName) -> GpuFinding:
     with open_gpu(name) as opened:
         model, gpu = opened.model, opened.gpu
         real = opened.evidence is Evidence.MEASURED
+        core, memory = (_told(partial(gpu.locked_mhz, domain)) for domain in Domain)
         return GpuFinding(
             spec=f"nvml:{name.index}" if model is None else name.text,
             gpu=opened.gpu.info(),
@@ -181,9 +183,9 @@ def _examined(name: GpuName) -> GpuFinding:
             core_mhz=opened.gpu.supported_core_mhz(),
             mem_mhz=opened.gpu.supported_mem_mhz(),
             calibration=_calibration(model, real=real),
-            locked_core_mhz=_locked_mhz(gpu, Domain.CORE),
-            locked_mem_mhz=_locked_mhz(gpu, Domain.MEMORY),
-            power_limit_w=_power_limit_w(gpu),
+            locked_core_mhz=core[1] if core else None,
+            locked_mem_mhz=memory[1] if memory else None,
+            power_limit_w=_told(gpu.power_limit_w),
         )
 
 
@@ -193,18 +195,10 @@ def _calibration(model: "GpuModel | None", *, real: bool) -> str:
     return "none needed: it is real" if real else "as the model that is served says"
 
 
-def _locked_mhz(gpu: NvmlGpu, domain: Domain) -> int | None:
-    """Return the highest clock that a lock allows; ``None`` where there is none that is told."""
+def _told(read: Callable[[], _Told]) -> _Told | None:
+    """Return what a driver says; ``None`` where it does not tell."""
     try:
-        bounds = gpu.locked_mhz(domain)
-    except NotSupportedError:
-        return None
-    return None if bounds is None else bounds[1]
-
-
-def _power_limit_w(gpu: NvmlGpu) -> float | None:
-    try:
-        return gpu.power_limit_w()
+        return read()
     except NotSupportedError:
         return None
 

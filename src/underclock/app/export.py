@@ -1,8 +1,9 @@
 """``underclock export``: samples, plans and jobs in the formats of other tools."""
 
 import datetime as dt
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,8 +12,10 @@ from underclock.app.output import STDOUT, Delivery, print_json, warn
 from underclock.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from underclock.records import SampleSet
-    from underclock.records.job import Profile
+    from underclock.records.job import Job, JobPlan
 
 _FORMATS = ("t4", "kernel-tuner-cache", "zeus", "chrome", "csv")
 _POSSIBLE = {
@@ -36,13 +39,11 @@ def exported(source: Path, to: str) -> tuple[str, tuple[str, ...]]:
         UsageError: Such a file has no such form.
     """
     from underclock.app.report import timelines
-    from underclock.records import Plan, SampleSet
-    from underclock.records.job import JobPlan
     from underclock.report.chrome import job_trace, step_trace
-    from underclock.store import load
-    from underclock.store.long_tables import plan_csv
+    from underclock.store import kernel_tuner, load
+    from underclock.store.long_tables import plan_csv, samples_csv
 
-    record = load(source)
+    record: Any = load(source)
     kind = type(record).__name__
     possible = _POSSIBLE.get(kind, ())
     if to not in possible:
@@ -52,46 +53,34 @@ def exported(source: Path, to: str) -> tuple[str, tuple[str, ...]]:
         )
     if to == "zeus":
         return _zeus(source, record)
-    if isinstance(record, SampleSet):
-        return _samples(source, record, to)
-    if isinstance(record, Plan):
-        return (plan_csv(record) if to == "csv" else step_trace(record)), record.warnings
-    if not isinstance(record, JobPlan):
-        raise TypeError(kind)
-    return job_trace(record, *timelines(record)), record.warnings
-
-
-def _samples(source: Path, samples: "SampleSet", to: str) -> tuple[str, tuple[str, ...]]:
-    from underclock.store import kernel_tuner
-    from underclock.store.long_tables import samples_csv
-
     measured = dt.datetime.fromtimestamp(source.stat().st_mtime, tz=dt.UTC)
-    text = {
-        "t4": lambda: kernel_tuner.t4_text(samples),
-        "kernel-tuner-cache": lambda: kernel_tuner.cache_text(samples, measured),
-        "csv": lambda: samples_csv(samples),
-    }[to]()
-    rest = len(samples.windows) - len(samples.samples)
+    write: dict[tuple[str, str], Callable[[Any], str]] = {
+        ("SampleSet", "t4"): kernel_tuner.t4_text,
+        ("SampleSet", "kernel-tuner-cache"): partial(kernel_tuner.cache_text, at=measured),
+        ("SampleSet", "csv"): samples_csv,
+        ("Plan", "csv"): plan_csv,
+        ("Plan", "chrome"): step_trace,
+        ("JobPlan", "chrome"): lambda plan: job_trace(plan, *timelines(plan)),
+    }
+    text = write[kind, to](record)
+    rest = len(record.windows) - len(record.samples) if kind == "SampleSet" else 0
     left = f"{rest} windows of the whole step, or of kernels in company, are no rows of this format"
-    return text, (*samples.warnings, *([left] if rest else ()))
+    return text, (*record.warnings, *([left] if rest else ()))
 
 
-def _zeus(source: Path, record: object) -> tuple[str, tuple[str, ...]]:
+def _zeus(source: Path, record: "SampleSet | Job | JobPlan") -> tuple[str, tuple[str, ...]]:
     """Return what stages cost, of a job or of one stage's samples."""
     from underclock.app.stages import stage_costs
     from underclock.records import SampleSet
-    from underclock.records.job import Job, JobPlan
+    from underclock.records.job import JobPlan
     from underclock.store.profiles import profiles_csv
 
     warnings: tuple[str, ...] = ()
-    profiles: dict[str, Profile]
     if isinstance(record, SampleSet):
         costs = stage_costs(None, [record], None, stages=1)
         profiles, warnings = costs.profiles, costs.warnings
-    elif isinstance(record, Job | JobPlan):
-        profiles = (record.job if isinstance(record, JobPlan) else record).profiles
     else:
-        raise TypeError(type(record).__name__)
+        profiles = (record.job if isinstance(record, JobPlan) else record).profiles
     try:
         text, said = profiles_csv(profiles)
     except DataError as exc:

@@ -87,8 +87,31 @@ def _add(schedule: str, summary: str) -> None:
     @click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
     @click.option("--gpu-name", help="What the profile was measured on.")
     @delivered("job")
-    def scheduled(**asked: Any) -> None:  # noqa: ANN401 - what the options above say
-        _scheduled(schedule, **asked)
+    def scheduled(
+        *,
+        profile: Path | None,
+        samples: tuple[Path, ...],
+        transfer: str,
+        load: float,
+        all_reduce: float,
+        blocked_power: float | None,
+        to: Delivery,
+        **asked: Any,  # noqa: ANN401 - of a `Layout` mostly, by its names
+    ) -> None:
+        from underclock.report import job_tables
+
+        to.check(profile, *samples)
+        job = pipeline_job(
+            schedule,
+            profile,
+            samples=samples,
+            blocked_w=blocked_power,
+            load_s=load,
+            reduce_s=all_reduce,
+            transfer_s=tuple(parse_duration(each) for each in transfer.split(",") if each),
+            **asked,
+        )
+        to.give(job, lambda: job_tables(job))
 
 
 for _name, _summary in _SCHEDULES.items():
@@ -144,31 +167,6 @@ def _check_watts(blocked_w: float | None) -> None:
     """
     if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
         raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
-
-
-def _scheduled(
-    schedule: str,
-    *,
-    profile: Path | None,
-    samples: tuple[Path, ...],
-    to: Delivery,
-    **asked: Any,  # noqa: ANN401 - of a `Layout` mostly, by its names
-) -> None:
-    from underclock.report import job_tables
-
-    to.check(profile, *samples)
-    times_s = tuple(parse_duration(each) for each in asked.pop("transfer").split(",") if each)
-    job = pipeline_job(
-        schedule,
-        profile,
-        samples=samples,
-        blocked_w=asked.pop("blocked_power"),
-        load_s=asked.pop("load"),
-        reduce_s=asked.pop("all_reduce"),
-        transfer_s=times_s,
-        **asked,
-    )
-    to.give(job, lambda: job_tables(job))
 
 
 def pipeline_job(

@@ -4,7 +4,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
@@ -49,8 +48,11 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(("breakdown", "check", "merge", "predict"), "app.samples"),
-    **dict.fromkeys(("apply", "restore", "serve", "simulate"), "app.services"),
+    **dict.fromkeys(
+        ("breakdown", "check", "compare", "merge", "plan-server", "predict"), "samples"
+    ),
+    **dict.fromkeys(("apply", "restore", "serve", "simulate", "watch"), "services"),
+    **dict.fromkeys(("fleet", "refine"), "fleet"),
 }
 """Where commands stand that are not in a file of their own."""
 
@@ -79,9 +81,10 @@ class _LazyGroup(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None  # resolve_command says it better
-        own = "paper.command" if cmd_name == "paper" else f"app.{cmd_name.replace('-', '_')}"
-        module = importlib.import_module(f"underclock.{_SHARED.get(cmd_name, own)}")
-        command: click.Command = getattr(module, cmd_name if cmd_name in _SHARED else "command")
+        home = "paper.command" if cmd_name == "paper" else f"app.{_SHARED.get(cmd_name, cmd_name)}"
+        module = importlib.import_module(f"underclock.{home}")
+        name = cmd_name.replace("-", "_") if cmd_name in _SHARED else "command"
+        command: click.Command = getattr(module, name)
         for parameter in command.params:
             if parameter.metavar == "GPU":
                 parameter.type = GPU
@@ -139,42 +142,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
         context: click.Context | None = getattr(exc, "ctx", None)
-        _fail(given, _sentence(exc), _hint(exc, context), exc.exit_code)
-    except StuckError as exc:
-        _say_why(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
-        sys.stdout.flush()
-        os._exit(exc.exit_code)  # to end as usual is to wait for the GPU
+        sys.exit(_said(given, _sentence(exc), _hint(exc, context), exc.exit_code))
     except UnderclockError as exc:
-        _fail(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+        code = _said(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
+        if isinstance(exc, StuckError):
+            sys.stdout.flush()
+            os._exit(code)  # to end as usual is to wait for the GPU
+        sys.exit(code)
     except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
-        words = ("interrupted", *_notes(exc))
-        _fail(given, "; ".join(words), _resumes(given), getattr(exc, "exit_code", INTERRUPTED))
+        words = "; ".join(("interrupted", *_notes(exc)))
+        sys.exit(_said(given, words, _resumes(given), getattr(exc, "exit_code", INTERRUPTED)))
     except BrokenPipeError:
         # The reader left; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
 
 
-def _fail(
+def _said(
     given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
-) -> NoReturn:
-    """Say what went wrong, and exit."""
-    _say_why(given, error, hint, code, notes=notes)
-    sys.exit(code)
-
-
-def _say_why(
-    given: Sequence[str], error: str, hint: str, code: int, *, notes: Sequence[str] = ()
-) -> None:
-    """Say what went wrong, for a person on stderr or as an object on stdout."""
+) -> int:
+    """Say what went wrong, for a person on stderr or as an object on stdout; return the code."""
     if "--json" in given:
         print_json({"error": "; ".join((error, *notes)), "hint": hint, "exit_code": code})
-        return
+        return code
     say(f"underclock: {error}", err=True)
     if hint:
         say(f"  hint: {hint}", err=True)
     for note in notes:
         say(f"underclock: {note}", err=True)
+    return code
 
 
 def _notes(exc: BaseException) -> Sequence[str]:

@@ -10,6 +10,7 @@ from underclock.app.options import (
     DURATION,
     FRACTION,
     MHZ_LIST,
+    choice_option,
     file_argument,
     gpu_option,
     json_option,
@@ -26,7 +27,7 @@ from underclock.records import Objective
 
 if TYPE_CHECKING:
     from underclock.campaign.survey import Campaign
-    from underclock.records import MeasurementSettings, SampleSet
+    from underclock.records import MeasurementSettings, SampleSet, Step
 
 _NONE_ALONE = (
     "it ended before any kernel was run alone: `underclock measure` with a longer --time-limit, or "
@@ -48,13 +49,7 @@ _NONE_ALONE = (
     type=click.Choice(["lock", "steer"]),
     help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
 )
-@click.option(
-    "--objective",
-    type=click.Choice([o.value for o in Objective]),
-    default="waste",
-    show_default=True,
-    help="Adaptive: of the plan to measure for.",
-)
+@choice_option("--objective", Objective, "Adaptive: of the plan to measure for.", default="waste")
 @click.option(
     "--max-slowdown",
     "slowdowns",
@@ -117,35 +112,29 @@ def command(
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
-    from underclock.app.backends import in_virtual_time
-    from underclock.app.measuring import file_of, follow, follows, measure
-    from underclock.core.model.row_runs import odd_repeats
-    from underclock.core.steering.reach import told
-    from underclock.core.step.unmeasured import unmeasured
-    from underclock.records import Step
-    from underclock.store import read_document
-
-    campaign = _campaign(asked)
+    campaign, step = _campaign(asked), own_file(step)
     if ray is not None:
-        from underclock.app.raying import gpus_of
-
         _measure_together(
-            own_file(step),
-            gpus=gpus_of(gpu),
+            step,
+            gpu,
             to=output,
             address=ray,
             campaign=campaign,
-            measuring=_measuring(gpus_of(gpu)[0], campaign, warmup, window),
+            pace=(warmup, window),
             seed=seed,
             run=step_file(step, source),
             as_json=as_json,
         )
         return
+    from underclock.app.backends import in_virtual_time
+    from underclock.app.measuring import file_of, follow, follows, measure
+    from underclock.records import Step
+    from underclock.store import read_document
+
     served, gpu = gpu, in_virtual_time(gpu)
     if gpu != served:
         say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
     measuring = _measuring(gpu, campaign, warmup, window)
-    step = own_file(step)
     document = read_document(step, Step) if step else None
     if document is not None and follows(document, gpu):
         follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
@@ -163,32 +152,48 @@ def command(
             expect=lambda expected: say(str(expected), err=True),
             run=step_file(step, source),
         )
-    missing = unmeasured(sample_set).warnings
-    if document is not None and not document.obstacle and not sample_set.samples:
-        missing = (_NONE_ALONE,)
-    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))
-    if as_json:
-        print_json(_summary(sample_set, output))
-        return
-    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
-    say(f"{header}: {_taken(sample_set)} in {output}")
+    _show(sample_set, document, output, as_json=as_json)
 
 
 def _measure_together(
     step: Path | None,
+    gpu: str,
     *,
     to: Path,
+    campaign: "Campaign",
+    pace: tuple[float | None, float | None],
     as_json: bool,
     **given: Any,  # noqa: ANN401 - what `measure_together` has, by its names
 ) -> None:
     """Measure on many GPUs, and say what was."""
     from underclock.app.output import told_of_boards
-    from underclock.app.raying import measure_together
+    from underclock.app.raying import gpus_of, measure_together
 
+    gpus = gpus_of(gpu)
+    measuring = _measuring(gpus[0], campaign, *pace)
     with progress_bar("measuring") as show:
-        boards = measure_together(step, to=to, progress=show, **given)
+        boards = measure_together(
+            step, gpus=gpus, to=to, campaign=campaign, measuring=measuring, progress=show, **given
+        )
     warn(tuple(dict.fromkeys(sentence for board in boards for sentence in board.warnings)))
     told_of_boards(boards, to, as_json=as_json)
+
+
+def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: bool) -> None:
+    """Say what was measured, and what of it a reader must know."""
+    from underclock.core.model.row_runs import odd_repeats
+    from underclock.core.steering.reach import told
+    from underclock.core.step.unmeasured import unmeasured
+
+    missing = unmeasured(sample_set).warnings
+    if step is not None and not step.obstacle and not sample_set.samples:
+        missing = (_NONE_ALONE,)
+    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))
+    if as_json:
+        print_json(_summary(sample_set, file))
+        return
+    header = f"{sample_set.workload} on {sample_set.gpu.name}, {sample_set.evidence}"
+    say(f"{header}: {_taken(sample_set)} in {file}")
 
 
 def _campaign(asked: dict[str, Any]) -> "Campaign":

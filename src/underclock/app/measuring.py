@@ -10,10 +10,9 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.loop import CampaignRun, Listed, WindowPolicy, check_time_limit
+from underclock.campaign.loop import CampaignRun, Listed, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
-from underclock.campaign.provenance import provenance_of
-from underclock.campaign.recording import OnFile, Recorder, record
+from underclock.campaign.recording import OnFile, Recorder, WindowPolicy, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
 from underclock.campaign.worth import KnownCosts
@@ -25,11 +24,8 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.records import (
-    MeasurementSettings,
-    SampleSet,
-    Step,
-)
+from underclock.hw.replay import ReplayMeasurer
+from underclock.records import MeasurementSettings, Provenance, SampleSet, Step
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
@@ -126,11 +122,13 @@ def surveyed(
     seed: int,
 ) -> tuple[SampleSet, Points]:
     """Return what the file of a campaign says before all samples, and what is to be measured."""
-    provenance = provenance_of(
-        measurer,
-        measuring=measuring,
+    runs = Capability.RUN in measurer.capabilities
+    replayed = measurer.table.provenance if isinstance(measurer, ReplayMeasurer) else None
+    provenance = Provenance(
+        measuring=measuring if runs else None,
+        in_situ=campaign.in_situ and runs,
         seed=seed if parse_gpu(gpu).is_simulated else None,
-        in_situ=campaign.in_situ,
+        table=replayed.table if replayed else None,
         version=underclock.__version__,
     )
     return survey(measurer, step, campaign, provenance)

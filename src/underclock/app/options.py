@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -65,25 +66,30 @@ def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "St
     )
 
 
+def _not_stdout(what: str, instead: str) -> Callable[[object, object, Path | None], Path | None]:
+    """Return what refuses ``-o -``."""
+
+    def check(_context: object, _option: object, path: Path | None) -> Path | None:
+        if path == STDOUT:
+            raise UsageError(f"{what} cannot go to stdout", hint=f"name {instead} with -o")
+        return path
+
+    return check
+
+
 def output_option(noun: str, *, required: bool, stdout: bool = True) -> Callable[[_F], _F]:
     """Return the ``-o`` option.
 
     Args:
         stdout: Whether ``-o -`` may send it to stdout.
     """
-
-    def check(_context: object, _option: object, path: Path | None) -> Path | None:
-        if path == STDOUT and not stdout:
-            raise UsageError(f"the {noun} cannot go to stdout", hint="name a file with -o")
-        return path
-
     return click.option(
         "-o",
         "--output",
         type=_FILE,
         required=required,
         metavar="FILE",
-        callback=check,
+        callback=None if stdout else _not_stdout(f"the {noun}", "a file"),
         help=f"Where the {noun} go{'' if noun.endswith('s') else 'es'}"
         f"{'; - is stdout' if stdout else ''}.",
     )
@@ -110,6 +116,19 @@ def delivered(noun: str = "", *, required: bool = False) -> Callable[[_F], _F]:
     return add
 
 
+def choice_option(
+    name: str, choices: type[StrEnum], help_text: str, *, default: str | None = None
+) -> Callable[[_F], _F]:
+    """Return an option that takes the value of a member of a closed set."""
+    return click.option(
+        name,
+        type=click.Choice([each.value for each in choices]),
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
+
+
 def ray_option(help_text: str) -> Callable[[_F], _F]:
     """Return the ``--ray`` option: empty for a cluster that is found or started, else where."""
     return click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help=help_text)
@@ -117,12 +136,6 @@ def ray_option(help_text: str) -> Callable[[_F], _F]:
 
 def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
     """Return the ``-o`` option of a command that leaves several files."""
-
-    def check(_context: object, _option: object, path: Path | None) -> Path | None:
-        if path == STDOUT:
-            raise UsageError("several files cannot go to stdout", hint="name a folder with -o")
-        return path
-
     return click.option(
         "-o",
         "--output",
@@ -130,7 +143,7 @@ def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F],
         default=default,
         show_default=default is not None,
         metavar="FOLDER",
-        callback=check,
+        callback=_not_stdout("several files", "a folder"),
         help=help_text,
     )
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from underclock.app.options import DURATION, FRACTION, baseline_option, delivered, ray_option
+from underclock.app.options import (
+    DURATION,
+    FRACTION,
+    baseline_option,
+    choice_option,
+    delivered,
+    ray_option,
+)
 from underclock.app.output import STDOUT, Delivery, counted_bar, print_json, say
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
@@ -25,13 +32,11 @@ if TYPE_CHECKING:
 
 @click.command(name="plan")
 @click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option(
+@choice_option(
     "--objective",
-    type=click.Choice([o.value for o in Objective]),
+    Objective,
+    "waste: least energy within the time budget; time: the fastest step within the power limit.",
     default="waste",
-    show_default=True,
-    help="waste: least energy within the time budget; time: the fastest step within the power "
-    "limit.",
 )
 @click.option(
     "--max-slowdown",
@@ -45,19 +50,12 @@ if TYPE_CHECKING:
     type=float,
     help="Power limit in W to plan for. [default: the GPU's own]",
 )
-@click.option(
-    "--granularity",
-    type=click.Choice([g.value for g in Granularity]),
-    default="kernel",
-    show_default=True,
-    help="What gets clocks of its own.",
-)
-@click.option(
+@choice_option("--granularity", Granularity, "What gets clocks of its own.", default="kernel")
+@choice_option(
     "--aggregate",
-    type=click.Choice([a.value for a in Aggregate]),
+    Aggregate,
+    "Who keeps the budget: all together, or each alone.",
     default="global",
-    show_default=True,
-    help="Who keeps the budget: all together, or each alone.",
 )
 @baseline_option
 @click.option(
@@ -70,13 +68,12 @@ if TYPE_CHECKING:
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
-@click.option(
+@choice_option(
     "--accounting",
-    type=click.Choice([a.value for a in Accounting]),
-    default="step",
-    show_default=True,
-    help="step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
+    Accounting,
+    "step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
     "kernels measured alone.",
+    default="step",
 )
 @click.option(
     "--board-spread",
@@ -111,7 +108,7 @@ def command(
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.report import plan_tables
-    from underclock.store.given import is_job
+    from underclock.store import kind_of
 
     cells = list(itertools.product(samples, max_slowdown or (None,), latency))
     if ray is not None or len(cells) > 1:
@@ -119,7 +116,7 @@ def command(
         return
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
-    if is_job(file):
+    if kind_of(file) == "job":
         _plan_job(
             file,
             to,

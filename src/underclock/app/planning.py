@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Self
 
 import msgspec
 
@@ -58,12 +59,21 @@ class PlanCosts:
 
     Attributes:
         risk: How sure that is; ``None`` where it is taken as certain.
-        known: PlanCosts under the limit that was measured at, where the table is under another.
     """
 
     table: CostTable
-    risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts | None
-    known: CostTable
+    risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts | None = None
+
+    @classmethod
+    def of(cls, risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts) -> Self:
+        """Take what is known to be sure and unsure of costs."""
+        return cls(table=risk.table, risk=risk)
+
+    @property
+    def known(self) -> CostTable:
+        """Costs under the limit that was measured at, where the table is under another."""
+        risk = self.risk
+        return risk.estimated.table if isinstance(risk, LimitedEstimate) else self.table
 
 
 def plan(
@@ -314,8 +324,7 @@ def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts
     limit_w = goal.power_limit_w or gpu.power_limit_w
     if limit_w == gpu.power_limit_w:
         return costs
-    limited = LimitedEstimate.of(risk, limit_w, gpu.power_limit_w)
-    return PlanCosts(table=limited.table, risk=limited, known=costs.table)
+    return PlanCosts.of(LimitedEstimate.of(risk, limit_w, gpu.power_limit_w))
 
 
 def costs_of(
@@ -327,19 +336,15 @@ def costs_of(
     if raw or (raw is None and replayed and sample_set.is_exact):
         table = cost_table(sample_set, baseline=baseline)
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
-        table = dataclasses.replace(table, warnings=(*table.warnings, *odd))
-        return PlanCosts(table=table, risk=None, known=table)
+        return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, *odd)))
     if replayed or not (sample_set.in_situ or sample_set.mixed):
         # Rows of kernels alone: nothing in them asks for the physics of a step, heat or a cap.
-        told = inferred_costs(sample_set, baseline=baseline)
-        return PlanCosts(table=told.table, risk=told, known=told.table)
+        return PlanCosts.of(inferred_costs(sample_set, baseline=baseline))
     try:
-        estimated = estimate(sample_set, baseline=baseline, isolated=isolated)
+        return PlanCosts.of(estimate(sample_set, baseline=baseline, isolated=isolated))
     except CannotFitError as exc:
         if raw is False:
             raise
         table = cost_table(sample_set, baseline=baseline)
         words = f"costs are taken as certain, for no model can be fitted: {exc}"
-        table = dataclasses.replace(table, warnings=(*table.warnings, words))
-        return PlanCosts(table=table, risk=None, known=table)
-    return PlanCosts(table=estimated.table, risk=estimated, known=estimated.table)
+        return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, words)))

@@ -13,19 +13,10 @@ from typing import Any, TypeVar
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import policy_of, surveyed
-from underclock.campaign.loop import WindowPolicy
 from underclock.campaign.progress import Tally
-from underclock.campaign.recording import Recorder
+from underclock.campaign.recording import Gathered, Outbox, Recorder, WindowPolicy
 from underclock.campaign.survey import Campaign, Points
-from underclock.campaign.together import (
-    Died,
-    Gathered,
-    Joined,
-    Outbox,
-    Refused,
-    TogetherRun,
-    Told,
-)
+from underclock.campaign.together import Answered, Died, Joined, Refused, TogetherRun, Told
 from underclock.core.design.wanted import Wanted
 from underclock.core.model.boards import fit_boards
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
@@ -127,7 +118,8 @@ class _Worker:
             self._outbox.note(self._measurer.notes())
         except UnderclockError as exc:
             return Refused(worker=self._name, error=exc)
-        return self._outbox.handed_over(self._name)
+        windows, notes = self._outbox.emptied()
+        return Answered(worker=self._name, windows=windows, notes=notes)
 
     def close(self) -> None:
         """Give the GPU back."""

@@ -60,15 +60,19 @@ def render_report(
     validation: "Plan | Validation | JobPlan | str | Path | None" = None,
 ) -> str:
     """Return the page as text; arguments and errors are those of `write_report`."""
+    from underclock.records.job import JobPlan
     from underclock.report import job_page, page, run_page
     from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
 
     if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
         lines = last_run(read_log(Path(plan)))
         return run_page(lines, summary_of(lines))
-    if validation is None and (of_job := _job_plan(plan)) is not None:
-        return job_page(of_job, *timelines(of_job))
-    given = [_read(each) for each in (plan, validation) if each is not None]
+    first = _read(plan, alone=validation is None)
+    if validation is None and isinstance(first, JobPlan):
+        return job_page(first, *timelines(first))
+    given = [first] if validation is None else [first, _read(validation)]
+    if any(isinstance(record, JobPlan) for record in given):
+        raise DataError("a job's plan has no validation", hint="report the plan alone")
     plans = [record for record in given if isinstance(record, Plan)]
     validations = [record for record in given if isinstance(record, Validation)]
     if len(plans) != 1 or len(validations) > 1:
@@ -84,21 +88,6 @@ def render_report(
     return page(plans[0], shown[0] if shown else None)
 
 
-def _job_plan(given: object) -> "JobPlan | None":
-    """Return a job's plan, or the one that a file holds; ``None`` where it is something else."""
-    from underclock.records.job import JobPlan
-    from underclock.store import is_samples, kind_of, read_document
-
-    if isinstance(given, JobPlan):
-        return given
-    if not isinstance(given, str | Path):
-        return None
-    path = Path(given)
-    if is_samples(path) or kind_of(path) != "job plan":
-        return None
-    return read_document(path, JobPlan)
-
-
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
     from underclock.core.job.costs import auto_clocks
@@ -108,30 +97,33 @@ def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)
 
 
-def _read(given: "Plan | Validation | JobPlan | str | Path") -> Plan | Validation:
-    """Return a plan or a validation, whichever a file holds."""
-    from underclock.store import is_samples, kind_of, read_document
+def _read(
+    given: "Plan | Validation | JobPlan | str | Path", *, alone: bool = False
+) -> "Plan | Validation | JobPlan":
+    """Return a record that a page is of, whichever a file holds; of a job's plan where alone."""
+    from underclock.records.job import JobPlan
+    from underclock.store import kind_of, read_document
 
-    if isinstance(given, Plan | Validation):
-        return given
     if not isinstance(given, str | Path):
-        raise DataError("a job's plan has no validation", hint="report the plan alone")
+        return given
     path = Path(given)
-    if is_samples(path):
+    kind = kind_of(path)
+    if kind == "samples":
         raise DataError(
             f"{path} holds samples, and a page is of a plan",
             hint=f"`underclock plan {path} -o plan.json`, then report plan.json",
         )
-    kind = kind_of(path)
     if kind in _OTHERS:
         raise DataError(f"{path} is a {kind} file, and a page is of a plan", hint=_OTHERS[kind])
+    if kind == "job plan" and alone:
+        return read_document(path, JobPlan)
     return read_document(path, Validation) if kind == "validation" else read_document(path, Plan)
 
 
 def _check_same(plan: Plan, validation: Validation) -> None:
     """Refuse to show a plan beside numbers of another, or of another kind."""
     # Of a plan with a schedule either the schedule was run or, one by one, its kernels.
-    ran = next((arm for arm in plan.arms if arm.name == validation.chosen), None)
+    ran = plan.find(validation.chosen)
     promise = None if ran is None else ran.cost
     theirs = (
         validation.evidence,

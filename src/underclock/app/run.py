@@ -10,13 +10,12 @@ import click
 
 from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json, print_table, say
-from underclock.app.signals import InterruptedBySignal
+from underclock.app.signals import BY_SIGNAL, InterruptedBySignal
 
 if TYPE_CHECKING:
     from underclock.runtime.holding.run import Ran
 
 _LIVE_S = 5.0
-_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
 
 
 @click.command(name="run")
@@ -155,7 +154,7 @@ def _code(ran: "Ran") -> int:
     from underclock.records import Verdict
 
     if ran.code:
-        return ran.code if ran.code > 0 else _BY_SIGNAL - ran.code
+        return ran.code if ran.code > 0 else BY_SIGNAL - ran.code
     if ran.summary.run is None or not ran.summary.run.arms:
         return 0
     verdicts = {arm.verdict for arm in ran.summary.arms}  # of arms without a promise: empty words

@@ -1,11 +1,13 @@
-"""Commands on samples as they are: ``underclock breakdown``, ``check``, ``merge``, ``predict``."""
+"""Commands on samples: breakdown, check, compare, merge, plan-server and predict."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from underclock.app.options import (
+    DURATION,
     FRACTION,
     baseline_option,
     delivered,
@@ -15,7 +17,17 @@ from underclock.app.options import (
     output_option,
     slowdown_option,
 )
-from underclock.app.output import Delivery, counted_bar, share_bar, told_of_boards
+from underclock.app.output import (
+    STDOUT,
+    Delivery,
+    counted_bar,
+    print_json,
+    print_table,
+    share_bar,
+    told_of_boards,
+    warn,
+)
+from underclock.errors import InfeasibleError, UsageError
 
 
 @click.command(name="breakdown")
@@ -116,3 +128,98 @@ def predict(
     with share_bar("predicting") as show:
         prediction = predicting.predict(samples, progress=show, **asked)
     to.give(prediction, lambda: (prediction_sentence(prediction), prediction_table(prediction)))
+
+
+@click.command(name="compare")
+@file_argument("samples")
+@slowdown_option
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="Only this policy; more than once for several.",
+)
+@click.option("--latency", default="known", show_default=True, help="As for `underclock plan`.")
+@baseline_option
+@click.option("--gpu", metavar="GPU", help="Ask its driver which power profiles it lists.")
+@click.option("--seed", default=0, help="Of what searches at random.")
+@delivered("page")
+def compare(
+    *,
+    samples: Path,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - what `compare` has, by its names
+) -> None:
+    """Compare ways of choosing clocks on SAMPLES: a samples file, or a CSV table of a sweep.
+
+    One clock, a power limit, EDP, feedback, a genetic search, pass by pass, kernel by kernel: what
+    each would save, how surely, and whether it keeps the time budget. Exit code 6: none does.
+
+    Example: underclock compare samples.db --max-slowdown 1% -o rivals.html
+    """
+    from underclock.app import comparing
+    from underclock.report import rivals_page, rivals_tables
+
+    to.check(samples, begins="<")
+    with share_bar("comparing"):
+        found = comparing.compare(samples, **asked)
+    warn(found.warnings)
+    if to.output != STDOUT:
+        print_json(found) if to.as_json else print_table(*rivals_tables(found))
+    if to.output is not None:
+        to.write(rivals_page(found))
+    if not any(choice.keeps_budget for rival in found.rivals for choice in rival.choices):
+        sys.exit(InfeasibleError.exit_code)
+
+
+@click.command(name="plan-server")
+@click.argument("samples", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--max-slowdown",
+    type=FRACTION,
+    help="Of every step, against auto: 1% or 0.01. [default: 0 where no other limit is named]",
+)
+@click.option("--tpot", "tpot_s", type=DURATION, help="Most time per output token: 10ms.")
+@click.option("--ttft", "ttft_s", type=DURATION, help="Most time to the first token: 300ms.")
+@click.option(
+    "--tail",
+    type=FRACTION,
+    help="These are of one step in a hundred (p99), which takes so much longer than on average: "
+    "5%. [default: of the average]",
+)
+@delivered("plan")
+def plan_server(
+    *,
+    samples: tuple[Path, ...],
+    max_slowdown: float | None,
+    tpot_s: float | None,
+    ttft_s: float | None,
+    tail: float | None,
+    to: Delivery,
+) -> None:
+    """Choose clocks for a server: SAMPLES of its steps, or a folder of them, make one table.
+
+    A step is prefill or decode at a batch and context; the table has clocks for each, which
+    `underclock.governor` holds, and the best fixed clock beside them. Exit codes: 0 planned; 6 no
+    clock keeps a limit, of which the one that would be kept is told.
+
+    Example: underclock plan-server family --tpot 10ms --ttft 300ms -o serving.json
+    """
+    from underclock.app.serving import plan_serving
+    from underclock.core.planning.serving import ServingBudget
+    from underclock.report.serving import serving_tables
+
+    if tpot_s is None and ttft_s is None:
+        if tail is not None:
+            raise UsageError("--tail is of --tpot and --ttft", hint="name one of them")
+        max_slowdown = max_slowdown or 0.0
+    try:
+        budget = ServingBudget(max_slowdown=max_slowdown, tpot_s=tpot_s, ttft_s=ttft_s, tail=tail)
+    except ValueError as exc:
+        raise UsageError(f"no budget: {exc}", hint="--tpot 10ms --ttft 300ms") from exc
+    to.check(*samples)
+    made = plan_serving(samples, budget)
+    to.give(made, lambda: serving_tables(made))
+    if any(bucket.obstacle for bucket in made.buckets):
+        sys.exit(InfeasibleError.exit_code)

@@ -26,6 +26,8 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     Raises:
         DataError: Another GPU's table, or no row for a kernel at its chosen clocks.
     """
+    from msgspec.structs import asdict
+
     from underclock.core.step.table import cost_table
     from underclock.core.step.whole import check_kernels_alone
     from underclock.store import as_record, read_samples
@@ -42,10 +44,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
         plan=plan.chosen,
-        time_s=cost.time_s,
-        energy_j=cost.energy_j,
-        time_change=cost.time_change,
-        energy_change=cost.energy_change,
+        **asdict(cost),
         promised_time_change=plan.promise.time_change,
         promised_energy_change=plan.promise.energy_change,
         arms=(

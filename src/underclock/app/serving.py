@@ -148,7 +148,7 @@ def _check_alike(members: Sequence[_Member]) -> None:
         DataError: They do not.
     """
     first = members[0]
-    places: dict[tuple[Pass, int, int], str] = {}
+    places: dict[tuple[Pass, int, int], _Member] = {}
     for member in members:
         mine, its = first.samples, member.samples
         for noun, value, other in (
@@ -162,20 +162,16 @@ def _check_alike(members: Sequence[_Member]) -> None:
                     f"{first.file} and {member.file} are of unlike {noun}: {value} and {other}",
                     hint="make a table of each",
                 )
-        if member.place in places:
-            other, where = places[member.place], f"batch {member.batch}, context {member.context}"
+        if twin := places.get(member.place):
+            where = f"batch {member.batch}, context {member.context}"
             raise DataError(
-                f"{other} and {member.file} are both of {member.phase} at {where}",
+                f"{twin.file} and {member.file} are both of {member.phase} at {where}",
                 hint="leave one of them away"
-                if its.fingerprint == _of(members, other).fingerprint
+                if its.fingerprint == twin.samples.fingerprint
                 else "they differ in kernels: a step whose shapes change within its batch and "
                 "context has no one cost; trace it at the greatest, padded",
             )
-        places[member.place] = member.file
-
-
-def _of(members: Sequence[_Member], file: str) -> SampleSet:
-    return next(member.samples for member in members if member.file == file)
+        places[member.place] = member
 
 
 def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:

@@ -8,8 +8,8 @@ from types import FrameType
 
 from underclock.hw.interrupts import INTERRUPTS
 
-_BY_SIGNAL = 128  # a shell reports this much more than the signal's number
-INTERRUPTED = _BY_SIGNAL + signal.SIGINT
+BY_SIGNAL = 128  # a shell reports this much more than the signal's number
+INTERRUPTED = BY_SIGNAL + signal.SIGINT
 
 
 class InterruptedBySignal(BaseException):
@@ -17,7 +17,7 @@ class InterruptedBySignal(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.exit_code = _BY_SIGNAL + number
+        self.exit_code = BY_SIGNAL + number
 
 
 @contextmanager

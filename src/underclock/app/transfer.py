@@ -78,12 +78,12 @@ def command(
     from underclock.core.planning.goal import Goal
     from underclock.records import Plan
     from underclock.report import plan_tables
-    from underclock.store import as_record, is_plan
+    from underclock.store import as_record, kind_of
 
     to.check(plan, step, samples, anew)
     if gpu is not None and confirm is None:
         raise UsageError("nothing is measured on --gpu", hint="add --confirm 5, or leave it away")
-    given = is_plan(plan)
+    given = kind_of(plan) == "plan"
     goal = Goal.of(as_record(plan, Plan)) if given else Goal()
     if max_slowdown is not None:
         goal = dataclasses.replace(goal, max_slowdown=max_slowdown)

@@ -21,7 +21,7 @@ from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import AUTO, Clocks, Kernel, Plan, SampleSet, Step
-from underclock.store import SampleSource, as_record, is_plan, read_samples
+from underclock.store import SampleSource, as_record, kind_of, read_samples
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 _GONE = "name the samples that the plan was made of: --from samples.db"
@@ -150,14 +150,16 @@ def transfer(
             hint="leave the limit away; measure the step to plan at another",
         )
     found = carried(sample_set, to)
-    switching = _switching(given, latency, found.sample_set, wanted, source)
+    switching = None if given is None else switching_as_of(given)
+    if latency is not None:
+        switching = switching_of(latency, found.sample_set, wanted, source)
     if switching is not None:
         check_has_budget(wanted)
-    made = _decided(found, wanted, switching)
+    made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
     if confirm is not None:
         own = confirm.measured(to, found, made)
         found = carried(sample_set, to, confirmed=own)
-        made = _decided(found, wanted, switching)
+        made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
     told = found.told
     if anew is not None:
         own = read_samples(anew)
@@ -166,17 +168,11 @@ def transfer(
     return msgspec.structs.replace(made, carried=told)
 
 
-def _decided(found: Carried, goal: Goal, switching: Switching | None) -> Plan:
-    table = found.estimated.table
-    costs = PlanCosts(table=table, risk=found.estimated, known=table)
-    return decided(found.sample_set, goal, costs, switching)
-
-
 def _given(
     plan: Plan | SampleSource, samples: SampleSource | None
 ) -> tuple[Plan | None, SampleSource]:
     """Return the plan, where one was given, and the samples to stand on."""
-    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and is_plan(Path(plan))):
+    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and kind_of(Path(plan)) == "plan"):
         record = as_record(plan, Plan)
         if samples is None:
             raise DataError(
@@ -216,19 +212,6 @@ def _check_alike(own: SampleSet, header: SampleSet) -> None:
         )
 
 
-def _switching(
-    plan: Plan | None,
-    latency: str | None,
-    header: SampleSet,
-    goal: Goal,
-    source: SampleSource,
-) -> Switching | None:
-    """Return what changing clocks takes: as named, else as the plan took it."""
-    if latency is not None:
-        return switching_of(latency, header, goal, source)
-    return None if plan is None else switching_as_of(plan)
-
-
 def _regret(
     made: Plan, own: SampleSet, goal: Goal, switching: Switching | None
 ) -> dict[str, float]:
@@ -244,10 +227,7 @@ def _regret(
 
 def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
     """Return the time in s and energy in J that a plan's clocks take on a table of a step."""
-    if plan.schedule is not None:
-        clocks = plan.schedule.clocks
-    else:
-        clocks = tuple(plan.kernels[plan.runs[k].name].clocks for k in plan.order)
+    clocks = plan.launch_clocks
     place = {each: s for s, each in enumerate(table.settings)}
     missing = [each for each in clocks if each not in place]
     if missing:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from underclock.app.backends import open_gpu
+from underclock.app.signals import BY_SIGNAL, INTERRUPTED
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
 from underclock.hw.gpu_names import GpuKind, GpuName
@@ -20,7 +21,6 @@ from underclock.tracing.source import Script, TracePhase, source_of
 from underclock.tracing.trace import trace
 
 APART = (sys.executable, "-P", "-m", "underclock")  # -P: as the command, not of this folder
-_INTERRUPTED = 130  # as a shell has it, after SIGINT
 _HOW = "name what trains: underclock tune -- python train.py --your --arguments"
 
 
@@ -130,11 +130,11 @@ def run_apart(command: Sequence[str]) -> int:
         try:
             code = child.wait()
         except BaseException as exc:
-            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
+            if getattr(exc, "exit_code", INTERRUPTED) != INTERRUPTED:
                 child.terminate()  # of Ctrl-C the terminal tells it as well
             child.wait()
             raise
-    return code if code >= 0 else 128 - code
+    return code if code >= 0 else BY_SIGNAL - code
 
 
 def planned_before(file: Path, samples: Path, gpu: GpuName, goal: Goal) -> Plan | None:

@@ -245,7 +245,7 @@ def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | Non
     ``None`` where time was free.
     """
     ran = plan.chosen if course is None else course.arm
-    arm = next((arm for arm in plan.arms if arm.name == ran), None)
+    arm = plan.find(ran)
     if arm is None or arm.cost is None:
         raise DataError(
             f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"

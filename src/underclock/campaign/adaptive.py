@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Bools
-from underclock.campaign.recording import OnFile
+from underclock.campaign.recording import OnFile, WindowPolicy
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
@@ -59,7 +59,7 @@ def _points_each(campaign: Campaign, kernels: int, points: int = _SHARED_POINTS)
     return int(np.clip(each - 1 - _LEFT_TO_CHOOSE, 1, points))
 
 
-class Adaptive:
+class Adaptive(WindowPolicy):
     """Wants a few windows of every kernel, then those worth most to the plans.
 
     Attributes:
@@ -68,8 +68,6 @@ class Adaptive:
         short_of: How many times as unsure as asked the promise was at the last fit; ``None`` before
             there was one.
     """
-
-    total: int | None = None
 
     def __init__(
         self,
@@ -89,8 +87,6 @@ class Adaptive:
                 hint="add rows with empty core_mhz and mem_mhz to the table",
             )
         self.limit_s = campaign.time_limit_s
-        self.why = ""
-        self.short_of: float | None = None
         self._recorder = recorder
         self._bench = recorder.measurer
         self._runs = Capability.RUN in self._bench.capabilities
@@ -109,9 +105,6 @@ class Adaptive:
         self._pending: Sequence[Wanted] = ()
         self._believed: KnownCosts | None = None  # the last fit, by which pending windows are told
         self._told = fit
-
-    def begin(self) -> None:
-        """Nothing is to be tried."""
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return what to measure next: what every campaign needs, then what tells most."""

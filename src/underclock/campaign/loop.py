@@ -9,10 +9,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
-from underclock.campaign.recording import OnFile, Recorder
+from underclock.campaign.recording import OnFile, Recorder, WindowPolicy
 from underclock.campaign.survey import Campaign, Points
 from underclock.core.design.agenda import fewest_measurements
 from underclock.core.design.wanted import Wanted
@@ -22,44 +21,8 @@ from underclock.records import SampleSet, Window
 from underclock.units import format_duration
 
 
-class WindowPolicy(Protocol):
-    """Decides what a campaign measures.
-
-    Attributes:
-        total: Windows it will have taken at its end; ``None`` where that is open.
-        limit_s: GPU time at which it ends; ``None`` for never.
-        why: Why nothing more is wanted, for a person; empty where that says itself.
-        short_of: How many times as unsure as asked its promise is; ``None`` where it makes none.
-    """
-
-    total: int | None
-    limit_s: float | None
-    why: str
-    short_of: float | None
-
-    def begin(self) -> None:
-        """Try what the campaign rests on, before anything is warmed for it."""
-        ...
-
-    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
-        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
-
-        Args:
-            pending: What is wanted already and not on file, where several GPUs measure at once.
-        """
-        ...
-
-    def at_once(self, window: Window) -> Sequence[Wanted]:
-        """Return what a window that was just taken calls for at the clocks that are held."""
-        ...
-
-
-class Listed:
+class Listed(WindowPolicy):
     """Takes every window of a list: the whole step, then kernels, clocks by clocks."""
-
-    limit_s: float | None = None
-    short_of: float | None = None
-    why = ""
 
     def __init__(self, recorder: OnFile, points: Points, campaign: Campaign) -> None:
         self._recorder = recorder
@@ -73,10 +36,7 @@ class Listed:
             for _ in times
             for kernel in kernels
         ]
-        self.total: int | None = len(self._every)
-
-    def begin(self) -> None:
-        """Nothing is to be tried."""
+        self.total = len(self._every)
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
         """Return what is not on file yet."""
@@ -91,11 +51,6 @@ class Listed:
             else:
                 wanted.append(one)
         return wanted
-
-    def at_once(self, window: Window) -> Sequence[Wanted]:
-        """Return nothing: every window is on the list."""
-        del window
-        return ()
 
 
 class CampaignRun:

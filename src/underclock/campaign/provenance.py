@@ -1,4 +1,4 @@
-"""Where samples come from, and whether two runs may share a file."""
+"""Whether two runs may share a file, by where their samples come from."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +7,6 @@ import msgspec
 
 from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import UsageError
-from underclock.hw.base import Capability, Measurer
-from underclock.hw.replay import ReplayMeasurer
 from underclock.records import Kernel, MeasurementSettings, Provenance, SampleSet, Step
 from underclock.store import SampleFile
 
@@ -17,33 +15,6 @@ _REFINE = (
     "name another file with -o for this board; `underclock refine` measures a plan of the other "
     "one again on this one"
 )
-
-
-def provenance_of(
-    measurer: Measurer,
-    *,
-    measuring: MeasurementSettings,
-    seed: int | None,
-    in_situ: bool,
-    version: str,
-) -> Provenance:
-    """Say how the samples of a measurer come about.
-
-    Args:
-        measuring: How long is waited and measured; of no meaning to a table.
-        seed: Of a simulated GPU's noise; ``None`` elsewhere.
-    """
-    table = None
-    runs = Capability.RUN in measurer.capabilities
-    if isinstance(measurer, ReplayMeasurer) and measurer.table.provenance is not None:
-        table = measurer.table.provenance.table
-    return Provenance(
-        measuring=measuring if runs else None,
-        in_situ=in_situ and runs,
-        seed=seed,
-        table=table,
-        version=version,
-    )
 
 
 def check_same_campaign(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:

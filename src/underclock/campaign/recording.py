@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import msgspec
 
@@ -17,86 +19,79 @@ from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
-from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
-from underclock.store import SampleFile
+from underclock.records import ALONE, Clocks, Kernel, MeasurementSettings, SampleSet, Window
+from underclock.store import SampleFile, by_board, joined
 from underclock.units import format_duration
 
 _TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
 
 
-class Answering(Protocol):
-    """What says which answers there are, and how long each takes: a measurer, or its like."""
+class WindowPolicy(ABC):
+    """Decides what a campaign measures.
 
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        """What it can be asked."""
-        ...
+    Attributes:
+        total: Windows it will have taken at its end; ``None`` where that is open.
+        limit_s: GPU time at which it ends; ``None`` for never.
+        why: Why nothing more is wanted, for a person; empty where that says itself.
+        short_of: How many times as unsure as asked its promise is; ``None`` where it makes none.
+    """
 
-    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
-        """Whether there is an answer for a kernel at these clocks."""
-        ...
+    total: int | None = None
+    limit_s: float | None = None
+    why: str = ""
+    short_of: float | None = None
 
-    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
-        """Return how many different answers there are; ``None`` where every one is a new one."""
-        ...
+    def begin(self) -> None:  # noqa: B027 - most have nothing to try
+        """Try what the campaign rests on, before anything is warmed for it; usually nothing."""
 
-    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
-        """Return about how long it takes to measure a kernel whose launch takes that long."""
-        ...
+    @abstractmethod
+    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
+        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
 
+        Args:
+            pending: What is wanted already and not on file, where several GPUs measure at once.
+        """
 
-class OnFile(Protocol):
-    """What a policy decides from."""
-
-    @property
-    def samples(self) -> SampleSet:
-        """Everything on file, as a campaign sees it."""
-        ...
-
-    @property
-    def measurer(self) -> Answering:
-        """Where more is taken."""
-        ...
-
-    @property
-    def can_time(self) -> bool:
-        """Whether launches can be timed."""
-        ...
+    def at_once(self, window: Window) -> Sequence[Wanted]:
+        """Return what a window just taken calls for at the clocks held; usually nothing."""
+        del window
+        return ()
 
 
-class Sink(Protocol):
-    """Where windows go: a samples file, or what is handed over to its only writer."""
+@dataclass(slots=True)
+class Outbox:
+    """Where a worker's windows lie until they are handed over to the only writer of its file."""
 
-    @property
-    def header(self) -> SampleSet:
-        """What is said before all samples."""
-        ...
-
-    @property
-    def gpu_s(self) -> float:
-        """GPU time of everything in it."""
-        ...
-
-    @property
-    def taken(self) -> int:
-        """How many windows are in it."""
-        ...
+    header: SampleSet
+    gpu_s: float = 0.0
+    taken: int = 0
+    windows: list[tuple[Window, float]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def sample_set(self) -> SampleSet:
-        """Return the header with the windows that are there to go on from."""
-        ...
+        """Return the header: what is on file is the campaign's."""
+        return self.header
 
     def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
-        """Add one window, and the GPU time it took."""
-        ...
+        """Add one window."""
+        self.windows.append((window, gpu_s))
+        self.spend(gpu_s)
+        self.taken += 1
 
     def spend(self, gpu_s: float) -> None:
-        """Add GPU time that led to no window."""
-        ...
+        """Count GPU time."""
+        self.gpu_s += gpu_s
 
     def note(self, sentences: Iterable[str]) -> None:
         """Add what a reader of the windows must know."""
-        ...
+        self.notes.extend(sentences)
+
+    def emptied(self) -> tuple[tuple[tuple[Window, float], ...], tuple[str, ...]]:
+        """Return the windows and the notes that came since the last time."""
+        windows, notes = tuple(self.windows), tuple(self.notes)
+        self.windows.clear()
+        self.notes.clear()
+        return windows, notes
 
 
 class Recorder:
@@ -109,7 +104,9 @@ class Recorder:
         can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
     """
 
-    def __init__(self, measurer: Measurer, file: Sink, *, whole: bool = False) -> None:
+    def __init__(
+        self, measurer: Measurer, file: SampleFile | Outbox, *, whole: bool = False
+    ) -> None:
         self.measurer = measurer
         self.file = file
         self.whole = whole
@@ -203,6 +200,58 @@ class Recorder:
     def _passed_s(self) -> float:
         before_s, self._told_s = self._told_s, self.measurer.now_s()
         return self._told_s - before_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What a policy asks of GPUs that are open in other processes."""
+
+    capabilities: frozenset[Capability]
+    measuring: MeasurementSettings
+
+    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
+        """Whether there is an answer: a GPU gives one to whatever it lists."""
+        del kernel, clocks
+        return True
+
+    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
+        """Return ``None``: a GPU answers anew each time."""
+        del kernel, clocks
+        return None
+
+    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
+        """Return about how long it takes to measure a kernel whose launch takes that long."""
+        del timed
+        return self.measuring.takes_s(launch_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What all workers have on file, as the policy of one campaign sees it.
+
+    Attributes:
+        measurer: The workers' GPUs.
+        read: Returns what is in each worker's file.
+    """
+
+    measurer: Elsewhere
+    header: SampleSet
+    read: Callable[[], tuple[SampleSet, ...]]
+    can_time: ClassVar[bool] = True
+
+    @property
+    def boards(self) -> tuple[SampleSet, ...]:
+        """Samples of each board."""
+        return by_board(self.read())
+
+    @property
+    def samples(self) -> SampleSet:
+        """Everything on file, as if of one board."""
+        return msgspec.structs.replace(joined(self.read()), settings=self.header.settings)
+
+
+OnFile = Recorder | Gathered
+"""What a policy decides from."""
 
 
 def record(

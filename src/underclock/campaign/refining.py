@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.campaign.recording import Recorder
+from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.campaign.worth import candidates_of, multiplier_of, planned_for
 from underclock.core.design.sample_value import telling_shared
 from underclock.core.design.wanted import WHOLE_STEPS, Wanted
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.planning.goal import Goal
 from underclock.core.step.under_cap import cap_of, nearest_settings, settled_step
-from underclock.records import SampleSet, Window
+from underclock.records import SampleSet
 
 _AT_ONCE = 8  # windows between two fits
 _LEAST = 0.002  # of what is unsure of a promise: what takes away less is not measured
@@ -21,18 +21,8 @@ SHARE = 0.1
 """Of the windows that a board of the fleet took, at most so many are taken here."""
 
 
-class Refining:
-    """Wants the step at auto, what the cap shows, then what a plan's promise hangs on.
-
-    Attributes:
-        total: None: it takes as many as it needs.
-        limit_s: None: few windows are its limit.
-        short_of: None: it has no end but that.
-    """
-
-    total: int | None = None
-    limit_s: float | None = None
-    short_of: float | None = None
+class Refining(WindowPolicy):
+    """Wants the step at auto, what the cap shows, then what a plan's promise hangs on."""
 
     def __init__(
         self,
@@ -41,14 +31,10 @@ class Refining:
         hottest: str,
         fit: Callable[[SampleSet], CostEstimate],
     ) -> None:
-        self.why = ""
         self._recorder = recorder
         self._goal = goal
         self._hottest = hottest
         self._fit = fit
-
-    def begin(self) -> None:
-        """Nothing is to be tried."""
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
         """Return what is not on file yet of what every board is compared by, then what tells."""
@@ -77,11 +63,6 @@ class Refining:
         if not chosen:
             self.why = "no window more tells much of this board"
         return sorted(chosen, key=lambda one: one.asked.rank)
-
-    def at_once(self, window: Window) -> Sequence[Wanted]:
-        """Return nothing: what is chosen is known to hold alone."""
-        del window
-        return ()
 
 
 def _locked(known: CostEstimate, plan: Ints | None) -> Ints:

@@ -5,27 +5,19 @@ from functools import partial
 
 import msgspec
 
-from underclock.campaign.recording import Recorder, window_of
+from underclock.campaign.recording import Recorder, WindowPolicy, window_of
 from underclock.campaign.survey import Campaign
 from underclock.core.design.agenda import SteeringAgenda
 from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.errors import NoRoomError
-from underclock.records import Mix, Window
+from underclock.records import Mix
 
 
-class Steering:
-    """Wants one mix after the other, until the step's energy is as sure as asked.
+class Steering(WindowPolicy):
+    """Wants one mix after the other, until the step's energy is as sure as asked."""
 
-    Attributes:
-        total: None: it takes as many as it needs.
-        limit_s: GPU time at which it ends.
-        short_of: None: it makes no promise.
-    """
-
-    total: int | None = None
-    short_of: float | None = None
     why = "nothing more would tell much"
 
     def __init__(self, recorder: Recorder, campaign: Campaign) -> None:
@@ -56,11 +48,6 @@ class Steering:
     def _try(self, mix: Mix) -> None:
         reading = self._recorder.measurer.measure((), mix=mix, timed=True)
         window_of(Wanted("", mix), 0, reading, self._recorder.file.header)
-
-    def at_once(self, window: Window) -> list[Wanted]:
-        """Return nothing: the next mix follows from all that is on file."""
-        del window
-        return []
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return the mix that tells most, by what is on file."""

@@ -12,7 +12,7 @@ from underclock.records import AUTO, Clocks, Kernel, Objective, Provenance, Samp
 from underclock.units import format_mhz, member
 
 if TYPE_CHECKING:
-    from underclock.campaign.recording import Answering
+    from underclock.campaign.recording import Elsewhere
 
 
 class Grid(StrEnum):
@@ -194,7 +194,7 @@ class Campaign:
             return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
-    def on(self, measurer: "Answering") -> Grid:
+    def on(self, measurer: "Measurer | Elsewhere") -> Grid:
         """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid

@@ -189,12 +189,10 @@ class Watch:
         )
 
     def _tail_s(self, target: int | None) -> float:
-        usual_s = self._usual_s(target)
-        return max(_LEAST_TAIL_S, _TAIL_DELAYS * usual_s) if usual_s < math.inf else _FIRST_TAIL_S
-
-    def _usual_s(self, target: int | None) -> float:
-        """Return how long changes to a target took so far; infinite before the first."""
-        return statistics.median(self._seen_s[target]) if target in self._seen_s else math.inf
+        """Return how long to look after a change: by what those to the target took so far."""
+        if target not in self._seen_s:
+            return _FIRST_TAIL_S
+        return max(_LEAST_TAIL_S, _TAIL_DELAYS * statistics.median(self._seen_s[target]))
 
     def _return_to(self, mhz: int | None) -> None:
         self._ask(mhz)

@@ -5,24 +5,24 @@ with a worker, and a campaign that was cut off goes on from the files.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from underclock.campaign.handout import Handout
-from underclock.campaign.loop import WindowPolicy
 from underclock.campaign.progress import Tally
 from underclock.campaign.provenance import check_same_campaign
+from underclock.campaign.recording import Elsewhere, Gathered, WindowPolicy
 from underclock.campaign.survey import Campaign, Points
 from underclock.core.design.wanted import WHOLE_STEPS, Wanted
 from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.base import Capability
-from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings, SampleSet, Window
-from underclock.store import SampleFile, by_board, joined
+from underclock.records import Evidence, MeasurementSettings, SampleSet, Window
+from underclock.store import SampleFile
 
 _STARTS = 2  # of a worker that never gets to a window
 
@@ -89,87 +89,6 @@ class Workers(Protocol):
         """Wait until something happens."""
 
 
-@dataclass(slots=True)
-class Outbox:
-    """Where a worker's windows lie until they are handed over."""
-
-    header: SampleSet
-    gpu_s: float = 0.0
-    taken: int = 0
-    windows: list[tuple[Window, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def sample_set(self) -> SampleSet:
-        """Return the header: what is on file is the campaign's."""
-        return self.header
-
-    def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
-        """Add one window."""
-        self.windows.append((window, gpu_s))
-        self.spend(gpu_s)
-        self.taken += 1
-
-    def spend(self, gpu_s: float) -> None:
-        """Count GPU time."""
-        self.gpu_s += gpu_s
-
-    def note(self, sentences: Iterable[str]) -> None:
-        """Add what a reader of the windows must know."""
-        self.notes.extend(sentences)
-
-    def handed_over(self, worker: str) -> Answered:
-        """Return what came since the last time."""
-        windows, notes = tuple(self.windows), tuple(self.notes)
-        self.windows.clear()
-        self.notes.clear()
-        return Answered(worker=worker, windows=windows, notes=notes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """What a policy asks of GPUs that are open in other processes."""
-
-    capabilities: frozenset[Capability]
-    measuring: MeasurementSettings
-
-    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
-        """Whether there is an answer: a GPU gives one to whatever it lists."""
-        del kernel, clocks
-        return True
-
-    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
-        """Return ``None``: a GPU answers anew each time."""
-        del kernel, clocks
-        return None
-
-    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
-        """Return about how long it takes to measure a kernel whose launch takes that long."""
-        del timed
-        return self.measuring.takes_s(launch_s)
-
-
-class Gathered:
-    """What all workers have on file, as the policy of one campaign sees it."""
-
-    can_time = True
-
-    def __init__(self, first: Joined, measuring: MeasurementSettings, files: "_Files") -> None:
-        self.measurer = Elsewhere(capabilities=first.capabilities, measuring=measuring)
-        self._header = first.header
-        self._files = files
-
-    @property
-    def boards(self) -> tuple[SampleSet, ...]:
-        """Samples of each board."""
-        return by_board(self._files.sample_sets)
-
-    @property
-    def samples(self) -> SampleSet:
-        """Everything on file, as if of one board."""
-        every = joined(self._files.sample_sets)
-        return msgspec.structs.replace(every, settings=self._header.settings)
-
-
 class _Files:
     """A samples file of each worker, to which it is the only one that adds."""
 
@@ -177,7 +96,6 @@ class _Files:
         self._stack, self._folder = stack, folder
         self._name: dict[str, str] = {}  # of each worker's file
         self._open: dict[str, SampleFile] = {}
-        self._repeats: dict[str, Counter[object]] = {}
         self._known: dict[str, SampleSet] = {}
 
     def open(self, worker: str, header: SampleSet) -> SampleFile:
@@ -198,13 +116,13 @@ class _Files:
         file = self._open[name]
         file.note(check_same_campaign(file.path, file.header, header))
         self._read(name)
-        self._repeats[name] = Counter(w.what for w in self._known[name].windows)
         return file
 
     def add(self, told: Answered) -> None:
         """Write what a worker handed over."""
         name = self._name[told.worker]
-        file, repeats = self._open[name], self._repeats[name]
+        file = self._open[name]
+        repeats = Counter(window.what for window in self._known[name].windows)
         for window, gpu_s in told.windows:
             file.append(msgspec.structs.replace(window, repeat=repeats[window.what]), gpu_s=gpu_s)
             repeats[window.what] += 1
@@ -255,7 +173,6 @@ class TogetherRun:
         self._starts: Counter[str] = Counter()
         self._starting: set[str] = set()
         self._first: Joined | None = None
-        self._policy: WindowPolicy | None = None
 
     def run(self) -> tuple[Path, ...]:
         """Take windows until the policy wants no more, or time or samples are spent.
@@ -273,12 +190,13 @@ class TogetherRun:
             joined_ = self._begin()
             first = joined_[0]
             measuring = first.header.measuring or MeasurementSettings()
-            self._gathered = Gathered(first, measuring, self._files)
+            elsewhere = Elsewhere(capabilities=first.capabilities, measuring=measuring)
+            gathered = Gathered(elsewhere, first.header, lambda: self._files.sample_sets)
             self._handout = Handout()
             for each in joined_:
                 self._join(each, several=len({one.header.gpu.uuid for one in joined_}) > 1)
-            self._policy = self._policy_of(self._gathered, first.points)
-            while self._hand_out():
+            policy = self._policy_of(gathered, first.points)
+            while self._hand_out(policy):
                 self._hear(self._told())
             return self._files.paths
 
@@ -331,11 +249,8 @@ class TogetherRun:
         self._handout.join(told.worker, own)
         self._now_s = max(self._now_s, file.gpu_s)
 
-    def _hand_out(self) -> bool:
+    def _hand_out(self, policy: WindowPolicy) -> bool:
         """Give free workers something to do; return whether anything is to be waited for."""
-        policy = self._policy
-        if policy is None:
-            raise AssertionError("nobody has joined")
         handout = self._handout
         taken = sum(len(each.windows) for each in self._files.sample_sets)
         most, spent_s = self._campaign.max_samples, self._now_s

@@ -58,15 +58,18 @@ class Course:
 
     Attributes:
         arm: Of the plan; its promise is the one that such a run can judge.
-        clocks: Of each launch.
-        scheduled: What runs them where they change.
+        scheduled: The clocks of each launch, and what runs them where they change.
         wording: Which latency they were planned under, in words; ``None`` where it was none.
     """
 
     arm: Strategy
-    clocks: tuple[Clocks, ...]
     scheduled: Scheduled
     wording: str | None = None
+
+    @property
+    def clocks(self) -> Sequence[Clocks]:
+        """Of each launch."""
+        return self.scheduled.clocks
 
     @property
     def changes(self) -> bool:
@@ -83,15 +86,13 @@ def course_of(plan: Plan) -> Course | None:
     """Return how the step runs under a plan; ``None`` where its order of launches is unknown."""
     if not plan.order:
         return None
-    schedule = plan.schedule
+    clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
-        clocks = tuple(plan.kernels[plan.runs[index].name].clocks for index in plan.order)
-        return Course(arm=plan.chosen, clocks=clocks, scheduled=Scheduled(clocks=clocks))
+        return Course(arm=plan.chosen, scheduled=Scheduled(clocks=clocks))
     return Course(
         arm=Strategy.ACHIEVABLE,
-        clocks=schedule.clocks,
         scheduled=Scheduled(
-            clocks=schedule.clocks,
+            clocks=clocks,
             table=schedule.latencies,
             predicted_s=schedule.launch_s,
             aims_s=schedule.aims_s,

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -17,59 +16,20 @@ from underclock.core.design.sample_value import (
     multiplier_within,
     value_of_information,
 )
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.predicted_change import TWO_SIDED, Baseline, PredictedChange
+from underclock.core.inference.joint import TableFit
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.predicted_change import TWO_SIDED, PredictedChange
 from underclock.core.planning.best_choice import TIME_POWER
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.step.table import CostTable
 from underclock.records import Clocks, Objective
 
 _NEAR = 0.015  # of log core clock: a look there tells of both
 
 
-class KnownCosts(RiskModel, Protocol):
-    """What a campaign knows so far: a `CostEstimate` of a GPU, or a `TableFit` of rows."""
-
-    @property
-    def table(self) -> CostTable:
-        """Expected costs, auto last."""
-        ...
-
-    @property
-    def posterior(self) -> Posterior:
-        """Of a launch at every setting but auto."""
-        ...
-
-    @property
-    def counts(self) -> Floats:
-        """Launches of each kernel that the step waits for. Shape (K,)."""
-        ...
-
-    @property
-    def baseline(self) -> Baseline:
-        """What auto costs."""
-        ...
-
-    @property
-    def measurable(self) -> Bools:
-        """Which settings a kernel has an answer at. Shape (K, C)."""
-        ...
-
-    @property
-    def holds_alone(self) -> Bools:
-        """Where a kernel runs at the clocks asked for. Shape (K, C)."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether a look is all there is to know."""
-        ...
-
-    def without_step_error(self) -> "KnownCosts":
-        """Return the same without what no further sample takes away."""
-        ...
+KnownCosts = CostEstimate | TableFit
+"""What a campaign knows so far, of a GPU or of rows of a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,14 @@ from underclock.records.common import (
     ShownRecord,
     check_agrees,
     check_change,
+    check_each_positive,
     check_interval,
     check_mhz,
     check_not_negative,
     check_positive,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.units import format_percent
 
 
 class Objective(StrEnum):
@@ -136,6 +138,10 @@ class Cost(Record, frozen=True, kw_only=True):
         check_positive(self, "time_s", "energy_j")
         check_change(self, "time_change", "energy_change")
 
+    def __str__(self) -> str:
+        energy, time = format_percent(self.energy_change), format_percent(self.time_change)
+        return f"{energy} energy at {time} time"
+
     def check_against(self, auto: "Cost") -> None:
         """Reject changes that are not those of its time and energy against auto's."""
         check_agrees("time_change", self.time_change, self.time_s / auto.time_s - 1.0)
@@ -170,9 +176,9 @@ class Arm(Record, frozen=True, kw_only=True):
         check_not_negative(self, "gap")
         check_interval(self, "time_interval", self.time_change)
         check_interval(self, "energy_interval", self.energy_change)
-        parts = (self.time_s, self.energy_j, self.time_change, self.energy_change)
-        known = sum(part is not None for part in parts)
-        if known not in {0, len(parts)} or (known and self.status is Status.INFEASIBLE):
+        names = Cost.__struct_fields__
+        known = sum(getattr(self, name) is not None for name in names)
+        if known not in {0, len(names)} or (known and self.status is Status.INFEASIBLE):
             raise ValueError(f"the arm {self.name!r} is {self.status}, and has {known} of 4 costs")
 
     @classmethod
@@ -180,26 +186,14 @@ class Arm(Record, frozen=True, kw_only=True):
         cls, name: Strategy, cost: Cost | None, status: Status, gap: float | None = None
     ) -> Self:
         """Build an arm from a cost; ``None`` where nothing feasible was found."""
-        names = ("time_s", "energy_j", "time_change", "energy_change")
-        costs = {each: getattr(cost, each) if cost else None for each in names}
+        costs = {each: getattr(cost, each, None) for each in Cost.__struct_fields__}
         return cls(name=name, status=status, gap=gap, **costs)
 
     @property
     def cost(self) -> Cost | None:
-        """Return the four numbers together; ``None`` when infeasible."""
-        if (
-            self.time_s is None
-            or self.energy_j is None
-            or self.time_change is None
-            or self.energy_change is None
-        ):
-            return None
-        return Cost(
-            time_s=self.time_s,
-            energy_j=self.energy_j,
-            time_change=self.time_change,
-            energy_change=self.energy_change,
-        )
+        """The four numbers together; ``None`` when infeasible."""
+        costs = {name: getattr(self, name) for name in Cost.__struct_fields__}
+        return None if None in costs.values() else Cost(**costs)
 
 
 class ChosenArm(ShownRecord, frozen=True, kw_only=True):
@@ -220,6 +214,10 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
             KeyError: The plan has no such arm.
         """
         return {str(arm.name): arm for arm in self.arms}[name]
+
+    def find(self, name: Strategy) -> Arm | None:
+        """Return the arm of a strategy; ``None`` where the plan has no such arm."""
+        return next((arm for arm in self.arms if arm.name is name), None)
 
     @property
     def promise(self) -> Cost:
@@ -299,9 +297,7 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
             raise ValueError(
                 f"the schedule is of {scheduled} launches and has {len(self.launch_s)} durations"
             )
-        for name in ("launch_s", "launch_j"):
-            if not all(0 < each < math.inf for each in getattr(self, name)):
-                raise ValueError(f"every {name} must be positive and finite")
+        check_each_positive(self, "launch_s", "launch_j")
         if self.launch_j and len(self.launch_j) != len(self.launch_s):
             raise ValueError(f"{len(self.launch_s)} launches have {len(self.launch_j)} energies")
         before = (*self.segments[-1:], *self.segments[:-1])

@@ -3,7 +3,7 @@
 import html
 import importlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -43,36 +43,43 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{type(self).__name__}({_cut(', '.join(given), _MOST_RECORD)})"
 
 
-def check_positive(record: Record, *names: str) -> None:
-    """Reject zero, negative and non-finite quantities; ``None`` means unknown and passes."""
+def _check(
+    record: Record, names: Iterable[str], possible: Callable[[float], bool], words: str
+) -> None:
+    """Reject values that cannot be; ``None`` means unknown, or auto, and passes."""
     for name in names:
         value = getattr(record, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+        if value is not None and not possible(value):
+            raise ValueError(f"{name} must be {words}, got {value}")
+
+
+def check_positive(record: Record, *names: str) -> None:
+    """Reject zero, negative and non-finite quantities; ``None`` passes."""
+    _check(record, names, lambda value: 0 < value < math.inf, "positive and finite")
+
+
+def check_each_positive(record: Record, *names: str) -> None:
+    """Reject lists of quantities with one that is zero, negative or not finite."""
+    for name in names:
+        if not all(0 < each < math.inf for each in getattr(record, name)):
+            raise ValueError(f"every {name} must be positive and finite")
 
 
 def check_mhz(record: Record, *names: str) -> None:
     """Reject clocks that no GPU has had; ``None`` is auto and passes."""
-    for name in names:
-        mhz = getattr(record, name)
-        if mhz is not None and not LEAST_MHZ <= mhz <= GREATEST_MHZ:
-            raise ValueError(f"{name} must be from {LEAST_MHZ} to {GREATEST_MHZ} MHz, got {mhz}")
+    words = f"from {LEAST_MHZ} to {GREATEST_MHZ} MHz"
+    _check(record, names, lambda mhz: LEAST_MHZ <= mhz <= GREATEST_MHZ, words)
 
 
 def check_not_negative(record: Record, *names: str) -> None:
-    """Reject negative and non-finite quantities; ``None`` means unknown and passes."""
-    for name in names:
-        value = getattr(record, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be finite and not negative, got {value}")
+    """Reject negative and non-finite quantities; ``None`` passes."""
+    _check(record, names, lambda value: 0 <= value < math.inf, "finite and not negative")
 
 
 def check_change(record: Record, *names: str) -> None:
-    """Reject changes that leave nothing or less of what changes; ``None`` is unknown and passes."""
-    for name in names:
-        value = getattr(record, name)
-        if value is not None and not -1 < value < math.inf:
-            raise ValueError(f"{name} must be finite and above -1, which is all of it, got {value}")
+    """Reject changes that leave nothing or less of what changes; ``None`` passes."""
+    words = "finite and above -1, which is all of it"
+    _check(record, names, lambda value: -1 < value < math.inf, words)
 
 
 def check_interval(record: Record, name: str, value: float | None = None) -> None:
@@ -173,8 +180,8 @@ class ShownRecord(Record, frozen=True):
 
     @property
     def _facts(self) -> Facts:
-        """What is shown in a line: names, and what is said of each."""
-        raise NotImplementedError
+        """What is shown in a line, names and what is said of each: nothing but the heading here."""
+        return ()
 
     @property
     def _more_facts(self) -> Facts:

@@ -511,14 +511,8 @@ class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job p
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        def said(cost: Cost | None) -> str:
-            if cost is None:
-                return "infeasible"
-            energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
-            return f"{energy} energy at {time} time"
-
         return (
-            *((str(arm.name), said(arm.cost)) for arm in self.arms),
+            *((str(arm.name), str(arm.cost or "infeasible")) for arm in self.arms),
             ("budget", format_percent(self.max_slowdown)),
             ("ranks", str(len(self.job.ranks))),
         )

@@ -3,6 +3,8 @@
 import itertools
 import math
 import statistics
+from collections import Counter
+from collections.abc import Iterable
 from enum import IntFlag
 from functools import cached_property
 from typing import Any, Final
@@ -17,6 +19,7 @@ from underclock.records.common import (
     ShownRecord,
     as_frame,
     check_celsius,
+    check_each_positive,
     check_not_negative,
     check_positive,
 )
@@ -279,9 +282,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         """Reject what was read inside where it cannot be."""
         check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
         check_not_negative(self, "core_spread_mhz")
-        for name in ("kernel_s", "kernel_mhz"):
-            if not all(0 < each < math.inf for each in getattr(self, name)):
-                raise ValueError(f"every {name} must be positive and finite")
+        check_each_positive(self, "kernel_s", "kernel_mhz")
         if (self.core_mhz is None) != (self.core_spread_mhz is None):
             raise ValueError("core_mhz and core_spread_mhz come from the same readings")
         if len(self.kernel_mhz) not in {0, len(self.kernel_s)}:
@@ -354,6 +355,15 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     def what(self) -> tuple[str, Mix, Clocks]:
         """What ran at which clocks: windows of the same are repeats."""
         return self.kernel, self.mix, self.asked
+
+
+def renumbered(windows: Iterable[Window]) -> tuple[Window, ...]:
+    """Return windows of several sources as of one: those of the same thing are its repeats."""
+    count, found = Counter[object](), []
+    for window in windows:
+        found.append(msgspec.structs.replace(window, repeat=count[window.what]))
+        count[window.what] += 1
+    return tuple(found)
 
 
 class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):

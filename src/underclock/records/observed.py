@@ -216,7 +216,4 @@ class Prediction(Record, frozen=True, kw_only=True):
         Raises:
             KeyError: The prediction has no such arm.
         """
-        for arm in self.arms:
-            if arm.name == name:
-                return arm
-        raise KeyError(name)
+        return {str(arm.name): arm for arm in self.arms}[name]

@@ -45,15 +45,6 @@ class Spread(Record, frozen=True, kw_only=True):
         check_agrees("worst", self.worst, max(other) / min(auto) - 1.0)
 
 
-def check_runs(repeats: int, **runs: tuple[float, ...]) -> None:
-    """Reject totals that are not one for each repeat, positive and finite."""
-    for name, totals in runs.items():
-        if len(totals) != repeats:
-            raise ValueError(f"{name} has {len(totals)} totals of {repeats} repeats")
-        if not all(0 < total < math.inf for total in totals):
-            raise ValueError(f"every {name} must be positive and finite")
-
-
 _ROUNDING = 1e-9  # of sums of floats
 TOLERANCE = 0.001  # how far beyond its promise a plan may be and still have kept it
 MOST_REPEATS = 1000  # more than are ever run: where these would not decide, no number is named
@@ -175,6 +166,7 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
             check_interval(self, f"{name}_interval")
         if max(self.pairs_keeping_energy, self.pairs_keeping_time or 0) > self.repeats**2:
             raise ValueError(f"{self.repeats} repeats make {self.repeats**2} pairs at most")
+        self._check_runs("auto", self.auto_time_s, self.auto_energy_j)
         self._check_runs("plan", self.plan_time_s, self.plan_energy_j, self)
         for other in self.others:
             check_interval(other, "time_interval")
@@ -187,13 +179,17 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         name: str,
         time_s: tuple[float, ...],
         energy_j: tuple[float, ...],
-        changes: "Validation | OtherArm",
+        changes: "Validation | OtherArm | None" = None,
     ) -> None:
-        """Reject runs that are not one a repeat, and changes that are not theirs."""
-        check_runs(self.repeats, auto_time_s=self.auto_time_s, auto_energy_j=self.auto_energy_j)
-        check_runs(self.repeats, **{f"{name}_time_s": time_s, f"{name}_energy_j": energy_j})
-        changes.time_change.check_of(self.auto_time_s, time_s)
-        changes.energy_change.check_of(self.auto_energy_j, energy_j)
+        """Reject totals that are not one a repeat and possible, and changes that are not theirs."""
+        for what, totals in ((f"{name}_time_s", time_s), (f"{name}_energy_j", energy_j)):
+            if len(totals) != self.repeats:
+                raise ValueError(f"{what} has {len(totals)} totals of {self.repeats} repeats")
+            if not all(0 < total < math.inf for total in totals):
+                raise ValueError(f"every {what} must be positive and finite")
+        if changes is not None:
+            changes.time_change.check_of(self.auto_time_s, time_s)
+            changes.energy_change.check_of(self.auto_energy_j, energy_j)
 
     def _check_verdict(self) -> None:
         """Reject a verdict that is not what the intervals say, where runs were judged."""

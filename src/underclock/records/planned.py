@@ -186,9 +186,14 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
         It has no costs where no schedule under the latency keeps the time budget.
         """
-        return next(
-            (arm for arm in self.arms if arm.name is Strategy.ACHIEVABLE), self.arm(self.chosen)
-        )
+        return self.find(Strategy.ACHIEVABLE) or self.arm(self.chosen)
+
+    @property
+    def launch_clocks(self) -> tuple[Clocks, ...]:
+        """The pair of each launch: as scheduled, or else its kernel's; none without an order."""
+        if self.schedule is not None:
+            return self.schedule.clocks
+        return tuple(self.kernels[self.runs[kernel].name].clocks for kernel in self.order)
 
     @property
     def sets_nothing(self) -> bool:
@@ -346,10 +351,7 @@ def _of(arm: Arm) -> str:
 
 
 def _changes(cost: Cost | None) -> str:
-    if cost is None:
-        return "infeasible"
-    energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
-    return f"{energy} energy at {time} time"
+    return "infeasible" if cost is None else str(cost)
 
 
 def _faster(cost: Cost | None) -> str:

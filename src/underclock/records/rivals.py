@@ -80,7 +80,4 @@ class Comparison(Record, frozen=True, kw_only=True):
         Raises:
             KeyError: It was not compared.
         """
-        for each in self.rivals:
-            if each.name == name:
-                return each
-        raise KeyError(name)
+        return {str(rival.name): rival for rival in self.rivals}[name]

@@ -1,7 +1,6 @@
 """What runs: kernels, and the step they make up."""
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from underclock.records.common import Record, check_positive
+from underclock.records.common import Record, check_not_negative, check_positive
 from underclock.records.schemas import SCHEMAS
 from underclock.units import member
 
@@ -113,8 +112,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         if not self.name:
             raise ValueError("a kernel needs a name")
         check_positive(self, "count", "bytes_moved")
-        if self.flops is not None and not (self.flops >= 0 and math.isfinite(self.flops)):
-            raise ValueError(f"flops must be finite and not negative, got {self.flops}")
+        check_not_negative(self, "flops")
         for name, most in (("flops", _MOST_FLOPS), ("bytes_moved", _MOST_BYTES)):
             if (getattr(self, name) or 0) > most:
                 raise ValueError(f"{name} of one launch is {getattr(self, name):g}, over {most:g}")

@@ -3,8 +3,7 @@
 jinja2 loads when a page is made, not before.
 """
 
-from underclock.report.job import job_plan_tables, job_tables
-from underclock.report.job_page import job_page
+from underclock.report.job import job_page, job_plan_tables, job_tables
 from underclock.report.measured_tables import (
     breakdown_tables,
     check_sentence,

@@ -131,7 +131,7 @@ def _safe(plan: Plan) -> str:
             for point in (plan.latency_curve[0], plan.latency_curve[-1])
         )
         known = f"How long {plan.gpu.name} takes is not known: it would be {at}."
-    fixed = _best_fixed(plan)
+    fixed = plan.find(Strategy.BEST_FIXED)
     if fixed is None or no_change(fixed):
         return known
     one = changes_text(plan, fixed.energy_change, fixed.time_change)
@@ -201,7 +201,7 @@ def fixed_is_enough(plan: Plan) -> bool:
     It saves as much at no more time, or more within the time budget; of a plan for time, it is as
     fast.
     """
-    arm, faster = _best_fixed(plan), plan.objective is Objective.TIME
+    arm, faster = plan.find(Strategy.BEST_FIXED), plan.objective is Objective.TIME
     fixed, best = None if arm is None else arm.cost, plan.headline.cost
     if fixed is None or plan.headline.name is Strategy.BEST_FIXED:
         return False
@@ -220,7 +220,7 @@ def fixed_is_enough(plan: Plan) -> bool:
 
 def fixed_sentence(plan: Plan) -> str | None:
     """Say what the best fixed clock is worth; ``None`` where it is auto or unknown."""
-    arm, best = _best_fixed(plan), plan.headline
+    arm, best = plan.find(Strategy.BEST_FIXED), plan.headline
     if plan.fixed is None or plan.fixed.is_auto or arm is None or arm.cost is None:
         return None
     changes = changes_text(plan, arm.energy_change, arm.time_change)
@@ -235,10 +235,6 @@ def fixed_sentence(plan: Plan) -> str | None:
     if arm.cost.energy_change < best.energy_change - _AS_MUCH:
         return f"{text}, better than {than}: use that"
     return f"{text}, as good as {than} within 0.1 points: use that"
-
-
-def _best_fixed(plan: Plan) -> Arm | None:
-    return next((arm for arm in plan.arms if arm.name is Strategy.BEST_FIXED), None)
 
 
 def hold_commands(clocks: Clocks) -> tuple[str, ...]:

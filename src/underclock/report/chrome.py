@@ -4,7 +4,7 @@ A process is what runs at auto or under the plan, a thread a stream of it; besid
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from underclock.errors import DataError
 from underclock.records import Clocks, Plan
 from underclock.records.job import JobPlan, Span
+from underclock.report.step_data import at_auto, freely_planned
 
 _Event = dict[str, Any]
 
@@ -40,37 +41,30 @@ def step_trace(plan: Plan) -> str:
             f"the plan of {plan.workload} has no order of launches, so there is no timeline",
             hint="plan samples of a traced step or a workload; --to csv has the clocks of kernels",
         )
-    events = [*_timed(0, f"auto ({plan.stands_on})", list(_at_auto(plan)))]
+    events = [*_timed(0, f"auto ({plan.stands_on})", list(_runs(plan, at_auto(plan))))]
     title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.stands_on})"
-    events += _timed(1, title, list(_as_planned(plan)))
+    events += _timed(1, title, list(_runs(plan, _planned(plan))))
     return _text(events)
 
 
-def _at_auto(plan: Plan) -> Iterator[_Run]:
-    for kernel in (plan.runs[at] for at in plan.order):
-        cost = plan.kernels[kernel.name].auto_launch(kernel.count)
-        yield _Run(kernel.name, _expected(plan, kernel.name, plan.baseline), *cost)
-
-
-def _as_planned(plan: Plan) -> Iterator[_Run]:
+def _planned(plan: Plan) -> Iterable[tuple[int, Clocks, float, float | None]]:
+    """Return launches as they are scheduled, or as with free switching where nothing is."""
     held = plan.schedule
-    clocks_of = () if held is None else held.clocks
-    for place, kernel in enumerate(plan.runs[at] for at in plan.order):
-        if held is not None:
-            energy_j = held.launch_j[place] if held.launch_j else None
-            clocks = _expected(plan, kernel.name, clocks_of[place])
-            yield _Run(kernel.name, clocks, held.launch_s[place], energy_j)
-        else:
-            choice = plan.kernels[kernel.name]
-            clocks = _expected(plan, kernel.name, choice.clocks)
-            yield _Run(kernel.name, clocks, *choice.launch(kernel.count))
+    if held is None:
+        return freely_planned(plan)
+    energies_j = held.launch_j or [None] * len(held.launch_s)
+    return zip(plan.order, held.clocks, held.launch_s, energies_j, strict=True)
 
 
-def _expected(plan: Plan, name: str, held: Clocks) -> Clocks:
-    """Return clocks that are held, or what auto is expected to come to."""
-    if held.core_mhz is not None:
-        return held
-    return replace(held, core_mhz=plan.kernels[name].auto_core_mhz)
+def _runs(
+    plan: Plan, launches: Iterable[tuple[int, Clocks, float, float | None]]
+) -> Iterator[_Run]:
+    """Yield launches by name, at clocks that are held, or that auto is expected to come to."""
+    for at, held, time_s, energy_j in launches:
+        name, clocks = plan.runs[at].name, held
+        if held.core_mhz is None:
+            clocks = replace(held, core_mhz=plan.kernels[name].auto_core_mhz)
+        yield _Run(name, clocks, time_s, energy_j)
 
 
 def _timed(process: int, title: str, runs: Sequence[_Run]) -> Iterator[_Event]:

@@ -1,14 +1,20 @@
-"""A job of many GPUs and its plan, as a terminal shows them."""
+"""A job of many GPUs and its plan: tables for a terminal, and a page of what ranks do when."""
 
 import math
+from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from underclock.records.job import Job, JobPlan, RankClocks
+from underclock.records.job import Job, JobPlan, RankClocks, Span
 from underclock.records.outcomes import TOLERANCE
+from underclock.report.chart import GREEN, Series
+from underclock.report.figures import arm_series, trade
+from underclock.report.packed import Packed, Packer, TimelineBox
+from underclock.report.page import rendered
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
+    EVIDENCE_SENTENCES,
     arm_title,
     change_text,
     duration_text,
@@ -17,6 +23,8 @@ from underclock.report.wording import (
     status_text,
 )
 from underclock.units import format_percent
+
+_MOST_RANKS = 32  # drawn: of alike pipelines the first
 
 
 def job_tables(job: Job) -> tuple[RenderableType, ...]:
@@ -35,13 +43,12 @@ def job_tables(job: Job) -> tuple[RenderableType, ...]:
 
 def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
     """Return the answer of a job's plan: what it saves, the arms, and what ranks hold."""
-    cost = plan.promise
     budget = format_percent(plan.max_slowdown).removeprefix("+")
     sure = plan.arm(plan.chosen).time_interval is None
     kept = "" if sure or plan.board_spread else f" + {100.0 * TOLERANCE:.2f}"
     answer = (
-        f"{change_text(cost.energy_change)} energy at {change_text(cost.time_change)} time an "
-        f"iteration (at most {budget}{kept} slower), all {len(plan.job.ranks)} ranks together"
+        f"{plan.promise} an iteration (at most {budget}{kept} slower), all "
+        f"{len(plan.job.ranks)} ranks together"
     )
     arms = filled(
         f"{plan.job.schedule} of {plan.workload} on {plan.gpu.name}: {plan.evidence}",
@@ -78,11 +85,9 @@ def _held(plan: JobPlan) -> str:
     ]
     text = f"MHz that stages hold, weighed by time: {', '.join(ranges)}"
     if len(plan.frontier) > 1:
-        last = plan.frontier[-1].cost
         text += (
             f"\n{len(plan.frontier)} plans are stored for slower iterations, to "
-            f"{change_text(last.energy_change)} energy at {change_text(last.time_change)} time: a "
-            "straggler's others follow them"
+            f"{plan.frontier[-1].cost}: a straggler's others follow them"
         )
     return text
 
@@ -102,3 +107,77 @@ def _range_text(job: Job, at: int, held: RankClocks) -> str:
     mean = math.fsum(mhz * time_s for mhz, time_s in clocks) / math.fsum(t for _, t in clocks)
     low, high = min(clocks)[0], max(clocks)[0]
     return f"{low:g}" if low == high else f"{low:g} to {high:g} ({mean:.0f})"
+
+
+def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> str:
+    """Return the HTML page of a job's plan.
+
+    Args:
+        plan: The plan.
+        auto: When every instruction runs where nothing is set.
+        planned: The same under the plan.
+    """
+    shown = _shown_ranks(plan)
+    points = [(each.cost.time_change, each.cost.energy_change) for each in plan.frontier]
+    packer = Packer()
+    bands = [
+        {"title": title, "tracks": [_track(packer, plan, at, spans) for at in shown]}
+        for title, spans in (("Under the plan", planned), ("At auto", auto))
+    ]
+    return rendered(
+        "job.html.jinja",
+        plan=plan,
+        cost=plan.promise,
+        shown=len(shown),
+        evidence_sentence=EVIDENCE_SENTENCES[plan.evidence],
+        data=packer.packed(
+            bands=bands,
+            evidence=plan.evidence,
+            lines=[("", points)],
+            auto=(plan.arm("auto").time_s, plan.arm("auto").energy_j),
+        ),
+        points=points,
+        frontier=_frontier(plan),
+    )
+
+
+def _shown_ranks(plan: JobPlan) -> list[int]:
+    """Return which ranks are drawn: those of the first of pipelines side by side."""
+    ranks = plan.job.ranks
+    return [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
+        :_MOST_RANKS
+    ]
+
+
+def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> Packed:
+    """Return what a rank computes; where nothing is drawn, it waits."""
+    boxes, ends_s = [], 0.0
+    mine = (span for span in spans if span.rank == rank and not span.stream)
+    for span in sorted(mine, key=lambda span: span.begins_s):
+        set_by = -1 if not span.has_profile else int(span.core_mhz is not None)
+        boxes.append(
+            TimelineBox(
+                name=span.what,
+                lasts_s=span.ends_s - span.begins_s,
+                core_mhz=span.core_mhz if span.has_profile else None,
+                set_by=set_by,
+                gap_s=max(0.0, span.begins_s - ends_s),
+            )
+        )
+        ends_s = span.ends_s
+    return packer.track(boxes, label=f"stage {plan.job.ranks[rank].stage}")
+
+
+def _frontier(plan: JobPlan) -> str:
+    """Draw what slower iterations save, and the arms; empty where nothing is stored."""
+    if len(plan.frontier) < 2:  # noqa: PLR2004 - one point is no line
+        return ""
+    costs = [point.cost for point in plan.frontier]
+    line = tuple((100.0 * cost.time_change, 100.0 * cost.energy_change) for cost in costs)
+    arms = (
+        arm_series(arm.name, arm.cost, large=arm.name is plan.chosen)
+        for arm in plan.arms
+        if arm.cost is not None
+    )
+    title = f"Time of an iteration and energy of all ranks ({plan.evidence})"
+    return trade("frontier", title, (Series(name="stored plans", points=line, colour=GREEN), *arms))

@@ -64,10 +64,7 @@ def kernel_uses(plan: Plan) -> list[KernelUse]:
     for launch in _planned(plan) if is_held(plan) else ():
         launches[plan.runs[launch.at].name].append(launch)
     for name, choice in plan.kernels.items():
-        time_s = choice.auto_time_s * (1.0 + choice.time_change)
-        mine = launches[name] or [
-            StepLaunch(0, choice.clocks, time_s, choice.auto_energy_j - choice.saved_j)
-        ]
+        mine = launches[name] or [StepLaunch(0, choice.clocks, *choice.launch(1))]
         uses.append(
             KernelUse(
                 name=name,
@@ -84,27 +81,26 @@ def kernel_uses(plan: Plan) -> list[KernelUse]:
 
 
 def _planned(plan: Plan) -> Iterator[StepLaunch]:
-    """Yield launches as the plan holds them, or as with free switching where it does not."""
+    """Return launches as the plan holds them, or as with free switching where it does not."""
     schedule = plan.schedule
     if schedule is not None and is_held(plan):
         columns = (plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
-        yield from map(StepLaunch, *columns)
-        return
-    for launch in _at_auto(plan):
-        choice = plan.kernels[plan.runs[launch.at].name]
-        time_s, energy_j = 1.0 + choice.time_change, 1.0 + choice.energy_change
-        yield StepLaunch(
-            launch.at, choice.clocks, time_s * launch.time_s, energy_j * launch.energy_j
-        )
+        return map(StepLaunch, *columns)
+    return freely_planned(plan)
 
 
-def _at_auto(plan: Plan) -> Iterator[StepLaunch]:
+def freely_planned(plan: Plan) -> Iterator[StepLaunch]:
+    """Yield launches at the clocks of their kernels, as with free switching."""
+    for at in plan.order:
+        choice = plan.kernels[plan.runs[at].name]
+        yield StepLaunch(at, choice.clocks, *choice.launch(plan.runs[at].count))
+
+
+def at_auto(plan: Plan) -> Iterator[StepLaunch]:
     """Yield launches as they run at the clocks called auto."""
     for at in plan.order:
-        choice, count = plan.kernels[plan.runs[at].name], plan.runs[at].count
-        yield StepLaunch(
-            at, plan.baseline, choice.auto_time_s / count, choice.auto_energy_j / count
-        )
+        choice = plan.kernels[plan.runs[at].name]
+        yield StepLaunch(at, plan.baseline, *choice.auto_launch(plan.runs[at].count))
 
 
 def plan_data(
@@ -218,7 +214,7 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
     held = is_held(plan)
     title = "Under the plan" if held else "Under the plan, clocks changing for free: a bound"
     planned = plan.headline if held else plan.arm(plan.chosen)
-    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), _at_auto(plan))]
+    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), at_auto(plan))]
     groups, bands = _groups(plan), []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)

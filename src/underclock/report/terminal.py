@@ -4,6 +4,7 @@ Cells become `rich.text.Text`: rich would read ``[...]`` in a kernel name as mar
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rich import box
 from rich.cells import cell_len
@@ -68,17 +69,11 @@ class FittingTable(Table):
             pad_edge=self.pad_edge,
             padding=(0, 1, 0, 0),
         )
-        for place, column in enumerate(self.columns[:count]):
-            table.add_column(
-                column.header,
-                justify=column.justify,
-                no_wrap=column.no_wrap,
-                overflow=column.overflow,
-                min_width=_least_width(column, named=place == 0),
-            )
-        cells_of = [list(column.cells) for column in self.columns[:count]]
-        for row, cells in zip(self.rows, zip(*cells_of, strict=True), strict=True):
-            table.add_row(*cells, style=row.style, end_section=row.end_section)
+        table.columns = [
+            replace(column, min_width=_least_width(column, named=place == 0))
+            for place, column in enumerate(self.columns[:count])
+        ]
+        table.rows = self.rows
         return table
 
 

@@ -5,8 +5,6 @@ from underclock.store.files import check_output, write_text
 from underclock.store.given import (
     SampleSource,
     as_record,
-    is_plan,
-    is_samples,
     load,
     read_samples,
     save,

@@ -24,6 +24,7 @@ _MADE_BY: Final = {
     "job plan": "underclock plan",
     "serving plan": "underclock plan",
 }
+_MAKERS = "`underclock --help` says what makes files"
 _MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
 
@@ -43,20 +44,35 @@ def write_document(path: Path, record: Record, *, force: bool = False) -> None:
     write_text(path, body.decode() + "\n", force=force, begins="{")
 
 
+def read_bytes(path: Path, *, hint: str = _MAKERS, most: int = -1) -> bytes:
+    """Return what a file holds, or the first bytes of it.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as exc:
+        raise DataError(f"cannot read {path}: {exc.strerror}", hint=hint) from exc
+
+
 def kind_of(path: Path) -> str:
-    """Return which kind of document a file says it is; empty where it says none, or is no document.
+    """Return which kind a file is: ``samples`` of a database, else what a document says it is.
+
+    Returns:
+        Nothing where it says nothing, or is no document.
 
     Raises:
         DataError: The file cannot be read at all.
     """
+    head = read_bytes(path, most=len(SQLITE_MAGIC))
+    if head == SQLITE_MAGIC:
+        return "samples"
+    if not head.lstrip().startswith(b"{"):
+        return ""
     try:
-        body = path.read_bytes()
-    except OSError as exc:
-        raise DataError(
-            f"cannot read {path}: {exc.strerror}", hint="`underclock --help` says what makes files"
-        ) from exc
-    try:
-        return msgspec.json.decode(body, type=_Head).kind
+        return msgspec.json.decode(read_bytes(path), type=_Head).kind
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
@@ -69,10 +85,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
     """
     noun = str(kind.__struct_config__.tag)
     remake = f"make it anew with `{_MADE_BY[noun]}`"
-    try:
-        body = path.read_bytes()
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}", hint=remake) from exc
+    body = read_bytes(path, hint=remake)
     if body.startswith(SQLITE_MAGIC):
         raise DataError(
             f"{path} is not a readable {noun} file: it is a samples file",

@@ -12,7 +12,7 @@ from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
-from underclock.store.documents import kind_of, read_document, write_document
+from underclock.store.documents import kind_of, read_bytes, read_document, write_document
 from underclock.store.files import SQLITE_MAGIC
 from underclock.store.kernel_tuner import read_tuned
 from underclock.store.merged import is_merged, read_board
@@ -82,7 +82,7 @@ def read_samples(source: SampleSource) -> SampleSet:
             hint="give a SampleSet, a samples file, a CSV table or a DataFrame",
         )
     path = Path(source)
-    head = _head(path)
+    head = read_bytes(path, most=len(SQLITE_MAGIC))
     if head == SQLITE_MAGIC:
         return read_board(path) if is_merged(path) else SampleFile.read(path)
     if path.suffix == ".db":
@@ -100,43 +100,6 @@ def read_samples(source: SampleSource) -> SampleSet:
     return read_table(path)
 
 
-def is_samples(path: Path) -> bool:
-    """Whether a file is a database, as our own measurements are.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return _head(path) == SQLITE_MAGIC
-
-
-def is_job(path: Path) -> bool:
-    """Whether a file is a job of many GPUs.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return _head(path)[:1] == b"{" and kind_of(path) == "job"
-
-
-def is_plan(path: Path) -> bool:
-    """Whether a file is a plan of a step.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
-    return _head(path)[:1] == b"{" and kind_of(path) == "plan"
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(SQLITE_MAGIC))
-    except OSError as exc:
-        raise DataError(
-            f"cannot read {path}: {exc.strerror}", hint="`underclock --help` says what makes files"
-        ) from exc
-
-
 def load(path: str | Path) -> Saved:
     """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
 
@@ -144,7 +107,7 @@ def load(path: str | Path) -> Saved:
         DataError: It cannot be read.
     """
     path = Path(path)
-    kind = None if is_samples(path) else _KINDS.get(kind_of(path))
+    kind = _KINDS.get(kind_of(path))
     return read_samples(path) if kind is None else read_document(path, kind)
 
 

@@ -7,7 +7,6 @@ files hold of one board are then repeats.
 
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.records import SCHEMAS, Evidence, SampleSet, Window, check_schema
+from underclock.records.measured import renumbered
 from underclock.store.database import MERGED_ID, damaged, translated
 from underclock.store.files import SQLITE_MAGIC, check_output
 from underclock.store.samples import SampleFile
@@ -104,10 +104,7 @@ def joined(parts: Sequence[SampleSet]) -> SampleSet:
     """Return samples as if of one board; what several parts hold of one thing are repeats."""
     if len(parts) == 1:
         return parts[0]
-    count, windows = Counter[object](), []
-    for window in (each for part in parts for each in part.windows):
-        windows.append(msgspec.structs.replace(window, repeat=count[window.what]))
-        count[window.what] += 1
+    windows = renumbered(window for part in parts for window in part.windows)
     first = parts[0]
     known = [part.provenance for part in parts if part.provenance is not None]
     provenance = first.provenance
@@ -123,7 +120,7 @@ def joined(parts: Sequence[SampleSet]) -> SampleSet:
     every = dict.fromkeys(sentence for part in parts for sentence in part.warnings)
     return msgspec.structs.replace(
         first,
-        windows=tuple(windows),
+        windows=windows,
         settings=tuple(dict.fromkeys(clocks for part in parts for clocks in part.settings)),
         expected_samples=None,
         provenance=provenance,

@@ -19,7 +19,7 @@ import numpy as np
 from underclock.errors import DataError
 from underclock.records.common import GREATEST_MHZ, LEAST_MHZ
 from underclock.records.job import InstructionKind, Profile, ProfileRow
-from underclock.store.table_rows import opened_table
+from underclock.store.table_rows import opened_table, parsed
 from underclock.units import name_hint
 
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
@@ -185,10 +185,7 @@ def _line(where: str, cells: dict[str, str | None]) -> _Line:
 
 
 def _number(where: str, name: str, text: str, least: float, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = parsed(text)
     if not least <= value <= most:
         raise DataError(f"{where}: {name} is {text!r}, and must be from {least:g} to {most:g}")
     return value

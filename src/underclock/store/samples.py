@@ -9,9 +9,8 @@ another measurement.
 import os
 import sqlite3
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
@@ -64,13 +63,13 @@ class SampleFile:
         try:
             check_output(path)  # again, for nobody else can make it from here on
             build(path, header)
-            return cls._open(path, lock)
         except (OSError, sqlite3.Error) as exc:
             lock.release()
             raise UsageError(f"cannot write {path}: {exc}") from exc
         except BaseException:
             lock.release()
             raise
+        return cls._open(path, lock)
 
     @classmethod
     def open(cls, path: Path, *, writable: bool) -> Self:
@@ -88,12 +87,7 @@ class SampleFile:
                 # The system's own words, for it may be the disk that is read-only.
                 path.open("r+b" if writable else "rb").close()
             lock = WriterLock.take(path) if writable else None
-        try:
-            return cls._open(path, lock)
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
+        return cls._open(path, lock)
 
     @classmethod
     def of_body(cls, path: Path, body: bytes) -> Self:
@@ -118,8 +112,12 @@ class SampleFile:
 
     @classmethod
     def _open(cls, path: Path, lock: WriterLock | None) -> Self:
-        connection, header = connect(path, writable=lock is not None)
-        return cls(path, connection, header, lock)
+        try:
+            return cls(path, *connect(path, writable=lock is not None), lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
@@ -137,14 +135,14 @@ class SampleFile:
         Raises:
             MeasurementError: The file already holds it.
         """
-        with self._transaction():
+        with transaction(self.path, self._connection):
             done, before_s = self._progress()
             self._insert(done + 1, window)
             self._set_progress(done + 1, before_s + gpu_s)
 
     def spend(self, gpu_s: float) -> None:
         """Add GPU time that led to no window."""
-        with self._transaction():
+        with transaction(self.path, self._connection):
             done, before_s = self._progress()
             self._set_progress(done, before_s + gpu_s)
 
@@ -184,7 +182,7 @@ class SampleFile:
         every = self.sample_set().windows
         stay = [w for w in every if (w.kernel in kernels if w.kernel else not w.is_step)]
         copy = copy_aside(self.path, self._connection)
-        with self._transaction():
+        with transaction(self.path, self._connection):
             _, gpu_s = self._progress()
             set_header(self._connection, header)
             self._connection.execute("DELETE FROM windows")
@@ -201,7 +199,7 @@ class SampleFile:
             DataError: The file is damaged.
         """
         # One transaction, so that another process's next window is not half seen.
-        with self._transaction("DEFERRED"):
+        with transaction(self.path, self._connection, "DEFERRED"):
             windows, notes = self._windows(), self._notes()
         try:
             return msgspec.structs.replace(
@@ -279,13 +277,5 @@ class SampleFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _transaction(self, kind: str = "IMMEDIATE") -> AbstractContextManager[None]:
-        return transaction(self.path, self._connection, kind)

@@ -188,7 +188,8 @@ class TableRow:
             value = float(raw)
         except ValueError:
             mended = raw.replace(",", ".")
-            hint = f"write decimals with a point: {mended}" if _is_number(mended) else ""
+            known = not math.isnan(parsed(mended))
+            hint = f"write decimals with a point: {mended}" if known else ""
             raise DataError(f"{self.where}: {column} is {raw!r}, not a number", hint=hint) from None
         if not LEAST <= value <= GREATEST:
             raise DataError(
@@ -208,7 +209,7 @@ class TableRow:
     def share(self, column: str) -> float:
         """Return a share of something, from none of it to all."""
         raw = self.text(column)
-        value = float(raw) if _is_number(raw) else math.nan
+        value = parsed(raw)
         if not 0.0 <= value <= 1.0:
             raise DataError(
                 f"{self.where}: {column} is {raw!r}; it must be from 0 to 1",
@@ -315,10 +316,7 @@ def with_readings(sample: Window, row: "TableRow") -> Window:
 
 def _number(row: "TableRow", name: str) -> float:
     raw = row.cell(name)
-    try:
-        value = float(raw)
-    except ValueError:
-        value = math.nan
+    value = parsed(raw)
     if not math.isfinite(value):
         raise DataError(f"{row.where}: {name} is {raw!r}, not a number")
     return value
@@ -328,9 +326,9 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _is_number(text: str) -> bool:
+def parsed(text: str) -> float:
+    """Return a number as it is written; what is none is not a number."""
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
+        return math.nan

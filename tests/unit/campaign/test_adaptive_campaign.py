@@ -14,8 +14,8 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.score import score
 from underclock.campaign.adaptive import Adaptive
+from underclock.campaign.recording import Elsewhere, Gathered
 from underclock.campaign.survey import Campaign, Grid, survey
-from underclock.campaign.together import Gathered, Joined
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
@@ -491,13 +491,10 @@ def test_what_is_pending_is_taken_for_measured(tmp_path: Path) -> None:
     campaign = Campaign(grid=Grid.COARSE, core_mhz=clocks, mem_mhz=(None,))
     found = measure("gpt3-xl", gpu="sim:rtx3080ti", to=tmp_path / "s.db", campaign=campaign)
 
-    class Files:
-        sample_sets = (found,)
-
     points = [(each, list(found.kernels)) for each in found.settings]
     runs = frozenset({Capability.RUN})
-    first = Joined(worker="0", header=found, points=points, capabilities=runs, process=1)
-    gathered = Gathered(first, BRISK, Files())  # type: ignore[arg-type]
+    elsewhere = Elsewhere(capabilities=runs, measuring=BRISK)
+    gathered = Gathered(elsewhere, found, lambda: (found,))
     policy = Adaptive(gathered, points, Campaign(precision=1e-5), seed=0)
 
     steps = policy.next(0.0)

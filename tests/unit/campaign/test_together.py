@@ -11,13 +11,12 @@ import pytest
 
 from sample_files import HEADER, sample
 from underclock.campaign.loop import Listed
+from underclock.campaign.recording import Elsewhere, Gathered, Outbox
 from underclock.campaign.survey import Campaign
 from underclock.campaign.together import (
     Answered,
     Died,
-    Gathered,
     Joined,
-    Outbox,
     Refused,
     TogetherRun,
     Told,
@@ -94,7 +93,8 @@ class Fakes:
             outbox.append(self.taken[-1], gpu_s=2.0)
         outbox.note([f"{worker} was here"])
         assert outbox.taken == len(wanted)
-        self.happened.append(outbox.handed_over(worker))
+        windows, notes = outbox.emptied()
+        self.happened.append(Answered(worker=worker, windows=windows, notes=notes))
 
     def told(self) -> Told:
         return self.happened.popleft()
@@ -237,14 +237,11 @@ def test_limits_end_it(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_of_gpus_elsewhere() -> None:
-    class Files:
-        sample_sets = (BEGUN, BEGUN)
-
-    first = Joined(worker="0", header=BEGUN, points=POINTS, capabilities=frozenset(), process=1)
-    gathered = Gathered(first, MeasurementSettings(), Files())  # type: ignore[arg-type]
+    elsewhere = Elsewhere(capabilities=frozenset(), measuring=MeasurementSettings())
+    gathered = Gathered(elsewhere, BEGUN, lambda: (BEGUN, BEGUN))
 
     assert gathered.measurer.takes_s(1.0) == 45.0
     assert gathered.measurer.can_measure(BEGUN.kernels[0], CLOCKS[0])
     assert gathered.measurer.repeats(BEGUN.kernels[0], CLOCKS[0]) is None
     assert len(gathered.boards) == 1
-    assert isinstance(Outbox(BEGUN).handed_over("0"), Answered)
+    assert Outbox(BEGUN).emptied() == ((), ())
