@@ -149,7 +149,7 @@ class FittedBoards:
             return np.concatenate([company, of_boards], axis=-1)
 
         kernels = len(sample_set.kernels)
-        return estimate(
+        estimated = estimate(
             sample_set,
             known=KnownFit(
                 rows=(rows or self.rows).of_first(kernels),
@@ -158,6 +158,13 @@ class FittedBoards:
                 by_common=by_common,
             ),
         )
+        if estimated.table.power_cap is None:
+            raise DataError(
+                "samples of the boards tell of too few kernels what they take at boost, so nobody "
+                "knows what the step takes on another",
+                hint="go on measuring one of the boards with `underclock measure`",
+            )
+        return estimated
 
     def _drawn(self, estimated: CostEstimate) -> DrawnCosts:
         """Draw boards of the model."""

@@ -207,6 +207,15 @@ def test_boards_that_tell_nothing_cannot_be_fitted() -> None:
         fit_boards([made_board(1, cores=()), made_board(2, cores=())])
 
 
+def test_a_step_of_a_kernel_that_no_board_tells_of_is_not_expected_on_another() -> None:
+    boards = []
+    for each in (_measured(0), _measured(1)):
+        known = tuple(w for w in each.windows if w.kernel != "k0" or w.asked.is_auto)
+        boards.append(msgspec.structs.replace(each, windows=known))
+    with pytest.raises(DataError, match="too few kernels what they take at boost"):
+        fit_boards(boards).any_board()
+
+
 def test_boards_in_watts_of_their_own_where_no_cap_was_seen() -> None:
     free = [
         having(
