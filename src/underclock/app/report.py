@@ -101,8 +101,7 @@ def _job_plan(given: object) -> "JobPlan | None":
 
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
-    from underclock.core.job.costs import auto_clocks
-    from underclock.core.job.timeline import timeline
+    from underclock.core.job.timeline import auto_clocks, timeline
 
     job = plan.job
     return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)
