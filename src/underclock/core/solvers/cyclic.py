@@ -30,7 +30,6 @@ from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.dual import (
     DualSearch,
     Path,
-    SearchLimits,
     search_multipliers,
     warm_start,
 )
@@ -99,9 +98,11 @@ class Cyclic:
             return infeasible()
         if len(ring.time) == 1:
             return best.answer(best.energy)
-        limits = SearchLimits(tolerance=max(1e-7, 0.1 * self.gap), max_paths=self.max_paths)
         begin = warm_start(problem, ring, max_paths=self.max_paths)
-        search = search_multipliers(problem, ring, begin, limits)
+        tolerance = max(1e-7, 0.1 * self.gap)
+        search = search_multipliers(
+            problem, ring, begin, tolerance=tolerance, max_paths=self.max_paths
+        )
         if search is None:
             return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
         lagrangian = lagrangian_of(ring, search.time, search.switch)

@@ -306,8 +306,6 @@ class TradeoffSolution:
         time_s: When the last ends; ``inf`` when infeasible.
         cost_j: Likewise.
         bound_j: No plan that ends within the time asked for costs less.
-        multiplier_w: What a second more would save.
-        least_s: The shortest time in which all can end.
     """
 
     status: Status
@@ -315,8 +313,6 @@ class TradeoffSolution:
     time_s: float
     cost_j: float
     bound_j: float
-    multiplier_w: float
-    least_s: float
 
 
 def solve_tradeoff(
@@ -345,8 +341,6 @@ def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> T
             time_s=math.inf,
             cost_j=math.inf,
             bound_j=math.inf,
-            multiplier_w=math.inf,
-            least_s=least_s,
         )
     time_s = max(time_s, least_s)
     none_w = np.zeros_like(problem.weight)
@@ -368,6 +362,4 @@ def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> T
         time_s=problem.makespan_s(duration_s),
         cost_j=cost_j,
         bound_j=bound_j,
-        multiplier_w=float(said.source_w.sum()),
-        least_s=least_s,
     )

@@ -193,7 +193,6 @@ def test_less_time_than_there_can_be_is_infeasible_and_says_the_least() -> None:
     least_s, _ = problem.range_s
     short, nan, fits = solve_tradeoff(problem, [0.999 * least_s, math.nan, least_s])
     assert short.status is nan.status is Status.INFEASIBLE
-    assert short.least_s == fits.least_s == least_s
     assert not len(short.duration_s)
     assert fits.status is Status.OPTIMAL
     assert fits.time_s == pytest.approx(least_s)
@@ -213,9 +212,7 @@ def test_one_activity_goes_along_its_curve() -> None:
     )
     answers = solve_tradeoff(problem, [1.5, 3.0, 9.0])
     assert [each.cost_j for each in answers] == pytest.approx([14.0, 6.0, 4.0])
-    assert [each.multiplier_w for each in answers] == pytest.approx([12.0, 2.0, 0.0])
     assert [each.time_s for each in answers] == pytest.approx([1.5, 3.0, 4.0])
-    assert answers[0].least_s == 1.0
 
 
 def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:
