@@ -44,9 +44,9 @@ class Left:
     core_mhz: float
     mem_mhz: int | None
     time_s: float
-    power_w: float | None
+    power_w: float | None = None
     time_windows: float
-    power_windows: float
+    power_windows: float = 0.0
     temperature_c: float | None
     by_company: tuple[float, ...] = ()
     apart: float = 0.0
@@ -85,7 +85,20 @@ def taken_off(
         steady = min(1.0, HUNTS_MHZ / max(sample.spread_mhz, HUNTS_MHZ)) ** 2
         if sample.spin_mhz is not None:
             # Idling tells the clock at its own place in the round, and kernels ran elsewhere.
-            left += _by_spin(sample, times_s, apart, steady if apart else 1.0)
+            # The companion by itself has no launches of ours.
+            clocks_mhz = sample.timed_mhz or (sample.spin_mhz,) * len(times_s)
+            left += [
+                Left(
+                    kernel=name,
+                    core_mhz=core_mhz,
+                    mem_mhz=sample.asked.mem_mhz,
+                    time_s=time_s,
+                    time_windows=steady if apart else 1.0,
+                    temperature_c=sample.temperature_c,
+                    apart=apart,
+                )
+                for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
+            ]
         scale = _as_in_window(sample, kernels)
         draw = None if whole_step else _power(sample, company, scale)
         if sample.spin_mhz is not None and draw is None:
@@ -117,39 +130,6 @@ def _times_s(sample: Window, kernels: Sequence[Kernel]) -> dict[str, float]:
         return {COMPANION: sample.hot_s}
     names = [sample.kernel] if sample.kernel else [kernel.name for kernel in kernels]
     return dict(zip(names, sample.kernel_s, strict=True))
-
-
-def _by_spin(sample: Window, times_s: dict[str, float], apart: float, windows: float) -> list[Left]:
-    """Return what launches took at the clock at which they were timed."""
-    # The companion by itself has no launches of ours.
-    clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.at_mhz,) * len(times_s)
-    return [
-        _timed(sample, name, core_mhz, time_s, windows=windows, apart=apart)
-        for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
-    ]
-
-
-def _timed(
-    sample: Window,
-    kernel: str,
-    core_mhz: float,
-    time_s: float,
-    *,
-    windows: float,
-    apart: float = 0.0,
-) -> Left:
-    """Return what a launch took at a clock, where nothing tells what it drew."""
-    return Left(
-        kernel=kernel,
-        core_mhz=core_mhz,
-        mem_mhz=sample.asked.mem_mhz,
-        time_s=time_s,
-        power_w=None,
-        time_windows=windows,
-        power_windows=0.0,
-        temperature_c=sample.temperature_c,
-        apart=apart,
-    )
 
 
 def _as_in_window(sample: Window, kernels: Sequence[Kernel]) -> float:

@@ -132,13 +132,8 @@ class LaunchCosts:
     time_s: Floats
     energy_j: Floats
 
-    def under_ceilings(self) -> tuple[Floats, Ints]:
-        """Return core clocks that may be ceilings, and what they make of each setting.
-
-        Returns:
-            Clocks in MHz, ascending, and the setting that each setting becomes. Shapes (C,),
-            (S, C).
-        """
+    def under_ceilings(self) -> Ints:
+        """Return what each setting becomes below each core clock there is, ascending. (S, C)."""
         core = np.array([clocks.core_mhz or math.inf for clocks in self.settings])
         memory = [clocks.mem_mhz for clocks in self.settings]
         ceilings = np.unique(core[np.isfinite(core)])
@@ -151,7 +146,7 @@ class LaunchCosts:
             lowered = same[np.maximum(place, 0)]
             slower = core[lowered][None, :] < core[same][:, None]
             becomes[same] = np.where(slower, lowered, same[:, None])
-        return ceilings, becomes
+        return becomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +302,7 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
 
 def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
     """Return what launches of kernels, (n,), run at below each ceiling, ascending. Shape (n, C)."""
-    becomes = costs.under_ceilings()[1][choice]
+    becomes = costs.under_ceilings()[choice]
     # A ceiling below what is known of some launch is one of which nothing can be said.
     known = np.isfinite(costs.time_s[kernels[:, None], becomes]).all(axis=0)
     lowered: Ints = becomes[:, known]
