@@ -131,7 +131,6 @@ class _Stage:
         kinds: Of instructions. Length I.
         order: Kernel of each launch. Shape (n,).
         member: Instruction of each launch. Shape (n,).
-        counts: Launches of each kernel. Shape (I, K).
         warnings: What was taken for granted.
     """
 
@@ -140,7 +139,6 @@ class _Stage:
     kinds: tuple[InstructionKind, ...]
     order: Ints
     member: Ints
-    counts: Floats
     warnings: tuple[str, ...]
 
     @classmethod
@@ -169,8 +167,6 @@ class _Stage:
             order = np.repeat(
                 np.arange(len(kernels)), [kernel.count for kernel in kernels]
             ).tolist()
-        counts = np.zeros((len(kinds), len(kernels)))
-        np.add.at(counts, (member, np.asarray(order)), 1.0)
         warnings = list(table.warnings)
         if Pass.COMMUNICATION in passes:
             warnings.append(
@@ -187,7 +183,6 @@ class _Stage:
             kinds=kinds,
             order=np.asarray(order, dtype=np.int64),
             member=member,
-            counts=counts,
             warnings=tuple(warnings),
         )
 
@@ -201,9 +196,10 @@ class _Stage:
             energy_j[:, locked] /= self.table.missed.energy
             return time_s, energy_j
         launches = self.table.launches
-        used = self.counts > 0.0
+        counts = np.zeros((len(self.kinds), len(self.table.kernels)))
+        np.add.at(counts, (self.member, self.order), 1.0)
         time_s, energy_j = (
-            np.stack([row[on] @ each[on] for row, on in zip(self.counts, used, strict=True)])
+            np.stack([row[row > 0.0] @ each[row > 0.0] for row in counts])
             for each in (launches.time_s, launches.energy_j)
         )
         return time_s, energy_j

@@ -62,10 +62,6 @@ def _no_floats() -> Floats:
     return np.zeros((0, 0))
 
 
-def _no_bools() -> Bools:
-    return np.zeros(0, dtype=np.bool_)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceProblem:
     """Pick one setting per invocation: least energy within a time budget, switches included.
@@ -99,7 +95,7 @@ class SequenceProblem:
     jitter_s: Floats = field(default_factory=_no_floats)
     miss_time_s: Floats = field(default_factory=_no_floats)
     miss_energy_j: Floats = field(default_factory=_no_floats)
-    blocked: Bools = field(default_factory=_no_bools)
+    blocked: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     max_switches: int | None = None
     budget_s: float = math.inf
 

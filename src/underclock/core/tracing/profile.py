@@ -213,14 +213,11 @@ def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
 
 def _operator(chain: Sequence[HostRange]) -> HostRange | None:
     """Return the innermost operator that is not a module, a phase or autograd's own frame."""
-    for range_ in reversed(chain):
-        if not (range_.is_backward or range_.name.startswith(_FRAMES)):
-            return range_
+    own = (each for each in reversed(chain) if not each.name.startswith(_FRAMES))
     # Autograd's own frame is better than nothing: accumulating a gradient launches from it.
-    for range_ in reversed(chain):
-        if range_.is_backward:
-            return range_
-    return None
+    return next((each for each in own if not each.is_backward), None) or next(
+        (each for each in reversed(chain) if each.is_backward), None
+    )
 
 
 def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
