@@ -18,15 +18,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.costs import (
-    boost_mhz,
-    busy_w,
-    dram_mhz,
-    duration_s,
-    idle_w,
-    joined,
-    xbar_mhz,
-)
+from underclock.physics.costs import boost_mhz, busy_w, dram_mhz, idle_w, xbar_mhz
 from underclock.records import Utilisation
 
 BUSIEST_DRAM = 0.93
@@ -167,16 +159,24 @@ def time_shares(
     gpu: GpuConstants, kernel: KernelConstants, core_mhz: float, mem_mhz: float
 ) -> TimeShares:
     """Return a kernel's time shares at given clocks."""
-    parts_s = (
-        kernel.core_mcycles / core_mhz,
-        kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz)),
-        kernel.xbar_mcycles / float(xbar_mhz(gpu, core_mhz)),
+    core_s = kernel.core_mcycles / core_mhz
+    dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
+    xbar_s = kernel.xbar_mcycles / float(xbar_mhz(gpu, core_mhz))
+    n = 1.0 if kernel.serial else gpu.exponent
+    longest_s = max(core_s, dram_s, xbar_s)
+    if longest_s == 0:
+        return TimeShares(core=0.0, dram=0.0, fixed=1.0, serial=kernel.serial)
+    core, dram, xbar = ((part_s / longest_s) ** n for part_s in (core_s, dram_s, xbar_s))
+    moving_s = longest_s * (core + dram + xbar) ** (1.0 / n)
+    fixed = kernel.fixed_s / (moving_s + kernel.fixed_s)
+    scale = (1.0 - fixed) / (core + dram + xbar)
+    return TimeShares(
+        core=scale * core,
+        dram=scale * dram,
+        xbar=scale * xbar,
+        fixed=fixed,
+        serial=kernel.serial,
     )
-    n = kernel.exponent(gpu)
-    moving_s = float(joined(*parts_s, n)) or math.inf  # where all of it is fixed
-    fixed = kernel.fixed_s / float(duration_s(gpu, kernel, core_mhz, mem_mhz))
-    core, dram, xbar = ((1.0 - fixed) * (part_s / moving_s) ** n for part_s in parts_s)
-    return TimeShares(core=core, dram=dram, xbar=xbar, fixed=fixed, serial=kernel.serial)
 
 
 def reference_kernels(

@@ -122,7 +122,7 @@ class Cyclic:
 def _rounded_down(problem: SequenceProblem, search: DualSearch) -> float:
     """Return a bound for the true dwell, when what was solved had it rounded up."""
     ring = ring_of(problem, int(search.ring.first[0]), down=True)
-    down = DualSearch(ring=ring or search.ring, latest=search.latest, most=search.most)
+    down = replace(search, ring=ring or search.ring)
     down.visit(search.time, search.switch)
     return down.bound
 
@@ -219,14 +219,7 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
     there = ring_of(best.problem, int(ring.first[item]), ring.settings)
     if there is None:  # pragma: no cover - the same settings, whose items all have one
         return
-    cycles = DualSearch(
-        ring=there,
-        latest=search.latest,
-        most=search.most,
-        tolerance=search.tolerance,
-        max_paths=search.max_paths,
-        through=int(choice[item]),
-    )
+    cycles = replace(search, ring=there, through=int(choice[item]))
     if cycles.run(search.time):
         offer_paths(best, cycles)
 

@@ -70,10 +70,10 @@ class DualSearch:
     tolerance: float = 1e-7
     max_paths: int = 60
     through: int | None = None
-    paths: list[Path] = field(default_factory=list)
-    time: float = 0.0
-    switch: float = 0.0
-    bound: float = -math.inf
+    paths: list[Path] = field(default_factory=list, init=False)
+    time: float = field(default=0.0, init=False)
+    switch: float = field(default=0.0, init=False)
+    bound: float = field(default=-math.inf, init=False)
 
     @property
     def multiplied_limits(self) -> float:

@@ -100,7 +100,7 @@ def taken_off(
                 for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
             ]
         scale = _as_in_window(sample, kernels)
-        draw = None if whole_step else _power(sample, company, scale)
+        draw = None if whole_step else _power(sample, kernels, company, scale)
         if sample.spin_mhz is not None and draw is None:
             continue
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
@@ -155,10 +155,12 @@ def _once_s(sample: Window, kernels: Sequence[Kernel]) -> float:
     return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
 
 
-def _power(sample: Window, company: Company, scale: float) -> Draw | None:
-    """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known."""
+def _power(
+    sample: Window, kernels: Sequence[Kernel], company: Company, scale: float
+) -> Draw | None:
+    """Return the power of what ran in a mix, or of the companion; ``None`` if hardly known."""
     hot_s = scale * sample.mix.hot * (sample.hot_s or 0.0)
-    own_s = scale * sample.mix.launches * sample.kernel_s[0] if sample.mix.launches else 0.0
+    own_s = scale * sample.mix.launches * _once_s(sample, kernels)
     draw = company.left(sample, hot_s, own_s)
     return None if draw is None or draw.total_w >= _MOST_SPREAD * draw.mean_w else draw
 
@@ -185,10 +187,8 @@ def step_draws(
     for sample in mixed:
         if sample.kernel or not sample.kernel_s or is_uneven(sample):
             continue
-        scale = _as_in_window(sample, kernels)
-        step_s = scale * sample.mix.launches * _once_s(sample, kernels)
-        draw = company.left(sample, scale * sample.mix.hot * (sample.hot_s or 0.0), step_s)
-        if draw is not None and draw.total_w < _MOST_SPREAD * draw.mean_w:
+        draw = _power(sample, kernels, company, _as_in_window(sample, kernels))
+        if draw is not None:
             draws.append(
                 StepDraw(core_mhz=sample.at_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
             )
