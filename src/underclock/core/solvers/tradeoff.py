@@ -343,15 +343,15 @@ def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> T
             bound_j=math.inf,
         )
     time_s = max(time_s, least_s)
-    none_w = np.zeros_like(problem.weight)
-    said = Suggestion(
-        duration_s=problem.longest_s,
-        flow_w=np.zeros_like(problem.lag_s),
-        source_w=none_w,
-        sink_w=none_w,
-    )
-    if time_s < most_s and engine is not None:
-        said = engine.at(time_s)
+    said = engine.at(time_s) if engine is not None and time_s < most_s else None
+    if said is None:
+        none_w = np.zeros_like(problem.weight)
+        said = Suggestion(
+            duration_s=problem.longest_s,
+            flow_w=np.zeros_like(problem.lag_s),
+            source_w=none_w,
+            sink_w=none_w,
+        )
     duration_s = problem.within(said.duration_s, time_s)
     cost_j = problem.cost_j(duration_s)
     bound_j = min(cost_j, problem.bound_j(said, time_s))

@@ -72,15 +72,13 @@ class MeanChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, and what it rests on.
+    """A verdict, and what would decide where there is none.
 
     Attributes:
         further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
             where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
     """
 
-    energy: MeanChange
-    time: MeanChange
     verdict: Verdict
     further_repeats: int | None
 
@@ -177,7 +175,7 @@ def judge(
         further = _further_repeats(
             [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
         )
-    return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
+    return Judgement(verdict=verdict, further_repeats=further)
 
 
 def _further_repeats(undecided: Sequence[tuple[MeanChange, float]]) -> int | None:

@@ -165,16 +165,24 @@ def test_a_liar_is_found_out() -> None:
     assert told.bound_j < true.cost_j < told.cost_j
 
 
+class Silent:
+    """Knows nothing."""
+
+    def at(self, time_s: float) -> None:
+        del time_s
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_solver_that_knows_nothing_leaves_a_plan_and_a_bound(seed: int) -> None:
     problem = drawn(4)
     least_s, most_s = problem.range_s
-    said = either(problem.program, seed).at(0.9 * least_s)
+    assert either(problem.program, seed).at(0.9 * least_s) is None
     time_s = 0.5 * (least_s + most_s)
     check_kept(problem, problem.within(np.full_like(problem.weight, np.nan), time_s), time_s)
-    bound_j = problem.bound_j(said, time_s)
-    assert math.isfinite(bound_j)
-    assert bound_j <= solve_tradeoff(problem, [time_s])[0].cost_j
+    (true,), (told,) = (solve_tradeoff(problem, [time_s], engine) for engine in (None, Silent()))
+    check_kept(problem, told.duration_s, time_s)
+    assert math.isfinite(told.bound_j)
+    assert told.bound_j <= true.cost_j <= told.cost_j
 
 
 def test_without_the_extra_scipy_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
