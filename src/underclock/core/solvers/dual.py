@@ -14,6 +14,7 @@ Shape letters: m items, S settings, P planes.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
@@ -198,8 +199,7 @@ class DualSearch:
         return np.array([(p.energy, p.excess_s, p.excess_switches) for p in self.paths])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStart:
+class WarmStart(NamedTuple):
     """Where a search begins; however poor, it costs time and never truth.
 
     Attributes:
@@ -231,7 +231,7 @@ def search_multipliers(
     Returns:
         The search, on a ring that may have fewer settings; ``None`` if no path is fast enough.
     """
-    multiplier, settings = start.multiplier, start.settings
+    multiplier, settings = start
 
     def search_on(some: Ring) -> DualSearch:
         return DualSearch(
