@@ -22,10 +22,10 @@ from simulated_jobs.policed import policed
 from simulated_jobs.profiling import profiled_in, settled
 from underclock.arrays import Floats
 from underclock.campaign.turns import switching_model
-from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import SCHEDULES, Layout, pipeline
+from underclock.core.job.timeline import auto_clocks, instruction_costs
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.simulated.costs import Work
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import underclock
 from pages import ROOT
-from underclock.core.job.costs import auto_clocks
+from underclock.core.job.timeline import auto_clocks
 from underclock.core.job.timeline import timeline as spans_of
 from underclock.records.job import Span
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Chart, Series, draw

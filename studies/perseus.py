@@ -20,11 +20,11 @@ from learned_jobs.executed import FittedJob, Prediction, job_of_executed
 from learned_jobs.runs import PASSES, ExecutedRuns, MicrobatchRun, RankRun
 from pages import ROOT, fill, markdown, percent
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.costs import auto_clocks
-from underclock.core.job.hulls import usable
+from underclock.core.job.planning import usable
 from underclock.core.job.relaxation import Relaxation
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import RowChoice, table_of, taken, total
+from underclock.core.job.timeline import auto_clocks
 from underclock.records import GpuInfo
 from underclock.records.job import Held, Job, RankClocks
 

@@ -6,7 +6,7 @@ Inside the program everything is seconds, joules, watts and integer megahertz.
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import SupportsFloat, TypeVar
 
@@ -127,6 +127,11 @@ def format_duration(seconds: float) -> str:
 def format_mhz(mhz: int | None) -> str:
     """Write a clock in MHz, or ``auto``."""
     return "auto" if mhz is None else str(mhz)
+
+
+def first_and_more(names: Sequence[str]) -> str:
+    """Write the first of some names, and how many more there are: ``'a' and 2 more``."""
+    return repr(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def name_hint(name: str, known: Iterable[str]) -> str:

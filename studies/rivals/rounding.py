@@ -114,7 +114,7 @@ class Rounding:
         row, gained = choice.row.copy(), False
         instruction = self._free
         rows_of = [np.flatnonzero(each) for each in self.rows]
-        for a in network.order.tolist():
+        for a in network.order:
             begin_s = 0.0
             for on, lag_s in network.waits[a]:
                 begin_s = max(begin_s, ends_s[on] + lag_s)

@@ -19,8 +19,8 @@ import numpy as np
 
 from simulated_jobs.cluster import Board
 from underclock.arrays import Floats
-from underclock.core.job.costs import auto_clocks, instruction_costs
 from underclock.core.job.network import network_of
+from underclock.core.job.timeline import auto_clocks, instruction_costs
 from underclock.errors import DataError
 from underclock.hw.simulated.costs import Work
 from underclock.records import AUTO, Clocks
@@ -160,7 +160,7 @@ class SimulatedJob:
             board.draw_noise()
         begins, ends = (np.full(len(self._every), math.inf) for _ in range(2))
         ended = [math.inf] * len(self._members)
-        for at in self._network.order.tolist():
+        for at in self._network.order:
             begin_s = began_s
             for on, lag_s in self._network.waits[at]:
                 slow = self._slowness(self._members[at] + self._members[on]) if lag_s else 1.0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from simulated_jobs.job import Iteration, SimulatedJob
-from underclock.core.job.costs import auto_clocks
+from underclock.core.job.timeline import auto_clocks
 from underclock.records.job import COMPUTES
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.watts import NodeWatts

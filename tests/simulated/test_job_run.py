@@ -11,9 +11,9 @@ from simulated_jobs.cluster import Board, boards_of
 from simulated_jobs.job import SimulatedJob
 from simulated_jobs.policed import policed
 from simulated_jobs.profiling import profiled_in
-from underclock.core.job.costs import auto_clocks
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
+from underclock.core.job.timeline import auto_clocks
 from underclock.errors import DataError
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.simulated.costs import Piece, Work

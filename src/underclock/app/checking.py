@@ -12,13 +12,13 @@ from underclock.core.model.row_runs import odd_repeats, run_variances
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.strategies import choose_kernels
-from underclock.core.statistics.verdict import Estimate, Outcomes, halves, mean_of, share_of
+from underclock.core.statistics.verdict import Outcomes, halves, mean_of, share_of
 from underclock.core.step.table import cost_table
 from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, SampleSet, Window
 from underclock.records.measured import renumbered
-from underclock.records.outcomes import CheckedNumber, CheckedPromise, PromiseCheck
+from underclock.records.outcomes import CheckedPromise, PromiseCheck
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
 
@@ -188,22 +188,12 @@ def _summary(budget: float, came: Floats) -> CheckedPromise:
     )
     return CheckedPromise(
         max_slowdown=budget,
-        promised_energy=_number(mean_of(energy.promised)),
-        executed_energy=_number(mean_of(energy.executed)),
-        energy_bias=_number(mean_of(energy.bias)),
-        time_bias=_number(mean_of(time.bias)),
-        energy_coverage=_number(share_of(energy.covered)),
-        time_coverage=_number(share_of(time.covered)),
-        over_budget=_number(share_of(time.executed > budget + 1e-9)),
-        beyond_noise=_number(share_of(time.breaks(budget))),
-    )
-
-
-def _number(estimate_: Estimate) -> CheckedNumber:
-    """Return a number for a reader; an end at infinity is none."""
-    finite = np.isfinite(estimate_.low) and np.isfinite(estimate_.high)
-    return CheckedNumber(
-        value=estimate_.value,
-        low=estimate_.low if finite else None,
-        high=estimate_.high if finite else None,
+        promised_energy=mean_of(energy.promised),
+        executed_energy=mean_of(energy.executed),
+        energy_bias=mean_of(energy.bias),
+        time_bias=mean_of(time.bias),
+        energy_coverage=share_of(energy.covered),
+        time_coverage=share_of(time.covered),
+        over_budget=share_of(time.executed > budget + 1e-9),
+        beyond_noise=share_of(time.breaks(budget)),
     )

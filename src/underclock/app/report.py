@@ -90,8 +90,7 @@ def render_report(
 
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
-    from underclock.core.job.costs import auto_clocks
-    from underclock.core.job.timeline import timeline
+    from underclock.core.job.timeline import auto_clocks, timeline
 
     job = plan.job
     return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)

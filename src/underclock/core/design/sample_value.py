@@ -77,9 +77,6 @@ class Promised:
     time_w: float = 0.0
 
 
-ENERGY = Promised()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOfInformation:
     """What one more sample of each entry is worth, in J per step. Shape (K, C).
@@ -99,7 +96,7 @@ class ValueOfInformation:
 
 
 def value_of_information(
-    candidates: Candidates, multiplier: float, planned: Ints, promised: Promised = ENERGY
+    candidates: Candidates, multiplier: float, planned: Ints, promised: Promised
 ) -> ValueOfInformation:
     """Say what one more sample of each entry is worth, with its noise.
 

@@ -2,9 +2,9 @@
 
 * `network`: who waits for whom; when everything begins and ends
 * `schedules`: pipelines laid out by name
-* `tables`, `costs`: a job as numbers, and what given clocks come to
+* `tables`: a job as numbers, and what given clocks come to; `timeline`: when, for pages and traces
 * `sharing`: equal ranks, planned once
-* `hulls`, `relaxation`: the least energy within any time, rows mixed
+* `relaxation`: the least energy within any time, rows mixed
 * `groups`, `ways`: clocks that are shared, all by name
 * `scatter`: what clocks come to over boards that differ and times that are not known exactly
 * `planning`: ways of choosing side by side, and the frontier over time

@@ -131,7 +131,6 @@ class _Stage:
         kinds: Of instructions. Length I.
         order: Kernel of each launch. Shape (n,).
         member: Instruction of each launch. Shape (n,).
-        counts: Launches of each kernel. Shape (I, K).
         warnings: What was taken for granted.
     """
 
@@ -140,7 +139,6 @@ class _Stage:
     kinds: tuple[InstructionKind, ...]
     order: Ints
     member: Ints
-    counts: Floats
     warnings: tuple[str, ...]
 
     @classmethod
@@ -169,8 +167,6 @@ class _Stage:
             order = np.repeat(
                 np.arange(len(kernels)), [kernel.count for kernel in kernels]
             ).tolist()
-        counts = np.zeros((len(kinds), len(kernels)))
-        np.add.at(counts, (member, np.asarray(order)), 1.0)
         warnings = list(table.warnings)
         if Pass.COMMUNICATION in passes:
             warnings.append(
@@ -187,7 +183,6 @@ class _Stage:
             kinds=kinds,
             order=np.asarray(order, dtype=np.int64),
             member=member,
-            counts=counts,
             warnings=tuple(warnings),
         )
 
@@ -196,13 +191,15 @@ class _Stage:
         if self.table.power_cap is not None:
             time_s, energy_j = fixed_part_costs(self.table, self.member)
             locked = np.arange(len(self.table.settings)) != self.table.baseline
-            time_s[:, locked] /= self._misses[0]
-            energy_j[:, locked] /= self._misses[1]
+            # As at every setting, lest a lock at the highest clock seem to save.
+            time_s[:, locked] /= self.table.missed.time
+            energy_j[:, locked] /= self.table.missed.energy
             return time_s, energy_j
         launches = self.table.launches
-        used = self.counts > 0.0
+        counts = np.zeros((len(self.kinds), len(self.table.kernels)))
+        np.add.at(counts, (self.member, self.order), 1.0)
         time_s, energy_j = (
-            np.stack([row[on] @ each[on] for row, on in zip(self.counts, used, strict=True)])
+            np.stack([row[row > 0.0] @ each[row > 0.0] for row in counts])
             for each in (launches.time_s, launches.energy_j)
         )
         return time_s, energy_j
@@ -230,15 +227,6 @@ class _Stage:
         for each, at in zip(launches, (choice, auto), strict=True):
             np.add.at(each, (self.order[own], at), 1.0)
         return self.risk.change_spread(*launches)
-
-    @property
-    def _misses(self) -> tuple[float, float]:
-        """What kernels say of the step at auto, against the step as it ran: time, energy.
-
-        So much is taken off them at every setting, lest a lock at the highest clock seem to save.
-        """
-        closure = self.table.closure
-        return (1.0, 1.0) if closure is None else (closure.time, closure.energy)
 
     def row(self, i: int, choice: Ints, time_s: float, energy_j: float) -> ProfileRow:
         """Return a way to run an instruction, with its errors.
@@ -341,7 +329,7 @@ class _Stage:
         time_s += settled_s - math.fsum(each.time_s[at])
         energy_j += math.fsum(settled.energy_j[own]) - math.fsum(each.energy_j[at])
         energy_j += heat_w(table, choice, settled) * settled_s
-        return time_s / self._misses[0], energy_j / self._misses[1]
+        return time_s / table.missed.time, energy_j / table.missed.energy
 
 
 def _check_one_microbatch(member: Ints) -> None:

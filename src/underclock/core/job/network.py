@@ -7,7 +7,6 @@ itself. An activity begins when all those that it waits for have ended, each aft
 Shape letters: n instructions, A activities, D draws of durations (any leading shape).
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,14 +28,12 @@ class Network:
         stream: Of its rank. Shape (n,).
         activity: Of each instruction. Shape (n,).
         waits: For each activity those that it waits for, and the lag after each in s.
-        order: Activities, each after all that it waits for. Shape (A,).
     """
 
     rank: Ints
     stream: Ints
     activity: Ints
     waits: tuple[tuple[tuple[int, float], ...], ...]
-    order: Ints
 
     @cached_property
     def _members(self) -> tuple[Ints, Ints]:
@@ -82,6 +79,11 @@ class Network:
         of, on = (np.array([each[at] for each in links], dtype=np.int64) for at in (0, 1))
         return Sweep.of(len(self.waits), of, on), on, np.array([each[2] for each in links])
 
+    @cached_property
+    def order(self) -> list[int]:
+        """Activities, each after all that it waits for; those in a circle are left out."""
+        return [at for step, _, _ in self._links[0].steps for at in step.tolist()]
+
     def _run(self, duration_s: Floats) -> tuple[Floats, Floats]:
         taken_s = np.moveaxis(self.taken_s(duration_s), -1, 0)
         sweep, on, lag_s = self._links
@@ -96,7 +98,7 @@ class Network:
             budget_s: For the iteration.
         """
         due = np.full(len(taken_s), budget_s)
-        for at in self.order[::-1].tolist():
+        for at in reversed(self.order):
             for on, lag_s in self.waits[at]:
                 due[on] = min(due[on], due[at] - taken_s[at] - lag_s)
         return due
@@ -156,63 +158,38 @@ def network_of(job: Job) -> Network:
             link.lag_s,
         )
     links = tuple(tuple((int(on), lag_s) for on, lag_s in lags.items()) for lags in waits)
-    order = _in_order(links)
-    if len(order) < len(links):
-        stuck = int(np.flatnonzero(activity == _in_circle(links, order))[0])
+    network = Network(
+        rank=np.repeat(np.arange(len(job.ranks)), np.diff(firsts)),
+        stream=np.asarray([each.stream for each in every], dtype=np.int64),
+        activity=activity,
+        waits=links,
+    )
+    if len(network.order) < len(links):
+        stuck = int(np.flatnonzero(activity == _in_circle(network))[0])
         at = int(np.searchsorted(firsts, stuck, side="right")) - 1
         raise DataError(
             f"ranks wait for one another in a circle: the {every[stuck]} of rank {at} is in it",
             hint="a send must come before what its receive is waited for by; look at the order of "
             "that rank's instructions",
         )
-    return Network(
-        rank=np.repeat(np.arange(len(job.ranks)), np.diff(firsts)),
-        stream=np.asarray([each.stream for each in every], dtype=np.int64),
-        activity=activity,
-        waits=links,
-        order=np.asarray(order, dtype=np.int64),
-    )
+    return network
 
 
 def _activities(every: Sequence[Instruction]) -> Ints:
     """Number activities in the order in which instructions come: what meets has one number."""
-    met: dict[int, int] = {}
-    numbers: list[int] = []
-    count = 0
-    for each in every:
-        known = None if each.meeting is None else met.get(each.meeting)
-        if known is None:
-            known, count = count, count + 1
-            if each.meeting is not None:
-                met[each.meeting] = known
-        numbers.append(known)
-    return np.asarray(numbers, dtype=np.int64)
+    numbers: dict[tuple[str, int], int] = {}
+    keys = (
+        ("alone", i) if each.meeting is None else ("meets", each.meeting)
+        for i, each in enumerate(every)
+    )
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
-def _in_order(waits: tuple[tuple[tuple[int, float], ...], ...]) -> list[int]:
-    """Return activities, each after all that it waits for; those in a circle are left out."""
-    followers: list[list[int]] = [[] for _ in waits]
-    left = [len(each) for each in waits]
-    for at, each in enumerate(waits):
-        for on, _ in each:
-            followers[on].append(at)
-    ready = deque(at for at, count in enumerate(left) if not count)
-    order = []
-    while ready:
-        at = ready.popleft()
-        order.append(at)
-        for follower in followers[at]:
-            left[follower] -= 1
-            if not left[follower]:
-                ready.append(follower)
-    return order
-
-
-def _in_circle(waits: tuple[tuple[tuple[int, float], ...], ...], order: list[int]) -> int:
+def _in_circle(network: Network) -> int:
     """Return an activity of a circle, by walking back from one that has no place in the order."""
-    stuck = set(range(len(waits))) - set(order)
+    stuck = set(range(len(network.waits))) - set(network.order)
     at, seen = min(stuck), set[int]()
     while at not in seen:
         seen.add(at)
-        at = next(on for on, _ in waits[at] if on in stuck)
+        at = next(on for on, _ in network.waits[at] if on in stuck)
     return at

@@ -12,13 +12,12 @@ from functools import cached_property
 import numpy as np
 
 from underclock.arrays import Bools, Ints
-from underclock.core.job.hulls import checked_energy, rows_left_out, usable
 from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
 from underclock.core.job.sharing import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
 from underclock.core.job.ways import ENOUGH, Found, Ways
 from underclock.core.planning.achievable import LATENCIES_S
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import (
     COMPUTES,
@@ -26,6 +25,7 @@ from underclock.records.job import (
     Job,
     JobPlan,
     JobPoint,
+    Profile,
     Rank,
     RankClocks,
 )
@@ -97,10 +97,8 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
     Raises:
         DataError: Ranks wait in a circle, or energies are not known.
     """
-    checked_energy(job)
-    full = table_of(job)
-    planner = _Planner.of(job, goal, full)
-    return planner.plan()
+    _check_energy(job)
+    return _Planner.of(job, goal).plan()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +124,9 @@ class _Planner:
     scatter: Scatter
 
     @classmethod
-    def of(cls, job: Job, goal: JobGoal, full: JobTable) -> "_Planner":
+    def of(cls, job: Job, goal: JobGoal) -> "_Planner":
         """Look at a job, equal ranks once."""
+        full = table_of(job)
         table, stands = shared(job, full)
         every = np.array([kind for rank in job.ranks for kind in _directions(rank)])
         ways = Ways(
@@ -172,7 +171,7 @@ class _Planner:
         finest = list(self.free)[-1]
         chosen = finest if finest in found else Strategy.AUTO
         ours = found.get(chosen, Found(choice=self.ways.auto, bound_j=None))
-        warnings = [*self.job.warnings, *rows_left_out(self.job)]
+        warnings = [*self.job.warnings, *_rows_left_out(self.job)]
         if chosen is Strategy.AUTO:
             auto_s = self.budget_s / (1.0 + self.goal.max_slowdown)
             fastest = self.ways.range_s(self.free[finest])[0] / auto_s
@@ -330,3 +329,58 @@ def _directions(rank: Rank) -> Iterator[InstructionKind]:
             continue
         pass_ = each.kind if each.kind in COMPUTES else pass_
         yield each.kind
+
+
+def _check_energy(job: Job) -> None:
+    """Reject a job of which energy is not known.
+
+    Raises:
+        DataError: A profile that is used has rows with time only, or none is used.
+    """
+    every = (each.profile for rank in job.ranks for each in rank.instructions)
+    used = {name for name in every if name is not None}
+    if not used:
+        raise DataError(
+            "no instruction of this job has a profile, so no clocks can be chosen",
+            hint="say what instructions cost at several clocks: --profile profile.csv",
+        )
+    for name in sorted(used):
+        if not job.profiles[name].has_energy:
+            raise DataError(
+                f"profile {name!r} says what takes how long, and not what it takes of energy",
+                hint="give a profile with energy per clock (stage,instruction,frequency,time,"
+                "energy), or samples of one stage",
+            )
+
+
+def usable(profile: Profile) -> Bools:
+    """Return which rows of a profile may be planned with. Shape (R,).
+
+    A row is left out where a lower core clock is as fast and takes no more: its clock was asked for
+    and not reached, or it goes backwards. Rows that change clocks inside have no one clock, and
+    stay. So does auto.
+    """
+    rows = profile.rows
+    core_mhz = np.array([row.core_mhz or np.inf for row in rows])
+    time_s = np.array([row.time_s for row in rows])
+    energy_j = np.array([row.energy_j for row in rows])
+    inside = np.array([bool(row.inside) for row in rows])
+    beaten = (time_s[None] <= time_s[:, None]) & (energy_j[None] <= energy_j[:, None])
+    beaten &= (core_mhz[None] < core_mhz[:, None]) & ~inside[None]
+    kept: Bools = ~beaten.any(axis=1) | inside
+    kept[profile.auto] = True
+    return kept
+
+
+def _rows_left_out(job: Job) -> tuple[str, ...]:
+    """Return a sentence for profiles of which as many rows are left out."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for name, profile in job.profiles.items():
+        out = int((~usable(profile)).sum())
+        if out:
+            names.setdefault((out, len(profile.rows)), []).append(name)
+    return tuple(
+        f"{out} of {count} rows left out of {', '.join(of)}: a lower clock is as fast there, and "
+        "takes no more"
+        for (out, count), of in names.items()
+    )

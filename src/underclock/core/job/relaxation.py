@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.hulls import hull
 from underclock.core.job.tables import JobTable, RowChoice
 from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
 from underclock.records import Status
 
+_SAME = 1e-9  # of a time or a cost: rows that differ by less are one
 _DIGITS = 1e6  # shares have six decimals, for shorter files, and are rounded to the faster
 
 
@@ -157,12 +157,10 @@ class Relaxation:
 def following(table: JobTable, choice: RowChoice) -> RowChoice:
     """Return a choice where what runs beside the first stream has its clocks."""
     at = table.planned[table.network.stream[table.planned] > 0]
-    row, then, share = choice.row.copy(), choice.then.copy(), choice.share.copy()
     beside = table.holder[at]
     clocks = np.where(beside >= 0, table.last[table.pair[beside], choice.then[beside]], 0)
-    row[at] = then[at] = table.at_clocks[table.pair[at], clocks]
-    share[at] = 1.0
-    return RowChoice(row, then, share)
+    row = table.at_clocks[table.pair[at], clocks]
+    return choice.changed(at, row, row, np.ones(len(at)))
 
 
 def _fixed(table: JobTable, wait_w: Floats) -> tuple[Floats, float]:
@@ -174,3 +172,33 @@ def _fixed(table: JobTable, wait_w: Floats) -> tuple[Floats, float]:
     above_w = np.nan_to_num(table.power_w - wait_w[table.network.rank])
     above_w = np.where(beside, np.maximum(above_w, 0.0), above_w)
     return fixed_s, float((above_w * table.fixed_s) @ table.weight)
+
+
+def hull(time_s: Floats, cost_j: Floats) -> Ints:
+    """Return the corners of the lower convex hull as it falls, fastest first.
+
+    Args:
+        time_s: inf where there is no such row. Shape (R,).
+        cost_j: Shape (R,).
+    """
+    corners: list[int] = []
+    for at in np.lexsort((cost_j, time_s)).tolist():
+        if not np.isfinite(time_s[at]):
+            break
+        if corners and not cost_j[at] < cost_j[corners[-1]] - _SAME * abs(cost_j[corners[-1]]):
+            continue
+        if corners and time_s[at] <= time_s[corners[-1]] * (1.0 + _SAME):
+            continue
+        while len(corners) > 1 and _above(time_s, cost_j, (*corners[-2:], at)):
+            corners.pop()
+        corners.append(at)
+    return np.array(corners, dtype=np.int64)
+
+
+def _above(time_s: Floats, cost_j: Floats, three: tuple[int, int, int]) -> bool:
+    """Whether the middle of three corners is on or above the line through the others."""
+    a, b, c = three
+    return bool(
+        (cost_j[b] - cost_j[a]) * (time_s[c] - time_s[b])
+        >= (cost_j[c] - cost_j[b]) * (time_s[b] - time_s[a])
+    )

@@ -167,7 +167,7 @@ def reserved(table: JobTable, auto: RowChoice, part: float, scale: float) -> Job
     wanted_s, longer_s = np.where(planned, part * taken_s / _SHARES, 0.0), taken_s.copy()
     for _ in range(_SHARES):
         due_s, ends_s = network.due_s(longer_s, budget_s), np.zeros(len(taken_s))
-        for at in network.order.tolist():
+        for at in network.order:
             begin_s = max((ends_s[on] + lag_s for on, lag_s in network.waits[at]), default=0.0)
             room_s = max(due_s[at] - begin_s - longer_s[at], 0.0)
             longer_s[at] += min(wanted_s[at], room_s)

@@ -327,7 +327,7 @@ class _Line:
         before, self._last = self._last, after
         if not self._meets:
             return
-        out, into = self._out(before), self._in(after)
+        out, into = self._boundary(before, out=True), self._boundary(after, out=False)
         if out is not None and into is not None and out[0] == into[0] and self._together:
             forward, backward = sorted((out[1], into[1]), key=lambda task: task[0] is BACKWARD)
             if forward[1] - backward[1] == self._shape.stages - 1 - out[0]:
@@ -337,21 +337,15 @@ class _Line:
             if boundary is not None:
                 self._transfer(*boundary)
 
-    def _out(self, task: _Task | None) -> tuple[int, _Task] | None:
-        """Return the boundary over which a task's result goes, and the task; ``None`` for none."""
-        if task is None:
-            return None
-        if task[0] is FORWARD:
-            return (self._stage, task) if self._stage < self._shape.stages - 1 else None
-        return (self._stage - 1, task) if self._stage else None
+    def _boundary(self, task: _Task | None, *, out: bool) -> tuple[int, _Task] | None:
+        """Return the boundary over which a task's result goes, or its input comes, and the task.
 
-    def _in(self, task: _Task | None) -> tuple[int, _Task] | None:
-        """Return the boundary over which a task is given its input, and who sends it."""
+        Forwards go on to the next stage, all else to the one before; ``None`` where there is none.
+        """
         if task is None:
             return None
-        if task[0] is FORWARD:
-            return (self._stage - 1, task) if self._stage else None
-        return (self._stage, task) if self._stage < self._shape.stages - 1 else None
+        boundary = self._stage if (task[0] is FORWARD) == out else self._stage - 1
+        return (boundary, task) if 0 <= boundary < self._shape.stages - 1 else None
 
     def _transfer(self, boundary: int, task: _Task) -> None:
         kind, m, _ = task

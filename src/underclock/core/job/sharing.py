@@ -80,15 +80,11 @@ def _quotient(network: Network, colour: Ints, kept: Ints, ranks: Ints) -> Networ
             number = at[int(colour[on])]
             lags[number] = max(lag_s, lags.get(number, 0.0))
         waits.append(tuple(lags.items()))
-    seen: dict[int, None] = {}
-    for each in network.order:
-        seen.setdefault(at[int(colour[each])])
     return Network(
         rank=np.searchsorted(ranks, network.rank[kept]),
         stream=network.stream[kept],
         activity=activity,
         waits=tuple(waits),
-        order=np.array(list(seen), dtype=np.int64),
     )
 
 

@@ -175,6 +175,12 @@ class RowChoice:
         ends = np.cumsum(np.bincount(table.network.rank)).tolist()
         return tuple(tuple(every[a:b]) for a, b in zip([0, *ends], ends, strict=False))
 
+    def changed(self, at: Ints, row: Ints, then: Ints, share: Floats) -> "RowChoice":
+        """Return the choice with some instructions run otherwise."""
+        made = RowChoice(self.row.copy(), self.then.copy(), self.share.copy())
+        made.row[at], made.then[at], made.share[at] = row, then, share
+        return made
+
     def spread(self, of: Ints) -> "RowChoice":
         """Return the choice for all instructions that those of this one stand for."""
         return RowChoice(self.row[of], self.then[of], self.share[of])

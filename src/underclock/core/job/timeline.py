@@ -1,8 +1,38 @@
-"""When every rank runs what, and at which clock: what pages and traces draw."""
+"""What instructions of a job take with given clocks, and when: what pages and traces draw."""
 
-from underclock.core.job.costs import instruction_costs
-from underclock.core.job.network import network_of
+from underclock.arrays import Floats
+from underclock.core.job.tables import RowChoice, table_of, taken
 from underclock.records.job import Held, Instruction, Job, RankClocks, Span
+
+
+def auto_clocks(job: Job) -> tuple[RankClocks, ...]:
+    """Return what runs where nothing is set."""
+    return tuple(
+        tuple(
+            None if each.profile is None else Held(job.profiles[each.profile].auto)
+            for each in rank.instructions
+        )
+        for rank in job.ranks
+    )
+
+
+def instruction_costs(
+    job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Return time in s and energy in J of every instruction. Shapes (n,).
+
+    What runs beside a rank's first stream takes what it adds to waiting.
+
+    Args:
+        job: What is run.
+        clocks: Of each rank.
+        latency_s: How late a change of clocks comes.
+
+    Raises:
+        DataError: Ranks wait in a circle.
+    """
+    each = taken(table_of(job), RowChoice.held(clocks), latency_s)
+    return each.time_s, each.energy_j
 
 
 def timeline(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -> tuple[Span, ...]:
@@ -18,9 +48,11 @@ def timeline(job: Job, clocks: tuple[RankClocks, ...], latency_s: float = 0.0) -
     Raises:
         DataError: Ranks wait in a circle.
     """
-    net = network_of(job)
-    taken_s, _ = instruction_costs(job, clocks, latency_s)
-    begins_s, ends_s = net.begins_s(taken_s).tolist(), net.ends_s(taken_s).tolist()
+    table = table_of(job)
+    taken_s = taken(table, RowChoice.held(clocks), latency_s).time_s
+    begins_s, ends_s = (
+        of(taken_s).tolist() for of in (table.network.begins_s, table.network.ends_s)
+    )
     spans = []
     at = 0
     for rank, held in enumerate(clocks):

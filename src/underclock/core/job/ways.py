@@ -309,8 +309,6 @@ class Ways:
         share = np.where(least > most, whole, share)
         if (units.share < 1.0).any():  # of a unit first, then of each of its parts
             share = ((share - units.before[at]) / units.share[at]).clip(0.0, 1.0).round(_DIGITS)
-        parts = RowChoice(choice.row.copy(), choice.then.copy(), choice.share.copy())
-        parts.row[at] = np.where(share > 0.0, row, then)
-        parts.then[at] = np.where(share < 1.0, then, row)
-        parts.share[at] = np.where((share > 0.0) & (row != then), share, 1.0)
-        return following(table, parts)
+        first, rest = np.where(share > 0.0, row, then), np.where(share < 1.0, then, row)
+        share = np.where((share > 0.0) & (row != then), share, 1.0)
+        return following(table, choice.changed(at, first, rest, share))

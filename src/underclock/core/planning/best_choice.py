@@ -121,17 +121,11 @@ def best_choice(
         return _below(table, task, Effort.QUICK if risk is not None else far, aim)
 
     together = task.aggregate is Aggregate.GLOBAL
-    if risk is None:
-        candidate = within(Aim(slowdown=goal.max_slowdown))
-    else:
-        candidate = within_confidence(
-            goal.max_slowdown, within, risk, tolerance_of(table), priced=together
-        )
+    candidate = within_confidence(
+        goal.max_slowdown, within, risk, tolerance_of(table), priced=together
+    )
     if together and any(_is_held(table, task, each) for each in seen):
-        if risk is None:
-            held = below(Aim(slowdown=goal.max_slowdown))
-        else:
-            held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
+        held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
         candidate = _better(table, candidate, held, goal.max_slowdown, risk)
     candidate = _lowered(table, task, risk, candidate)
     # Auto is as fast as auto, whatever else is unsure.

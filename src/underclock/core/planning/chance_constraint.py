@@ -225,7 +225,7 @@ class _Search:
 def within_confidence(
     budget: float,
     choose: Choose,
-    risk: RiskModel,
+    risk: RiskModel | None,
     tolerance: float = 0.0,
     *,
     priced: bool = True,
@@ -233,12 +233,15 @@ def within_confidence(
     """Choose so that a time budget holds with 95 % confidence.
 
     Args:
+        risk: How sure costs are; ``None`` takes them as certain, and the first choice as it is.
         tolerance: To what the budget is kept, as a fraction of auto.
         priced: Whether prices of kernels add up, as they do where a budget is kept together.
 
     Returns:
         Of the choices that keep the budget the one of least energy; ``None`` where none does.
     """
+    if risk is None:
+        return choose(Aim(slowdown=budget))
     search = _Search(budget, choose, risk, tolerance)
     search.by_aim()
     if priced:

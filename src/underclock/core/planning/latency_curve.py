@@ -11,6 +11,7 @@ import numpy as np
 
 from underclock.arrays import Ints
 from underclock.core.planning.achievable import schedule_cost
+from underclock.core.planning.chance_constraint import BUDGETS
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.solvers import Effort, SequenceProblem, Solution, infeasible, solve
 from underclock.core.step.table import CostTable
@@ -31,7 +32,6 @@ KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
 """Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
 
 CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
-_BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)  # as fractions above auto
 _ROUNDING = 1e-9  # of auto's time or energy
 
 
@@ -127,7 +127,7 @@ def budget_curve(
     """
     found = []
     tried = list(starts)
-    for budget in _BUDGETS:
+    for budget in BUDGETS:
         budget_s = table.auto_time_s * (1.0 + budget + kept)
         schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.QUICK, tried)
         cost = schedule_cost(table, problem, schedule)

@@ -183,12 +183,9 @@ def _genetic(contest: Contest, name: Strategy) -> Rival:
         found = searched(problem, contest.seed)
         return None if found is None else Candidate(setting=found, proof=_UNPROVEN)
 
-    if contest.risk is None:
-        best = within(Aim(slowdown=goal.max_slowdown))
-    else:
-        best = within_confidence(
-            goal.max_slowdown, within, contest.risk, tolerance_of(table), priced=False
-        )
+    best = within_confidence(
+        goal.max_slowdown, within, contest.risk, tolerance_of(table), priced=False
+    )
     free = nothing(name)
     if best is not None:
         free = contest.of_kernels(name, as_neighbours(table, best.setting), _UNPROVEN)

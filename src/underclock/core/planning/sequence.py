@@ -6,7 +6,6 @@ Shape letters: S settings.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -115,49 +114,39 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
     """
     stall_s, calls_s, delay_s, variance = np.zeros((4, len(settings), len(settings)))
     for domain in Domain:
-        change = _Changes.of(rules.latencies, domain, [mhz_of(c, domain) for c in settings])
-        stall_s += change.stall_s
-        variance += change.jitter_s**2 + (_CALL_SPREAD * change.call_s) ** 2
+        clocks = [mhz_of(each, domain) for each in settings]
+        call_s, own_delay_s, jitter_s, own_stall_s = _changes(rules.latencies, domain, clocks)
+        stall_s += own_stall_s
+        variance += jitter_s**2 + (_CALL_SPREAD * call_s) ** 2
         # Calls follow each other; what they ask for happens side by side.
-        calls_s += change.call_s
-        delay_s = np.maximum(delay_s, change.delay_s + change.stall_s + _LATE_BY * change.jitter_s)
+        calls_s += call_s
+        delay_s = np.maximum(delay_s, own_delay_s + own_stall_s + _LATE_BY * jitter_s)
     dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
     np.fill_diagonal(dwell_s, 0.0)
     return stall_s, dwell_s, np.sqrt(variance)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Changes:
-    """What changing one clock takes between any two settings; zero where it stays the same.
+def _changes(latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Floats:
+    """Return what changing one clock takes between settings; zero where it stays the same.
 
-    Attributes:
-        call_s: How long the setter blocks. Shape (S, S).
-        delay_s: From the call's return until the clock changes or stalls. Shape (S, S).
-        jitter_s: Standard deviation of the delay. Shape (S, S).
-        stall_s: Time without work. Shape (S, S).
+    The latencies are asked once for every two clocks.
+
+    Returns:
+        How long the setter blocks, from its return until the clock changes or stalls, standard
+        deviation of that, and time without work. Shape (4, S, S).
     """
-
-    call_s: Floats
-    delay_s: Floats
-    jitter_s: Floats
-    stall_s: Floats
-
-    @classmethod
-    def of(cls, latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Self:
-        """Ask the latencies once for every two clocks."""
-        clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
-        taken = np.zeros((4, len(clocks), len(clocks)))
-        if len(clocks) > 1:
-            for after, column in clocks.items():
-                taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
-        for switch in latencies.switches:
-            if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
-                at = clocks[switch.from_mhz], clocks[switch.to_mhz]
-                taken[:, *at] = _parts(switch)
-        taken[:, range(len(clocks)), range(len(clocks))] = 0.0
-        which = [clocks[each] for each in mhz]
-        call_s, delay_s, jitter_s, stall_s = taken[:, which][:, :, which]
-        return cls(call_s=call_s, delay_s=delay_s, jitter_s=jitter_s, stall_s=stall_s)
+    clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
+    taken = np.zeros((4, len(clocks), len(clocks)))
+    if len(clocks) > 1:
+        for after, column in clocks.items():
+            taken[:, :, column] = _parts(latencies.from_anywhere(domain, after))[:, None]
+    for switch in latencies.switches:
+        if switch.domain is domain and {switch.from_mhz, switch.to_mhz} <= clocks.keys():
+            at = clocks[switch.from_mhz], clocks[switch.to_mhz]
+            taken[:, *at] = _parts(switch)
+    taken[:, range(len(clocks)), range(len(clocks))] = 0.0
+    which = [clocks[each] for each in mhz]
+    return taken[:, which][:, :, which]
 
 
 def _parts(switch: Switch) -> Floats:

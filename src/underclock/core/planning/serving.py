@@ -97,7 +97,7 @@ def served(
 
 def _bucket(step: ServedStep, budget: ServingBudget, fixed: Clocks | None) -> ServingBucket:
     kept = [cost for cost in step.costs if budget.keeps(cost, step)]
-    chosen = min(kept, key=_energy_j) if kept else _fastest(step, budget)
+    chosen = min(kept, key=lambda cost: cost.energy_j) if kept else _fastest(step, budget)
     return ServingBucket(
         pass_=step.phase,
         batch=step.batch,
@@ -152,7 +152,3 @@ def _fixed(steps: Sequence[ServedStep], budget: ServingBudget) -> Clocks | None:
                 ratios.setdefault(cost.clocks, []).append(share)
     everywhere = {clocks: sum(of) for clocks, of in ratios.items() if len(of) == len(steps)}
     return min(everywhere, key=lambda clocks: everywhere[clocks], default=None)
-
-
-def _energy_j(cost: ServingCost) -> float:
-    return cost.energy_j

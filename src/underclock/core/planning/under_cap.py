@@ -21,12 +21,11 @@ from underclock.core.planning.chance_constraint import Aim, Proof
 from underclock.core.solvers import (
     BelowLimit,
     Effort,
-    PowerWindows,
     Problem,
     WindowedGroups,
     solve,
 )
-from underclock.core.step.cap import PowerCap, greatest_mean_w
+from underclock.core.step.cap import greatest_mean_w
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import (
     Grouped,
@@ -45,11 +44,6 @@ _ROUNDS = 12  # choices looked at within a time budget, or for a point of a curv
 _PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _ROUNDING_MHZ = 1e-6
 _SMALL = 1e-9  # of a time or an energy: what rounding leaves
-
-
-def windows_of(cap: PowerCap) -> PowerWindows:
-    """Return what a cap keeps."""
-    return PowerWindows(limit_w=cap.limit_w, fading=cap.fading)
 
 
 def is_held(table: CostTable, choice: Ints) -> bool:
@@ -82,7 +76,8 @@ def cheapest_within(table: CostTable, groups: Grouped, effort: Effort, aim: Aim)
             energy_j=groups.energy_j,
             budget_s=table.auto_time_s * (1.0 + aim.slowdown),
         ),
-        windows=windows_of(cap),
+        limit_w=cap.limit_w,
+        fading=cap.fading,
         order=groups.member[cap.order],
         judge=settled_j,
     ).cheapest(
@@ -178,7 +173,8 @@ def fastest(
 
     below = WindowedGroups(
         problem=Problem(time_s=groups.time_s, energy_j=groups.energy_j),
-        windows=windows_of(cap),
+        limit_w=cap.limit_w,
+        fading=cap.fading,
         order=groups.member[cap.order],
         judge=lambda choice: cap.limit_w * settled(choice).time_s,
     ).fastest(effort, rounds=rounds)

@@ -31,6 +31,7 @@ from underclock.core.prediction.prior import (
     least_at_rest_w,
     vary,
 )
+from underclock.core.step.cap import Between
 from underclock.physics.constants import GpuConstants, KernelArrays
 from underclock.physics.costs import (
     boost_mhz,
@@ -346,12 +347,6 @@ def _most_mhz(
     order = np.argsort(asked[0], kind="stable")  # auto is last
     for mem in np.unique(asked[1]):
         same = order[np.isnan(asked[1][order]) if np.isnan(mem) else asked[1][order] == mem]
-        fits = (power_w[:, same] <= limit_w).cumprod(axis=1).sum(axis=1)
-        low, high = np.maximum(fits - 1, 0), np.minimum(fits, len(same) - 1)
-        rows = np.arange(len(core_mhz))
-        below_w, above_w = power_w[rows, same[low]], power_w[rows, same[high]]
-        rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
-        share = np.clip((limit_w[:, 0] - below_w) / rise_w, 0.0, 1.0)
-        slow, fast = core_mhz[rows, same[low]], core_mhz[rows, same[high]]
-        most_mhz[:, same] = (slow + share * (fast - slow))[:, None]
+        between = Between.of(power_w[:, same], limit_w)
+        most_mhz[:, same] = between.of_each(core_mhz[:, same])[:, None]
     return most_mhz

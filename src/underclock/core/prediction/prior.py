@@ -268,7 +268,7 @@ class PredictiveCheck:
 
 def checks_of(prior: Prior, runs: Sequence[BaselineRun], seed: int) -> tuple[PredictiveCheck, ...]:
     """Check a prior by what was measured at the baseline."""
-    return (*_rest(prior, runs, np.random.default_rng([seed, 1])), *_clocks(prior, runs))
+    return (_rest(prior, runs, np.random.default_rng([seed, 1])), *_clocks(prior, runs))
 
 
 def prior_widening(checks: Sequence[PredictiveCheck]) -> float:
@@ -279,7 +279,7 @@ def prior_widening(checks: Sequence[PredictiveCheck]) -> float:
 
 def _rest(
     prior: Prior, runs: Sequence[BaselineRun], random: np.random.Generator
-) -> Iterator[PredictiveCheck]:
+) -> PredictiveCheck:
     """Check that no kernel draws less than the GPU at rest."""
     deviations = prior.widened
     rest_w = np.array(
@@ -289,7 +289,7 @@ def _rest(
     above = np.log(rest_w / drawn_w)
     away = above.mean(axis=0) / above.std(axis=0)
     k = int(away.argmax())
-    yield PredictiveCheck(
+    return PredictiveCheck(
         deviations=max(0.0, float(away[k])),
         words=(
             f"a kernel drew {drawn_w[k]:.3g} W, and the GPU would draw about "

@@ -22,8 +22,4 @@ from underclock.core.solvers.tradeoff import (
     TradeoffSolution,
     solve_tradeoff,
 )
-from underclock.core.solvers.windows import (
-    BelowLimit,
-    PowerWindows,
-    WindowedGroups,
-)
+from underclock.core.solvers.windows import BelowLimit, WindowedGroups

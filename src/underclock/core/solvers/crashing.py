@@ -23,7 +23,7 @@ _MANY = 4_000  # activities beyond which a point inside is there before the simp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """What a solver says; nothing of it need be true, and nan is what it does not know.
+    """What a solver says; nothing of it need be true.
 
     Attributes:
         flow_w: Multiplier of each wait. Shape (E,).
@@ -40,8 +40,8 @@ class Suggestion:
 class Engine(Protocol):
     """Anything that suggests durations and multipliers."""
 
-    def at(self, time_s: float) -> Suggestion:
-        """Return what costs least where all ends within a time that is long enough."""
+    def at(self, time_s: float) -> Suggestion | None:
+        """Return what costs least where all ends within a time that is long enough, if known."""
         ...
 
 
@@ -104,17 +104,9 @@ class Program:
         sides: Floats = np.concatenate([self.shortest_s, self.lag_s]) / self.units[0]
         return coo_array((values, (row, column)), shape=shape).tocsc(), sides
 
-    def suggestion(self, values: Floats | None, of_rows: Floats, of_bounds: Floats) -> Suggestion:
-        """Read an answer: variables, if there are any, and multipliers of rows and of bounds."""
+    def suggestion(self, values: Floats, of_rows: Floats, of_bounds: Floats) -> Suggestion:
+        """Read an answer: variables, and multipliers of rows and of bounds."""
         count = len(self.shortest_s)
-        if values is None:
-            unknown = np.full(count, np.nan)
-            return Suggestion(
-                duration_s=unknown,
-                flow_w=np.full(len(self.lag_s), np.nan),
-                source_w=unknown,
-                sink_w=unknown,
-            )
         unit_s, unit_w = self.units
         along = np.clip(values[2 * count :] * unit_s, 0.0, self.length_s)
         return Suggestion(
@@ -132,7 +124,7 @@ class Anew:
         self.program = program
         self.rows, self.sides = program.rows
 
-    def at(self, time_s: float) -> Suggestion:
+    def at(self, time_s: float) -> Suggestion | None:
         """Begin anew at this time."""
         program, count = self.program, len(self.program.shortest_s)
         most = program.most(time_s)
@@ -150,6 +142,8 @@ class Anew:
                 "dual_feasibility_tolerance": _TOLERANCE,
             },
         )
+        if answer.x is None:
+            return None
         equal_w, other_w, lower_w, upper_w = (
             np.asarray(each.marginals, dtype=np.float64)
             for each in (answer.eqlin, answer.ineqlin, answer.lower, answer.upper)
@@ -183,18 +177,17 @@ class Onwards:
             self.highs.setOptionValue(name, value)
         self.highs.passModel(model)
 
-    def at(self, time_s: float) -> Suggestion:
+    def at(self, time_s: float) -> Suggestion | None:
         """Go on from where the last time ended."""
         ends = np.arange(2 * len(self.program.shortest_s), dtype=np.int32)
         most = self.program.most(time_s)[ends]
         self.highs.changeColsBounds(len(ends), ends, np.zeros_like(most), most)
         self.highs.run()
         answer = self.highs.getSolution()
-        values, of_rows, of_bounds = (
-            np.asarray(each) for each in (answer.col_value, answer.row_dual, answer.col_dual)
-        )
-        solved = answer.value_valid and answer.dual_valid
-        return self.program.suggestion(values if solved else None, of_rows, of_bounds)
+        if not (answer.value_valid and answer.dual_valid):
+            return None
+        told = (answer.col_value, answer.row_dual, answer.col_dual)
+        return self.program.suggestion(*map(np.asarray, told))
 
 
 def engine_of(program: Program, *, times: int) -> Engine:

@@ -30,7 +30,6 @@ from underclock.arrays import Bools, Floats, Ints, turned
 from underclock.core.solvers.dual import (
     DualSearch,
     Path,
-    SearchLimits,
     search_multipliers,
     warm_start,
 )
@@ -99,9 +98,11 @@ class Cyclic:
             return infeasible()
         if len(ring.time) == 1:
             return best.answer(best.energy)
-        limits = SearchLimits(tolerance=max(1e-7, 0.1 * self.gap), max_paths=self.max_paths)
         begin = warm_start(problem, ring, max_paths=self.max_paths)
-        search = search_multipliers(problem, ring, begin, limits)
+        tolerance = max(1e-7, 0.1 * self.gap)
+        search = search_multipliers(
+            problem, ring, begin, tolerance=tolerance, max_paths=self.max_paths
+        )
         if search is None:
             return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
         lagrangian = lagrangian_of(ring, search.time, search.switch)
@@ -121,7 +122,7 @@ class Cyclic:
 def _rounded_down(problem: SequenceProblem, search: DualSearch) -> float:
     """Return a bound for the true dwell, when what was solved had it rounded up."""
     ring = ring_of(problem, int(search.ring.first[0]), down=True)
-    down = DualSearch(ring=ring or search.ring, latest=search.latest, most=search.most)
+    down = replace(search, ring=ring or search.ring)
     down.visit(search.time, search.switch)
     return down.bound
 
@@ -218,14 +219,7 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
     there = ring_of(best.problem, int(ring.first[item]), ring.settings)
     if there is None:  # pragma: no cover - the same settings, whose items all have one
         return
-    cycles = DualSearch(
-        ring=there,
-        latest=search.latest,
-        most=search.most,
-        tolerance=search.tolerance,
-        max_paths=search.max_paths,
-        through=int(choice[item]),
-    )
+    cycles = replace(search, ring=there, through=int(choice[item]))
     if cycles.run(search.time):
         offer_paths(best, cycles)
 

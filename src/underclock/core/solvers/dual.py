@@ -14,6 +14,7 @@ Shape letters: m items, S settings, P planes.
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
@@ -70,10 +71,10 @@ class DualSearch:
     tolerance: float = 1e-7
     max_paths: int = 60
     through: int | None = None
-    paths: list[Path] = field(default_factory=list)
-    time: float = 0.0
-    switch: float = 0.0
-    bound: float = -math.inf
+    paths: list[Path] = field(default_factory=list, init=False)
+    time: float = field(default=0.0, init=False)
+    switch: float = field(default=0.0, init=False)
+    bound: float = field(default=-math.inf, init=False)
 
     @property
     def multiplied_limits(self) -> float:
@@ -198,8 +199,7 @@ class DualSearch:
         return np.array([(p.energy, p.excess_s, p.excess_switches) for p in self.paths])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStart:
+class WarmStart(NamedTuple):
     """Where a search begins; however poor, it costs time and never truth.
 
     Attributes:
@@ -211,60 +211,52 @@ class WarmStart:
     settings: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchLimits:
-    """When a search for multipliers ends.
-
-    Attributes:
-        tolerance: Fraction of the bound by which it may still rise.
-        max_paths: Most shortest paths for one multiplier, or for a pair of them.
-        restarts: Most searches with few settings, each with those that the last was missing.
-    """
-
-    tolerance: float
-    max_paths: int = 60
-    restarts: int = 3
-
-
 def search_multipliers(
-    problem: SequenceProblem, ring: Ring, start: WarmStart, limits: SearchLimits
+    problem: SequenceProblem,
+    ring: Ring,
+    start: WarmStart,
+    *,
+    tolerance: float,
+    max_paths: int = 60,
+    restarts: int = 3,
 ) -> DualSearch | None:
     """Find the best multipliers.
 
     Args:
         start: Where to begin.
+        tolerance: Fraction of the bound by which it may still rise when the search ends.
+        max_paths: Most shortest paths for one multiplier, or for a pair of them.
+        restarts: Most searches with few settings, each with those that the last was missing.
 
     Returns:
         The search, on a ring that may have fewer settings; ``None`` if no path is fast enough.
     """
-    multiplier, settings = start.multiplier, start.settings
-    for _ in range(limits.restarts):
+    multiplier, settings = start
+
+    def search_on(some: Ring) -> DualSearch:
+        return DualSearch(
+            ring=some,
+            latest=most_time(problem, ring),
+            most=problem.max_switches,
+            tolerance=tolerance,
+            max_paths=max_paths,
+        )
+
+    for _ in range(restarts):
         part = ring_of(problem, int(ring.first[0]), settings)
         if part is None or len(settings) == len(ring.settings):
             break
-        search = _search_on(problem, part, most_time(problem, ring), limits)
+        search = search_on(part)
         if not search.run(multiplier):
             break
         least, choice = shortest_path(ring, lagrangian_of(ring, search.time, search.switch))
-        tolerance = limits.tolerance * abs(search.bound)
-        if least - search.multiplied_limits >= search.bound - tolerance:
+        room = tolerance * abs(search.bound)
+        if least - search.multiplied_limits >= search.bound - room:
             return search
         multiplier = search.time
         settings = np.union1d(settings, ring.settings[choice])
-    search = _search_on(problem, ring, most_time(problem, ring), limits)
+    search = search_on(ring)
     return search if search.run(multiplier) else None
-
-
-def _search_on(
-    problem: SequenceProblem, ring: Ring, latest: float, limits: SearchLimits
-) -> DualSearch:
-    return DualSearch(
-        ring=ring,
-        latest=latest,
-        most=problem.max_switches,
-        tolerance=limits.tolerance,
-        max_paths=limits.max_paths,
-    )
 
 
 def most_time(problem: SequenceProblem, ring: Ring) -> float:
@@ -294,8 +286,8 @@ def warm_start(problem: SequenceProblem, ring: Ring, *, max_paths: int = 60) -> 
     )
     # Where all items have a setting, so has each part of one.
     sampled = ring_of(sample, int(fastest[at].argmax())) or ring
-    limits = SearchLimits(tolerance=1e-5, max_paths=max_paths)
-    search = _search_on(sample, sampled, most_time(sample, sampled), limits)
+    latest = most_time(sample, sampled)
+    search = DualSearch(ring=sampled, latest=latest, most=None, tolerance=1e-5, max_paths=max_paths)
     if not search.run():
         return WarmStart(multiplier=None, settings=ring.settings)
     late = np.concatenate([path.choice for path in search.paths[:1] + search.paths[-_LATE:]])

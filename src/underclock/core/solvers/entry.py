@@ -10,7 +10,13 @@ from underclock.core.solvers.problems import Problem, SequenceProblem, Solution
 
 
 class Effort(Enum):
-    """How far a solver looks before it states a gap."""
+    """How far a solver looks before it states a gap.
+
+    Attributes:
+        labels: Most labels kept in one search of a knapsack.
+        gap: Fraction of the energy between a schedule and its bound at which looking ends.
+        mixes: Most times that a schedule is mixed with another.
+    """
 
     QUICK = 20_000, 1e-3, 40
     """To choose what to look at next."""
@@ -19,20 +25,8 @@ class Effort(Enum):
     PROOF = 50_000_000, 1e-9, 1_000
     """To the optimum."""
 
-    @property
-    def labels(self) -> int:
-        """Most labels kept in one search of a knapsack."""
-        return self.value[0]
-
-    @property
-    def gap(self) -> float:
-        """Fraction of the energy between a schedule and its bound at which looking ends."""
-        return self.value[1]
-
-    @property
-    def mixes(self) -> int:
-        """Most times that a schedule is mixed with another."""
-        return self.value[2]
+    def __init__(self, labels: int, gap: float, mixes: int) -> None:
+        self.labels, self.gap, self.mixes = labels, gap, mixes
 
 
 def solve(

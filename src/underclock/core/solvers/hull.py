@@ -114,13 +114,16 @@ def trades(quanta: Quanta) -> Trades:
     blocked = ~quanta.available
     time = np.where(blocked, np.inf, quanta.time)
     energy = np.where(blocked, np.inf, quanta.energy)
-    start = _fastest(time, energy)
+    least = time.min(axis=1, keepdims=True)
+    start: Ints = np.where(time == least, energy, np.inf).argmin(axis=1)
     active = np.arange(len(time))
     here = start.copy()
     rate_cap = np.full(len(time), np.inf)
     corners: list[tuple[Ints, Ints, Ints, Floats]] = []
     while len(active):
-        cost, saving = _offers(time[active], energy[active], here)
+        # Moving to a setting that a group has not got saves less than nothing.
+        cost = time[active] - time[active, here][:, None]
+        saving = energy[active, here][:, None] - energy[active]
         trade = (cost > 0) & (saving > 0)
         rate = np.divide(saving, cost, out=np.zeros_like(cost), where=trade)
         # The steepest trade; of collinear ones the longest, so that rates strictly fall.
@@ -135,26 +138,8 @@ def trades(quanta: Quanta) -> Trades:
     return _sorted(quanta, start, corners)
 
 
-def _fastest(time: Floats, energy: Floats) -> Ints:
-    least = time.min(axis=1, keepdims=True)
-    cheapest: Ints = np.where(time == least, energy, np.inf).argmin(axis=1)
-    return cheapest
-
-
-def _offers(time: Floats, energy: Floats, here: Ints) -> tuple[Floats, Floats]:
-    """Return what moving from ``here`` to every setting costs in time and saves in energy.
-
-    Moving to a setting that a group has not got saves less than nothing.
-    """
-    rows = np.arange(len(here))
-    return time - time[rows, here][:, None], energy[rows, here][:, None] - energy
-
-
 def _sorted(quanta: Quanta, start: Ints, corners: list[tuple[Ints, Ints, Ints, Floats]]) -> Trades:
-    group = np.concatenate([c[0] for c in corners])
-    source = np.concatenate([c[1] for c in corners])
-    target = np.concatenate([c[2] for c in corners])
-    rate = np.concatenate([c[3] for c in corners])
+    group, source, target, rate = map(np.concatenate, zip(*corners, strict=True))
     order = np.argsort(-rate, kind="stable")
     group, source, target, rate = group[order], source[order], target[order], rate[order]
     return Trades(

@@ -34,18 +34,22 @@ class Problem:
     budget_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.time_s.shape != self.energy_j.shape or self.time_s.ndim != 2:  # noqa: PLR2004
-            raise ValueError(
-                f"need two (G, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"
-            )
-        known = np.isfinite(self.time_s)
-        chooses = known.size > 0 and known.any(axis=1).all()
-        if (known != np.isfinite(self.energy_j)).any() or not chooses:
-            raise ValueError("every group needs a setting with both a time and an energy")
-        if (self.time_s < 0).any() or (self.energy_j < 0).any():
-            raise ValueError("times and energies must not be negative")
+        _check_tables(self.time_s, self.energy_j, "group")
         if not self.budget_s > -math.inf:
             raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
+
+
+def _check_tables(time_s: Floats, energy_j: Floats, of: str) -> None:
+    if time_s.shape != energy_j.shape or time_s.ndim != 2:  # noqa: PLR2004
+        raise ValueError(
+            f"need two ({of[0].upper()}, S) tables, got {time_s.shape} and {energy_j.shape}"
+        )
+    known = np.isfinite(time_s)
+    chooses = known.size > 0 and known.any(axis=1).all()
+    if (known != np.isfinite(energy_j)).any() or not chooses:
+        raise ValueError(f"every {of} needs a setting with both a time and an energy")
+    if not ((time_s >= 0).all() and (energy_j >= 0).all()):
+        raise ValueError("times and energies must not be negative")
 
 
 # Sums are floats: a budget that is the exact time of a choice must admit the choice, and a dwell
@@ -56,10 +60,6 @@ DWELL_SLACK = 1e-9
 
 def _no_floats() -> Floats:
     return np.zeros((0, 0))
-
-
-def _no_bools() -> Bools:
-    return np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +95,14 @@ class SequenceProblem:
     jitter_s: Floats = field(default_factory=_no_floats)
     miss_time_s: Floats = field(default_factory=_no_floats)
     miss_energy_j: Floats = field(default_factory=_no_floats)
-    blocked: Bools = field(default_factory=_no_bools)
+    blocked: Bools = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     max_switches: int | None = None
     budget_s: float = math.inf
 
     def __post_init__(self) -> None:
         """Fill in what was left out, and reject what does not fit together."""
-        self._check_kernels()
+        _check_tables(self.time_s, self.energy_j, "kernel")
+        self._check_order()
         settings = self.time_s.shape[1]
         for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
             if getattr(self, name).size == 0:
@@ -120,17 +121,7 @@ class SequenceProblem:
         if not self.budget_s > -math.inf:
             raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
 
-    def _check_kernels(self) -> None:
-        if self.time_s.shape != self.energy_j.shape or self.time_s.ndim != 2:  # noqa: PLR2004
-            raise ValueError(
-                f"need two (K, S) tables, got {self.time_s.shape} and {self.energy_j.shape}"
-            )
-        known = np.isfinite(self.time_s)
-        chooses = known.size > 0 and known.any(axis=1).all()
-        if (known != np.isfinite(self.energy_j)).any() or not chooses:
-            raise ValueError("every kernel needs a setting with both a time and an energy")
-        if not ((self.time_s >= 0).all() and (self.energy_j >= 0).all()):
-            raise ValueError("times and energies must not be negative")
+    def _check_order(self) -> None:
         if self.order.ndim != 1 or not len(self.order) or self.order.dtype.kind not in "iu":
             raise ValueError("order must name the kernel of at least one invocation, as integers")
         if self.order.min() < 0 or self.order.max() >= len(self.time_s):

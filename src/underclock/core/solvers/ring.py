@@ -192,8 +192,6 @@ class Lagrangian:
     """A ring with one cost instead of energy, time and switches.
 
     Attributes:
-        time_multiplier: In joules per second.
-        switch_multiplier: In joules per change of setting.
         sums: Cost of the items before each boundary, half of item 0 included. Shape (m + 1, S).
         half: Half the cost of item 0; ``inf`` where it cannot run. Shape (S,).
         change: Cost of each change by dwell class; ``inf`` in the other classes. From a setting to
@@ -201,8 +199,6 @@ class Lagrangian:
         error: What rounding can at most do to the cost of a cycle.
     """
 
-    time_multiplier: float
-    switch_multiplier: float
     sums: Floats
     half: Floats
     change: Floats
@@ -210,7 +206,12 @@ class Lagrangian:
 
 
 def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
-    """Add multiplied time and switches to the energy of a ring's items and changes."""
+    """Add multiplied time and switches to the energy of a ring's items and changes.
+
+    Args:
+        time: Multiplier, in joules per second.
+        switch: In joules per change of setting.
+    """
     cost = ring.energy + time * ring.time
     half = 0.5 * cost[0]
     cost[0] = half
@@ -225,8 +226,6 @@ def lagrangian_of(ring: Ring, time: float, switch: float = 0.0) -> Lagrangian:
     np.fill_diagonal(change[0], 0.0)
     size = float(sums[-1].max() + half.max()) + len(ring.time) * float(base.max())
     return Lagrangian(
-        time_multiplier=time,
-        switch_multiplier=switch,
         sums=sums,
         half=half if ring.shut is None else half + ring.shut[0],
         change=change,

@@ -306,8 +306,6 @@ class TradeoffSolution:
         time_s: When the last ends; ``inf`` when infeasible.
         cost_j: Likewise.
         bound_j: No plan that ends within the time asked for costs less.
-        multiplier_w: What a second more would save.
-        least_s: The shortest time in which all can end.
     """
 
     status: Status
@@ -315,8 +313,6 @@ class TradeoffSolution:
     time_s: float
     cost_j: float
     bound_j: float
-    multiplier_w: float
-    least_s: float
 
 
 def solve_tradeoff(
@@ -345,19 +341,17 @@ def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> T
             time_s=math.inf,
             cost_j=math.inf,
             bound_j=math.inf,
-            multiplier_w=math.inf,
-            least_s=least_s,
         )
     time_s = max(time_s, least_s)
-    none_w = np.zeros_like(problem.weight)
-    said = Suggestion(
-        duration_s=problem.longest_s,
-        flow_w=np.zeros_like(problem.lag_s),
-        source_w=none_w,
-        sink_w=none_w,
-    )
-    if time_s < most_s and engine is not None:
-        said = engine.at(time_s)
+    said = engine.at(time_s) if engine is not None and time_s < most_s else None
+    if said is None:
+        none_w = np.zeros_like(problem.weight)
+        said = Suggestion(
+            duration_s=problem.longest_s,
+            flow_w=np.zeros_like(problem.lag_s),
+            source_w=none_w,
+            sink_w=none_w,
+        )
     duration_s = problem.within(said.duration_s, time_s)
     cost_j = problem.cost_j(duration_s)
     bound_j = min(cost_j, problem.bound_j(said, time_s))
@@ -368,6 +362,4 @@ def _solved(problem: TradeoffProblem, time_s: float, engine: Engine | None) -> T
         time_s=problem.makespan_s(duration_s),
         cost_j=cost_j,
         bound_j=bound_j,
-        multiplier_w=float(said.source_w.sum()),
-        least_s=least_s,
     )

@@ -23,9 +23,7 @@ from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers.entry import Effort, solve
-from underclock.core.solvers.problems import (
-    Problem,
-)
+from underclock.core.solvers.problems import Problem
 from underclock.physics.cap import SIMULATED, Fading
 from underclock.records import Status
 
@@ -34,50 +32,6 @@ _HIGHEST = 100.0  # multiplier of a constraint, in joules per joule drawn beyond
 _PART = 0.2  # of the way to the multipliers that promise most
 _ENOUGH = 1e-5  # of the cost: what nothing better than is sought
 _HARDER = (1.02, 1.1, 1.3, 2.0, 5.0, 25.0)  # times the multipliers, where no choice is allowed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerWindows:
-    """What the mean power over a window must not exceed.
-
-    Attributes:
-        fading: How the past counts the less the older it is.
-    """
-
-    limit_w: float
-    fading: Fading = SIMULATED
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.limit_w < math.inf:
-            raise ValueError(f"limit_w must be positive, got {self.limit_w}")
-
-    def excess_w(self, time_s: Floats, energy_j: Floats) -> Floats:
-        """Return by how much the window that ends with each launch exceeds the limit. Shape (n,).
-
-        Args:
-            time_s: Of every launch, what comes before it included. Shape (n,).
-            energy_j: Likewise. Shape (n,).
-        """
-        over_w = self.fading.means_w(time_s, energy_j) - self.limit_w
-        return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
-
-    def keeps(self, time_s: Floats, energy_j: Floats) -> bool:
-        """Whether no window exceeds the limit."""
-        return not self.excess_w(time_s, energy_j).any()
-
-    def weights(self, time_s: Floats, windows: Floats) -> Floats:
-        """Return how much each launch's energy counts in some windows together. Shape (n,).
-
-        Relative to the most that any does. Of a choice that keeps these windows, these times what
-        each launch draws beyond the limit come to no more than zero.
-
-        Args:
-            time_s: Of every launch. Shape (n,).
-            windows: How much the window that ends with each launch counts. Shape (n,).
-        """
-        counts = self.fading.weights(time_s, windows)
-        weights: Floats = counts / counts.max()
-        return weights
 
 
 Judge = Callable[[Ints], float]
@@ -103,16 +57,21 @@ class WindowedGroups:
 
     Attributes:
         problem: Costs of all launches of a group together, and the time budget.
+        limit_w: What the mean power over a window must not exceed.
         order: Which group each launch is of; every group is launched. Shape (n,).
         judge: Says which choice is the best.
+        fading: How the past counts the less the older it is.
     """
 
     problem: Problem
-    windows: PowerWindows
+    limit_w: float
     order: Ints
     judge: Judge
+    fading: Fading = SIMULATED
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.limit_w < math.inf:
+            raise ValueError(f"limit_w must be positive, got {self.limit_w}")
         count, groups = np.bincount(self.order), len(self.problem.time_s)
         if len(count) != groups or not count.all():
             raise ValueError(f"order must launch each of {groups} groups, and no other")
@@ -141,7 +100,7 @@ class WindowedGroups:
         least_j = self.beyond_j.min(axis=1)
         changed_over = Problem(
             time_s=self.beyond_j - least_j[:, None],
-            energy_j=self.problem.time_s * self.windows.limit_w,
+            energy_j=self.problem.time_s * self.limit_w,
             budget_s=-math.fsum(least_j),
         )
         return self._search(changed_over, effort, rounds)
@@ -149,7 +108,19 @@ class WindowedGroups:
     @property
     def beyond_j(self) -> Floats:
         """What each setting of a group draws beyond the limit, in J. Shape (G, S)."""
-        return beyond_limit(self.problem.time_s, self.problem.energy_j, self.windows.limit_w)
+        with np.errstate(invalid="ignore"):  # inf where a setting is not available
+            beyond_j = self.problem.energy_j - self.limit_w * self.problem.time_s
+        return np.where(np.isfinite(self.problem.time_s), beyond_j, np.inf)
+
+    def excess_w(self, time_s: Floats, energy_j: Floats) -> Floats:
+        """Return by how much the window that ends with each launch exceeds the limit. Shape (n,).
+
+        Args:
+            time_s: Of every launch, what comes before it included. Shape (n,).
+            energy_j: Likewise. Shape (n,).
+        """
+        over_w = self.fading.means_w(time_s, energy_j) - self.limit_w
+        return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
 
     def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
         """Search for the best choice of a knapsack of the same groups and settings."""
@@ -196,7 +167,6 @@ class _Search:
 
     def run(self, rounds: int) -> None:
         """Look until nothing better is promised, or the rounds are over."""
-        windows = self.groups.windows
         here, best, reached_j = np.zeros(0), np.zeros(0), -math.inf
         for _ in range(rounds):
             met = self._visit(here)
@@ -205,9 +175,12 @@ class _Search:
             value_j = met.cost_j + math.fsum(here * self._drawn(met)[: len(here)])
             if value_j > reached_j:
                 reached_j, best = value_j, here
-            excess_w = windows.excess_w(met.time_s, met.energy_j)
+            excess_w = self.groups.excess_w(met.time_s, met.energy_j)
             if excess_w.any():
-                self._counts.append(windows.weights(met.time_s, excess_w * met.time_s))
+                # Of a choice that keeps these windows, these times what each launch draws beyond
+                # the limit come to no more than zero.
+                counts = self.groups.fading.weights(met.time_s, excess_w * met.time_s)
+                self._counts.append(counts / counts.max())
             elif not self._counts:
                 return  # what is best without a limit is within it
             if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
@@ -265,7 +238,7 @@ class _Search:
 
     def _drawn(self, met: _Met) -> Floats:
         """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""
-        beyond_j = met.energy_j - self.groups.windows.limit_w * met.time_s
+        beyond_j = met.energy_j - self.groups.limit_w * met.time_s
         return np.array([counts @ beyond_j for counts in self._counts])
 
 
@@ -278,17 +251,7 @@ def multiplied(cost_j: Floats, beyond_j: Floats, multipliers: Floats) -> tuple[F
     Returns:
         The costs, and what was added to those of any choice so that none is negative.
     """
-    known = np.isfinite(cost_j)
-    more = np.full(cost_j.shape, np.inf)
-    rows = np.nonzero(known)[0]
-    more[known] = cost_j[known] + multipliers[rows] * beyond_j[known]
+    with np.errstate(invalid="ignore"):  # nothing times no end
+        more = np.where(np.isfinite(cost_j), cost_j + multipliers[:, None] * beyond_j, np.inf)
     added = np.maximum(0.0, -more.min(axis=1))
     return np.maximum(more + added[:, None], 0.0), math.fsum(added)
-
-
-def beyond_limit(time_s: Floats, energy_j: Floats, limit_w: float) -> Floats:
-    """Return what is drawn beyond a limit, in J; ``inf`` where a setting is not available."""
-    known = np.isfinite(time_s)
-    beyond_j = np.full(time_s.shape, np.inf)
-    beyond_j[known] = energy_j[known] - limit_w * time_s[known]
-    return beyond_j

@@ -24,6 +24,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.statistics.student import student_quantile
 from underclock.records import MOST_REPEATS, TOLERANCE, Spread, Verdict
+from underclock.records.outcomes import CheckedNumber
 
 RESAMPLES = 10_000
 _TAIL = 0.025  # beyond either end of a 95 % interval
@@ -71,15 +72,13 @@ class MeanChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A verdict, and what it rests on.
+    """A verdict, and what would decide where there is none.
 
     Attributes:
         further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
             where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
     """
 
-    energy: MeanChange
-    time: MeanChange
     verdict: Verdict
     further_repeats: int | None
 
@@ -176,7 +175,7 @@ def judge(
         further = _further_repeats(
             [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
         )
-    return Judgement(energy=energy, time=time, verdict=verdict, further_repeats=further)
+    return Judgement(verdict=verdict, further_repeats=further)
 
 
 def _further_repeats(undecided: Sequence[tuple[MeanChange, float]]) -> int | None:
@@ -239,15 +238,6 @@ class Outcomes:
         return beyond
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 def halves(row: Ints, random: np.random.Generator) -> Bools:
     """Return which runs of each row go to the first half; each half has one at least.
 
@@ -266,20 +256,20 @@ def halves(row: Ints, random: np.random.Generator) -> Bools:
     return chosen
 
 
-def mean_of(values: Floats) -> Estimate:
-    """Return a mean with Student's interval; of one value, that is as wide as can be."""
+def mean_of(values: Floats) -> CheckedNumber:
+    """Return a mean with Student's interval; of one value, there is none."""
     mean, count = float(values.mean()), len(values)
     if count == 1:
-        return Estimate(value=mean, low=-math.inf, high=math.inf)
+        return CheckedNumber(value=mean, low=None, high=None)
     reach = student_quantile(count - 1) * float(values.std(ddof=1))
     reach /= math.sqrt(count)
-    return Estimate(value=mean, low=mean - reach, high=mean + reach)
+    return CheckedNumber(value=mean, low=mean - reach, high=mean + reach)
 
 
-def share_of(hits: Bools) -> Estimate:
+def share_of(hits: Bools) -> CheckedNumber:
     """Return a share with Wilson's interval."""
     count, share = len(hits), float(hits.mean())
     z2 = _WITHIN**2 / count
     centre = (share + 0.5 * z2) / (1.0 + z2)
     reach = math.sqrt(z2 * (share * (1.0 - share) + 0.25 * z2)) / (1.0 + z2)
-    return Estimate(value=share, low=max(0.0, centre - reach), high=min(1.0, centre + reach))
+    return CheckedNumber(value=share, low=max(0.0, centre - reach), high=min(1.0, centre + reach))

@@ -149,7 +149,7 @@ class Company:
             _Idle(
                 sample.at_mhz,
                 float(sample.asked.mem_mhz or fastest_mem_mhz),
-                USUAL_C if sample.temperature_c is None else sample.temperature_c,
+                _warm_c(sample),
                 sample.energy_j / sample.time_s,
             )
             for sample in alone
@@ -226,7 +226,7 @@ class Company:
         idle_s = max(sample.time_s - kernel_s - hot_s, 0.0)
         taken: list[tuple[float, Draw | None]] = []
         if sample.mix.idle_s:
-            taken.append((idle_s, self._idle_in(sample, mem_mhz)))
+            taken.append((idle_s, self.idle_w(sample.at_mhz, mem_mhz, _warm_c(sample))))
             round_j = sample.energy_j
         else:
             # The gaps between launches are short, and draw what launches do.
@@ -244,6 +244,6 @@ class Company:
         own_s = kernel_s or hot_s
         return Draw((round_j - taken_j) / own_s, math.hypot(*spread_j) / own_s, shared_j / own_s)
 
-    def _idle_in(self, sample: Window, mem_mhz: float) -> Draw | None:
-        warm_c = USUAL_C if sample.temperature_c is None else sample.temperature_c
-        return self.idle_w(sample.at_mhz, mem_mhz, warm_c)
+
+def _warm_c(sample: Window) -> float:
+    return USUAL_C if sample.temperature_c is None else sample.temperature_c

@@ -1,16 +1,15 @@
 """How far company moved the clock: what steering reached, and what readers must know of that."""
 
+import math
+
 from underclock.core.steering.taking_off import HUNTS_MHZ
-from underclock.core.step.cap import CapMargin, driver_says
+from underclock.core.step.cap import CapMargin, is_power_capped
 from underclock.records import SampleSet, Window
 
 
 def at_cap(sample: Window, limit_w: float | None) -> bool:
     """Whether the power cap held a measurement's clock."""
-    said = driver_says(sample.throttle_reasons)
-    if said is not None or limit_w is None:
-        return bool(said)
-    return sample.energy_j / sample.time_s >= CapMargin.FIT * limit_w
+    return bool(is_power_capped([sample], limit_w or math.inf, CapMargin.FIT)[0])
 
 
 def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:

@@ -44,9 +44,9 @@ class Left:
     core_mhz: float
     mem_mhz: int | None
     time_s: float
-    power_w: float | None
+    power_w: float | None = None
     time_windows: float
-    power_windows: float
+    power_windows: float = 0.0
     temperature_c: float | None
     by_company: tuple[float, ...] = ()
     apart: float = 0.0
@@ -85,9 +85,22 @@ def taken_off(
         steady = min(1.0, HUNTS_MHZ / max(sample.spread_mhz, HUNTS_MHZ)) ** 2
         if sample.spin_mhz is not None:
             # Idling tells the clock at its own place in the round, and kernels ran elsewhere.
-            left += _by_spin(sample, times_s, apart, steady if apart else 1.0)
+            # The companion by itself has no launches of ours.
+            clocks_mhz = sample.timed_mhz or (sample.spin_mhz,) * len(times_s)
+            left += [
+                Left(
+                    kernel=name,
+                    core_mhz=core_mhz,
+                    mem_mhz=sample.asked.mem_mhz,
+                    time_s=time_s,
+                    time_windows=steady if apart else 1.0,
+                    temperature_c=sample.temperature_c,
+                    apart=apart,
+                )
+                for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
+            ]
         scale = _as_in_window(sample, kernels)
-        draw = None if whole_step else _power(sample, company, scale)
+        draw = None if whole_step else _power(sample, kernels, company, scale)
         if sample.spin_mhz is not None and draw is None:
             continue
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
@@ -119,39 +132,6 @@ def _times_s(sample: Window, kernels: Sequence[Kernel]) -> dict[str, float]:
     return dict(zip(names, sample.kernel_s, strict=True))
 
 
-def _by_spin(sample: Window, times_s: dict[str, float], apart: float, windows: float) -> list[Left]:
-    """Return what launches took at the clock at which they were timed."""
-    # The companion by itself has no launches of ours.
-    clocks_mhz = sample.timed_mhz or (sample.spin_mhz or sample.at_mhz,) * len(times_s)
-    return [
-        _timed(sample, name, core_mhz, time_s, windows=windows, apart=apart)
-        for (name, time_s), core_mhz in zip(times_s.items(), clocks_mhz, strict=True)
-    ]
-
-
-def _timed(
-    sample: Window,
-    kernel: str,
-    core_mhz: float,
-    time_s: float,
-    *,
-    windows: float,
-    apart: float = 0.0,
-) -> Left:
-    """Return what a launch took at a clock, where nothing tells what it drew."""
-    return Left(
-        kernel=kernel,
-        core_mhz=core_mhz,
-        mem_mhz=sample.asked.mem_mhz,
-        time_s=time_s,
-        power_w=None,
-        time_windows=windows,
-        power_windows=0.0,
-        temperature_c=sample.temperature_c,
-        apart=apart,
-    )
-
-
 def _as_in_window(sample: Window, kernels: Sequence[Kernel]) -> float:
     """Return by how much launches took longer in the window of the clock than when timed.
 
@@ -175,10 +155,12 @@ def _once_s(sample: Window, kernels: Sequence[Kernel]) -> float:
     return math.fsum(kernel.waited_count * each_s for kernel, each_s in counted)
 
 
-def _power(sample: Window, company: Company, scale: float) -> Draw | None:
-    """Return the power of the kernel of a mix, or of the companion; ``None`` if hardly known."""
+def _power(
+    sample: Window, kernels: Sequence[Kernel], company: Company, scale: float
+) -> Draw | None:
+    """Return the power of what ran in a mix, or of the companion; ``None`` if hardly known."""
     hot_s = scale * sample.mix.hot * (sample.hot_s or 0.0)
-    own_s = scale * sample.mix.launches * sample.kernel_s[0] if sample.mix.launches else 0.0
+    own_s = scale * sample.mix.launches * _once_s(sample, kernels)
     draw = company.left(sample, hot_s, own_s)
     return None if draw is None or draw.total_w >= _MOST_SPREAD * draw.mean_w else draw
 
@@ -205,10 +187,8 @@ def step_draws(
     for sample in mixed:
         if sample.kernel or not sample.kernel_s or is_uneven(sample):
             continue
-        scale = _as_in_window(sample, kernels)
-        step_s = scale * sample.mix.launches * _once_s(sample, kernels)
-        draw = company.left(sample, scale * sample.mix.hot * (sample.hot_s or 0.0), step_s)
-        if draw is not None and draw.total_w < _MOST_SPREAD * draw.mean_w:
+        draw = _power(sample, kernels, company, _as_in_window(sample, kernels))
+        if draw is not None:
             draws.append(
                 StepDraw(core_mhz=sample.at_mhz, power_w=draw.mean_w, spread_w=draw.total_w)
             )

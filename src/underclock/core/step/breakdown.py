@@ -46,15 +46,15 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
         DataError: A kernel was not measured at auto clocks, or the step that was timed is another.
     """
     check_kernels_alone(sample_set)
-    auto = _auto_samples(sample_set)
+    auto = _at_auto(sample_set)
     table = cost_table(sample_set, baseline=AUTO)
     # What runs beside others has no clock of its own that could save any of its energy.
     own = 1.0 - table.fixed_j / table.energy_j[:, table.baseline]
     if sample_set.in_situ:
         table = settle_auto(table, sample_set.in_situ, capped_kernels(sample_set))
     kernels, energy_j = sample_set.kernels, table.energy_j[:, table.baseline]
-    samples = [auto[kernel.name] for kernel in kernels]
-    alone_s = np.array(_alone_s(sample_set))
+    samples = [some[-1] for some in auto]
+    alone_s = np.array([math.fsum(s.time_s for s in some) / len(some) for some in auto])
     counts = waited_counts(kernels)
     inside_s = in_step_s(sample_set)
     time_s = table.time_s[:, table.baseline]
@@ -62,7 +62,10 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
         time_s = inside_s * counts * (time_s.sum() / (inside_s * counts).sum())
     time_s = np.where(overlapped(kernels), 0.0, time_s)
     capped = np.array([bool(driver_says(sample.throttle_reasons)) for sample in samples])
-    parts = _kernel_parts(sample_set, samples, energy_j, _changes(inside_s, alone_s))
+    changes: list[float | None] = [None] * len(kernels)
+    if inside_s is not None:
+        changes = (inside_s / alone_s - 1.0).tolist()
+    parts = _kernel_parts(sample_set, samples, energy_j, changes)
     unknown = np.array([part.follows in _UNKNOWN for part in parts])
     free = np.array([part.follows is Follows.NOT_CORE for part in parts])
 
@@ -88,33 +91,19 @@ def breakdown(sample_set: SampleSet) -> Breakdown:
     )
 
 
-def _auto_samples(sample_set: SampleSet) -> dict[str, Window]:
-    """Return one auto sample of each kernel."""
-    auto = {sample.kernel: sample for sample in sample_set.samples if sample.asked == AUTO}
+def _at_auto(sample_set: SampleSet) -> list[list[Window]]:
+    """Return the auto samples of each kernel. Length K."""
+    auto: defaultdict[str, list[Window]] = defaultdict(list)
+    for sample in sample_set.samples:
+        if sample.asked == AUTO:
+            auto[sample.kernel].append(sample)
     missing = [kernel.name for kernel in sample_set.kernels if kernel.name not in auto]
     if missing:
         raise DataError(
             f"{missing[0]!r} was not measured at auto clocks, so the step cannot be broken down",
             hint="measure every kernel at auto clocks",
         )
-    return auto
-
-
-def _alone_s(sample_set: SampleSet) -> list[float]:
-    """Return how long a launch of each kernel takes alone at auto. Length K."""
-    taken: dict[str, list[float]] = defaultdict(list)
-    for sample in sample_set.samples:
-        if sample.asked == AUTO:
-            taken[sample.kernel].append(sample.time_s)
-    return [math.fsum(taken[k.name]) / len(taken[k.name]) for k in sample_set.kernels]
-
-
-def _changes(inside_s: Floats | None, alone_s: Floats) -> list[float | None]:
-    """Return by what launches take longer in the step than alone. Length K."""
-    if inside_s is None:
-        return [None] * len(alone_s)
-    changes: list[float | None] = (inside_s / alone_s - 1.0).tolist()
-    return changes
+    return [auto[kernel.name] for kernel in sample_set.kernels]
 
 
 def _kernel_parts(
@@ -123,7 +112,11 @@ def _kernel_parts(
     energy_j: Floats,
     changes: list[float | None],
 ) -> list[KernelPart]:
-    """Say of every kernel what bounds it, in the order of the step."""
+    """Say of every kernel what bounds it, in the order of the step.
+
+    Args:
+        changes: By what launches take longer in the step than alone. Length K.
+    """
     fitted = exponents(sample_set)
     return [
         KernelPart(

@@ -132,13 +132,8 @@ class LaunchCosts:
     time_s: Floats
     energy_j: Floats
 
-    def under_ceilings(self) -> tuple[Floats, Ints]:
-        """Return core clocks that may be ceilings, and what they make of each setting.
-
-        Returns:
-            Clocks in MHz, ascending, and the setting that each setting becomes. Shapes (C,),
-            (S, C).
-        """
+    def under_ceilings(self) -> Ints:
+        """Return what each setting becomes below each core clock there is, ascending. (S, C)."""
         core = np.array([clocks.core_mhz or math.inf for clocks in self.settings])
         memory = [clocks.mem_mhz for clocks in self.settings]
         ceilings = np.unique(core[np.isfinite(core)])
@@ -151,7 +146,7 @@ class LaunchCosts:
             lowered = same[np.maximum(place, 0)]
             slower = core[lowered][None, :] < core[same][:, None]
             becomes[same] = np.where(slower, lowered, same[:, None])
-        return ceilings, becomes
+        return becomes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +157,11 @@ class SettledStep:
         time_s: Of each launch. Shape (n,).
         energy_j: Of each launch. Shape (n,).
         core_mhz: Of each launch. Shape (n,).
-        held: Part of the time in which the cap lowers a clock.
     """
 
     time_s: Floats
     energy_j: Floats
     core_mhz: Floats
-    held: float
 
     @property
     def mean_mhz(self) -> float:
@@ -249,20 +242,13 @@ def settle(cap: PowerCap, costs: LaunchCosts, choice: Ints) -> SettledStep:
     time_s, energy_j = costs.time_s[cap.order, choice], costs.energy_j[cap.order, choice]
     core = np.array([clocks.core_mhz or math.nan for clocks in costs.settings])
     if greatest_mean_w(cap, time_s, energy_j) <= cap.limit_w:
-        return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice], held=0.0)
+        return SettledStep(time_s=time_s, energy_j=energy_j, core_mhz=core[choice])
     lowered = _lowered(cap.order, costs, choice)
     each_s = costs.time_s[cap.order[:, None], lowered]
     each_j = costs.energy_j[cap.order[:, None], lowered]
-    between = _Between.of(cap, each_s[..., None], each_j[..., None])
-    settled_s, settled_mhz, settled_j = (
-        between.of_each(values[..., None])[:, 0] for values in (each_s, core[lowered], each_j)
-    )
-    return SettledStep(
-        time_s=settled_s,
-        energy_j=settled_j,
-        core_mhz=settled_mhz,
-        held=float(settled_s[settled_mhz < core[choice]].sum() / settled_s.sum()),
-    )
+    between = Between.of(cap.fading.means_w(each_s, each_j), cap.limit_w)
+    settled_s, settled_mhz, settled_j = map(between.of_each, (each_s, core[lowered], each_j))
+    return SettledStep(time_s=settled_s, energy_j=settled_j, core_mhz=settled_mhz)
 
 
 def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> Floats:
@@ -299,7 +285,7 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
                 [boards[b].energy_j for b in some.tolist()],
             )
         )
-        between = _Between.of(cap, times_s, energies_j)
+        between = Between.of(cap.fading.means_w(times_s, energies_j), cap.limit_w)
         sums[some, 0] = between.of_each(times_s).sum(axis=0)
         sums[some, 1] = between.of_each(energies_j).sum(axis=0)
     return sums
@@ -307,7 +293,7 @@ def settled_sums(cap: PowerCap, boards: Sequence[LaunchCosts], choice: Ints) -> 
 
 def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
     """Return what launches of kernels, (n,), run at below each ceiling, ascending. Shape (n, C)."""
-    becomes = costs.under_ceilings()[1][choice]
+    becomes = costs.under_ceilings()[choice]
     # A ceiling below what is known of some launch is one of which nothing can be said.
     known = np.isfinite(costs.time_s[kernels[:, None], becomes]).all(axis=0)
     lowered: Ints = becomes[:, known]
@@ -315,13 +301,13 @@ def _lowered(kernels: Ints, costs: LaunchCosts, choice: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
+class Between:
     """Between which ceilings each launch settles, on boards side by side.
 
     Attributes:
-        highest: The highest ceiling that keeps the limit. Shape (n, 1, B).
-        following: The next. Shape (n, 1, B).
-        share: How far on to that. Shape (n, B).
+        highest: The highest ceiling that keeps the limit. Shape (n, 1, ...).
+        following: The next. Shape (n, 1, ...).
+        share: How far on to that. Shape (n, 1, ...).
     """
 
     highest: Ints
@@ -329,32 +315,30 @@ class _Between:
     share: Floats
 
     @classmethod
-    def of(cls, cap: PowerCap, each_s: Floats, each_j: Floats) -> "_Between":
+    def of(cls, power_w: Floats, limit_w: float | Floats) -> "Between":
         """Find them.
 
         Args:
-            each_s: Time of each launch below each ceiling. Shape (n, C, B).
-            each_j: Energy in J likewise. Shape (n, C, B).
+            power_w: Seen at each launch below each ceiling, ascending. Shape (n, C, ...).
+            limit_w: Of all, or of each. Shape (n, 1, ...).
         """
-        means_w = cap.fading.means_w(each_s, each_j)
-        highest = np.maximum((means_w <= cap.limit_w).cumprod(axis=1).sum(axis=1) - 1, 0)
-        following = np.minimum(highest + 1, each_s.shape[1] - 1)
-        highest, following = highest[:, None], following[:, None]
+        fits = (power_w <= limit_w).cumprod(axis=1).sum(axis=1, keepdims=True)
+        highest = np.maximum(fits - 1, 0)
+        following = np.minimum(highest + 1, power_w.shape[1] - 1)
         below_w, above_w = (
-            np.take_along_axis(means_w, ends, axis=1)[:, 0] for ends in (highest, following)
+            np.take_along_axis(power_w, ends, axis=1) for ends in (highest, following)
         )
         rise_w = np.where(above_w > below_w, above_w - below_w, np.inf)
-        return cls(highest, following, np.clip((cap.limit_w - below_w) / rise_w, 0.0, 1.0))
+        return cls(highest, following, np.clip((limit_w - below_w) / rise_w, 0.0, 1.0))
 
     def of_each(self, values: Floats) -> Floats:
-        """Return what launches have there of what they have below ceilings. Shape (n, B).
+        """Return what launches have there of what they have below ceilings. Shape (n, ...).
 
         Args:
-            values: Shape (n, C, B).
+            values: Shape (n, C, ...).
         """
         low, high = (
-            np.take_along_axis(values, ends, axis=1)[:, 0]
-            for ends in (self.highest, self.following)
+            np.take_along_axis(values, ends, axis=1) for ends in (self.highest, self.following)
         )
-        mixed: Floats = low + self.share * (high - low)
+        mixed: Floats = (low + self.share * (high - low))[:, 0]
         return mixed

@@ -8,6 +8,7 @@ Shape letters: K kernels, S settings, D draws, n launches.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -76,11 +77,7 @@ class DrawnCosts:
         Args:
             choice: Setting of each launch; the baseline asks for boost. Shape (n,).
         """
-        if (choice == table.baseline).all():
-            return np.zeros_like(self.auto)
-        asked = np.where(choice == table.baseline, cap_of(table).boost, choice)
-        changes: Floats = settled_sums(cap_of(table), self.launches, asked) / self.auto - 1.0
-        return changes
+        return _changes(table, choice, self.launches, self.auto)
 
     def away(self, table: CostTable, choice: Ints) -> Floats:
         """Return how far what a schedule changes is from what it is expected to. Shape (D, 2).
@@ -88,10 +85,16 @@ class DrawnCosts:
         Args:
             choice: Setting of each launch. Shape (n,).
         """
-        if (choice == table.baseline).all():
-            return np.zeros_like(self.auto)
-        cap = cap_of(table)
-        asked = np.where(choice == table.baseline, cap.boost, choice)
-        here = settled_sums(cap, [table.launches], asked) / self.expected - 1.0
-        away: Floats = self.changes(table, choice) - here
-        return away
+        return self.changes(table, choice) - _changes(
+            table, choice, [table.launches], self.expected
+        )
+
+
+def _changes(table: CostTable, choice: Ints, boards: Sequence[LaunchCosts], auto: Floats) -> Floats:
+    """Return what a schedule changes on boards, against what auto takes there. Shape (B, 2)."""
+    if (choice == table.baseline).all():
+        return np.zeros((len(boards), 2))
+    cap = cap_of(table)
+    asked = np.where(choice == table.baseline, cap.boost, choice)
+    changes: Floats = settled_sums(cap, boards, asked) / auto - 1.0
+    return changes

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ _NOISE: Final = 0.005
 _LEAST_SPREAD: Final = 1e-9  # of squares of log clock: less is one clock, and rounding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Point:
+class _Point(NamedTuple):
     """One time of one kernel.
 
     Attributes:
@@ -122,9 +121,7 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
     for sample in _not_capped(sample_set):
         core_mhz = (sample.observed or sample.asked).core_mhz
         if core_mhz is not None and (sample.asked.mem_mhz or mem_mhz) == mem_mhz:
-            points[sample.kernel].append(
-                _Point(source="alone", core_mhz=core_mhz, time_s=sample.time_s)
-            )
+            points[sample.kernel].append(_Point("alone", core_mhz, sample.time_s))
     names = [kernel.name for kernel in sample_set.kernels]
     for mixed in with_durations(sample_set.mixed):
         if (mixed.asked.mem_mhz or mem_mhz) != mem_mhz:
@@ -132,7 +129,7 @@ def _points(sample_set: SampleSet) -> dict[str, list[_Point]]:
         source = "in company" if mixed.kernel else "in the step"
         of = [mixed.kernel] if mixed.kernel else names
         for name, at_mhz, time_s in zip(of, mixed.timed_mhz, mixed.kernel_s, strict=True):
-            points[name].append(_Point(source=source, core_mhz=at_mhz, time_s=time_s))
+            points[name].append(_Point(source, at_mhz, time_s))
     return points
 
 
@@ -158,11 +155,12 @@ def _fit(points: list[_Point]) -> Exponent | None:
     """Fit one exponent, and a time of its own to each source. ``None`` without two clocks."""
     if not points:
         return None
-    source = np.unique([p.source for p in points], return_inverse=True)[1]
+    sources, core_mhz, time_s = zip(*points, strict=True)
+    source = np.unique(sources, return_inverse=True)[1]
     at = np.zeros((source.max() + 1, len(points)))
     at[source, np.arange(len(points))] = 1.0
     means = at.T @ (at / at.sum(axis=1, keepdims=True))  # (P, P): averages over a source
-    log_f, log_t = np.log([[p.core_mhz for p in points], [p.time_s for p in points]])
+    log_f, log_t = np.log([core_mhz, time_s])
     x, y = log_f - means @ log_f, log_t - means @ log_t
     spread = float(x @ x)
     if spread < _LEAST_SPREAD:
@@ -170,13 +168,12 @@ def _fit(points: list[_Point]) -> Exponent | None:
     slope = float(x @ y) / spread
     free = len(points) - len(at) - 1
     noise = math.sqrt(float(np.sum((y - slope * x) ** 2)) / free) if free > 0 else 0.0
-    clocks = [p.core_mhz for p in points]
     return Exponent(
         value=-slope,
         error=max(noise, _NOISE) / math.sqrt(spread),
         points=len(points),
-        least_mhz=min(clocks),
-        most_mhz=max(clocks),
+        least_mhz=min(core_mhz),
+        most_mhz=max(core_mhz),
     )
 
 

@@ -29,6 +29,7 @@ from underclock.records import (
     SampleSet,
     Window,
 )
+from underclock.units import first_and_more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,11 @@ class CostTable:
     def fixed_j(self) -> Floats:
         """Part of each kernel's energy that is the same at every setting, 0 where none is. (K,)."""
         return np.zeros(len(self.kernels)) if self.beside_j is None else self.beside_j
+
+    @property
+    def missed(self) -> Closure:
+        """What kernels say of the step at auto, against the step as it ran; 1 where it did not."""
+        return self.closure or Closure(time=1.0, energy=1.0)
 
     @property
     def accounting(self) -> Accounting:
@@ -158,7 +164,7 @@ def cost_table(
     missing = [sample_set.kernels[k].name for k in np.flatnonzero(lacking).tolist()]
     if missing:
         raise DataError(
-            f"no sample of {missing[0]!r}" + _and_more(missing), hint="measure it, then plan again"
+            f"no sample of {first_and_more(missing)}", hint="measure it, then plan again"
         )
     chosen, warnings = _baseline(sample_set, settings, time_s, baseline)
     kernels, counts = sample_set.kernels, waited_counts(sample_set.kernels)[:, None]
@@ -261,7 +267,7 @@ def _baseline(
         ]
         if lacking:
             raise DataError(
-                f"{lacking[0]!r}{_and_more(lacking)} has no row at {wanted}, so there is nothing "
+                f"{first_and_more(lacking)} has no row at {wanted}, so there is nothing "
                 "to compare with",
                 hint="measure it there, or name a baseline that every kernel has",
             )
@@ -290,9 +296,7 @@ def _lonely(sample_set: SampleSet, time_s: Floats, told: Unmeasured) -> tuple[st
     if not names:
         return ()
     verb = "was" if len(names) == 1 else "were"
-    return (
-        f"{names[0]!r}{_and_more(names)} {verb} measured at one clock pair only: it stays there",
-    )
+    return (f"{first_and_more(names)} {verb} measured at one clock pair only: it stays there",)
 
 
 def _partial(sample_set: SampleSet) -> tuple[str, ...]:
@@ -300,10 +304,6 @@ def _partial(sample_set: SampleSet) -> tuple[str, ...]:
     if expected is None or taken >= expected:
         return ()
     return (f"{taken} of {expected} samples are taken: `underclock measure` goes on from here",)
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def overlapped(kernels: Sequence[Kernel]) -> Bools:
@@ -371,12 +371,11 @@ def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...
     if not some.any():
         return ()
     names = [kernels[k].name for k in np.flatnonzero(some).tolist()]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     waited_s = float((waited_counts(kernels) * launch_s)[some].sum())
     all_s = waited_s + float((overlapped_counts(kernels) * launch_s).sum())
     run = "run" if len(names) > 1 else "runs"
     sentence = (
-        f"{names[0]!r}{more} {run} beside other launches: the step waits for "
+        f"{first_and_more(names)} {run} beside other launches: the step waits for "
         f"{waited_s / all_s:.0%} of the time; the rest adds none and runs at the clocks of others, "
         "so its energy is counted, and no saving of it"
     )

@@ -62,18 +62,8 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
     closure = Closure(
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )
-    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
-    for costs, each, real in (
-        (time_s, settled.time_s, real_s),
-        (energy_j, settled.energy_j, real_j),
-    ):
-        costs[:, -1] = shared_out(table.kernels, order, each, real)
-    return KnownStep(
-        table=dataclasses.replace(
-            table, time_s=time_s, energy_j=energy_j, closure=closure, power_cap=cap
-        ),
-        at_auto=nearest_settings(table, settled, boost),
-    )
+    under = dataclasses.replace(table, closure=closure, power_cap=cap)
+    return _with_auto(under, settled, real_s, real_j)
 
 
 def settled_step(table: CostTable, choice: Ints) -> SettledStep:
@@ -232,7 +222,7 @@ def auto_core_mhz(table: CostTable) -> dict[int, int]:
     cap = table.power_cap
     if cap is None:
         return {}
-    settled = settle(cap, table.launches, np.full(len(cap.order), cap.boost))
+    settled = settled_step(table, np.full(len(cap.order), table.baseline))
     time_s = np.bincount(cap.order, settled.time_s)
     mhz = np.bincount(cap.order, settled.time_s * settled.core_mhz) / time_s
     return dict(enumerate(np.rint(mhz).astype(np.int64).tolist()))
@@ -365,8 +355,8 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     lag = lag_of(
         (cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.table.launches)
     )
-    closure = table.closure or Closure(time=1.0, energy=1.0)
-    closure = Closure(time=closure.time / lag[0], energy=closure.energy / lag[1])
+    missed = table.missed
+    closure = Closure(time=missed.time / lag[0], energy=missed.energy / lag[1])
     table = dataclasses.replace(table, closure=closure)
     settled = _with_auto_settled(table)
     if table.heat is None:
@@ -382,19 +372,19 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
 
 def _with_auto_settled(table: CostTable) -> KnownStep:
     """Return a step whose auto is what its cap is expected to leave it."""
-    cap = cap_of(table)
-    settled = settle(cap, table.launches, np.full(len(cap.order), cap.boost))
-    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    settled = settled_step(table, np.full(len(cap_of(table).order), table.baseline))
     # What the model misses of the step that was measured, it is taken to miss of this one.
-    time, energy = (
-        (1.0, 1.0) if table.closure is None else (table.closure.time, table.closure.energy)
-    )
-    for costs, each, ratio in (
-        (time_s, settled.time_s, time),
-        (energy_j, settled.energy_j, energy),
-    ):
-        total = float(each.sum()) / ratio
-        costs[:, table.baseline] = shared_out(table.kernels, cap.order, each, total)
+    time_s = float(settled.time_s.sum()) / table.missed.time
+    energy_j = float(settled.energy_j.sum()) / table.missed.energy
+    return _with_auto(table, settled, time_s, energy_j)
+
+
+def _with_auto(table: CostTable, settled: SettledStep, auto_s: float, auto_j: float) -> KnownStep:
+    """Return a step that settles so at auto, and takes so much in all."""
+    cap = cap_of(table)
+    time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
+    time_s[:, table.baseline] = shared_out(table.kernels, cap.order, settled.time_s, auto_s)
+    energy_j[:, table.baseline] = shared_out(table.kernels, cap.order, settled.energy_j, auto_j)
     return KnownStep(
         table=dataclasses.replace(table, time_s=time_s, energy_j=energy_j),
         at_auto=nearest_settings(table, settled, cap.boost),

@@ -15,6 +15,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.step.following import in_step_s
 from underclock.records import AUTO, SampleSet
+from underclock.units import first_and_more
 
 _LEAST_SPREAD = 0.3  # of the power of a kernel of which nothing but its kind is known
 _FEWEST = 3  # kernels of a kind from which its power is told
@@ -101,10 +102,9 @@ def _of_kind(sample_set: SampleSet, places: Ints, power_w: Floats) -> tuple[Floa
 
 
 def _sentence(names: list[str], share: float) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     takes, was = ("take", "were") if len(names) > 1 else ("takes", "was")
     return (
-        f"{names[0]!r}{more} {was} never run alone and {takes} {100.0 * share:.2g} % of the "
+        f"{first_and_more(names)} {was} never run alone and {takes} {100.0 * share:.2g} % of the "
         "step's time: times are those inside the step, powers what other kernels leave of the "
         "step's, both less sure at other clocks; `underclock measure` goes on from here"
     )

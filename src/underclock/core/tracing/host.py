@@ -22,22 +22,26 @@ _NAME, _RANKS = "Collective name", "Group size"
 _IN, _OUT = "In msg nelems", "Out msg nelems"
 _GROUP = "Process Group Name"
 _OPERATOR = "nccl::"
-_DTYPES = {  # as c10 writes them: width in bytes, and our name
-    "BFloat16": (2, "bf16"),
-    "Half": (2, "fp16"),
-    "Float": (4, "fp32"),
-    "Double": (8, "fp64"),
-    "Long": (8, "i64"),
-    "Int": (4, "i32"),
-    "Short": (2, "i16"),
-    "Char": (1, "i8"),
-    "Byte": (1, "u8"),
-    "Bool": (1, "bool"),
-    "Float8_e4m3fn": (1, "fp8"),
-    "Float8_e5m2": (1, "fp8"),
-}
-WIDTHS = {name: width for width, name in _DTYPES.values()}
+# Our name of a type, bytes of an element, as c10 writes it, as operators have it.
+_TYPES = (
+    ("bf16", 2, "BFloat16", ("c10::BFloat16",)),
+    ("fp16", 2, "Half", ("c10::Half",)),
+    ("fp32", 4, "Float", ("float",)),
+    ("fp64", 8, "Double", ("double",)),
+    ("i64", 8, "Long", ("long int", "long")),
+    ("i32", 4, "Int", ("int",)),
+    ("i16", 2, "Short", ()),
+    ("i8", 1, "Char", ("signed char",)),
+    ("u8", 1, "Byte", ("unsigned char",)),
+    ("bool", 1, "Bool", ("bool",)),
+    ("fp8", 1, "Float8_e4m3fn", ("c10::Float8_e4m3fn",)),
+    ("fp8", 1, "Float8_e5m2", ("c10::Float8_e5m2",)),
+)
+WIDTHS = {name: width for name, width, _, _ in _TYPES}
 """Bytes of an element, by our name of its type."""
+_OF_C10 = {c10: name for name, _, c10, _ in _TYPES}
+DTYPES = {each: name for name, _, _, operators in _TYPES for each in operators}
+"""Our names of types, by those that operators' inputs have."""
 _MESSAGE = re.compile(r"(\w+)\[(\d+)\]")
 _SENT = (("allreduce", 2.0), ("all_to_all", 1.0))  # of what other ranks hold, by one
 _AMONG = re.compile(r" among (\d+) ranks")
@@ -192,7 +196,7 @@ def operator_and_shapes(
     if facts is None:
         return None
     dtype = str(facts.get("dtype", ""))
-    name = _DTYPES[dtype][1] if dtype in _DTYPES else dtype
+    name = _OF_C10.get(dtype, dtype)
     sent, received = (f"{name}[{int(facts.get(key, 0))}]" for key in (_IN, _OUT))
     group = str(facts.get(_GROUP, ""))
     of_group = f" in group {group!r}" if group else ""

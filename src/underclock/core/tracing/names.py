@@ -14,7 +14,6 @@ library chose another function are a pool of their own, so that no pool spans tw
 pool may have one launch. Another run of the step has other sizes, and is the same step.
 """
 
-import dataclasses
 import itertools
 import math
 import re
@@ -46,7 +45,6 @@ _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_scaled_mm", 
 FACTORS_FROM = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Which input of a product its two factors begin with: what is added to it comes before."""
 _ATTENTION = re.compile(r"flash|fmha|efficient_attention|cudnn_attention|sdpa", re.IGNORECASE)
-_SIZES = re.compile(r"\w+\[([\dx]+)\]")
 _NUMBER = re.compile(r"(?<=[\[x@])\d+")
 NO_SIZE = "#"
 _RANGE = re.compile(r"(\d+)\(\d+-\d+\)")
@@ -130,7 +128,7 @@ def _name(kernel: Kernel, launch: Launch, rows: Mapping[str, set[str]]) -> str:
         operator = _copy(_tensors(launch.shapes))
     elif operator == "mm" and kernel.pass_ is Pass.BACKWARD:
         known = [rows[module] for module in modules if module in rows]
-        role = _gradient(_factors(launch), set().union(*known))
+        role = _gradient(_factors(launch.operator, launch.shapes), set().union(*known))
     pass_word = _PASS_WORD.get(kernel.pass_, str(kernel.pass_))
     words = [where, more, operator, role or ("" if pass_word in operator else pass_word)]
     return " ".join(word for word in words if word)
@@ -183,7 +181,7 @@ def _forward_rows(kernels: Sequence[Kernel]) -> dict[str, set[str]]:
     """Return how many rows the products of the forward pass have, by module."""
     rows: defaultdict[str, set[str]] = defaultdict(set)
     for kernel in kernels:
-        factors = _factors(kernel.launch) if kernel.launch else []
+        factors = _factors(kernel.launch.operator, kernel.launch.shapes) if kernel.launch else []
         if kernel.pass_ is Pass.FORWARD and factors:
             for module in _modules(kernel):
                 rows[module].add(factors[0].sizes.split("x")[-2])
@@ -214,7 +212,7 @@ def _type(launch: Launch) -> str:
 
 def _product(launch: Launch) -> str:
     """Return the sizes of a product: rows, columns and what is summed over, a batch before."""
-    factors = _factors(launch)
+    factors = _factors(launch.operator, launch.shapes)
     if not factors:
         return ""
     *batch, rows, inner = factors[0].sizes.split("x")
@@ -224,14 +222,15 @@ def _product(launch: Launch) -> str:
 def _size(at: int) -> Callable[[Launch], str]:
     def size(launch: Launch) -> str:
         tensors = _tensors(launch.shapes)
-        return tensors[at].sizes if at < len(tensors) and not _factors(launch) else ""
+        is_product = bool(_factors(launch.operator, launch.shapes))
+        return tensors[at].sizes if at < len(tensors) and not is_product else ""
 
     return size
 
 
 def _layout(launch: Launch) -> str:
     """Say which factors are transposed, as BLAS does; of what is no product, whether strided."""
-    factors = _factors(launch)
+    factors = _factors(launch.operator, launch.shapes)
     if factors:
         return "".join("NT"[factor.is_transposed] for factor in factors)
     strided = [bool(tensor.strides) for tensor in _tensors(launch.shapes)]
@@ -258,12 +257,12 @@ def _modules(kernel: Kernel) -> list[str]:
     return kernel.section.split(", ") if kernel.section else []
 
 
-def _factors(launch: Launch) -> list[_Tensor]:
+def _factors(operator: str, shapes: str) -> list[_Tensor]:
     """Return both factors of a product; none of anything else."""
-    first = FACTORS_FROM.get(launch.operator.removeprefix("aten::"))
+    first = FACTORS_FROM.get(operator.removeprefix("aten::"))
     if first is None:
         return []
-    factors = _tensors(launch.shapes)[first : first + _FACTORS]
+    factors = _tensors(shapes)[first : first + _FACTORS]
     matrices = len(factors) == _FACTORS and all("x" in factor.sizes for factor in factors)
     return factors if matrices else []
 
@@ -290,15 +289,8 @@ def flops_of(operator: str, shapes: str) -> float | None:
     Args:
         shapes: Of its inputs; where it writes into a tensor it is given, that comes last.
     """
-    first = FACTORS_FROM.get(operator.removeprefix("aten::"))
-    if first is None:
-        return None
-    sizes = [[int(n) for n in size.split("x")] for size in _SIZES.findall(shapes)]
-    factors = sizes[first : first + 2]
-    if len(factors) < 2 or any(len(factor) < 2 for factor in factors):  # noqa: PLR2004 - matrices
-        return None
-    *batch, m, k = factors[0]
-    return 2.0 * math.prod(batch) * m * k * factors[1][-1]
+    sizes = [[*map(int, each.sizes.split("x"))] for each in _factors(operator, shapes)]
+    return 2.0 * math.prod(sizes[0]) * sizes[1][-1] if sizes else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,23 +300,16 @@ class Pool:
     Attributes:
         members: Which, in launch order.
         sizes: Of each the number that differs, the least where it differs in several.
-        shapes: Of the median, with the range of every number that differs.
+        median: The launch of median size; of two the smaller.
+        median_size: Its size.
+        shapes: Of it, with the range of every number that differs.
     """
 
     members: tuple[int, ...]
     sizes: tuple[int, ...]
+    median: int
+    median_size: int
     shapes: str
-
-    @property
-    def median(self) -> int:
-        """The launch of median size; of two the smaller."""
-        by_size = sorted(zip(self.sizes, self.members, strict=True))
-        return by_size[(len(by_size) - 1) // 2][1]
-
-    @property
-    def median_size(self) -> int:
-        """Its size."""
-        return sorted(self.sizes)[(len(self.sizes) - 1) // 2]
 
 
 def pools(
@@ -420,7 +405,8 @@ class _Growing:
     def grown(self, shapes: Sequence[str]) -> Pool:
         """Return it as it is."""
         sizes = tuple(min(each[place] for place in self.places) for each in self.numbers)
-        pool = Pool(members=tuple(self.members), sizes=sizes, shapes="")
+        by_size = sorted(zip(sizes, self.members, strict=True))
+        median_size, median = by_size[(len(by_size) - 1) // 2]
         written = [list(map(int, _NUMBER.findall(shapes[member]))) for member in self.members]
         ranges = {place: [each[place] for each in written] for place in self.places}
         at = itertools.count()
@@ -429,7 +415,13 @@ class _Growing:
             some = ranges.get(next(at))
             return f"{number[0]}({min(some)}-{max(some)})" if some else number[0]
 
-        return dataclasses.replace(pool, shapes=_NUMBER.sub(mark, shapes[pool.median]))
+        return Pool(
+            members=tuple(self.members),
+            sizes=sizes,
+            median=median,
+            median_size=median_size,
+            shapes=_NUMBER.sub(mark, shapes[median]),
+        )
 
 
 def _is_scaled(pairs: Sequence[tuple[int, int]], known: frozenset[int]) -> bool:

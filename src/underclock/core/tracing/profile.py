@@ -15,6 +15,7 @@ import msgspec
 
 from underclock.core.tracing.host import (
     CALLS,
+    DTYPES,
     HostRange,
     HostTimeline,
     complete_events,
@@ -47,20 +48,6 @@ _US = 1e-6
 _FRAMES = (MODULE_MARK, PIECE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
 _OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges have a blank or colon
 _LIST = "TensorList"
-_DTYPES = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-    "long int": "i64",
-    "long": "i64",
-    "int": "i32",
-    "bool": "bool",
-    "unsigned char": "u8",
-    "signed char": "i8",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e5m2": "fp8",
-}
 
 
 def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
@@ -213,14 +200,11 @@ def _three(sizes: Sequence[int] | None) -> tuple[int, int, int]:
 
 def _operator(chain: Sequence[HostRange]) -> HostRange | None:
     """Return the innermost operator that is not a module, a phase or autograd's own frame."""
-    for range_ in reversed(chain):
-        if not (range_.is_backward or range_.name.startswith(_FRAMES)):
-            return range_
+    own = (each for each in reversed(chain) if not each.name.startswith(_FRAMES))
     # Autograd's own frame is better than nothing: accumulating a gradient launches from it.
-    for range_ in reversed(chain):
-        if range_.is_backward:
-            return range_
-    return None
+    return next((each for each in own if not each.is_backward), None) or next(
+        (each for each in reversed(chain) if each.is_backward), None
+    )
 
 
 def _pass(name: str, chain: Sequence[HostRange], launched_us: float, host: HostTimeline) -> Pass:
@@ -273,7 +257,7 @@ def _shapes(arguments: Mapping[str, Any]) -> str:
     parts = [
         _tensor(str(kind), size, stride)
         for kind, size, stride in zip(kinds, sizes, strides, strict=False)
-        if kind in _DTYPES or kind == _LIST
+        if kind in DTYPES or kind == _LIST
     ]
     return ", ".join(parts)
 
@@ -281,7 +265,7 @@ def _shapes(arguments: Mapping[str, Any]) -> str:
 def _tensor(kind: str, size: Sequence[Any], stride: Sequence[Any]) -> str:
     if kind == _LIST:
         return f"{len(size)} tensors[{sum(math.prod(one) for one in size)}]"
-    text = f"{_DTYPES[kind]}[{'x'.join(map(str, size))}]"
+    text = f"{DTYPES[kind]}[{'x'.join(map(str, size))}]"
     if list(stride) != _dense(size):
         text += f"@{'x'.join(map(str, stride))}"
     return text

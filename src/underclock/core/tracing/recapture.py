@@ -16,6 +16,7 @@ import msgspec
 
 from underclock.core.tracing.names import NO_SIZE, numbered, short, without_sizes
 from underclock.records import Kernel, Pass, Step
+from underclock.units import first_and_more
 
 _NAMED = 3
 _Key = tuple[Pass, str, str]
@@ -215,7 +216,7 @@ def _other_calls(ours: Sequence[_Calls], theirs: Sequence[_Calls]) -> str:
     often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
     other = [before[key] for key in before if key in now and often[0][key] != often[1][key]]
     words = [
-        f"{what} {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        f"{what} {first_and_more(names)}"
         for what, names in (
             ("without", gone),
             ("with a new", new),

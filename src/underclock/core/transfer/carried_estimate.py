@@ -24,7 +24,6 @@ from underclock.core.model.predicted_change import (
 from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of, step_cost_and_heat
-from underclock.records import Closure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +122,7 @@ def _closing_error(known: CostEstimate, table: CostTable) -> tuple[float, float]
     Its own runs scatter; beyond that the miss may be the known step's own, or of any step; and what
     a lag of the power loop makes of the new one is a model's.
     """
-    one = Closure(time=1.0, energy=1.0)
-    was, now = known.table.closure or one, table.closure or one
+    was, now = known.table.missed, table.missed
     pairs = (was.time, now.time), (was.energy, now.energy)
     time, energy = (
         math.hypot(spread, _OF_MISS * math.log(before), _OF_MISS * math.log(after / before))

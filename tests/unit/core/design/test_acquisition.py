@@ -65,7 +65,9 @@ def _candidates(posterior: Posterior, looks: Floats | None = None) -> Candidates
 def _value(
     posterior: Posterior, *, planned: int = 0, multiplier: float = 50.0
 ) -> ValueOfInformation:
-    return value_of_information(_candidates(posterior), multiplier, np.full(_K, planned))
+    return value_of_information(
+        _candidates(posterior), multiplier, np.full(_K, planned), Promised()
+    )
 
 
 @given(st.integers(0, 1000), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
@@ -142,10 +144,12 @@ def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
 def test_where_looks_left_something_open_another_one_tells_little() -> None:
     posterior = _posterior(3)
     looks = np.zeros((_K, _C))
-    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1)).total
+    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1), Promised()).total
     k, c = np.unravel_index(int(before.argmax()), before.shape)
     looks[k, c] = 100.0
-    after = value_of_information(_candidates(posterior, looks), 50.0, np.full(_K, -1)).total
+    after = value_of_information(
+        _candidates(posterior, looks), 50.0, np.full(_K, -1), Promised()
+    ).total
 
     assert after[k, c] < 0.2 * before[k, c]
     untouched = looks == 0.0

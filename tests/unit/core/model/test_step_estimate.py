@@ -280,7 +280,7 @@ def test_under_a_lower_limit_auto_is_what_the_cap_leaves(limited: LimitedEstimat
     settled = settled_step(table, np.full(len(_ORDER), table.baseline))
 
     assert cap_of(table).limit_w == pytest.approx(0.7 * _LIMIT_W, rel=0.01)
-    assert settled.held == pytest.approx(1.0)
+    assert (settled.core_mhz < 1700).all()
     assert settled.mean_mhz < 1700
     # Less power takes more time.
     assert -1.0 < limited.s_per_w < 0.0

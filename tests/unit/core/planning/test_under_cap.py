@@ -449,7 +449,6 @@ def test_a_plan_asks_for_no_higher_clock_than_the_cap_leaves() -> None:
     setting = solve_strategies(table, Goal(max_slowdown=0.0)).settings[Strategy.KERNEL_GLOBAL]
 
     boost = settled_step(table, np.array([4, 0])[order])
-    assert boost.held > 0.0
     assert boost.core_mhz == pytest.approx(np.full(len(order), 1000.0))
     assert setting.tolist() == [0, 0]
 

@@ -13,7 +13,7 @@ from rivals.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic
-from underclock.core.solvers.dual import SearchLimits, WarmStart, search_multipliers, warm_start
+from underclock.core.solvers.dual import WarmStart, search_multipliers, warm_start
 from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
 from underclock.records import Status
 
@@ -316,9 +316,8 @@ def test_a_poor_warm_start_costs_time_and_never_the_bound(start: WarmStart) -> N
     problem = like_a_gpu(500, 4)
     ring = ring_of(problem)
     assert ring is not None
-    limits = SearchLimits(tolerance=1e-7)
-    warm = search_multipliers(problem, ring, warm_start(problem, ring), limits)
-    poor = search_multipliers(problem, ring, start, limits)
+    warm = search_multipliers(problem, ring, warm_start(problem, ring), tolerance=1e-7)
+    poor = search_multipliers(problem, ring, start, tolerance=1e-7)
 
     assert warm is not None
     assert poor is not None
@@ -336,10 +335,9 @@ def test_a_start_without_a_fast_enough_path_is_given_up_for_all_settings() -> No
     assert ring is not None
     slow = WarmStart(multiplier=1.0, settings=np.array([0]))
 
-    limits = SearchLimits(tolerance=1e-7)
-    assert search_multipliers(problem, ring, slow, limits) is not None
+    assert search_multipliers(problem, ring, slow, tolerance=1e-7) is not None
     hopeless = replace(problem, budget_s=0.5 * problem.budget_s / 1.1)
-    assert search_multipliers(hopeless, ring, slow, limits) is None
+    assert search_multipliers(hopeless, ring, slow, tolerance=1e-7) is None
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -348,8 +346,7 @@ def test_out_of_restarts_all_settings_are_searched(restarts: int) -> None:
     ring = ring_of(problem)
     assert ring is not None
     start = WarmStart(multiplier=1.0, settings=np.array([17]))
-    limits = SearchLimits(tolerance=1e-7, restarts=restarts)
-    search = search_multipliers(problem, ring, start, limits)
+    search = search_multipliers(problem, ring, start, tolerance=1e-7, restarts=restarts)
 
     assert search is not None
     assert len(search.ring.settings) == len(ring.settings)

@@ -116,13 +116,13 @@ def test_changes_that_cost_the_same_to_any_target_leave_the_cheapest_source() ->
     lagrangian = lagrangian_of(ring, 1.3)
 
     assert shortest_path(ring, lagrangian)[0] == pytest.approx(
-        least_by_enumeration(ring, lagrangian)
+        least_by_enumeration(ring, lagrangian, 1.3)
     )
 
 
-def least_by_enumeration(ring: Ring, lagrangian: Lagrangian) -> float:
+def least_by_enumeration(ring: Ring, lagrangian: Lagrangian, time: float) -> float:
     """Return the least cost of a path, every source looked at for every target."""
-    cost = ring.energy + lagrangian.time_multiplier * ring.time
+    cost = ring.energy + time * ring.time
     change = lagrangian.change.min(axis=0)
     least = 0.5 * cost[0]
     for row in [*cost[1:], 0.5 * cost[0]]:
@@ -134,7 +134,7 @@ def least_by_enumeration(ring: Ring, lagrangian: Lagrangian) -> float:
 def test_leaving_sources_out_changes_no_cost(switch_s: float) -> None:
     ring = many_settings(switch_s)
     lagrangian = lagrangian_of(ring, 1.3)
-    reference = least_by_enumeration(ring, lagrangian)
+    reference = least_by_enumeration(ring, lagrangian, 1.3)
 
     assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)
 

@@ -165,16 +165,24 @@ def test_a_liar_is_found_out() -> None:
     assert told.bound_j < true.cost_j < told.cost_j
 
 
+class Silent:
+    """Knows nothing."""
+
+    def at(self, time_s: float) -> None:
+        del time_s
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_solver_that_knows_nothing_leaves_a_plan_and_a_bound(seed: int) -> None:
     problem = drawn(4)
     least_s, most_s = problem.range_s
-    said = either(problem.program, seed).at(0.9 * least_s)
+    assert either(problem.program, seed).at(0.9 * least_s) is None
     time_s = 0.5 * (least_s + most_s)
     check_kept(problem, problem.within(np.full_like(problem.weight, np.nan), time_s), time_s)
-    bound_j = problem.bound_j(said, time_s)
-    assert math.isfinite(bound_j)
-    assert bound_j <= solve_tradeoff(problem, [time_s])[0].cost_j
+    (true,), (told,) = (solve_tradeoff(problem, [time_s], engine) for engine in (None, Silent()))
+    check_kept(problem, told.duration_s, time_s)
+    assert math.isfinite(told.bound_j)
+    assert told.bound_j <= true.cost_j <= told.cost_j
 
 
 def test_without_the_extra_scipy_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +201,6 @@ def test_less_time_than_there_can_be_is_infeasible_and_says_the_least() -> None:
     least_s, _ = problem.range_s
     short, nan, fits = solve_tradeoff(problem, [0.999 * least_s, math.nan, least_s])
     assert short.status is nan.status is Status.INFEASIBLE
-    assert short.least_s == fits.least_s == least_s
     assert not len(short.duration_s)
     assert fits.status is Status.OPTIMAL
     assert fits.time_s == pytest.approx(least_s)
@@ -213,9 +220,7 @@ def test_one_activity_goes_along_its_curve() -> None:
     )
     answers = solve_tradeoff(problem, [1.5, 3.0, 9.0])
     assert [each.cost_j for each in answers] == pytest.approx([14.0, 6.0, 4.0])
-    assert [each.multiplier_w for each in answers] == pytest.approx([12.0, 2.0, 0.0])
     assert [each.time_s for each in answers] == pytest.approx([1.5, 3.0, 4.0])
-    assert answers[0].least_s == 1.0
 
 
 def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:

@@ -10,37 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.solvers import BelowLimit, Effort, PowerWindows, Problem, WindowedGroups, solve
-from underclock.core.solvers.windows import beyond_limit, multiplied
+from underclock.core.solvers import BelowLimit, Effort, Problem, WindowedGroups, solve
+from underclock.core.solvers.windows import multiplied
 from underclock.physics.cap import REAL, SIMULATED, Fading
 
 seeds = st.integers(0, 2**32 - 1)
 
 
+def two(limit_w: float, fading: Fading = SIMULATED) -> WindowedGroups:
+    """Two groups of one setting, each launched once."""
+    problem = Problem(time_s=np.ones((2, 1)), energy_j=np.ones((2, 1)))
+    return WindowedGroups(
+        problem=problem, limit_w=limit_w, fading=fading, order=np.arange(2), judge=lambda _: 1.0
+    )
+
+
 @settings(max_examples=20)
-@given(seeds, st.integers(0, 6), st.sampled_from([REAL, SIMULATED]))
-def test_weights_say_by_what_a_window_exceeds_the_limit(
-    seed: int, last: int, fading: Fading
-) -> None:
+@given(seeds, st.sampled_from([REAL, SIMULATED]))
+def test_windows_exceed_the_limit_by_what_their_mean_is_above_it(seed: int, fading: Fading) -> None:
     random = np.random.default_rng(seed)
     time_s, power_w = random.uniform(1e-3, 0.3, 7), random.uniform(50.0, 700.0, 7)
-    windows = PowerWindows(limit_w=400.0, fading=fading)
-    weights = windows.weights(time_s, np.eye(7)[last])
     means_w = fading.means_w(time_s, power_w * time_s)
-
-    drawn_j = weights @ (power_w * time_s - 400.0 * time_s)
-    assert drawn_j / (weights @ time_s) == pytest.approx(means_w[last] - 400.0, abs=1e-9)
-    assert weights.max() == pytest.approx(1.0)
-    assert weights.min() >= 0.0
-    excess_w = windows.excess_w(time_s, power_w * time_s)
+    excess_w = two(400.0, fading).excess_w(time_s, power_w * time_s)
     assert excess_w == pytest.approx(np.maximum(means_w - 400.0, 0.0))
-    assert windows.keeps(time_s, power_w * time_s) == (means_w.max() <= 400.0)
 
 
 def test_windows_that_mean_nothing_are_refused() -> None:
     for limit_w in (0.0, math.inf, -1.0):
         with pytest.raises(ValueError, match="must be positive"):
-            PowerWindows(limit_w=limit_w)
+            two(limit_w)
 
 
 @given(seeds)
@@ -49,7 +47,13 @@ def test_costs_with_what_is_drawn_beyond_a_limit_are_never_negative(seed: int) -
     time_s, energy_j = random.uniform(0.1, 1.0, (3, 4)), random.uniform(10.0, 500.0, (3, 4))
     time_s[0, 1] = energy_j[0, 1] = np.inf
     multipliers = random.uniform(0.0, 3.0, 3)
-    beyond_j = beyond_limit(time_s, energy_j, 300.0)
+    groups = WindowedGroups(
+        problem=Problem(time_s=time_s, energy_j=energy_j),
+        limit_w=300.0,
+        order=np.arange(3),
+        judge=lambda _: 1.0,
+    )
+    beyond_j = groups.beyond_j
     more_j, added_j = multiplied(energy_j, beyond_j, multipliers)
 
     assert (more_j >= 0.0).all()
@@ -66,7 +70,7 @@ def test_costs_with_what_is_drawn_beyond_a_limit_are_never_negative(seed: int) -
     assert all(np.ptp(each) < 1e-9 for each in added)
 
 
-def drawn(seed: int) -> tuple[Problem, Ints, PowerWindows]:
+def drawn(seed: int) -> tuple[Problem, Ints, float]:
     """Draw groups with a hot fast setting, launched in any order."""
     random = np.random.default_rng(seed)
     groups, count = int(random.integers(1, 5)), int(random.integers(2, 5))
@@ -86,7 +90,11 @@ def drawn(seed: int) -> tuple[Problem, Ints, PowerWindows]:
     )
     means_w = power_w[np.isfinite(power_w)]
     limit_w = float(random.uniform(means_w.min(), means_w.max()))
-    return problem, order, PowerWindows(limit_w=limit_w)
+    return problem, order, limit_w
+
+
+def keeps(limit_w: float, time_s: Floats, energy_j: Floats) -> bool:
+    return float(SIMULATED.means_w(time_s, energy_j).max()) <= limit_w * (1.0 + 1e-9)
 
 
 def launches_of(problem: Problem, order: Ints, choice: Ints) -> tuple[Floats, Floats]:
@@ -96,13 +104,13 @@ def launches_of(problem: Problem, order: Ints, choice: Ints) -> tuple[Floats, Fl
 
 
 def within(
-    problem: Problem, order: Ints, windows: PowerWindows, cost: Callable[[Floats, Floats], float]
+    problem: Problem, order: Ints, limit_w: float, cost: Callable[[Floats, Floats], float]
 ) -> Callable[[Ints], float]:
     """Judge a choice by a cost of its launches; none beyond the limit is allowed."""
 
     def judge(choice: Ints) -> float:
         launches = launches_of(problem, order, choice)
-        return cost(*launches) if windows.keeps(*launches) else math.inf
+        return cost(*launches) if keeps(limit_w, *launches) else math.inf
 
     return judge
 
@@ -125,16 +133,16 @@ def energy(_time_s: Floats, energy_j: Floats) -> float:
 def test_the_cheapest_found_keeps_the_limit_and_its_bound_holds(part: int) -> None:
     missed = gaps = 0
     for seed in range(part, 24, 3):
-        problem, order, windows = drawn(seed)
-        judge = within(problem, order, windows, energy)
-        groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+        problem, order, limit_w = drawn(seed)
+        judge = within(problem, order, limit_w, energy)
+        groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
         below = groups.cheapest(Effort.PROOF, rounds=30)
         least_j = tried_all(problem, judge, problem.budget_s)
         assert below.bound_j <= least_j * (1.0 + 1e-9), seed
         if below.choice is None:
             missed += least_j < math.inf
             continue
-        assert windows.keeps(*launches_of(problem, order, below.choice))
+        assert keeps(limit_w, *launches_of(problem, order, below.choice))
         assert problem.time_s[np.arange(len(below.choice)), below.choice].sum() <= problem.budget_s
         gaps += judge(below.choice) > least_j * 1.01
     # So few and so different groups leave multipliers little to find.
@@ -147,36 +155,36 @@ def test_the_cheapest_found_keeps_the_limit_and_its_bound_holds(part: int) -> No
 def test_the_fastest_found_keeps_the_limit_and_its_bound_holds(part: int) -> None:
     missed = gaps = 0
     for seed in range(part, 24, 3):
-        problem, order, windows = drawn(seed)
+        problem, order, limit_w = drawn(seed)
 
-        def at_limit(time_s: Floats, _j: Floats, limit_w: float = windows.limit_w) -> float:
+        def at_limit(time_s: Floats, _j: Floats, limit_w: float = limit_w) -> float:
             return math.fsum(time_s) * limit_w
 
-        judge = within(problem, order, windows, at_limit)
-        groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+        judge = within(problem, order, limit_w, at_limit)
+        groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
         below = groups.fastest(Effort.PROOF, rounds=30)
         least_j = tried_all(problem, judge, math.inf)
         assert below.bound_j <= least_j * (1.0 + 1e-9), seed
         if below.choice is None:
             missed += least_j < math.inf
             continue
-        assert windows.keeps(*launches_of(problem, order, below.choice))
+        assert keeps(limit_w, *launches_of(problem, order, below.choice))
         gaps += judge(below.choice) > least_j * 1.01
     assert missed <= 3
     assert gaps <= 5
 
 
 def cheapest(
-    problem: Problem, order: Ints, windows: PowerWindows, judge: Callable[[Ints], float]
+    problem: Problem, order: Ints, limit_w: float, judge: Callable[[Ints], float]
 ) -> BelowLimit:
-    groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+    groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
     return groups.cheapest(Effort.PROOF, rounds=5)
 
 
 def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
     problem, order, _ = drawn(3)
-    windows = PowerWindows(limit_w=1e5)
-    below = cheapest(problem, order, windows, within(problem, order, windows, energy))
+    limit_w = 1e5
+    below = cheapest(problem, order, limit_w, within(problem, order, limit_w, energy))
     free = solve(problem)
 
     assert below.choice is not None
@@ -186,9 +194,9 @@ def test_a_limit_that_nothing_exceeds_changes_nothing() -> None:
 
 def test_what_is_priced_takes_of_the_budget_as_time_does() -> None:
     problem, order, _ = drawn(3)
-    windows = PowerWindows(limit_w=1e5)
-    judge = within(problem, order, windows, energy)
-    groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+    limit_w = 1e5
+    judge = within(problem, order, limit_w, energy)
+    groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
     priced_s = 0.1 * problem.time_s
     below = groups.cheapest(Effort.PROOF, rounds=5, priced_s=priced_s)
     slower = Problem(
@@ -199,21 +207,21 @@ def test_what_is_priced_takes_of_the_budget_as_time_does() -> None:
 
 def test_nothing_that_is_allowed_is_nothing_found() -> None:
     problem, order, _ = drawn(3)
-    cold = PowerWindows(limit_w=1.0)
+    cold = 1.0
     none = cheapest(problem, order, cold, lambda _: math.inf)
     assert none.choice is None
     assert none.bound_j < math.inf
 
 
 def test_no_choice_within_the_budget_is_proven() -> None:
-    problem, order, windows = drawn(3)
+    problem, order, limit_w = drawn(3)
     late = Problem(time_s=problem.time_s, energy_j=problem.energy_j, budget_s=0.0)
-    none = cheapest(late, order, windows, lambda _: 1.0)
+    none = cheapest(late, order, limit_w, lambda _: 1.0)
     assert none.choice is None
     assert none.bound_j == math.inf
     # Nor is there a fastest step of less power than any setting draws.
-    cold = PowerWindows(limit_w=1e-3)
-    groups = WindowedGroups(problem=problem, windows=cold, order=order, judge=lambda _: 1.0)
+    cold = 1e-3
+    groups = WindowedGroups(problem=problem, limit_w=cold, order=order, judge=lambda _: 1.0)
     assert groups.fastest(Effort.PROOF, rounds=5).bound_j == math.inf
 
 
@@ -223,13 +231,13 @@ def test_a_hot_half_and_a_cool_one_are_each_kept_below_the_limit() -> None:
     time_s = np.array([60 * 7e-3 / speed, 140 * 3e-3 / speed])
     power_w = np.array([100.0 + 500.0 * speed**3, 60.0 + 100.0 * speed**3])
     problem = Problem(time_s=time_s, energy_j=time_s * power_w)
-    order, windows = np.array([0] * 60 + [1] * 140), PowerWindows(limit_w=350.0)
+    order, limit_w = np.array([0] * 60 + [1] * 140), 350.0
 
     def at_limit(each_s: Floats, _j: Floats) -> float:
         return 350.0 * math.fsum(each_s)
 
-    judge = within(problem, order, windows, at_limit)
-    groups = WindowedGroups(problem=problem, windows=windows, order=order, judge=judge)
+    judge = within(problem, order, limit_w, at_limit)
+    groups = WindowedGroups(problem=problem, limit_w=limit_w, order=order, judge=judge)
     below = groups.fastest(Effort.PROOF, rounds=30)
     assert below.choice is not None
     # As fast as it may be: the hot half at the highest clock that it holds, the other at boost.
@@ -246,7 +254,7 @@ def test_an_order_of_other_groups_is_refused(order: list[int]) -> None:
     with pytest.raises(ValueError, match="each of 2 groups"):
         WindowedGroups(
             problem=problem,
-            windows=PowerWindows(limit_w=1.0),
+            limit_w=1.0,
             order=np.array(order),
             judge=lambda _: 1.0,
         )
