@@ -26,10 +26,9 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo.armed import (
     Armed,
     Undone,
-    arm,
-    keeps_limit,
     notes_on_others,
     refuse_beside_others,
+    undo_order,
 )
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
@@ -98,22 +97,21 @@ def conduct(
     """
     notes = notes_on_others()
     with asked_to_end() as asked:
-        armed: list[Armed] = []
+        armed: dict[str, Armed] = {}
         undone: tuple[Undone, ...] = ()
         try:
             for gpu in gpus:
-                one = arm(gpu, folder, share_lock=watching.share)
-                armed.append(one)  # at once: what fails at the next is undone here too
+                # Kept at once: what fails at the next is undone here too.
+                armed[gpu.uuid] = Armed(gpu, folder, share_lock=watching.share)
             ends = _Ends(trainer, asked)
             why = ends.why(watching)
             if why is None:
-                work = begin({one.uuid: one for one in armed})
-                mended = [one.mended._asdict() for one in armed]
+                work = begin(armed)
+                mended = [one.mended._asdict() for one in armed.values()]
                 tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
-            armed.sort(key=lambda one: keeps_limit(folder, one.uuid))
-            undone = tuple(one.end() for one in armed)
+            undone = tuple(armed[uuid].end() for uuid in undo_order(folder, armed))
             failed = [line for one in undone for line in one.failed]
             if not failed:  # else it tries again after our end
                 watching.close()

@@ -16,7 +16,7 @@ from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.runtime.conductor.booking import BookedRun
 from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.undo.armed import restore_left
+from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.store import as_record
 
@@ -145,7 +145,7 @@ def holding(
                 "booked": asdict(BookedRun.of(plan, [(opened.uuid(), info.name)], 0, os.environ)),
                 "index": name.index,
             },
-            rescue=lambda: restore_left(runtime_folder(), [opened.uuid()], settable_gpu),
+            rescue=lambda: restore(runtime_folder(), [opened.uuid()], settable_gpu),
             trainer_pid=os.getpid(),
         )
         held = Holding(opened, asked, warnings, conductor)

@@ -19,7 +19,7 @@ from underclock.records.serving import ServingPlan
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.holding.fixed import Holding
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.armed import restore_left
+from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.store import as_record
 from underclock.units import parse_duration
@@ -76,7 +76,7 @@ def governor(
                 [opened.uuid()],
                 work=_WORK,
                 options={"plan": file.name, "latency_s": latency_s},
-                rescue=lambda: restore_left(runtime_folder(), [opened.uuid()], settable_gpu),
+                rescue=lambda: restore(runtime_folder(), [opened.uuid()], settable_gpu),
                 trainer_pid=os.getpid(),
                 told_on=reads,
             )

@@ -47,7 +47,7 @@ from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.policy.watts import Board, check_budget
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
-from underclock.runtime.undo.armed import left_behind, restore_left
+from underclock.runtime.undo.armed import left_behind, restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
 
@@ -298,7 +298,7 @@ class HeldRun:
         folder, uuids = runtime_folder(), [gpu.uuid for gpu in self.run.gpus]
         if left_behind(folder):
             with nvml_session():
-                self._undone += restore_left(folder, uuids, settable_gpu)
+                self._undone += restore(folder, uuids, settable_gpu)
 
     def _tell_of_last_steps(self) -> None:
         if words := live_line(self._log.new()):
