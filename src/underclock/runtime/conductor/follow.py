@@ -9,7 +9,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,10 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import LineListener, Log
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
-from underclock.runtime.conductor.process import TRAINER_ENDED, WorkDone
+from underclock.runtime.conductor.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
@@ -39,7 +38,7 @@ from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import NodeWatts
+from underclock.runtime.policy.watts import NodeWatts, node_gpu
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
@@ -59,9 +58,6 @@ _UNSEEN = {
     "the third one",
     pages.MARKING: "no step was seen, though marks were to come",
 }
-
-Setter = Callable[[Setting, float | None], None]
-"""Sets a clock; ``None`` gives it back to the driver."""
 
 
 class Follower:
@@ -410,7 +406,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
         if setter is not None:
-            _try(setter, held.schedule(rank))
+            try_clocks(setter, [each.clocks for each in held.schedule(rank).segments])
         gpu = NvmlGpu(told.index)
         machine = Machine(held.timetable(rank), low_mhz=_low_mhz(gpu))
         policy = held.policy(machine, rank)
@@ -507,13 +503,14 @@ class _HeldJob:
             NotPermittedError: It may not be set.
             UsageError: The limits add up to more than the budget.
         """
-        boards = []
+        found = []
         for rank, told in enumerate(run.gpus, start=self._first):
-            boards.append(board_of(NvmlGpu(told.index), self._plan, self.ranks.job.points, rank))
+            gpu, points = NvmlGpu(told.index), self.ranks.job.points
+            found.append(node_gpu(gpu.info(), gpu.power_limit_w(), self._plan, points, rank))
             if told.uuid in gpus:
-                gpus[told.uuid].set(Setting.LIMIT, boards[-1].limit_w)
+                gpus[told.uuid].set(Setting.LIMIT, found[-1].limit_w)
         self.ranks.watts = NodeWatts(
-            boards, first=self._first, budget_w=budget_w, chosen=self.ranks.job.chosen
+            found, first=self._first, budget_w=budget_w, chosen=self.ranks.job.chosen
         )
 
 
@@ -558,15 +555,3 @@ def _low_mhz(gpu: NvmlGpu) -> int:
     """Return the core clock to wait at: what comes next begins at it, until its mark is seen."""
     clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz()))
     return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
-
-
-def _try(setter: Setter, schedule: ClockSchedule) -> None:
-    """Set and give back each clock that the plan changes, so that a refusal is known at once."""
-    clocks = schedule.segments
-    for setting, values in (
-        (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
-        (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),
-    ):
-        if values:
-            setter(setting, max(each for each in values if each is not None))
-            setter(setting, None)

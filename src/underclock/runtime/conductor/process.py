@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,8 @@ from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.records import Clocks
+from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.undo.armed import (
     Armed,
     Undone,
@@ -67,6 +69,22 @@ Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
 """Makes the work: of the GPUs by UUID, and of its options. It may set something already."""
 
 Tell = Callable[[Mapping[str, Any]], None]
+
+Setter = Callable[[Setting, float | None], None]
+"""Sets a clock; ``None`` gives it back to the driver."""
+
+
+def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
+    """Set and give back each clock that some are to be held at, so that a refusal is known at once.
+
+    Raises:
+        NotPermittedError: A clock cannot be set.
+    """
+    for domain in Domain:
+        held_mhz = [mhz for each in some if (mhz := mhz_of(each, domain)) is not None]
+        if held_mhz:
+            setter(Setting(domain), max(held_mhz))
+            setter(Setting(domain), None)
 
 
 class Ending(NamedTuple):

@@ -27,7 +27,6 @@ from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import Line, RunSummary
 from underclock.report import closing_line
-from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import (
     LogReader,
     last_run,
@@ -44,7 +43,7 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.job import planned_points
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.policy import scheduled
-from underclock.runtime.policy.watts import Board, check_budget
+from underclock.runtime.policy.watts import NodeGpu, check_budget, node_gpu
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.armed import left_behind, restore
@@ -449,7 +448,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             "the job has one replica, and a straggler is told by comparing replicas",
             hint="leave out --node-power: no watts would be moved",
         )
-    parts, boards = parts_of(plan), list[Board]()
+    parts, node = parts_of(plan), list[NodeGpu]()
     points, chosen = ((), 0) if how.node_power_w is None else planned_points(plan)
 
     def check(local: int, gpu: NvmlGpu) -> None:
@@ -466,21 +465,21 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
         check_clocks(held, listed_clocks(gpu))
         if how.node_power_w is not None:
-            boards.append(board_of(gpu, plan, points, rank))
+            node.append(node_gpu(info, gpu.power_limit_w(), plan, points, rank))
 
     found, simulated = _checked_gpus(gpus, check)
     if how.node_power_w is not None:
-        how.tell(_about_watts(boards, how, chosen, how.node_power_w))
+        how.tell(_about_watts(node, how, chosen, how.node_power_w))
     here = parts[first : last + 1]
     _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
     return Run.create(plan, parts, found, simulated=simulated, first=first)
 
 
-def _about_watts(boards: Sequence[Board], how: HowToRun, chosen: int, budget_w: float) -> str:
+def _about_watts(node: Sequence[NodeGpu], how: HowToRun, chosen: int, budget_w: float) -> str:
     """Say what may become of power limits; `UsageError` where they exceed the budget already."""
-    limits_w = [board.limit_w for board in boards]
+    limits_w = [gpu.limit_w for gpu in node]
     check_budget(limits_w, budget_w)
-    some_w, most_w = (sum(board.spares_w(at) for board in boards) for at in (chosen, -1))
+    some_w, most_w = (sum(gpu.spares_w(at) for gpu in node) for at in (chosen, -1))
     asked = "would be asked for" if how.dry else "may be asked for"
     return (
         f"power limits add up to {math.fsum(limits_w):g} of {budget_w:g} W, and ranks could spare "

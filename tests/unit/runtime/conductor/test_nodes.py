@@ -17,7 +17,7 @@ from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import READINGS, Board, NodeWatts
+from underclock.runtime.policy.watts import READINGS, NodeGpu, NodeWatts
 
 _PLAN = job_plan(job(data=2, reduce_s=1e-3, transfer_s=(1e-3,)))
 _PARTS = parts_of(_PLAN)
@@ -113,7 +113,7 @@ def _held(nodes: Nodes) -> None:
 
 
 def test_watts_are_moved_on_the_machine_of_the_straggler_alone(nodes: Nodes) -> None:
-    board = Board(limit_w=350.0, range_w=(100.0, 400.0))
+    board = NodeGpu(limit_w=350.0, range_w=(100.0, 400.0))
     for at, node in ((0, nodes.decides), (2, nodes.told)):
         node.watts = NodeWatts(
             (board, board), first=at, budget_w=800.0, chosen=nodes.decides.job.chosen
