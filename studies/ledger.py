@@ -41,7 +41,7 @@ from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
-from underclock.runtime.simulated.step import Driven, StepLengths
+from underclock.runtime.simulated import Driven, StepLengths
 
 GPUS = ("rtx3080ti", "a100", "h200")
 _MEMORY = {"rtx3080ti": (None, 5001)}  # the others' takes no lock

@@ -13,7 +13,7 @@ from underclock.app.signals import InterruptedBySignal
 from underclock.errors import DataError, DeviceError, UsageError
 
 if TYPE_CHECKING:
-    from underclock.runtime.holding.fixed import Holding
+    from underclock.runtime.holding.held_gpu import Holding
 
 
 @click.command(name="apply")
@@ -27,7 +27,7 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 
     Example: underclock apply plan.json --gpu nvml:0
     """
-    from underclock.runtime.holding.fixed import holding
+    from underclock.runtime.holding.held_gpu import holding
 
     with holding(plan, gpu=gpu, anyway=anyway) as held:
         warn(held.warnings)

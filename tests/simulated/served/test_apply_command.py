@@ -23,7 +23,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.ledger.store import LEDGER, read_entries
 from underclock.records import Clocks, Plan
-from underclock.runtime.holding.fixed import holding
+from underclock.runtime.holding.held_gpu import holding
 from underclock.runtime.undo.armed import Armed, left_behind
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document

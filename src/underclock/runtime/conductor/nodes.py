@@ -56,12 +56,9 @@ class _Iterated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order, as it travels."""
 
-    generation: int
-    points: tuple[int | None, ...]
+    order: Order
     from_iteration: int | None
     label: str
-    words: str
-    slow: int | None = None
 
 
 class _Link:
@@ -159,15 +156,13 @@ class DecidingRanks(JobRanks):
             return ""
         at = None if self.job.over else self._iteration + AHEAD
         label = self.job.stage.name.lower()
-        told = _Ordered(order.generation, order.points, at, label, order.words, order.slow)
+        told = _Ordered(order, at, label)
         for link in list(self._links):
             try:
                 link.send(msgspec.to_builtins(told))
             except Gone:  # it is noticed, and told of, when it is looked at next
                 continue
-        self.label = label
-        self.take_up(order.points, at, slow=order.slow)
-        return f"order {order.generation}: {order.words}" + _from(at)
+        return self.follow(order, label, at)
 
     def tend(self, now_s: float) -> Iterator[str]:
         """Hear of the other machines' ranks; yield words for the log."""
@@ -323,15 +318,13 @@ class ToldRanks(JobRanks):
     def _do(self, message: Message) -> str:
         if "refused" in message:
             raise Gone(str(message["refused"]))
-        order = msgspec.convert(message, _Ordered)
-        points = order.points
+        told = msgspec.convert(message, _Ordered)
+        points = told.order.points
         if len(points) <= max(self._own) or not all(
             each is None or 0 <= each < len(self.job.points) for each in points
         ):
             raise Gone("it ordered what the plan has not")
-        self.label = order.label
-        self.take_up(points, order.from_iteration, slow=order.slow)
-        return f"order {order.generation}: {order.words}" + _from(order.from_iteration)
+        return self.follow(told.order, told.label, told.from_iteration)
 
     def _leave(self, why: str) -> str:
         """Leave the clocks of this machine's ranks to the driver for good."""
@@ -346,7 +339,3 @@ class ToldRanks(JobRanks):
             if each is not None:
                 each.close()
         self._link = self._socket = None
-
-
-def _from(iteration: int | None) -> str:
-    return "" if iteration is None else f", from iteration {iteration} on"

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from underclock.records.choices import Strategy
-from underclock.records.job import COMPUTES, JobPlan, RankClocks
+from underclock.records.job import COMPUTES, Held, Instruction, JobPlan, RankClocks
 from underclock.runtime.policy.guard import Guard, Stage
 from underclock.units import format_percent
 
@@ -97,21 +97,23 @@ def _busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float
     """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
     busy_s = []
     for at, rank in enumerate(plan.job.ranks):
-        each_s = []
-        for which, instruction in enumerate(rank.instructions):
-            if instruction.kind not in COMPUTES:
-                continue
-            held = None if clocks is None else clocks[at][which]
-            if instruction.profile is None:
-                each_s.append(instruction.time_s or 0.0)
-                continue
-            profile = plan.job.profiles[instruction.profile]
-            each_s.append(profile.rows[profile.auto if held is None else held.row].time_s)
-            if held is not None and held.then is not None:
-                rest_s = profile.rows[held.then].time_s
-                each_s[-1] += (1.0 - held.share) * (rest_s - each_s[-1])
-        busy_s.append(math.fsum(each_s))
+        busy_s.append(
+            math.fsum(
+                sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
+                for which, instruction in enumerate(rank.instructions)
+                if instruction.kind in COMPUTES
+            )
+        )
     return tuple(busy_s)
+
+
+def pieces_s(plan: JobPlan, instruction: Instruction, held: Held | None) -> tuple[float, ...]:
+    """Return what an instruction takes by each row that it is held at, or as it is, or at auto."""
+    if instruction.profile is None:
+        return (instruction.time_s or 0.0,)
+    profile = plan.job.profiles[instruction.profile]
+    held = held or Held(row=profile.auto)
+    return tuple(share * profile.rows[at].time_s for at, share in held.parts)
 
 
 class JobPolicy:

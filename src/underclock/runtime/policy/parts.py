@@ -17,10 +17,10 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records import Clocks, ClockSchedule, Segment
 from underclock.records.common import Record
-from underclock.records.job import COMPUTES, TALKS, Held, InstructionKind, JobPlan, Rank, RankClocks
+from underclock.records.job import COMPUTES, TALKS, InstructionKind, JobPlan, Rank, RankClocks
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.timetable import Timetable, timetable_of
-from underclock.runtime.policy.job import planned_points
+from underclock.runtime.policy.job import pieces_s, planned_points
 from underclock.runtime.trainer.instructions import BEGINS, ENDS
 from underclock.runtime.trainer.marks import STEP
 from underclock.runtime.trainer.sites import MarkSite
@@ -102,7 +102,7 @@ def _check_inside(plan: JobPlan) -> None:
         for rank, some in zip(plan.job.ranks, point, strict=True)
         for instruction, held in zip(rank.instructions, some, strict=True)
         if held is not None and instruction.profile is not None
-        for at in (held.row, held.row if held.then is None else held.then)
+        for at, _ in held.parts
     )
     if any(row.inside for row in held_rows):
         raise UsageError(
@@ -114,18 +114,8 @@ def _check_inside(plan: JobPlan) -> None:
 
 def _taken_s(plan: JobPlan, clocks: tuple[RankClocks, ...]) -> Iterator[float]:
     for rank, some in zip(plan.job.ranks, clocks, strict=True):
-        for which, held in enumerate(some):
-            yield sum(_pieces_s(plan, rank, which, held))
-
-
-def _pieces_s(plan: JobPlan, rank: Rank, which: int, held: Held | None) -> tuple[float, float]:
-    """Return what an instruction takes by its first row and by its second."""
-    instruction = rank.instructions[which]
-    if instruction.profile is None or held is None:
-        return instruction.time_s or 0.0, 0.0
-    rows = plan.job.profiles[instruction.profile].rows
-    rest_s = 0.0 if held.then is None else (1.0 - held.share) * rows[held.then].time_s
-    return held.share * rows[held.row].time_s, rest_s
+        for instruction, held in zip(rank.instructions, some, strict=True):
+            yield sum(pieces_s(plan, instruction, held))
 
 
 class _Laid:
@@ -166,7 +156,7 @@ class _Laid:
             sites=sites,
             busy=tuple(self._first[at] for at in busy),
             quiet=tuple(self._quiet([site.launch for site in sites], chosen)),
-            auto_s=tuple(self._auto_s(chosen)),
+            auto_s=self._auto_s(chosen),
             schedules=schedules,
         )
 
@@ -180,12 +170,11 @@ class _Laid:
         last = self._main[-1]
         lasts_s[0] = self._iterations_s[point] - ends_s[last] + begins_s[self._main[0]]
         for at, following in pairwise([*self._main, -1]):
-            first_s, rest_s = _pieces_s(self._plan, self._rank, at, self._clocks[point][at])
             if at in self._splits:
                 held = self._clocks[point][at]
-                is_split = held is not None and held.then is not None
-                pieces_s = (first_s, rest_s) if is_split else (0.5 * first_s, 0.5 * first_s)
-                lasts_s[self._first[at] : self._after[at]] = pieces_s
+                each_s = pieces_s(self._plan, self._rank.instructions[at], held)
+                halves_s = (0.5 * each_s[0], 0.5 * each_s[0])
+                lasts_s[self._first[at] : self._after[at]] = each_s if each_s[1:] else halves_s
             else:
                 lasts_s[self._first[at]] = ends_s[at] - begins_s[at]
             if following >= 0:
@@ -245,7 +234,7 @@ class _Laid:
         if held is None or name is None:
             raise AssertionError("it is among those that have clocks")
         rows = self._plan.job.profiles[name].rows
-        return rows[held.row].clocks, rows[held.row if held.then is None else held.then].clocks
+        return rows[held.parts[0][0]].clocks, rows[held.parts[-1][0]].clocks
 
     def _sites(self) -> Iterator[MarkSite]:
         """Yield what is seen: instructions begin and end, the optimizer begins and is done."""
@@ -304,8 +293,8 @@ class _Laid:
             joined.append((first, end))
         yield from joined
 
-    def _auto_s(self, chosen: int) -> Iterator[float]:
-        """Yield what each launch computes at auto, cut where the chosen plan cuts it."""
+    def _auto_s(self, chosen: int) -> tuple[float, ...]:
+        """Return what each launch computes at auto, cut where the chosen plan cuts it."""
         work_s = [0.0] * self._launches
         for at in self._main:
             name, held = self._rank.instructions[at].profile, self._clocks[chosen][at]
@@ -317,4 +306,4 @@ class _Laid:
             work_s[self._first[at]] = share * auto_s
             if at in self._splits:
                 work_s[self._first[at] + 1] = (1.0 - share) * auto_s
-        return iter(work_s)
+        return tuple(work_s)

@@ -55,11 +55,14 @@ class JobRanks:
 
     def carry_out(self, order: Order | None) -> str:
         """Have the ranks do what is ordered; return words for the log."""
-        if order is None:
-            return ""
-        self.label = self.job.stage.name.lower()
-        self.take_up(order.points, slow=order.slow)
-        return f"order {order.generation}: {order.words}"
+        return "" if order is None else self.follow(order, self.job.stage.name.lower())
+
+    def follow(self, order: Order, label: str, from_iteration: int | None = None) -> str:
+        """Have the ranks do what an order says; return words for the log."""
+        self.label = label
+        self.take_up(order.points, from_iteration, slow=order.slow)
+        from_ = "" if from_iteration is None else f", from iteration {from_iteration} on"
+        return f"order {order.generation}: {order.words}{from_}"
 
     def tend(self, now_s: float) -> Iterator[str]:
         """Look at other machines; yield words for the log."""

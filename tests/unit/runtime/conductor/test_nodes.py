@@ -246,8 +246,8 @@ def test_an_order_that_the_plan_has_not_is_not_followed(nodes: Nodes) -> None:
         nodes.tend(nodes.told)
         connection, _ = server.accept()
         with connection:
-            order = {"generation": 1, "points": [0, 0, 99, 0], "from_iteration": None}
-            connection.sendall(framed({**order, "label": "plan", "words": "so"}))
+            order = {"generation": 1, "points": [0, 0, 99, 0], "words": "so"}
+            connection.sendall(framed({"order": order, "from_iteration": None, "label": "plan"}))
             nodes.tend(nodes.told)
     assert "it ordered what the plan has not" in nodes.words[-1]
     assert not any(nodes.follow)
