@@ -38,10 +38,9 @@ from underclock.runtime.conductor.log import (
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
-from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.job import planned_points
-from underclock.runtime.policy.parts import parts_of
+from underclock.runtime.policy.parts import RankPart, parts_of
 from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.policy.watts import NodeGpu, check_budget, node_gpu
 from underclock.runtime.trainer.marking import RUN
@@ -417,8 +416,9 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
             f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
             f"timed from the mark before{less}"
         )
-    _tell_of_calls(how, len(found) * timetable_of(scheduled(plan), marks.marks).calls, len(found))
-    return Run.create(plan, marks, found, simulated=simulated)
+    part = RankPart(sites=marks.sites, schedules=(scheduled(plan),))
+    _tell_of_calls(how, len(found) * part.timetable(0).calls, len(found))
+    return Run.create(plan, [part], found, simulated=simulated)
 
 
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:

@@ -226,11 +226,11 @@ class JobPolicy:
         if self._guard is None:
             return None
         for each_s in times_s:
-            move = self._guard.stepped(each_s / self._pace)
-            if move is not None:
-                if move.stage is Stage.OFF:
-                    self.over = move.words
-                return self._hold("; ".join(filter(None, (move.words, self._straggler()))))
+            words = self._guard.stepped(each_s / self._pace)
+            if words:
+                if self._guard.stage is Stage.OFF:
+                    self.over = words
+                return self._hold("; ".join(filter(None, (words, self._straggler()))))
         return None
 
     def _follow_replicas(self, times_s: list[float], busy: list[list[float | None]]) -> str:

@@ -1,4 +1,4 @@
-"""A job's plan as its conductors hold it: for each rank a schedule over its instructions.
+"""A plan as conductors hold it: of a job, for each rank a schedule over its instructions.
 
 Instructions are what launches are to a step, so the same machine follows them: what an instruction
 takes, a second clock from its share on, and what the rank waits after it, are launches of their
@@ -33,20 +33,20 @@ _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIG
 
 
 class RankPart(Record, frozen=True, kw_only=True):
-    """What the conductor of one rank is given.
+    """What the conductor of one rank is given; of a plan for one GPU, the first three say nothing.
 
     Attributes:
-        sites: What can be seen of its iterations, and the launch that comes next.
         busy: Launches that begin what it computes.
         quiet: Launches from one mark up to another in which it communicates.
         auto_s: What each launch computes at auto; 0 where it waits or communicates.
+        sites: What can be seen of its iterations, and the launch that comes next.
         schedules: By plan of the frontier, fastest first.
     """
 
+    busy: tuple[int, ...] = ()
+    quiet: tuple[tuple[int, int], ...] = ()
+    auto_s: tuple[float, ...] = ()
     sites: tuple[MarkSite, ...]
-    busy: tuple[int, ...]
-    quiet: tuple[tuple[int, int], ...]
-    auto_s: tuple[float, ...]
     schedules: tuple[ClockSchedule, ...]
 
     @property

@@ -128,11 +128,11 @@ class Guarded(Policy):
         """Let the guard judge the step; one that may be several tells nothing."""
         if not step.counted:
             return ""
-        move = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
-        if move is None:
+        words = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
+        if not words:
             return ""
-        self._do(move.stage)
-        return f"{move.words}; from now on: {move.stage}"
+        self._do(self._guard.stage)
+        return f"{words}; from now on: {self._guard.stage}"
 
     def ends(self) -> str:
         """Say where the plan was never held."""
