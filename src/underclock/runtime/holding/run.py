@@ -25,7 +25,7 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
-from underclock.records.runs import Line, RunSummary
+from underclock.records.runs import RunSummary
 from underclock.report import closing_line
 from underclock.runtime.conductor.log import (
     LogReader,
@@ -252,7 +252,8 @@ class HeldRun:
                     listening = [pidfd]
                 if clock.now_s() >= live_at_s:
                     live_at_s += live_s
-                    self._tell_of_last_steps()
+                    if words := live_line(self._log.new()):
+                        self._how.tell(words)
                 if self._words is None:
                     self._conductor.tend()
             self._code = trainer.wait()
@@ -298,10 +299,6 @@ class HeldRun:
             with nvml_session():
                 self._undone += restore(folder, uuids, settable_gpu)
 
-    def _tell_of_last_steps(self) -> None:
-        if words := live_line(self._log.new()):
-            self._how.tell(words)
-
     def scalars(self, gpu: int = 0) -> dict[str, float]:
         """Return how the last steps went, for a logger; empty before there was one.
 
@@ -321,13 +318,24 @@ class HeldRun:
         """Of its steps, once it ended."""
         return None if self.ran is None else self.ran.summary
 
-    def tell_how_it_ended(self) -> None:
-        """Say how it went, once clocks are as they were found; nothing where it never began."""
+    def end(self) -> None:
+        """End the conductor, if it still runs; once clocks are as they were found, say how it went.
+
+        Of what never began nothing is said.
+        """
+        if self._conducting is None:
+            return
+        if self._code is None:  # else it knows that the command has ended
+            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
+            if self._asked:
+                self._conducting.process.terminate()
+        words = self._hear()
+        self._conducting.close()
         if not self._began:
             return
-        words = self._hear()
         undone = [line for gpu in words["undone"] for line in (*gpu["done"], *gpu["failed"])]
-        summary = summary_of(last_run(self._lines()))
+        log = Path(self._options["log"])
+        summary = summary_of(last_run(read_log(log) if log.is_file() else ()))
         clocks = "no clock was set" if self._how.dry else "clocks were given back"
         if any(gpu["failed"] for gpu in words["undone"]):
             clocks = "what was set STAYS set for now: `underclock restore` gives it back"
@@ -342,22 +350,6 @@ class HeldRun:
             self._how.tell(self.ran.line)
         else:
             self._how.ended(self.ran)
-
-    def _lines(self) -> tuple[Line, ...]:
-        """Return the log, where it is a file that can be read again."""
-        log = Path(self._options["log"])
-        return read_log(log) if log.is_file() else ()
-
-    def stop(self) -> None:
-        """End the conductor, if it still runs."""
-        if self._conducting is None:
-            return
-        if self._code is None:  # else it knows that the command has ended
-            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
-            if self._asked:
-                self._conducting.process.terminate()
-        self._hear()
-        self._conducting.close()
 
 
 @contextmanager
@@ -383,8 +375,7 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         yield held
     finally:
         try:
-            held.stop()
-            held.tell_how_it_ended()
+            held.end()
         finally:
             run.remove()
 

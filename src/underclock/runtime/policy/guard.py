@@ -64,8 +64,8 @@ class Guard:
     finding: Finding = Finding.NONE  # the last one
     _steps_s: list[float] = field(default_factory=list)
     _skipped: int = 0
-    _auto_s: list[float] | None = None
-    _suspect_s: list[float] | None = None
+    _auto_s: list[float] = field(default_factory=list)
+    _suspect_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.window < 2:  # noqa: PLR2004 - one step tells no spread
@@ -124,10 +124,8 @@ class Guard:
         finding = Finding.CLOCKS if self.stage is Stage.FIXED else Finding.SLOWER
         return self._move(Stage.OFF, finding, change)
 
-    def _slower(self, steps_s: list[float] | None) -> float | None:
+    def _slower(self, steps_s: list[float]) -> float | None:
         """Return the change against auto where it is surely beyond the budget."""
-        if steps_s is None or self._auto_s is None:
-            raise AssertionError("auto was measured first")
         change, low = slowdown(self._auto_s, steps_s)
         return change if low > self.max_slowdown + self.tolerance else None
 

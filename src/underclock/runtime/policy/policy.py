@@ -6,6 +6,7 @@ plan's are made here too: without what pays least, or what the cap forbids.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 
@@ -13,7 +14,6 @@ import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy, ThrottleReason
-from underclock.records.latencies import changed
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
@@ -305,9 +305,6 @@ def _joined(schedule: ClockSchedule, segments: list[Segment]) -> ClockSchedule:
             joined[-1] = msgspec.structs.replace(joined[-1], launches=longer, pays_j=None)
         else:
             joined.append(each)
-    last = joined[-1].clocks
-    switches = 0
-    for each in joined:
-        switches += bool(changed(last, each.clocks))
-        last = each.clocks
+    around = itertools.pairwise((joined[-1], *joined))
+    switches = sum(before.clocks != after.clocks for before, after in around)
     return msgspec.structs.replace(schedule, segments=tuple(joined), switches=switches)
