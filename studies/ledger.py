@@ -30,8 +30,7 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.models import gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.ledger.entry import LedgerEntry
-from underclock.ledger.totals import totals
+from underclock.ledger.entries import LedgerEntry, totals
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.runs import RunLine, StepLine
 from underclock.runtime.conductor.booking import BookedRun, RunTally
