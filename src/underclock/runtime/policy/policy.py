@@ -193,11 +193,12 @@ class Alternating(Policy):
         cost = self._plan.headline.cost
         autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
         return self._arms.differences(
-            promise=None if cost is None else cost.energy_change,
-            budget=self._plan.max_slowdown,
-            expected=dataclasses.replace(
-                expected or ExpectedRun(), auto_s=autos[0].time_s if autos else None
-            ),
+            dataclasses.replace(
+                expected or ExpectedRun(),
+                promise=None if cost is None else cost.energy_change,
+                budget=self._plan.max_slowdown,
+                auto_s=autos[0].time_s if autos else None,
+            )
         )
 
     def ends(self) -> str:
