@@ -161,7 +161,7 @@ def kernels_of(
 
 def files_of(made: Plan, gpus: Sequence[tuple[str, int]], *, simulated: str = "") -> Run:
     """Make the files of a run under a plan, on GPUs named by UUID and index."""
-    part = RankPart(sites=marked(made).sites, schedules=(scheduled(made),))
+    part = RankPart(sites=marked(made)[0], schedules=(scheduled(made),))
     return Run.create(made, [part], gpus, simulated=simulated)
 
 

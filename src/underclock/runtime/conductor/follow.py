@@ -156,13 +156,8 @@ class Follower:
 
     def _set(self, ask: Ask, setter: Setter, others: PollingThread) -> float:
         """Call the driver, and note the marks that pass meanwhile; return how long it took."""
-        failed: Exception | None = None
         called_s = self._clock.now_s()
-        with others.during():
-            try:
-                setter(Setting(ask.domain), ask.to_mhz)
-            except (UnderclockError, OSError) as exc:  # refused, or no journal: nothing is set
-                failed = exc
+        failed = _failed(setter, Setting(ask.domain), ask.to_mhz, others)
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
@@ -173,12 +168,10 @@ class Follower:
     def limit(self, limit_w: float, words: str, others: PollingThread) -> str:
         """Set the power limit, or only say so; return why that is refused, or nothing."""
         if self._setter is not None:
-            with others.during():
-                try:
-                    self._setter(Setting.LIMIT, limit_w)
-                except (UnderclockError, OSError) as exc:
-                    self._tell(f"the power limit cannot be set to {limit_w:g} W: {exc}")
-                    return str(exc)
+            failed = _failed(self._setter, Setting.LIMIT, limit_w, others)
+            if failed is not None:
+                self._tell(f"the power limit cannot be set to {limit_w:g} W: {failed}")
+                return str(failed)
             self._shown.limited(limit_w, self._clock.now_s())
             self.policy.uncapped()
         set_to = "is" if self._setter is not None else "would be, were this no dry run,"
@@ -298,6 +291,18 @@ class Follower:
     def energy_j(self) -> float | None:
         """What the GPU drew so far; ``None`` where its counter told nothing, or stands still."""
         return self._shown.energy_j or None
+
+
+def _failed(
+    setter: Setter, setting: Setting, value: float | None, others: PollingThread
+) -> Exception | None:
+    """Call the driver, and note the marks that pass meanwhile; return why it refused, if so."""
+    with others.during():
+        try:
+            setter(setting, value)
+        except (UnderclockError, OSError) as exc:  # refused, or no journal
+            return exc
+    return None
 
 
 class Follow:

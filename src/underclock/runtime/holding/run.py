@@ -387,7 +387,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
             "one another",
             hint="leave out --node-power",
         )
-    marks = marked(plan)
+    sites, unmarked = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
     pairs = dict.fromkeys(scheduled(plan).clocks)
@@ -401,13 +401,13 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
         check_clocks(held, listed_clocks(gpu))
 
     found, simulated = _checked_gpus(how.gpus or ("nvml:0",), check)
-    if marks.unmarked:
+    if unmarked:
         less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
         how.tell(
-            f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
+            f"{len(unmarked)} changes of the plan fall where nothing can be marked and are "
             f"timed from the mark before{less}"
         )
-    part = RankPart(sites=marks.sites, schedules=(scheduled(plan),))
+    part = RankPart(sites=sites, schedules=(scheduled(plan),))
     _tell_of_calls(how, len(found) * part.timetable(0).calls, len(found))
     return Run.create(plan, [part], found, simulated=simulated)
 

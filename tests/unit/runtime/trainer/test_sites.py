@@ -85,16 +85,17 @@ def test_without_modules_passes_alone_can_be_marked() -> None:
 
 def test_every_change_has_a_mark_at_it_or_right_before() -> None:
     made = plan()
-    marks = marked(made)
+    sites, unmarked = marked(made)
+    marks = [site.launch for site in sites]
     assert made.schedule is not None
     clocks = made.schedule.clocks
     changes = [at for at, pair in enumerate(itertools.pairwise(clocks), 1) if pair[0] != pair[1]]
     known = [site.launch for site in sites_of(made.modules, [p for _, p in launches()])]
 
     for at in changes:
-        assert max(each for each in known if each <= at) in marks.marks
-    assert marks.unmarked == tuple(at for at in changes if at not in marks.marks)
-    assert marks.marks[0] == 0
+        assert max(each for each in known if each <= at) in marks
+    assert unmarked == tuple(at for at in changes if at not in marks)
+    assert marks[0] == 0
 
 
 def test_a_plan_without_a_schedule_has_no_marks() -> None:
@@ -173,7 +174,8 @@ def test_a_step_of_which_only_the_beginning_can_be_marked_has_one_mark() -> None
     made = plan()
     forward = tuple(msgspec.structs.replace(each, pass_=F) for each in made.runs)
 
-    assert marked(msgspec.structs.replace(made, runs=forward, modules=())).marks == (0,)
+    sites, _ = marked(msgspec.structs.replace(made, runs=forward, modules=()))
+    assert [site.launch for site in sites] == [0]
 
 
 @pytest.mark.untraced

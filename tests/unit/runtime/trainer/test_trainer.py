@@ -42,8 +42,8 @@ def test_a_trainer_marks_the_page_of_its_rank(run: Run) -> None:
     marker.detach()
 
     with _page(run, 0) as first, _page(run, 1) as second:
-        assert (first.state, first.mark) == (pages.WAITING, 0)
-        assert (second.state, second.mark) == (pages.DETACHED, 1)
+        assert (first.state, first.reached()[0]) == (pages.WAITING, 0)
+        assert (second.state, second.reached()[0]) == (pages.DETACHED, 1)
 
 
 def test_a_rank_without_a_gpu_trains_without_marks(run: Run) -> None:
