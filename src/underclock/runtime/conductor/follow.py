@@ -428,7 +428,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
     if isinstance(plan, JobPlan) and ranks is not None and options["node_power_w"] is not None:
-        ranks.watts = _node(plan, run, gpus, ranks.job, options["node_power_w"])
+        ranks.watts = _node_watts(plan, run, gpus, ranks.job, options["node_power_w"])
     if metrics is not None:
         metrics.energy_j = lambda at: followers[at].energy_j
     promise = plan.headline.cost if isinstance(plan, Plan) else plan.promise
@@ -468,7 +468,7 @@ def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
     return kind(job, own, tuple(options["leader"]), digest_of(plan))
 
 
-def _node(
+def _node_watts(
     plan: JobPlan, run: Run, gpus: Mapping[str, Armed], job: JobPolicy, budget_w: float
 ) -> NodeWatts:
     """Return what moves watts between a run's GPUs; each limit is set as it is, to try that.

@@ -150,9 +150,8 @@ class JobPolicy:
         self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
         self._slowest: int | None = None  # of all ranks, of those replicas
         self._behind: dict[int, float] = {}  # likewise, and those of which that is not sure
-        self._falls = self._asked = (
-            0  # orders back to a faster pace; windows that want a slower one
-        )
+        self._falls = 0  # orders back to a faster pace
+        self._asked = 0  # windows in a row that want a slower one
         self._share = 1.0  # of that, what the job's iterations show
         self._target = 1.0  # how slow the others may be for it, of the chosen plan's time
         self._pace = 1.0  # how slow iterations are for it
