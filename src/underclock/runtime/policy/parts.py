@@ -284,14 +284,11 @@ class _Laid:
                     talks.add(self._first[at])
                     if ends_s[at] < ends_s[which]:
                         talks.add(self._after[at])
-        spans = list(pairwise([*marks, self._launches]))
-        quiet = [span for span in spans if any(span[0] <= at < span[1] for at in talks)]
-        joined: list[tuple[int, int]] = []
-        for first, end in quiet:
-            if joined and joined[-1][1] == first:
-                first, _ = joined.pop()  # noqa: PLW2901 - one longer stretch
-            joined.append((first, end))
-        yield from joined
+        spans = pairwise([*marks, self._launches])
+        for is_quiet, some in groupby(spans, lambda span: not talks.isdisjoint(range(*span))):
+            if is_quiet:
+                (first, end), *more = some
+                yield first, more[-1][1] if more else end
 
     def _auto_s(self, chosen: int) -> tuple[float, ...]:
         """Return what each launch computes at auto, cut where the chosen plan cuts it."""

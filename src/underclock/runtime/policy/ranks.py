@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from underclock.records import AUTO, ClockSchedule, ThrottleReason
+from underclock.records import AUTO, ThrottleReason
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
@@ -152,11 +152,6 @@ class RankPolicy(Policy):
             self._next = from_iteration, point
             return
         self._point, self._next = point, None
-        if point is None:
-            self._machine.hold(AUTO)
-        else:
-            self._follow(self._schedule())
-
-    def _schedule(self) -> ClockSchedule:
-        point = self._ranks.job.chosen if self._point is None else self._point
-        return self._without_free(self._part.schedules[point])
+        if point is not None:
+            self._planned = self._part.schedules[point]
+        self._hold(AUTO if point is None else None)
