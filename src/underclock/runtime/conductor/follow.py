@@ -464,8 +464,7 @@ def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
 
     kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
     job = JobPolicy(plan, window=window, ahead=nodes.AHEAD)
-    own = range(run.first, run.first + len(run.gpus))
-    return kind(job, own, tuple(options["leader"]), digest_of(plan))
+    return kind(job, tuple(options["leader"]), digest_of(plan))
 
 
 def _node_watts(

@@ -16,7 +16,7 @@ import contextlib
 import errno
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -120,7 +120,6 @@ class DecidingRanks(JobRanks):
 
     Args:
         job: What decides.
-        own: The ranks that are followed here.
         address: Host and port at which the others join.
         digest: Of the plan.
 
@@ -128,11 +127,9 @@ class DecidingRanks(JobRanks):
         UsageError: Nothing can listen there.
     """
 
-    def __init__(
-        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
-    ) -> None:
+    def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
-        self._own, self._digest = tuple(own), digest
+        self._digest = digest
         self._links: list[_Link] = []
         self._iteration = 0  # the latest that any rank began
         try:
@@ -208,7 +205,7 @@ class DecidingRanks(JobRanks):
         Raises:
             Gone: It has another plan, or ranks that are there already or that the job has not.
         """
-        known = {*self._own, *(rank for each in self._links for rank in each.ranks)}
+        known = {*self.own, *(rank for each in self._links for rank in each.ranks)}
         ours = set(range(len(self.job.order.points)))
         why = ""
         if joins.plan != self._digest:
@@ -234,7 +231,6 @@ class ToldRanks(JobRanks):
 
     Args:
         job: Whose points orders name; it decides nothing here.
-        own: The ranks that are followed here.
         address: Host and port of the conductor that decides.
         digest: Of the plan.
 
@@ -242,12 +238,10 @@ class ToldRanks(JobRanks):
         DataError: There is no such host.
     """
 
-    def __init__(
-        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
-    ) -> None:
+    def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
         self.label = "learning"
-        self._own, self._joins = tuple(own), msgspec.to_builtins(_Joins(digest, tuple(own)))
+        self._digest = digest
         try:
             self._found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         except OSError as exc:
@@ -302,7 +296,7 @@ class ToldRanks(JobRanks):
         if code == errno.EISCONN or not code:
             self._link, self._socket = _Link(self._socket, now_s), None
             with contextlib.suppress(Gone):  # it is noticed when it is looked at next
-                self._link.send(self._joins)
+                self._link.send(msgspec.to_builtins(_Joins(self._digest, self.own)))
             return True
         if code not in _UNDER_WAY or now_s >= self._again_s:
             self._socket.close()
@@ -320,7 +314,7 @@ class ToldRanks(JobRanks):
             raise Gone(str(message["refused"]))
         told = msgspec.convert(message, _Ordered)
         points = told.order.points
-        if len(points) <= max(self._own) or not all(
+        if len(points) <= max(self.own) or not all(
             each is None or 0 <= each < len(self.job.points) for each in points
         ):
             raise Gone("it ordered what the plan has not")
@@ -329,7 +323,7 @@ class ToldRanks(JobRanks):
     def _leave(self, why: str) -> str:
         """Leave the clocks of this machine's ranks to the driver for good."""
         self._over, self.label = why, "off"
-        self.take_up((None,) * (1 + max(self._own)))
+        self.take_up((None,) * (1 + max(self.own)))
         self.close()
         return f"{why}; from now on: auto on all ranks of this machine"
 

@@ -36,6 +36,11 @@ class JobRanks:
         self.next_s = math.inf
         self.label = job.stage.name.lower()
 
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The ranks that are followed here."""
+        return tuple(peer.rank for peer in self.peers)
+
     def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
         """Take note of an iteration of a rank; return words for the log, if any.
 

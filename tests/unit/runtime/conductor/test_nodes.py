@@ -43,12 +43,12 @@ class Nodes:
         self.address, own = _free_address(), range(2)
         self.now_s, self.words = 0.0, list[str]()
         self.told: ToldRanks = _with_peers(
-            ToldRanks(JobPolicy(_PLAN, window=0), told, self.address, digest), told
+            ToldRanks(JobPolicy(_PLAN, window=0), self.address, digest), told
         )
         self.tend(self.told)  # the other one has not begun
         job_policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
         self.decides: DecidingRanks = _with_peers(
-            DecidingRanks(job_policy, own, self.address, _DIGEST), own
+            DecidingRanks(job_policy, self.address, _DIGEST), own
         )
         self.iteration = 0
 
@@ -235,7 +235,7 @@ def test_who_says_nothing_is_not_who_decides(nodes: Nodes) -> None:
         nodes.tend(nodes.told)
     assert not nodes.words
     policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
-    nodes.decides = _with_peers(DecidingRanks(policy, range(2), nodes.address, _DIGEST), range(2))
+    nodes.decides = _with_peers(DecidingRanks(policy, nodes.address, _DIGEST), range(2))
     nodes.join()
 
 
@@ -256,6 +256,6 @@ def test_an_order_that_the_plan_has_not_is_not_followed(nodes: Nodes) -> None:
 def test_addresses_that_are_none_are_errors(nodes: Nodes) -> None:
     policy = JobPolicy(_PLAN)
     with pytest.raises(UsageError, match="cannot listen at 127"):
-        DecidingRanks(policy, range(2), nodes.address, _DIGEST)
+        DecidingRanks(policy, nodes.address, _DIGEST)
     with pytest.raises(DataError, match="there is no host"):
-        ToldRanks(policy, range(2, 4), ("no host of this name.invalid", 1), _DIGEST)
+        ToldRanks(policy, ("no host of this name.invalid", 1), _DIGEST)
