@@ -78,9 +78,14 @@ def _look_at_others() -> None:
         )
 
 
-def restore_for_others() -> None:
-    """As root, restore each other user's folder in a process that has that user's rights alone."""
-    for uid, folder in _others():
+def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None) -> None:
+    """As root, restore each other user's folder in a process that has that user's rights alone.
+
+    Args:
+        sessions: Where users with a session have a folder.
+        temporary: Where those without one have.
+    """
+    for uid, folder in _others(sessions, temporary or usual_folder(0).parent):
         _in_child(functools.partial(_restore_as, uid, folder))
 
 
@@ -99,11 +104,10 @@ def _restore_as(uid: int, folder: Path) -> None:
     carry_out(protocol.THEIRS, {Act.BECOME_OWNER: become, Act.RESTORE_THEIRS: restore_theirs})
 
 
-def _others() -> Iterator[tuple[int, Path]]:
-    """Yield users and the folders where their runs keep their files, with a session and without."""
-    without = usual_folder(0)
-    named = without.name.removesuffix("0")
-    for parent, before, after in ((_SESSIONS, "", "underclock"), (without.parent, named, "")):
+def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:
+    """Yield users and the folders where their runs keep their files by default."""
+    usual = usual_folder(0).name.removesuffix("0")
+    for parent, before, after in ((sessions, "", "underclock"), (temporary, usual, "")):
         for path in parent.glob(f"{before}[0-9]*"):
             with contextlib.suppress(OSError, ValueError):
                 found, uid = path.lstat(), int(path.name.removeprefix(before))
