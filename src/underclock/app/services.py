@@ -45,10 +45,9 @@ def _say_held(held: "Holding") -> None:
 
     for line in held.mended:
         say(f"an earlier run had left it set: {line}", err=True)
-    in_force = held.in_force()
     for setting, value in held.asked.items():
         unit = "W" if setting is Setting.LIMIT else "MHz"
-        say(f"{setting}: asked {value:g} {unit}, accepted; {in_force[setting]}")
+        say(f"{setting}: asked {value:g} {unit}, accepted; {held.in_force(setting)}")
     say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
 
 

@@ -76,17 +76,14 @@ class Holding:
         """The process that holds it."""
         return self._conductor.process.pid
 
-    def in_force(self) -> dict[Setting, str]:
+    def in_force(self, setting: Setting) -> str:
         """Read back what is in force; an idle GPU does not tell of its clocks."""
-        return {setting: self._in_force(setting, value) for setting, value in self.asked.items()}
-
-    def _in_force(self, setting: Setting, value: Value) -> str:
         if setting is Setting.LIMIT:
             found_w = self._gpu.power_limit_w()
             return f"{found_w:g} W is in force"
         observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
         mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
-        if mhz == value:
+        if mhz == self.asked[setting]:
             return f"runs at {mhz} MHz"
         if reasons & ThrottleReason.GPU_IDLE:
             return f"runs at {mhz} MHz, idle: whether the lock is followed shows under load"
