@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -207,18 +207,16 @@ class _Laid:
                 clocks[each % self._launches] = to if at_once else then
             if not at_once:
                 aims_s[self._first[following]] = -self._plan.latency_s
-        segments, begins = [], 0
-        for pair, some in groupby(clocks):
-            count = len(list(some))
-            segments.append(
-                Segment(
-                    launches=count,
-                    core_mhz=pair.core_mhz,
-                    mem_mhz=pair.mem_mhz,
-                    aim_s=aims_s[begins],
-                )
+        begins = [at for at in range(self._launches) if at == 0 or clocks[at] != clocks[at - 1]]
+        segments = [
+            Segment(
+                launches=end - first,
+                core_mhz=clocks[first].core_mhz,
+                mem_mhz=clocks[first].mem_mhz,
+                aim_s=aims_s[first],
             )
-            begins += count
+            for first, end in pairwise([*begins, self._launches])
+        ]
         half_s = 0.5 * self._plan.latency_s  # which part is the call the conductor learns
         return ClockSchedule(
             segments=tuple(segments),
@@ -251,11 +249,9 @@ class _Laid:
             key = some[at].kind, some[at].chunk
             # Activations are computed again inside of what PyTorch takes for the backward.
             again = before >= 0 and some[before].kind is InstructionKind.RECOMPUTE
-            ends = at
-            for rest in self._main[self._main.index(at) + 1 :]:
-                if some[rest].kind is not InstructionKind.REST:
-                    break
-                ends = rest
+            later = self._main[self._main.index(at) + 1 :]
+            rest = takewhile(lambda each: some[each].kind is InstructionKind.REST, later)
+            *_, ends = at, *rest
             for event, launch in (
                 (BEGINS, self._first[before if again else at]),
                 (ENDS, self._after[ends]),
