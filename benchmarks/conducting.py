@@ -35,9 +35,10 @@ from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.polling import wake_on_time
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.sites import MarkedStep, MarkSite
+from underclock.runtime.trainer.sites import MarkSite
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 LAUNCHES, MARKS, CHANGES = 310, 31, 16
@@ -46,7 +47,7 @@ _STRETCH_S, _STEP_SPREAD, _FIRST = 70e-6, 0.009, 20
 _CLOCK = SystemClock()
 
 
-def planned() -> tuple[Plan, MarkedStep]:
+def planned() -> tuple[Plan, RankPart]:
     """Return a plan of a step of equal launches, half of which run low, and its marks."""
     made = plan()
     if made.schedule is None:
@@ -76,7 +77,7 @@ def planned() -> tuple[Plan, MarkedStep]:
         modules=("first",) * LAUNCHES,
         schedule=schedule,
     )
-    return whole, MarkedStep(sites=sites, unmarked=(), digest="00" * 32)
+    return whole, RankPart(sites=sites, schedules=(schedule,))
 
 
 def mark(path: str, steps: int, seed: int) -> None:
@@ -188,7 +189,7 @@ def main() -> None:
     if asked.mark:
         mark(asked.mark, asked.steps, asked.seed)
         return
-    made, marked = planned()
+    made, part = planned()
     with tempfile.TemporaryDirectory() as folder:
         socket = f"{folder}/s"
         os.environ[RUNTIME_DIR], os.environ[SIMULATOR] = folder, socket
@@ -199,7 +200,7 @@ def main() -> None:
             for seed in range(asked.seed, asked.seed + asked.runs):
                 with nvml_session():
                     uuid = NvmlGpu().uuid()
-                run = Run.create(made, marked, ((uuid, 0),), simulated="RTX 3080 Ti")
+                run = Run.create(made, [part], ((uuid, 0),), simulated="RTX 3080 Ti")
                 log = Path(folder) / f"{seed}.jsonl"
                 print(one(run, log, asked.steps, dry=asked.dry, seed=seed), flush=True)
                 run.remove()

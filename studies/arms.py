@@ -29,7 +29,7 @@ from underclock.records.runs import ArmLine
 from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
-from underclock.runtime.simulated.step import Driven, Scheduled, StepLengths
+from underclock.runtime.simulated import Driven, Scheduled, StepLengths
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.marks import Counting

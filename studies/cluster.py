@@ -472,7 +472,7 @@ def helped() -> Iterator[Helped]:
             well = Ran.of(list(itertools.islice(iterations, LOOK)))
             fault(running.boards[_WEAK])
             boards = [
-                watts_.Board(
+                watts_.NodeGpu(
                     limit_w=board.gpu.limit_w,
                     range_w=known.model.limit_w[1:],
                     needs_w=watts_.needs_of(plan, policy.points, rank),

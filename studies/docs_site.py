@@ -29,7 +29,7 @@ _ROOMS = {  # where a public name lives, from the most specific on; and what suc
     "app.": "Functions",
     "tracing.trace": "Functions",
     "runtime.": "Holding clocks",
-    "integrations.": "Holding clocks",
+    "integrations": "Holding clocks",
     "errors": "Errors",
     "records": "Records",
     "": "What functions take",

@@ -32,7 +32,7 @@ from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Objective, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.step import Scheduled
+from underclock.runtime.simulated import Scheduled
 from underclock.store import read_samples
 from underclock.units import parse_duration
 

@@ -29,7 +29,7 @@ from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Kernel, Plan, Strategy
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.step import Scheduled, StepLengths
+from underclock.runtime.simulated import Scheduled, StepLengths
 
 CELLS = (
     ("rtx3080ti", 0.01),

@@ -32,7 +32,7 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, Pass, SampleSet
 from underclock.records.job import Job, Profile, ProfileRow, Waiting
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.step import Scheduled
+from underclock.runtime.simulated import Scheduled
 from underclock.store import read_samples
 
 SIMULATED = {"rtx3080ti": 8, "h200": 40}  # sequences of a microbatch

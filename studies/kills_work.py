@@ -16,7 +16,7 @@ from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.armed import Armed, restore_left
+from underclock.runtime.undo.armed import Armed, restore
 from underclock.runtime.undo.ownership import runtime_folder
 
 PERIOD_S = 2e-3
@@ -82,7 +82,7 @@ def launch() -> None:
 
     def rescue() -> None:
         with nvml_session():
-            restore_left(runtime_folder(), [uuid], settable_gpu)
+            restore(runtime_folder(), [uuid], settable_gpu)
 
     work, told_on = "kills_work:begin", subprocess.DEVNULL
     options: dict[str, object] = {"first": int(first)}

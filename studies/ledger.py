@@ -30,8 +30,7 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.models import gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.ledger.entry import LedgerEntry
-from underclock.ledger.totals import totals
+from underclock.ledger.entries import LedgerEntry, totals
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.runs import RunLine, StepLine
 from underclock.runtime.conductor.booking import BookedRun, RunTally
@@ -41,7 +40,7 @@ from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.policy import Policy, policy_of, scheduled
-from underclock.runtime.simulated.step import Driven, StepLengths
+from underclock.runtime.simulated import Driven, StepLengths
 
 GPUS = ("rtx3080ti", "a100", "h200")
 _MEMORY = {"rtx3080ti": (None, 5001)}  # the others' takes no lock

@@ -11,7 +11,7 @@ from underclock.hw.simulated.rig import Rig
 from underclock.hw.watching import WatchedLoop
 from underclock.records import Clocks, Kernel
 from underclock.records.latencies import changed
-from underclock.runtime.simulated.step import Driven, Scheduled, following
+from underclock.runtime.simulated import Driven, Scheduled, following
 
 _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 

@@ -12,7 +12,7 @@ from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.records import AUTO, Clocks, Kernel, Plan, Step
-from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 
 _WARM_S = 300.0
 _SETTLE_S = 1.0

@@ -11,7 +11,7 @@ from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import Clocks, Evidence, GpuInfo, Step
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.simulated.step import Scheduled
+from underclock.runtime.simulated import Scheduled
 
 OFF_S = 1e-3
 

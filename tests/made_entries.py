@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.ledger.entry import LedgerEntry, SavedAgainst
+from underclock.ledger.entries import LedgerEntry, SavedAgainst
 from underclock.records import Evidence
 
 HOUR_S = 3600.0

@@ -1,7 +1,7 @@
 """A tiny model that trains on the CPU, and the step that a trace of it would show."""
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,11 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
+from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.policy.parts import RankPart
+from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
+from underclock.runtime.trainer.sites import marked
 
 Event = tuple[str, str]
 
@@ -153,6 +157,12 @@ def kernels_of(
         for name in each
     )
     return kernels, tuple(each.index(name) for name in names), tuple(path for path, _ in some)
+
+
+def files_of(made: Plan, gpus: Sequence[tuple[str, int]], *, simulated: str = "") -> Run:
+    """Make the files of a run under a plan, on GPUs named by UUID and index."""
+    part = RankPart(sites=marked(made)[0], schedules=(scheduled(made),))
+    return Run.create(made, [part], gpus, simulated=simulated)
 
 
 def plan(

@@ -69,12 +69,10 @@ if TYPE_CHECKING:
     from underclock.errors import NotSupportedError as NotSupportedError
     from underclock.errors import UnderclockError as UnderclockError
     from underclock.errors import UsageError as UsageError
-    from underclock.integrations.accelerate import accelerate_tracker as accelerate_tracker
-    from underclock.integrations.lightning import lightning_callback as lightning_callback
-    from underclock.integrations.transformers import transformers_callback as transformers_callback
-    from underclock.integrations.transformers import (
-        transformers_report_to as transformers_report_to,
-    )
+    from underclock.integrations import accelerate_tracker as accelerate_tracker
+    from underclock.integrations import lightning_callback as lightning_callback
+    from underclock.integrations import transformers_callback as transformers_callback
+    from underclock.integrations import transformers_report_to as transformers_report_to
     from underclock.records import Accounting as Accounting
     from underclock.records import Aggregate as Aggregate
     from underclock.records import Arm as Arm
@@ -146,7 +144,7 @@ if TYPE_CHECKING:
     from underclock.records.serving import ServingCost as ServingCost
     from underclock.records.serving import ServingPlan as ServingPlan
     from underclock.runtime.holding.applied import applied as applied
-    from underclock.runtime.holding.governed import governor as governor
+    from underclock.runtime.holding.held_gpu import governor as governor
     from underclock.runtime.holding.run import HeldRun as HeldRun
     from underclock.runtime.holding.run import HowToRun as HowToRun
     from underclock.runtime.holding.run import Ran as Ran
@@ -187,9 +185,9 @@ _HOMES = {
             "DataError DeviceError InfeasibleError MeasurementError NotAppliedError "
             "NotPermittedError NotSupportedError UnderclockError UsageError"
         ),
-        "integrations.accelerate": "accelerate_tracker",
-        "integrations.lightning": "lightning_callback",
-        "integrations.transformers": "transformers_callback transformers_report_to",
+        "integrations": (
+            "accelerate_tracker lightning_callback transformers_callback transformers_report_to"
+        ),
         "records": (
             "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
             "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
@@ -209,7 +207,7 @@ _HOMES = {
         "records.runs": "ArmLine RunLine RunSummary",
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",
         "runtime.holding.applied": "applied",
-        "runtime.holding.governed": "governor",
+        "runtime.holding.held_gpu": "governor",
         "runtime.holding.run": "HeldRun HowToRun Ran run",
         "runtime.trainer.notes": "Hook",
         "runtime.trainer.pace": "Pace",

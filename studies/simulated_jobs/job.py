@@ -28,7 +28,7 @@ from underclock.records.job import Held, Instruction, Job, ProfileRow, RankClock
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.timetable import Timetable, timetable
-from underclock.runtime.simulated.asking import Asker
+from underclock.runtime.simulated import Asker
 from underclock.runtime.trainer.page import STEPS
 
 _LEAST_S = 1e-6  # of a launch in a timetable

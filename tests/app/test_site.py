@@ -12,7 +12,7 @@ import pytest
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.undo.armed import arm
+from underclock.runtime.undo.armed import Armed
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.testing import served_gpus
 
@@ -30,7 +30,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
         with nvml_session():
             uuids = [NvmlGpu(index).uuid() for index in (0, 1)]
-            one = arm(SettableNvmlGpu(uuids[1]), tmp_path / "run", share_lock=lambda _: None)
+            one = Armed(SettableNvmlGpu(uuids[1]), tmp_path / "run", share_lock=lambda _: None)
             one.set(Setting.CORE, 1200)
             one.lock.release()  # as when Slurm killed its processes
             programs = {

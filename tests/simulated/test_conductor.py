@@ -26,7 +26,7 @@ from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
-from underclock.runtime.simulated.step import Scheduled, StepLengths
+from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow

@@ -48,7 +48,7 @@ from underclock.records import (
 )
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.report import validation_table
-from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.store import read_document, write_document
 from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload

@@ -22,7 +22,7 @@ from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
-from underclock.runtime.simulated.step import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.ranks import ProcessRank

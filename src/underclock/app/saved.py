@@ -16,10 +16,9 @@ from underclock.app.output import print_json, print_table, say
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
-    from underclock.ledger.entry import LedgerEntry
+    from underclock.ledger.entries import LedgerEntry, SavedTotal, UntoldTotal
     from underclock.ledger.openmetrics import MetricFamily
     from underclock.ledger.rates import Rates
-    from underclock.ledger.totals import SavedTotal, UntoldTotal
 
 _KWH_J = 3.6e6
 _HOUR_S = 3600.0
@@ -62,10 +61,10 @@ def command(
 
     Example: underclock saved --by month --price 0.25EUR/kWh --grid 380g/kWh --pue 1.3
     """
+    from underclock.ledger.entries import SavedBy, totals
     from underclock.ledger.openmetrics import openmetrics_text, prometheus_text
     from underclock.ledger.rates import keep_rates, read_rates, with_said
     from underclock.ledger.store import LEDGER, ledger_path, read_entries
-    from underclock.ledger.totals import SavedBy, totals
     from underclock.store import write_text
 
     if sum((as_csv, as_json, openmetrics)) > 1:
@@ -193,8 +192,8 @@ def families(entries: Iterable["LedgerEntry"]) -> "list[MetricFamily]":
     What steps drew and would have drawn at auto only grows, so both are counters and their
     difference is the saving; its interval may shrink, and what cannot be told may be told later.
     """
+    from underclock.ledger.entries import LedgerPart, counted_once, total_of, untold_j
     from underclock.ledger.openmetrics import FamilyKind, MetricFamily
-    from underclock.ledger.totals import LedgerPart, counted_once, total_of, untold_j
 
     count, gauge = FamilyKind.COUNTER, FamilyKind.GAUGE
     drawn, auto, ends, untold, seconds, steps = (

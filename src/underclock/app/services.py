@@ -23,7 +23,7 @@ from underclock.app.signals import InterruptedBySignal
 from underclock.errors import DataError, DeviceError, UsageError
 
 if TYPE_CHECKING:
-    from underclock.runtime.holding.fixed import Holding
+    from underclock.runtime.holding.held_gpu import Holding
 
 
 @click.command(name="apply")
@@ -37,7 +37,7 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 
     Example: underclock apply plan.json --gpu nvml:0
     """
-    from underclock.runtime.holding.fixed import holding
+    from underclock.runtime.holding.held_gpu import holding
 
     with holding(plan, gpu=gpu, anyway=anyway) as held:
         warn(held.warnings)
@@ -55,10 +55,9 @@ def _say_held(held: "Holding") -> None:
 
     for line in held.mended:
         say(f"an earlier run had left it set: {line}", err=True)
-    in_force = held.in_force()
     for setting, value in held.asked.items():
         unit = "W" if setting is Setting.LIMIT else "MHz"
-        say(f"{setting}: asked {value:g} {unit}, accepted; {in_force[setting]}")
+        say(f"{setting}: asked {value:g} {unit}, accepted; {held.in_force(setting)}")
     say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
 
 

@@ -27,7 +27,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.runtime.simulated.step import Scheduled
+from underclock.runtime.simulated import Scheduled
 
 _TITLES: dict[str, str] = {Strategy.BEST_FIXED: "the best fixed clock"}
 

@@ -75,12 +75,9 @@ def with_said(rates: Rates, *, price: str | None, grid: str | None, pue: str | N
         UsageError: A price without a currency, or something that is no rate.
     """
     changes: dict[str, object] = {}
-    if price is not None:
-        changes |= _price(price)
-    if grid is not None:
-        changes |= _grid(grid)
-    if pue is not None:
-        changes |= _pue(pue)
+    for said, read in ((price, _price), (grid, _grid), (pue, _pue)):
+        if said is not None:
+            changes |= read(said)
     return msgspec.structs.replace(rates, **changes)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from underclock.errors import DataError
-from underclock.ledger.entry import LedgerEntry
+from underclock.ledger.entries import LedgerEntry
 from underclock.records.schemas import SCHEMAS
 
 LEDGER: Final = "UNDERCLOCK_LEDGER"

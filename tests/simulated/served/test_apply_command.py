@@ -23,8 +23,8 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.ledger.store import LEDGER, read_entries
 from underclock.records import Clocks, Plan
-from underclock.runtime.holding.fixed import holding
-from underclock.runtime.undo.armed import arm, left_behind
+from underclock.runtime.holding.held_gpu import holding
+from underclock.runtime.undo.armed import Armed, left_behind
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 from underclock.testing import Control
@@ -187,7 +187,7 @@ def test_without_permission_it_says_so(
 
 
 def _left_by_a_run(rig: Rig) -> None:
-    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
     one.set(Setting.CORE, 1200)
     one.set(Setting.LIMIT, 300.0)
     one.lock.release()  # as when its processes were killed
@@ -214,7 +214,7 @@ def test_restore_of_nothing_says_so(rig: Rig, capsys: pytest.CaptureFixture[str]
 def test_restore_leaves_a_run_that_goes_on_alone(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
     one.set(Setting.CORE, 1200)
 
     main(["restore"])
@@ -283,7 +283,7 @@ def test_no_user_steers_what_root_restores(*, is_held: bool, rig: Rig) -> None:
     """He takes nothing off a live run, has nobody killed, and fails and hangs nothing."""
     temporary = Path(tempfile.mkdtemp())
     temporary.chmod(0o755)
-    one = arm(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
     one.set(Setting.CORE, 1200)
     theirs = temporary / f"underclock-{NOBODY}"
     theirs.mkdir(mode=0o700)

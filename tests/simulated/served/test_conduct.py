@@ -18,7 +18,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.runtime.conductor.process import Work, WorkDone, conduct
 from underclock.runtime.conductor.process import hold as begin_hold
-from underclock.runtime.undo.armed import Armed, arm
+from underclock.runtime.undo.armed import Armed
 from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.watcher import ConductorGone, Watcher
 from underclock.runtime.undo.watching import BEAT, WATCHED, Watching
@@ -132,7 +132,7 @@ def test_of_two_gpus_one_that_is_anothers_leaves_both_alone(
     rig: Rig, other: "subprocess.Popen[bytes]"
 ) -> None:
     second = SettableNvmlGpu(NvmlGpu(1).uuid())
-    taken = arm(second, rig.folder, share_lock=lambda _: None)
+    taken = Armed(second, rig.folder, share_lock=lambda _: None)
     gpus = [SettableNvmlGpu(rig.uuid), second]
 
     with pytest.raises(OwnedError):
@@ -160,7 +160,7 @@ def ends(
     with ours, theirs:
         socket.send_fds(ours, [str(other.pid).encode()], [pidfd])
         os.close(pidfd)
-        one = arm(
+        one = Armed(
             SettableNvmlGpu(rig.uuid),
             rig.folder,
             share_lock=lambda lock: _share(ours, lock),
@@ -247,7 +247,7 @@ def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
 ) -> None:
     ours, watcher, _ = ends
     second = SettableNvmlGpu(NvmlGpu(1).uuid())
-    one = arm(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
+    one = Armed(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
     one.set(Setting.CORE, 1200)
     one.lock.release()
     watcher.hear()

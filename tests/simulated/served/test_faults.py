@@ -19,7 +19,7 @@ from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine
 from underclock.runtime.holding.run import HowToRun, Ran, run
-from underclock.runtime.undo.armed import arm, left_behind
+from underclock.runtime.undo.armed import Armed, left_behind
 from underclock.runtime.undo.processes import Process
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
@@ -278,7 +278,7 @@ def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> N
 
     with nvml_session():
         gpu = SettableNvmlGpu(examine("nvml:0").gpus[0].gpu.uuid or "")
-        left = arm(gpu, bench.folder, share_lock=lambda _: None)
+        left = Armed(gpu, bench.folder, share_lock=lambda _: None)
         left.set(Setting.CORE, 900)
         left.lock.release()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from small_training import UNCOMPILED, Model, plan, train
+from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
@@ -368,9 +368,7 @@ def test_nothing_is_held_inside_of_a_run_again(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
-    from underclock.runtime.trainer.sites import marked
-
-    run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated="RTX 3080 Ti")
+    run_ = files_of(plan(), (("GPU-x", 0),), simulated="RTX 3080 Ti")
     page = Path(run_.gpus[0].page)
     left = run_.folder.rename(folder / "run-999999999-1-abcdef")
     orphan = page.parent.rename(page.parent.with_name(f"underclock-{left.name}"))
@@ -383,9 +381,7 @@ def test_files_of_a_run_whose_launcher_died_are_removed(folder: Path) -> None:
 
 @as_root
 def test_pages_lie_where_nobody_can_foresee_and_others_folders_stay_theirs(folder: Path) -> None:
-    from underclock.runtime.trainer.sites import marked
-
-    runs = [Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated="") for _ in "12"]
+    runs = [files_of(plan(), (("GPU-x", 0),)) for _ in "12"]
     places = [Path(each.gpus[0].page).parent for each in runs]
     assert places[0] != places[1]
     assert all(len(each.name.rpartition("-")[2]) == 16 for each in places)
@@ -401,9 +397,7 @@ def test_pages_lie_where_nobody_can_foresee_and_others_folders_stay_theirs(folde
 
 
 def test_only_its_owner_may_write_the_files_of_a_run(folder: Path) -> None:
-    from underclock.runtime.trainer.sites import marked
-
-    run_ = Run.create(plan(), marked(plan()), (("GPU-x", 0),), simulated="")
+    run_ = files_of(plan(), (("GPU-x", 0),))
 
     for path in (folder, run_.folder, Path(run_.gpus[0].page)):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077

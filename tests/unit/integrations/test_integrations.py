@@ -12,9 +12,9 @@ import pytest
 
 import underclock
 from snippets import library
+from underclock import integrations
 from underclock.errors import NotSupportedError, UsageError
-from underclock.integrations import held
-from underclock.integrations.transformers import PLAN
+from underclock.integrations import PLAN
 
 _SCALARS = {"underclock/step_joules": 20.0}
 _DOCS = Path(__file__).parents[3] / "docs" / "integrations.md"
@@ -41,7 +41,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     made = Told()
-    monkeypatch.setattr(held, "applied", made.applied)
+    monkeypatch.setattr(integrations, "applied", made.applied)
     monkeypatch.setattr(underclock, "applied", made.applied)
     return made
 

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_entries import BEGAN_S, HOUR_S, KWH_J, entry, untold
-from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
-from underclock.ledger.totals import COUNTER, HEAT, SavedBy, SavedTotal, counted_once, totals
+from underclock.ledger.entries import (
+    COUNTER,
+    HEAT,
+    LedgerEntry,
+    SavedAgainst,
+    SavedBy,
+    SavedTotal,
+    counted_once,
+    hashed,
+    totals,
+)
 from underclock.records import Evidence
 
 

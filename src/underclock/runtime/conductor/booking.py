@@ -24,9 +24,8 @@ import msgspec
 from underclock.errors import UnderclockError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.ledger.entry import LedgerEntry, SavedAgainst, hashed
+from underclock.ledger.entries import OTHERWISE, LedgerEntry, SavedAgainst, hashed
 from underclock.ledger.store import ledger_path, write_entries
-from underclock.ledger.totals import OTHERWISE
 from underclock.records import Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine

@@ -9,7 +9,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +20,24 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
 from underclock.ledger.store import ledger_path
-from underclock.records import AUTO, ClockSchedule, Evidence, Plan
+from underclock.records import AUTO, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import LineListener, Log
 from underclock.runtime.conductor.metrics import Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
-from underclock.runtime.conductor.process import TRAINER_ENDED, WorkDone
+from underclock.runtime.conductor.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
-from underclock.runtime.machine.timetable import Timetable, timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.job import JobPolicy
-from underclock.runtime.policy.parts import RankPart, digest_of
-from underclock.runtime.policy.policy import Policy, policy_of, scheduled
+from underclock.runtime.policy.parts import digest_of
+from underclock.runtime.policy.policy import Policy, policy_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import NodeWatts
+from underclock.runtime.policy.watts import NodeWatts, node_gpu
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
@@ -59,9 +57,6 @@ _UNSEEN = {
     "the third one",
     pages.MARKING: "no step was seen, though marks were to come",
 }
-
-Setter = Callable[[Setting, float | None], None]
-"""Sets a clock; ``None`` gives it back to the driver."""
 
 
 class Follower:
@@ -161,13 +156,8 @@ class Follower:
 
     def _set(self, ask: Ask, setter: Setter, others: PollingThread) -> float:
         """Call the driver, and note the marks that pass meanwhile; return how long it took."""
-        failed: Exception | None = None
         called_s = self._clock.now_s()
-        with others.during():
-            try:
-                setter(Setting(ask.domain), ask.to_mhz)
-            except (UnderclockError, OSError) as exc:  # refused, or no journal: nothing is set
-                failed = exc
+        failed = _failed(setter, Setting(ask.domain), ask.to_mhz, others)
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
@@ -178,12 +168,10 @@ class Follower:
     def limit(self, limit_w: float, words: str, others: PollingThread) -> str:
         """Set the power limit, or only say so; return why that is refused, or nothing."""
         if self._setter is not None:
-            with others.during():
-                try:
-                    self._setter(Setting.LIMIT, limit_w)
-                except (UnderclockError, OSError) as exc:
-                    self._tell(f"the power limit cannot be set to {limit_w:g} W: {exc}")
-                    return str(exc)
+            failed = _failed(self._setter, Setting.LIMIT, limit_w, others)
+            if failed is not None:
+                self._tell(f"the power limit cannot be set to {limit_w:g} W: {failed}")
+                return str(failed)
             self._shown.limited(limit_w, self._clock.now_s())
             self.policy.uncapped()
         set_to = "is" if self._setter is not None else "would be, were this no dry run,"
@@ -305,6 +293,18 @@ class Follower:
         return self._shown.energy_j or None
 
 
+def _failed(
+    setter: Setter, setting: Setting, value: float | None, others: PollingThread
+) -> Exception | None:
+    """Call the driver, and note the marks that pass meanwhile; return why it refused, if so."""
+    with others.during():
+        try:
+            setter(setting, value)
+        except (UnderclockError, OSError) as exc:  # refused, or no journal
+            return exc
+    return None
+
+
 class Follow:
     """Follows the pages of a run."""
 
@@ -400,128 +400,89 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
     """
     run = Run.open(Path(options["run"]))
-    held = _held(run, options)
+    plan, parts = run.plan(), run.parts()
+    ranks = _ranks(plan, run, options) if isinstance(plan, JobPlan) else None
+    chosen = 0 if ranks is None else ranks.job.chosen
     opened = [_page(told.page) for told in run.gpus]
+    names = [NvmlGpu(told.index).info().name for told in run.gpus]
     metrics = _metrics(run, options)
-    listeners = [*filter(None, [metrics]), *_booked(run)]
+    listeners = [*filter(None, [metrics]), *_booked(run, plan, names)]
     log = Log(Path(options["log"]), listeners)
     clock = SystemClock()
     followers = []
-    for rank, (told, page) in enumerate(zip(run.gpus, opened, strict=True)):
+    for rank, (told, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
         if setter is not None:
-            _try(setter, held.schedule(rank))
+            try_clocks(setter, [each.clocks for each in part.schedules[chosen].segments])
         gpu = NvmlGpu(told.index)
-        machine = Machine(held.timetable(rank), low_mhz=_low_mhz(gpu))
-        policy = held.policy(machine, rank)
+        machine = Machine(part.timetable(chosen), low_mhz=_low_mhz(gpu))
+        if ranks is not None:
+            policy: Policy = RankPolicy(machine, part, run.first + rank, ranks)
+        elif isinstance(plan, Plan):
+            asked = {name: options[name] for name in ("arms", "window", "seed")}
+            policy = policy_of(machine, plan, **asked)
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
         gauges = Gauges(gpu, clock, closely_s=closely_s, exactly=bool(options["arms"]))
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    if isinstance(held, _HeldJob) and options["node_power_w"] is not None:
-        held.move_watts(run, gpus, options["node_power_w"])
+    if isinstance(plan, JobPlan) and ranks is not None and options["node_power_w"] is not None:
+        ranks.watts = _node_watts(plan, run, gpus, ranks.job, options["node_power_w"])
     if metrics is not None:
         metrics.energy_j = lambda at: followers[at].energy_j
+    promise = plan.headline.cost if isinstance(plan, Plan) else plan.promise
     log.write(
         RunLine(
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
-            gpus=tuple(NvmlGpu(told.index).info().name for told in run.gpus),
-            workload=held.workload,
+            gpus=tuple(names),
+            workload=plan.workload,
             marks=len(followers[0].page.marks),
             dry=options["dry"],
-            is_job=isinstance(held, _HeldJob),
+            is_job=ranks is not None,
             began_s=clock.now_s(),
-            planned_s=math.fsum(held.schedule(0).launch_s),
-            energy_change=None if held.promise is None else held.promise.energy_change,
-            time_change=None if held.promise is None else held.promise.time_change,
+            planned_s=math.fsum(parts[0].schedules[chosen].launch_s),
+            energy_change=None if promise is None else promise.energy_change,
+            time_change=None if promise is None else promise.time_change,
             arms=options["arms"],
             seed=options["seed"],
         )
     )
     wake_on_time()
     gc.freeze()  # what is loaded now stays: none of it is garbage
-    follow = Follow(tuple(followers), log, clock, getattr(held, "ranks", None))
+    follow = Follow(tuple(followers), log, clock, ranks)
     atexit.register(follow.close)  # after everything was undone, which matters more
     return follow
 
 
-class _HeldPlan:
-    """A plan as the GPUs of a run hold it: all alike."""
+def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
+    """Return who decides for the ranks of a job that are followed here, all together."""
+    window = options["window"]
+    if not options["leader"]:
+        return JobRanks(JobPolicy(plan, window=window))
+    from underclock.runtime.conductor import nodes  # noqa: PLC0415 - of several machines
 
-    def __init__(self, plan: Plan, marks: tuple[int, ...], options: Mapping[str, Any]) -> None:
-        self.workload, self.promise = plan.workload, plan.headline.cost
-        self._plan, self._marks, self._options = plan, marks, options
-
-    def schedule(self, rank: int) -> ClockSchedule:
-        """Return what a GPU's clocks are to be."""
-        del rank
-        return scheduled(self._plan)
-
-    def timetable(self, rank: int) -> Timetable:
-        """Return what its machine follows."""
-        return timetable_of(self.schedule(rank), self._marks)
-
-    def policy(self, machine: Machine, rank: int) -> Policy:
-        """Return what decides for it."""
-        del rank
-        asked = {name: self._options[name] for name in ("arms", "window", "seed")}
-        return policy_of(machine, self._plan, **asked)
+    kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
+    job = JobPolicy(plan, window=window, ahead=nodes.AHEAD)
+    return kind(job, tuple(options["leader"]), digest_of(plan))
 
 
-class _HeldJob:
-    """A job's plan as the GPUs of a run hold it: each its rank's part, all one decision."""
+def _node_watts(
+    plan: JobPlan, run: Run, gpus: Mapping[str, Armed], job: JobPolicy, budget_w: float
+) -> NodeWatts:
+    """Return what moves watts between a run's GPUs; each limit is set as it is, to try that.
 
-    def __init__(
-        self, plan: JobPlan, parts: Sequence[RankPart], run: Run, options: Mapping[str, Any]
-    ) -> None:
-        self.workload, self.promise = plan.workload, plan.promise
-        self._plan, self._parts, self._first = plan, parts, run.first
-        self.ranks = JobRanks(JobPolicy(plan, window=options["window"]))
-        if options["leader"]:
-            from underclock.runtime.conductor import nodes  # noqa: PLC0415 - of several machines
-
-            kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
-            job = JobPolicy(plan, window=options["window"], ahead=nodes.AHEAD)
-            own = range(run.first, run.first + len(run.gpus))
-            self.ranks = kind(job, own, tuple(options["leader"]), digest_of(plan))
-
-    def schedule(self, rank: int) -> ClockSchedule:
-        """Return what a rank's clocks are to be."""
-        return self._parts[self._first + rank].schedules[self.ranks.job.chosen]
-
-    def timetable(self, rank: int) -> Timetable:
-        """Return what its machine follows."""
-        return self._parts[self._first + rank].timetable(self.ranks.job.chosen)
-
-    def policy(self, machine: Machine, rank: int) -> Policy:
-        """Return what decides for it; asked for rank by rank."""
-        at = self._first + rank
-        return RankPolicy(machine, self._parts[at], at, self.ranks)
-
-    def move_watts(self, run: Run, gpus: Mapping[str, Armed], budget_w: float) -> None:
-        """Let watts be moved between the run's GPUs; each limit is set as it is, to try that.
-
-        Raises:
-            NotPermittedError: It may not be set.
-            UsageError: The limits add up to more than the budget.
-        """
-        boards = []
-        for rank, told in enumerate(run.gpus, start=self._first):
-            boards.append(board_of(NvmlGpu(told.index), self._plan, self.ranks.job.points, rank))
-            if told.uuid in gpus:
-                gpus[told.uuid].set(Setting.LIMIT, boards[-1].limit_w)
-        self.ranks.watts = NodeWatts(
-            boards, first=self._first, budget_w=budget_w, chosen=self.ranks.job.chosen
-        )
-
-
-def _held(run: Run, options: Mapping[str, Any]) -> _HeldPlan | _HeldJob:
-    plan = run.plan()
-    if isinstance(plan, JobPlan):
-        return _HeldJob(plan, run.parts(), run, options)
-    return _HeldPlan(plan, run.gpus[0].marks, options)
+    Raises:
+        NotPermittedError: It may not be set.
+        UsageError: The limits add up to more than the budget.
+    """
+    found = []
+    for rank, told in enumerate(run.gpus, start=run.first):
+        gpu = NvmlGpu(told.index)
+        found.append(node_gpu(gpu.info(), gpu.power_limit_w(), plan, job.points, rank))
+        if told.uuid in gpus:
+            gpus[told.uuid].set(Setting.LIMIT, found[-1].limit_w)
+    return NodeWatts(found, first=run.first, budget_w=budget_w, chosen=job.chosen)
 
 
 def _page(path: str) -> Page:
@@ -545,28 +506,16 @@ def _metrics(run: Run, options: Mapping[str, Any]) -> Metrics | None:
     return metrics
 
 
-def _booked(run: Run) -> list[LineListener]:
+def _booked(run: Run, plan: Plan | JobPlan, names: Sequence[str]) -> list[LineListener]:
     """Return who writes the run into the user's ledger, where there is to be one."""
     path = ledger_path(os.environ)
     if path is None:
         return []
-    gpus = [(told.uuid, NvmlGpu(told.index).info().name) for told in run.gpus]
-    return [Booking(path, RunTally(BookedRun.of(run.plan(), gpus, run.first, os.environ)))]
+    gpus = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
+    return [Booking(path, RunTally(BookedRun.of(plan, gpus, run.first, os.environ)))]
 
 
 def _low_mhz(gpu: NvmlGpu) -> int:
     """Return the core clock to wait at: what comes next begins at it, until its mark is seen."""
     clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz()))
     return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
-
-
-def _try(setter: Setter, schedule: ClockSchedule) -> None:
-    """Set and give back each clock that the plan changes, so that a refusal is known at once."""
-    clocks = schedule.segments
-    for setting, values in (
-        (Setting.CORE, {each.core_mhz for each in clocks} - {None}),
-        (Setting.MEMORY, {each.mem_mhz for each in clocks} - {None}),
-    ):
-        if values:
-            setter(setting, max(each for each in values if each is not None))
-            setter(setting, None)

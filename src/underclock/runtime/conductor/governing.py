@@ -2,16 +2,16 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting
-from underclock.records import Clocks
+from underclock.records.latencies import changed
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.conductor.process import Setter, WorkDone, try_clocks
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import NOTE
 from underclock.runtime.undo.armed import Armed
@@ -19,8 +19,6 @@ from underclock.store import as_record
 
 _MOST_NOTES = 1024  # read at once; a pipe holds four times as many
 _ENDED = "the server ended, or governs no more"
-
-Setter = Callable[[Setting, float | None], None]
 
 
 class Governing:
@@ -49,7 +47,8 @@ class Governing:
             self._governor.noted(note, now_s)
         clocks = self._governor.ask(now_s)
         if clocks is not None:
-            self._set(clocks)
+            for domain, _, to_mhz in changed(self._governor.asked, clocks):
+                self._setter(Setting(domain), to_mhz)
             self._governor.changed(clocks, self._clock.now_s())
 
     def _notes(self) -> list[Note]:
@@ -60,13 +59,6 @@ class Governing:
         if not data:
             raise WorkDone(_ENDED)
         return Note.read(data)
-
-    def _set(self, clocks: Clocks) -> None:
-        before = self._governor.asked
-        if clocks.core_mhz != before.core_mhz:
-            self._setter(Setting.CORE, clocks.core_mhz)
-        if clocks.mem_mhz != before.mem_mhz:
-            self._setter(Setting.MEMORY, clocks.mem_mhz)
 
 
 def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Governing:
@@ -81,19 +73,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Governing:
     """
     (armed,) = gpus.values()
     plan = as_record(Path(options["plan"]), ServingPlan)
-    _try(armed.set, plan)
+    try_clocks(armed.set, [each.chosen.clocks for each in plan.buckets])
     pipe = sys.stdin.fileno()
     os.set_blocking(pipe, False)
     return Governing(Governor(plan, options["latency_s"]), armed.set, pipe, SystemClock())
-
-
-def _try(setter: Setter, plan: ServingPlan) -> None:
-    """Set and give back each clock that the table changes, so that a refusal is known at once."""
-    chosen = [each.chosen.clocks for each in plan.buckets]
-    for setting, values in (
-        (Setting.CORE, [each.core_mhz for each in chosen if each.core_mhz is not None]),
-        (Setting.MEMORY, [each.mem_mhz for each in chosen if each.mem_mhz is not None]),
-    ):
-        if values:
-            setter(setting, max(values))
-            setter(setting, None)

@@ -31,7 +31,7 @@ from underclock.hw.settable import (
     pod_of,
 )
 from underclock.hw.wire import Message
-from underclock.runtime.undo.armed import Armed, arm, refuse_beside_others
+from underclock.runtime.undo.armed import Armed, refuse_beside_others
 from underclock.runtime.undo.ownership import OwnedError, read_trusted
 from underclock.runtime.undo.watching import Watching
 
@@ -341,7 +341,7 @@ class Leases:
         refuse_beside_others([uuid])
         watching = Watching(self._terms.folder)
         try:
-            armed = arm(self._gpu, self._terms.folder, share_lock=watching.share)
+            armed = Armed(self._gpu, self._terms.folder, share_lock=watching.share)
         except BaseException:
             watching.close()
             raise

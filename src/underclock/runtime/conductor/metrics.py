@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from underclock.errors import NotSupportedError, UnderclockError
-from underclock.ledger.entry import hashed
+from underclock.ledger.entries import hashed
 from underclock.ledger.openmetrics import (
     OPENMETRICS_TYPE,
     TEXT_TYPE,

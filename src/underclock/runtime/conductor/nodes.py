@@ -16,7 +16,7 @@ import contextlib
 import errno
 import math
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -56,12 +56,9 @@ class _Iterated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order, as it travels."""
 
-    generation: int
-    points: tuple[int | None, ...]
+    order: Order
     from_iteration: int | None
     label: str
-    words: str
-    slow: int | None = None
 
 
 class _Link:
@@ -123,7 +120,6 @@ class DecidingRanks(JobRanks):
 
     Args:
         job: What decides.
-        own: The ranks that are followed here.
         address: Host and port at which the others join.
         digest: Of the plan.
 
@@ -131,11 +127,9 @@ class DecidingRanks(JobRanks):
         UsageError: Nothing can listen there.
     """
 
-    def __init__(
-        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
-    ) -> None:
+    def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
-        self._own, self._digest = tuple(own), digest
+        self._digest = digest
         self._links: list[_Link] = []
         self._iteration = 0  # the latest that any rank began
         try:
@@ -159,15 +153,13 @@ class DecidingRanks(JobRanks):
             return ""
         at = None if self.job.over else self._iteration + AHEAD
         label = self.job.stage.name.lower()
-        told = _Ordered(order.generation, order.points, at, label, order.words, order.slow)
+        told = _Ordered(order, at, label)
         for link in list(self._links):
             try:
                 link.send(msgspec.to_builtins(told))
             except Gone:  # it is noticed, and told of, when it is looked at next
                 continue
-        self.label = label
-        self.take_up(order.points, at, slow=order.slow)
-        return f"order {order.generation}: {order.words}" + _from(at)
+        return self.follow(order, label, at)
 
     def tend(self, now_s: float) -> Iterator[str]:
         """Hear of the other machines' ranks; yield words for the log."""
@@ -213,7 +205,7 @@ class DecidingRanks(JobRanks):
         Raises:
             Gone: It has another plan, or ranks that are there already or that the job has not.
         """
-        known = {*self._own, *(rank for each in self._links for rank in each.ranks)}
+        known = {*self.own, *(rank for each in self._links for rank in each.ranks)}
         ours = set(range(len(self.job.order.points)))
         why = ""
         if joins.plan != self._digest:
@@ -239,7 +231,6 @@ class ToldRanks(JobRanks):
 
     Args:
         job: Whose points orders name; it decides nothing here.
-        own: The ranks that are followed here.
         address: Host and port of the conductor that decides.
         digest: Of the plan.
 
@@ -247,12 +238,10 @@ class ToldRanks(JobRanks):
         DataError: There is no such host.
     """
 
-    def __init__(
-        self, job: JobPolicy, own: Sequence[int], address: tuple[str, int], digest: str
-    ) -> None:
+    def __init__(self, job: JobPolicy, address: tuple[str, int], digest: str) -> None:
         super().__init__(job)
         self.label = "learning"
-        self._own, self._joins = tuple(own), msgspec.to_builtins(_Joins(digest, tuple(own)))
+        self._digest = digest
         try:
             self._found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
         except OSError as exc:
@@ -307,7 +296,7 @@ class ToldRanks(JobRanks):
         if code == errno.EISCONN or not code:
             self._link, self._socket = _Link(self._socket, now_s), None
             with contextlib.suppress(Gone):  # it is noticed when it is looked at next
-                self._link.send(self._joins)
+                self._link.send(msgspec.to_builtins(_Joins(self._digest, self.own)))
             return True
         if code not in _UNDER_WAY or now_s >= self._again_s:
             self._socket.close()
@@ -323,20 +312,18 @@ class ToldRanks(JobRanks):
     def _do(self, message: Message) -> str:
         if "refused" in message:
             raise Gone(str(message["refused"]))
-        order = msgspec.convert(message, _Ordered)
-        points = order.points
-        if len(points) <= max(self._own) or not all(
+        told = msgspec.convert(message, _Ordered)
+        points = told.order.points
+        if len(points) <= max(self.own) or not all(
             each is None or 0 <= each < len(self.job.points) for each in points
         ):
             raise Gone("it ordered what the plan has not")
-        self.label = order.label
-        self.take_up(points, order.from_iteration, slow=order.slow)
-        return f"order {order.generation}: {order.words}" + _from(order.from_iteration)
+        return self.follow(told.order, told.label, told.from_iteration)
 
     def _leave(self, why: str) -> str:
         """Leave the clocks of this machine's ranks to the driver for good."""
         self._over, self.label = why, "off"
-        self.take_up((None,) * (1 + max(self._own)))
+        self.take_up((None,) * (1 + max(self.own)))
         self.close()
         return f"{why}; from now on: auto on all ranks of this machine"
 
@@ -346,7 +333,3 @@ class ToldRanks(JobRanks):
             if each is not None:
                 each.close()
         self._link = self._socket = None
-
-
-def _from(iteration: int | None) -> str:
-    return "" if iteration is None else f", from iteration {iteration} on"

@@ -76,7 +76,9 @@ class Polling:
         now_s = self._clock.now_s()
         before_s, self._polled_s = self._polled_s, now_s
         if reached == self._last:
-            self._poll_again(now_s)
+            if now_s - self._expected_s >= self._close_s:
+                self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
+            self._choose_next(now_s)
             return None
         self._last = reached
         mark, steps = reached
@@ -88,28 +90,23 @@ class Polling:
     def expect(self, mark_s: float, now_s: float) -> None:
         """Say when the next mark is expected; infinite where nothing is known."""
         self._expected_s = mark_s
-        if mark_s == math.inf:
-            self.next_s = now_s + self._peace_s()
-        else:
-            how = self._how
-            early_s = max(how.early * self._close_s, _UNSURE * self._position.unsure_s)
-            first_s = self._first_s = mark_s - early_s
-            self.next_s = first_s if first_s > now_s else now_s + self._wait_s(now_s - mark_s)
+        if mark_s < math.inf:
+            early_s = max(self._how.early * self._close_s, _UNSURE * self._position.unsure_s)
+            self._first_s = mark_s - early_s
+        self._choose_next(now_s)
 
     def expect_after(self, mark: int, at_s: float) -> None:
         """Expect the mark after one that was reached then, before anybody is told of that."""
         self.expect(self._position.after_s(mark - 1, at_s), self._polled_s)
 
-    def _poll_again(self, now_s: float) -> None:
-        """Decide when to poll next, where nothing new was seen."""
+    def _choose_next(self, now_s: float) -> None:
+        """Decide when to poll next."""
         if self._expected_s == math.inf:
-            self.next_s = now_s + self._peace_s()
-            return
-        overdue_s = now_s - self._expected_s
-        if overdue_s >= self._close_s:
-            self._close_s = min(_LATER * self._close_s, _MOST_CLOSE_S)
-        first_s = self._first_s
-        self.next_s = first_s if first_s > now_s else now_s + self._wait_s(overdue_s)
+            self.next_s = now_s + (_WAITING_S if self._page.state == pages.MARKING else _IDLE_S)
+        elif self._first_s > now_s:
+            self.next_s = self._first_s
+        else:
+            self.next_s = now_s + self._wait_s(now_s - self._expected_s)
 
     @property
     def _how(self) -> _How:
@@ -132,9 +129,6 @@ class Polling:
         if early_s > late_s:  # it was not expected between the two
             early_s, late_s = max(before_s, now_s - self._close_s), now_s
         return 0.5 * (early_s + late_s)
-
-    def _peace_s(self) -> float:
-        return _WAITING_S if self._page.state == pages.MARKING else _IDLE_S
 
 
 class PollingThread:

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,13 +23,14 @@ from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.records import Clocks
+from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.undo.armed import (
     Armed,
     Undone,
-    arm,
-    keeps_limit,
     notes_on_others,
     refuse_beside_others,
+    undo_order,
 )
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
@@ -69,6 +70,22 @@ Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
 
 Tell = Callable[[Mapping[str, Any]], None]
 
+Setter = Callable[[Setting, float | None], None]
+"""Sets a clock; ``None`` gives it back to the driver."""
+
+
+def try_clocks(setter: Setter, some: Collection[Clocks]) -> None:
+    """Set and give back each clock that some are to be held at, so that a refusal is known at once.
+
+    Raises:
+        NotPermittedError: A clock cannot be set.
+    """
+    for domain in Domain:
+        held_mhz = [mhz for each in some if (mhz := mhz_of(each, domain)) is not None]
+        if held_mhz:
+            setter(Setting(domain), max(held_mhz))
+            setter(Setting(domain), None)
+
 
 class Ending(NamedTuple):
     """Why it ended, in a few words, and what was undone, GPU by GPU."""
@@ -98,22 +115,21 @@ def conduct(
     """
     notes = notes_on_others()
     with asked_to_end() as asked:
-        armed: list[Armed] = []
+        armed: dict[str, Armed] = {}
         undone: tuple[Undone, ...] = ()
         try:
             for gpu in gpus:
-                one = arm(gpu, folder, share_lock=watching.share)
-                armed.append(one)  # at once: what fails at the next is undone here too
+                # Kept at once: what fails at the next is undone here too.
+                armed[gpu.uuid] = Armed(gpu, folder, share_lock=watching.share)
             ends = _Ends(trainer, asked)
             why = ends.why(watching)
             if why is None:
-                work = begin({one.uuid: one for one in armed})
-                mended = [one.mended._asdict() for one in armed]
+                work = begin(armed)
+                mended = [one.mended._asdict() for one in armed.values()]
                 tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
-            armed.sort(key=lambda one: keeps_limit(folder, one.uuid))
-            undone = tuple(one.end() for one in armed)
+            undone = tuple(armed[uuid].end() for uuid in undo_order(folder, armed))
             failed = [line for one in undone for line in one.failed]
             if not failed:  # else it tries again after our end
                 watching.close()

@@ -20,7 +20,6 @@ from underclock.records.job import JobPlan
 from underclock.runtime.policy.parts import RankPart, digest_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.sites import MarkedStep
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
 from underclock.store import kind_of, read_document, write_document
@@ -52,7 +51,7 @@ class RunFile(Record, frozen=True, kw_only=True):
 
     Attributes:
         version: Of the pages.
-        digest: Of the plan and its mark sites.
+        digest: Of the plan.
         world: Ranks of the job that is planned; 0 for a plan of one GPU, held by any number.
         first: Rank of the job that is the first of this machine's.
         schedule: Name of the job's pipeline schedule; empty for none.
@@ -69,14 +68,15 @@ class RunFile(Record, frozen=True, kw_only=True):
 class Run:
     """The files of a run."""
 
-    def __init__(self, folder: Path, gpus: tuple[RunGpu, ...], first: int = 0) -> None:
-        self.folder, self.gpus, self.first = folder, gpus, first
+    def __init__(self, folder: Path, told: RunFile) -> None:
+        self.folder, self.gpus, self.first = folder, told.gpus, told.first
+        self._world = told.world
 
     @classmethod
     def create(
         cls,
         plan: Plan | JobPlan,
-        held: "MarkedStep | Sequence[RankPart]",
+        parts: Sequence[RankPart],
         gpus: Sequence[tuple[str, int]],
         *,
         simulated: str,
@@ -85,7 +85,7 @@ class Run:
         """Make them.
 
         Args:
-            held: The marks that all GPUs have, or the part of each rank of a job.
+            parts: Of each rank of a job; else the one that all GPUs have.
             first: Rank of the job that the first of the GPUs is of.
             simulated: The model that another process serves; empty for real GPUs.
 
@@ -96,41 +96,37 @@ class Run:
             tidy()
             folder = _new_folder()
             write_document(folder / _PLAN, plan)
-            parts = () if isinstance(held, MarkedStep) else tuple(held)
             (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
-            digest = held.digest if isinstance(held, MarkedStep) else digest_of(plan)
+            digest, job = digest_of(plan), plan.job if isinstance(plan, JobPlan) else None
             told = []
             pages_in = _pages(folder)
             pages_in.mkdir(mode=0o700, exist_ok=pages_in == folder)
             for rank, (uuid, index) in enumerate(gpus):
-                part = parts[first + rank] if parts else None
-                step = folder / f"step{rank if parts else 0}.json"
+                part = parts[first + rank if job else 0]
+                step = folder / f"step{rank if job else 0}.json"
                 if simulated and not step.exists():
                     write_document(step, _step(plan, part, simulated))
-                sites = held.sites if isinstance(held, MarkedStep) else held[first + rank].sites
-                marks = tuple(site.launch for site in sites)
                 path = pages_in / f"{rank}.page"
-                Page.create(path, digest=bytes.fromhex(digest), marks=marks).close()
+                Page.create(path, digest=bytes.fromhex(digest), marks=part.marks).close()
                 told.append(
                     RunGpu(
                         uuid=uuid,
                         index=index,
                         page=str(path),
-                        places=tuple((s.event, s.path, s.occurrence, s.total) for s in sites),
-                        marks=marks,
+                        places=tuple((s.event, s.path, s.occurrence, s.total) for s in part.sites),
+                        marks=part.marks,
                         step=str(step) if simulated else "",
                     )
                 )
-            run = cls(folder, tuple(told), first)
-            schedule = plan.job.schedule if isinstance(plan, JobPlan) else ""
             body = RunFile(
                 version=pages.VERSION,
                 digest=digest,
-                gpus=run.gpus,
-                world=len(parts),
+                gpus=tuple(told),
+                world=len(job.ranks) if job else 0,
                 first=first,
-                schedule=schedule,
+                schedule=job.schedule if job else "",
             )
+            run = cls(folder, body)
             run.path.write_bytes(msgspec.json.encode(body))
         except OSError as exc:
             raise UsageError(
@@ -160,15 +156,17 @@ class Run:
             body = msgspec.json.decode((folder / _RUN).read_bytes(), type=RunFile)
         except (OSError, msgspec.DecodeError) as exc:
             raise DataError(f"{folder} holds no run: {exc}") from exc
-        return cls(folder, body.gpus, body.first)
+        return cls(folder, body)
 
     def plan(self) -> Plan | JobPlan:
         """Return what is held."""
         return read_plan(self.folder / _PLAN)
 
     def parts(self) -> tuple[RankPart, ...]:
-        """Return the part of each rank, where the plan is a job's; none else."""
-        return msgspec.json.decode((self.folder / _PARTS).read_bytes(), type=tuple[RankPart, ...])
+        """Return the part of each GPU of this run."""
+        parts = msgspec.json.decode((self.folder / _PARTS).read_bytes(), type=tuple[RankPart, ...])
+        count = len(self.gpus)
+        return parts[self.first : self.first + count] if self._world else parts * count
 
     def remove(self) -> None:
         """Remove them; who has a page mapped keeps it."""
@@ -186,12 +184,10 @@ def read_plan(path: Path) -> Plan | JobPlan:
     return read_document(path, Plan)
 
 
-def _step(plan: Plan | JobPlan, part: RankPart | None, model: str) -> Step:
+def _step(plan: Plan | JobPlan, part: RankPart, model: str) -> Step:
     """Return what a simulated GPU runs: the plan's step, or work as long as a rank's at auto."""
     if isinstance(plan, Plan):
         return Step(name=plan.workload, kernels=plan.runs, order=plan.order)
-    if part is None:
-        raise AssertionError("a job has parts")
     from underclock.hw.simulated.costs import flops_for  # noqa: PLC0415 - where it is needed
 
     lasts_s = sorted(set(part.auto_s))

@@ -39,7 +39,7 @@ from underclock.runtime.conductor.leases import (
     rules_in,
 )
 from underclock.runtime.conductor.process import asked_to_end
-from underclock.runtime.undo.armed import left_behind, restore
+from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import OwnedError, runtime_folder
 
 MOST, MOST_OF_USER = 256, 32
@@ -439,8 +439,7 @@ def serve(
             )
         folder = runtime_folder()
         uuids = [NvmlGpu(index).uuid() for index in range(nvml.gpu_count())]
-        left = [uuid for uuid in left_behind(folder) if uuid in uuids]
-        for undone in restore(folder, left, SettableNvmlGpu):
+        for undone in restore(folder, uuids, SettableNvmlGpu):
             for line in (*undone.done, *undone.failed):
                 tell(f"left by an earlier run on GPU {undone.uuid}: {line}")
         terms = Terms(folder=folder, clock=SystemClock(), tell=tell, owners=owners, limit_s=limit_s)

@@ -2,6 +2,6 @@
 
 * `run`: a schedule, while a command trains
 * `applied`: the same while a block of this process does
-* `fixed`: the best fixed clocks or a power limit, until somebody ends it
+* `held_gpu`: one GPU at the best fixed clocks or a power limit, or a server's by a governor
 * `restore`: what a killed run left set, undone
 """

@@ -25,9 +25,8 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
-from underclock.records.runs import Line, RunSummary
+from underclock.records.runs import RunSummary
 from underclock.report import closing_line
-from underclock.runtime.conductor.limits import board_of
 from underclock.runtime.conductor.log import (
     LogReader,
     last_run,
@@ -39,15 +38,14 @@ from underclock.runtime.conductor.log import (
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
-from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.job import planned_points
-from underclock.runtime.policy.parts import parts_of
+from underclock.runtime.policy.parts import RankPart, parts_of
 from underclock.runtime.policy.policy import scheduled
-from underclock.runtime.policy.watts import Board, check_budget
+from underclock.runtime.policy.watts import NodeGpu, check_budget, node_gpu
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
-from underclock.runtime.undo.armed import left_behind, restore_left
+from underclock.runtime.undo.armed import left_behind, restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
 
@@ -254,7 +252,8 @@ class HeldRun:
                     listening = [pidfd]
                 if clock.now_s() >= live_at_s:
                     live_at_s += live_s
-                    self._tell_of_last_steps()
+                    if words := live_line(self._log.new()):
+                        self._how.tell(words)
                 if self._words is None:
                     self._conductor.tend()
             self._code = trainer.wait()
@@ -298,11 +297,7 @@ class HeldRun:
         folder, uuids = runtime_folder(), [gpu.uuid for gpu in self.run.gpus]
         if left_behind(folder):
             with nvml_session():
-                self._undone += restore_left(folder, uuids, settable_gpu)
-
-    def _tell_of_last_steps(self) -> None:
-        if words := live_line(self._log.new()):
-            self._how.tell(words)
+                self._undone += restore(folder, uuids, settable_gpu)
 
     def scalars(self, gpu: int = 0) -> dict[str, float]:
         """Return how the last steps went, for a logger; empty before there was one.
@@ -323,13 +318,24 @@ class HeldRun:
         """Of its steps, once it ended."""
         return None if self.ran is None else self.ran.summary
 
-    def tell_how_it_ended(self) -> None:
-        """Say how it went, once clocks are as they were found; nothing where it never began."""
+    def end(self) -> None:
+        """End the conductor, if it still runs; once clocks are as they were found, say how it went.
+
+        Of what never began nothing is said.
+        """
+        if self._conducting is None:
+            return
+        if self._code is None:  # else it knows that the command has ended
+            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
+            if self._asked:
+                self._conducting.process.terminate()
+        words = self._hear()
+        self._conducting.close()
         if not self._began:
             return
-        words = self._hear()
         undone = [line for gpu in words["undone"] for line in (*gpu["done"], *gpu["failed"])]
-        summary = summary_of(last_run(self._lines()))
+        log = Path(self._options["log"])
+        summary = summary_of(last_run(read_log(log) if log.is_file() else ()))
         clocks = "no clock was set" if self._how.dry else "clocks were given back"
         if any(gpu["failed"] for gpu in words["undone"]):
             clocks = "what was set STAYS set for now: `underclock restore` gives it back"
@@ -344,22 +350,6 @@ class HeldRun:
             self._how.tell(self.ran.line)
         else:
             self._how.ended(self.ran)
-
-    def _lines(self) -> tuple[Line, ...]:
-        """Return the log, where it is a file that can be read again."""
-        log = Path(self._options["log"])
-        return read_log(log) if log.is_file() else ()
-
-    def stop(self) -> None:
-        """End the conductor, if it still runs."""
-        if self._conducting is None:
-            return
-        if self._code is None:  # else it knows that the command has ended
-            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
-            if self._asked:
-                self._conducting.process.terminate()
-        self._hear()
-        self._conducting.close()
 
 
 @contextmanager
@@ -385,8 +375,7 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         yield held
     finally:
         try:
-            held.stop()
-            held.tell_how_it_ended()
+            held.end()
         finally:
             run.remove()
 
@@ -398,7 +387,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
             "one another",
             hint="leave out --node-power",
         )
-    marks = marked(plan)
+    sites, unmarked = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
     pairs = dict.fromkeys(scheduled(plan).clocks)
@@ -412,14 +401,15 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
         check_clocks(held, listed_clocks(gpu))
 
     found, simulated = _checked_gpus(how.gpus or ("nvml:0",), check)
-    if marks.unmarked:
+    if unmarked:
         less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
         how.tell(
-            f"{len(marks.unmarked)} changes of the plan fall where nothing can be marked and are "
+            f"{len(unmarked)} changes of the plan fall where nothing can be marked and are "
             f"timed from the mark before{less}"
         )
-    _tell_of_calls(how, len(found) * timetable_of(scheduled(plan), marks.marks).calls, len(found))
-    return Run.create(plan, marks, found, simulated=simulated)
+    part = RankPart(sites=sites, schedules=(scheduled(plan),))
+    _tell_of_calls(how, len(found) * part.timetable(0).calls, len(found))
+    return Run.create(plan, [part], found, simulated=simulated)
 
 
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
@@ -449,7 +439,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             "the job has one replica, and a straggler is told by comparing replicas",
             hint="leave out --node-power: no watts would be moved",
         )
-    parts, boards = parts_of(plan), list[Board]()
+    parts, node = parts_of(plan), list[NodeGpu]()
     points, chosen = ((), 0) if how.node_power_w is None else planned_points(plan)
 
     def check(local: int, gpu: NvmlGpu) -> None:
@@ -466,21 +456,21 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
         check_clocks(held, listed_clocks(gpu))
         if how.node_power_w is not None:
-            boards.append(board_of(gpu, plan, points, rank))
+            node.append(node_gpu(info, gpu.power_limit_w(), plan, points, rank))
 
     found, simulated = _checked_gpus(gpus, check)
     if how.node_power_w is not None:
-        how.tell(_about_watts(boards, how, chosen, how.node_power_w))
+        how.tell(_about_watts(node, how, chosen, how.node_power_w))
     here = parts[first : last + 1]
     _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
     return Run.create(plan, parts, found, simulated=simulated, first=first)
 
 
-def _about_watts(boards: Sequence[Board], how: HowToRun, chosen: int, budget_w: float) -> str:
+def _about_watts(node: Sequence[NodeGpu], how: HowToRun, chosen: int, budget_w: float) -> str:
     """Say what may become of power limits; `UsageError` where they exceed the budget already."""
-    limits_w = [board.limit_w for board in boards]
+    limits_w = [gpu.limit_w for gpu in node]
     check_budget(limits_w, budget_w)
-    some_w, most_w = (sum(board.spares_w(at) for board in boards) for at in (chosen, -1))
+    some_w, most_w = (sum(gpu.spares_w(at) for gpu in node) for at in (chosen, -1))
     asked = "would be asked for" if how.dry else "may be asked for"
     return (
         f"power limits add up to {math.fsum(limits_w):g} of {budget_w:g} W, and ranks could spare "

@@ -265,9 +265,9 @@ class ClockDomains:
         ends = [end for _, end in self._quiet]
         at = bisect.bisect_right(ends, first % self._launches) - 1
         before = ends[at] - (self._launches if at < 0 else 0)
-        into_s, step_s = self._position.into_s, self._position.step_s
-        apart_s = into_s(first % self._launches) - into_s(before % self._launches)
-        return apart_s + (step_s if apart_s <= 0.0 else 0.0)
+        usual = self._position.intervals
+        apart_s = usual.into_s(first % self._launches) - usual.into_s(before % self._launches)
+        return apart_s + (usual.step_s if apart_s <= 0.0 else 0.0)
 
     def _beside_quiet_s(self, due_s: float, call_s: float) -> float:
         """Return when to ask for what is due then, so that the call disturbs no communication.

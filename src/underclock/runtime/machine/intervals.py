@@ -9,6 +9,7 @@ It stands on the standard library alone: lists are short, and a conductor is to 
 import bisect
 import itertools
 import math
+import statistics
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 
@@ -116,7 +117,7 @@ class Intervals:
 
     def _digest(self) -> None:
         """Tell from the steps remembered what is usual."""
-        usual_s = [_median(some) for some in zip(*self._history, strict=True)]
+        usual_s = [statistics.median(some) for some in zip(*self._history, strict=True)]
         usually_s = math.fsum(usual_s)
         if not usually_s:  # marks that came at one time tell of none; what was usual stays
             return
@@ -143,9 +144,4 @@ def _between_s(timetable: Timetable) -> list[float]:
 
 def deviation(off: Sequence[float]) -> float:
     """Return the standard deviation of normal noise about 0, which odd values hardly move."""
-    return _NORMAL * _median([abs(each) for each in off])
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered, count = sorted(values), len(values)
-    return 0.5 * (ordered[(count - 1) // 2] + ordered[count // 2])
+    return _NORMAL * statistics.median([abs(each) for each in off])

@@ -12,7 +12,6 @@ from enum import StrEnum
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
 from underclock.runtime.machine.clock_domains import DomainChanges, Latencies
-from underclock.units import format_mhz
 
 _WITHIN_MHZ = 15  # one bin of the core clock: what is read back may be the bin below
 _WITHIN = 0.02  # and of the memory's, whose bins are wide
@@ -24,7 +23,7 @@ _POWER_GAIN = 0.05  # of one reading in the usual power
 
 
 class LockState(StrEnum):
-    """How far a lock got; the value is the sentence shown to the user."""
+    """How far a lock got; the value says it in words."""
 
     NONE = "nothing was asked for"
     ASKED = "asked for; the driver has not answered"
@@ -122,9 +121,6 @@ class Lock:
         if state is not LockState.OVERRULED:
             self.why, self._differed = "", 0
         return True
-
-    def __str__(self) -> str:
-        return f"{self.domain} {format_mhz(self.mhz)} MHz: {self.why or self.state}"
 
 
 def why(reasons: ThrottleReason) -> str:

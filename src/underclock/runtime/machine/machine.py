@@ -335,7 +335,7 @@ class Machine:
             return
         changes = () if self.state is State.HELD else self._domains.changes()
         position.wants(
-            position.into_s(change.at) + change.aim_s - latencies.lead_s(change)
+            position.intervals.into_s(change.at) + change.aim_s - latencies.lead_s(change)
             for change in changes
         )
 

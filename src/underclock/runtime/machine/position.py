@@ -37,7 +37,7 @@ class Seen(StrEnum):
 
 
 class Position:
-    """Where the step is.
+    """Where the step is, by `intervals` that are usual.
 
     Launches are counted over all rounds: launch ``round * launches + at``.
     """
@@ -46,13 +46,13 @@ class Position:
         self._table = timetable
         self._launches = timetable.launches
         marks = timetable.marks
-        self._intervals = Intervals(timetable)
+        self.intervals = Intervals(timetable)
         self._unknown_s = [math.nan] * len(marks)
         self._lasted_s = self._unknown_s[:]  # of this step, as far as seen
         self._missed = [0] * len(marks)
         self._off_s: list[float] = []  # marks of this step from where they were expected
         self._noise_s = _FIRST_NOISE_S
-        self._pace_variance, self._was_odd = self._intervals.spread**2, 0
+        self._pace_variance, self._was_odd = self.intervals.spread**2, 0
         self._next_s: float | None = None  # what `next_mark_s` returns; unknown once all moved
         self.pace = 1.0
         self.rounds = 0
@@ -76,17 +76,17 @@ class Position:
     @property
     def knows(self) -> bool:
         """Whether a whole step was seen."""
-        return self._intervals.remembered > 0
+        return self.intervals.remembered > 0
 
     def under(self, clocks: Hashable) -> None:
         """Take up what was learned while clocks were as they are to be from now on."""
-        self._intervals.under(clocks)
-        self._close_left, self._next_s = REMEMBERED - self._intervals.remembered, None
+        self.intervals.under(clocks)
+        self._close_left, self._next_s = REMEMBERED - self.intervals.remembered, None
 
     def learn_anew(self, timetable: Timetable) -> None:
         """See the next steps closely: clocks are to change elsewhere, and with them what lasts."""
         self._table = timetable
-        self._intervals.follow(timetable)
+        self.intervals.follow(timetable)
         self._close_left, self._next_s = REMEMBERED, None
 
     def want_all(self) -> None:
@@ -101,31 +101,26 @@ class Position:
         """
         if self._busy:
             return
-        intervals = self._intervals
+        intervals = self.intervals
         before = [intervals.last_mark(each_s % intervals.step_s) for each_s in ahead_s]
         middle = intervals.last_mark(0.5 * intervals.step_s)
         self.wanted, self._next_s = frozenset([0, middle, *before]), None
 
     @property
-    def step_s(self) -> float:
-        """How long a step usually takes."""
-        return self._intervals.step_s
-
-    @property
     def longest_s(self) -> float:
         """How long marks usually lie apart at most."""
-        return self._intervals.longest_s * max(1.0, self.pace)
+        return self.intervals.longest_s * max(1.0, self.pace)
 
     def mismatch(self) -> str | None:
         """Say how marks differ from the plan's, once some steps were seen; ``None`` if not."""
-        if self._intervals.remembered < _ENOUGH:
+        if self.intervals.remembered < _ENOUGH:
             return None
         never = [mark for mark, missed in enumerate(self._missed) if missed >= _ENOUGH]
         if never:
             return (
                 f"{len(never)} of {len(self._missed)} marks are never seen, mark {never[0]} first"
             )
-        apart = self._intervals.off_plan()
+        apart = self.intervals.off_plan()
         if apart <= _ALIKE:
             return None
         return f"{apart:.0%} of the step lies between other marks than planned"
@@ -165,14 +160,14 @@ class Position:
             self._restart(mark, at_s)
             return Seen.IMPOSSIBLE
         if ended > 1 or (ended and mark >= self.mark):  # which marks were missed says nothing
-            self._lasted_s = [each_s * took_s / usual_s for each_s in self._intervals.usual_s]
+            self._lasted_s = [each_s * took_s / usual_s for each_s in self.intervals.usual_s]
             self._skipped = False
         else:
             self._note(mark, took_s, usual_s)
         self.before = self.launch, self.at_s
         if ended:
             self._end_step(mark, took_s, usual_s)
-            ahead_s = self._intervals.ahead_s[mark] * took_s / usual_s if usual_s else 0.0
+            ahead_s = self.intervals.ahead_s[mark] * took_s / usual_s if usual_s else 0.0
             self.step_began_s = max(at_s - ahead_s, self.at_s)
         else:
             self._follow(took_s, usual_s)
@@ -192,15 +187,15 @@ class Position:
 
     def _usual_s(self, mark: int, later: int, ended: int) -> float:
         """Return how long one mark usually is before another, some steps later."""
-        ahead_s = self._intervals.ahead_s
-        return ended * self._intervals.step_s + ahead_s[later] - ahead_s[mark]
+        ahead_s = self.intervals.ahead_s
+        return ended * self.intervals.step_s + ahead_s[later] - ahead_s[mark]
 
     def begins_s(self, launch: int) -> float:
         """Return when a launch is expected to begin; minus infinity where it has."""
         if self.mark is None or launch <= self.launch:
             return -math.inf
         rounds, at = divmod(launch, self._launches)
-        intervals = self._intervals
+        intervals = self.intervals
         usual_s = (rounds - self.rounds) * intervals.step_s + intervals.into_s(at)
         usual_s -= intervals.ahead_s[self.mark]
         return self._stalls.put_off_s(self.at_s + self.pace * usual_s)
@@ -210,7 +205,7 @@ class Position:
         if self.before is None:
             raise AssertionError("two marks were seen")
         first, first_s = self.before
-        length, intervals = self._launches, self._intervals
+        length, intervals = self._launches, self.intervals
         into_s, from_s, to_s = (
             each // length * intervals.step_s + intervals.into_s(each % length)
             for each in (launch, first, self.launch)
@@ -237,7 +232,7 @@ class Position:
         count, usual_s = len(self._missed), 0.0
         if not 0 <= mark < count:
             return math.inf
-        intervals_s = self._intervals.usual_s
+        intervals_s = self.intervals.usual_s
         for _ in range(count):
             usual_s += intervals_s[mark]
             mark = (mark + 1) % count
@@ -257,10 +252,6 @@ class Position:
             ended = max((steps - self.counts) % STEPS, int(mark < self.mark))
         return self._stalls.put_off_s(self.at_s + self.pace * self._usual_s(self.mark, mark, ended))
 
-    def into_s(self, at: int) -> float:
-        """Return how far into a round a launch usually begins."""
-        return self._intervals.into_s(at)
-
     def _is_impossible(self, mark: int, took_s: float, usual_s: float) -> bool:
         """Say whether it is far too early for a mark, by past steps and by the plan.
 
@@ -268,14 +259,14 @@ class Position:
         """
         if self.mark is None or not self.knows:
             return False
-        least_s = min(usual_s, self._intervals.planned_between_s(self.mark, mark))
-        return least_s > _TELLING * self.step_s and took_s < _IMPOSSIBLE * least_s
+        least_s = min(usual_s, self.intervals.planned_between_s(self.mark, mark))
+        return least_s > _TELLING * self.intervals.step_s and took_s < _IMPOSSIBLE * least_s
 
     def _note(self, mark: int, took_s: float, usual_s: float) -> None:
         """Note how long it took from the last mark to another, and which were not seen."""
         if self.mark is None:
             return
-        intervals_s, passed = self._intervals.usual_s, self.mark
+        intervals_s, passed = self.intervals.usual_s, self.mark
         count = len(intervals_s)
         even_s = took_s / ((mark - passed - 1) % count + 1)  # of marks that usually come at once
         while True:
@@ -314,7 +305,7 @@ class Position:
 
     def _end_step(self, mark: int, took_s: float, usual_s: float) -> None:
         """Learn from the step that ended, and expect the next to be as steps are."""
-        intervals = self._intervals
+        intervals = self.intervals
         self.rounds += self.ended
         busy_s = math.fsum(self._lasted_s[at] for at in self._busy)
         self.busy_s = busy_s if self._busy and self.ended == 1 and busy_s > 0.0 else None
@@ -347,7 +338,7 @@ class Position:
         self.before = None
         self._lasted_s = self._unknown_s[:]
         self._off_s.clear()
-        self.pace, self._pace_variance = 1.0, self._intervals.spread**2
+        self.pace, self._pace_variance = 1.0, self.intervals.spread**2
 
     def _stand(self, mark: int, at_s: float) -> None:
         self.mark, self.at_s, self._next_s = mark, at_s, None

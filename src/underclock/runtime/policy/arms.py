@@ -90,6 +90,8 @@ class ExpectedRun:
     """What is known of a run from elsewhere; a verdict needs it to fit what was seen."""
 
     gpu: int = 0  # local rank
+    promise: float | None = None  # change of energy that the plan promised; None for none
+    budget: float | None = None  # greatest change of time that it allows; None where time was free
     # what a step takes at auto by the plan; None where that is not known
     auto_s: float | None = None
     limit_w: float | None = None  # the board's power limit; likewise
@@ -146,18 +148,10 @@ class Arms:
         self._next_block()
         return self.arm
 
-    def differences(
-        self,
-        *,
-        promise: float | None = None,
-        budget: float | None = None,
-        expected: ExpectedRun | None = None,
-    ) -> tuple[ArmLine, ...]:
+    def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
         """Compare every arm with auto, over the rounds in which both ran.
 
         Args:
-            promise: Change of energy that the plan promised.
-            budget: Greatest change of time that it allows; ``None`` where time was free.
             expected: What must fit before there is a verdict; by default nothing but rounds.
         """
         expected = expected or ExpectedRun()
@@ -177,12 +171,12 @@ class Arms:
             ]
             time = paired_change(times)
             energy = paired_change(known) if len(known) == len(both) else None
-            promised = promise if name is ArmName.PLAN else None
+            promised = expected.promise if name is ArmName.PLAN else None
             doubts = self._doubts(len(both), expected, has_energy=energy is not None)
             if doubts:
                 verdict = CANNOT_TELL + "; ".join(doubts)
             else:
-                verdict = _verdict(energy, time, promised, budget)
+                verdict = _verdict(energy, time, promised, expected.budget)
             lines.append(
                 ArmLine(
                     gpu=expected.gpu,

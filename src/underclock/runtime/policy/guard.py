@@ -52,15 +52,6 @@ class Finding(StrEnum):
     CLOCKS = "steps are slower than promised even with one pair of clocks held"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """The guard's last change of stage."""
-
-    stage: Stage  # from now on
-    finding: Finding  # why
-    words: str  # the same with numbers, for the reader of the log
-
-
 @dataclass(slots=True, kw_only=True)
 class Guard:
     """Watches one job."""
@@ -73,8 +64,8 @@ class Guard:
     finding: Finding = Finding.NONE  # the last one
     _steps_s: list[float] = field(default_factory=list)
     _skipped: int = 0
-    _auto_s: list[float] | None = None
-    _suspect_s: list[float] | None = None
+    _auto_s: list[float] = field(default_factory=list)
+    _suspect_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.window < 2:  # noqa: PLR2004 - one step tells no spread
@@ -87,24 +78,26 @@ class Guard:
         """Steps at auto, until the plan is held."""
         return _SETTLING + self.window
 
-    def stepped(self, time_s: float, *, stalled: bool = False) -> Move | None:
-        """Take note of a step; return what to do from now on where that is something else.
+    def stepped(self, time_s: float, *, stalled: bool = False) -> str:
+        """Take note of a step; return why something was decided, with numbers, where it was.
+
+        `stage` says what to do from now on, and `finding` why.
 
         Args:
             stalled: Whether it stood still or was not of one stage; it is not counted then.
         """
         if self._skipped < _SETTLING:
             self._skipped += 1
-            return None
+            return ""
         if stalled or self.stage is Stage.OFF:
-            return None
+            return ""
         self._steps_s.append(time_s)
         if len(self._steps_s) < self.window:
-            return None
+            return ""
         steps_s, self._steps_s = self._steps_s, []
         return self._judge(steps_s)
 
-    def _judge(self, steps_s: list[float]) -> Move | None:
+    def _judge(self, steps_s: list[float]) -> str:
         if self.stage is Stage.LEARNING:
             self._auto_s = steps_s
             return self._move(Stage.PLAN, Finding.NONE, None)
@@ -119,9 +112,9 @@ class Guard:
             return self._step_down(steps_s, change)
         if self.stage is Stage.FIXED and self.finding is not Finding.SWITCHING:
             return self._move(Stage.FIXED, Finding.SWITCHING, None)
-        return None
+        return ""
 
-    def _step_down(self, steps_s: list[float], change: float) -> Move:
+    def _step_down(self, steps_s: list[float], change: float) -> str:
         """Leave a stage whose steps are too slow."""
         if self.stage is Stage.PLAN:
             self._suspect_s = steps_s
@@ -131,14 +124,12 @@ class Guard:
         finding = Finding.CLOCKS if self.stage is Stage.FIXED else Finding.SLOWER
         return self._move(Stage.OFF, finding, change)
 
-    def _slower(self, steps_s: list[float] | None) -> float | None:
+    def _slower(self, steps_s: list[float]) -> float | None:
         """Return the change against auto where it is surely beyond the budget."""
-        if steps_s is None or self._auto_s is None:
-            raise AssertionError("auto was measured first")
         change, low = slowdown(self._auto_s, steps_s)
         return change if low > self.max_slowdown + self.tolerance else None
 
-    def _move(self, stage: Stage, finding: Finding, change: float | None) -> Move:
+    def _move(self, stage: Stage, finding: Finding, change: float | None) -> str:
         words = str(finding)
         if change is not None:
             words += (
@@ -148,7 +139,7 @@ class Guard:
         if stage is not self.stage:
             self._enter(stage)
         self.finding = finding
-        return Move(stage=stage, finding=finding, words=words)
+        return words
 
     def begin_anew(self) -> None:
         """Forget the steps of a window that is not full: what is held is another."""

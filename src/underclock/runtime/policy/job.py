@@ -19,7 +19,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from underclock.records.choices import Strategy
-from underclock.records.job import COMPUTES, JobPlan, RankClocks
+from underclock.records.job import COMPUTES, Held, Instruction, JobPlan, RankClocks
 from underclock.runtime.policy.guard import Guard, Stage
 from underclock.units import format_percent
 
@@ -97,21 +97,23 @@ def _busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float
     """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
     busy_s = []
     for at, rank in enumerate(plan.job.ranks):
-        each_s = []
-        for which, instruction in enumerate(rank.instructions):
-            if instruction.kind not in COMPUTES:
-                continue
-            held = None if clocks is None else clocks[at][which]
-            if instruction.profile is None:
-                each_s.append(instruction.time_s or 0.0)
-                continue
-            profile = plan.job.profiles[instruction.profile]
-            each_s.append(profile.rows[profile.auto if held is None else held.row].time_s)
-            if held is not None and held.then is not None:
-                rest_s = profile.rows[held.then].time_s
-                each_s[-1] += (1.0 - held.share) * (rest_s - each_s[-1])
-        busy_s.append(math.fsum(each_s))
+        busy_s.append(
+            math.fsum(
+                sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
+                for which, instruction in enumerate(rank.instructions)
+                if instruction.kind in COMPUTES
+            )
+        )
     return tuple(busy_s)
+
+
+def pieces_s(plan: JobPlan, instruction: Instruction, held: Held | None) -> tuple[float, ...]:
+    """Return what an instruction takes by each row that it is held at, or as it is, or at auto."""
+    if instruction.profile is None:
+        return (instruction.time_s or 0.0,)
+    profile = plan.job.profiles[instruction.profile]
+    held = held or Held(row=profile.auto)
+    return tuple(share * profile.rows[at].time_s for at, share in held.parts)
 
 
 class JobPolicy:
@@ -148,9 +150,8 @@ class JobPolicy:
         self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
         self._slowest: int | None = None  # of all ranks, of those replicas
         self._behind: dict[int, float] = {}  # likewise, and those of which that is not sure
-        self._falls = self._asked = (
-            0  # orders back to a faster pace; windows that want a slower one
-        )
+        self._falls = 0  # orders back to a faster pace
+        self._asked = 0  # windows in a row that want a slower one
         self._share = 1.0  # of that, what the job's iterations show
         self._target = 1.0  # how slow the others may be for it, of the chosen plan's time
         self._pace = 1.0  # how slow iterations are for it
@@ -224,11 +225,11 @@ class JobPolicy:
         if self._guard is None:
             return None
         for each_s in times_s:
-            move = self._guard.stepped(each_s / self._pace)
-            if move is not None:
-                if move.stage is Stage.OFF:
-                    self.over = move.words
-                return self._hold("; ".join(filter(None, (move.words, self._straggler()))))
+            words = self._guard.stepped(each_s / self._pace)
+            if words:
+                if self._guard.stage is Stage.OFF:
+                    self.over = words
+                return self._hold("; ".join(filter(None, (words, self._straggler()))))
         return None
 
     def _follow_replicas(self, times_s: list[float], busy: list[list[float | None]]) -> str:

@@ -1,4 +1,4 @@
-"""A job's plan as its conductors hold it: for each rank a schedule over its instructions.
+"""A plan as conductors hold it: of a job, for each rank a schedule over its instructions.
 
 Instructions are what launches are to a step, so the same machine follows them: what an instruction
 takes, a second clock from its share on, and what the rank waits after it, are launches of their
@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,10 +17,10 @@ import msgspec
 from underclock.errors import UsageError
 from underclock.records import Clocks, ClockSchedule, Segment
 from underclock.records.common import Record
-from underclock.records.job import COMPUTES, TALKS, Held, InstructionKind, JobPlan, Rank, RankClocks
+from underclock.records.job import COMPUTES, TALKS, InstructionKind, JobPlan, Rank, RankClocks
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.timetable import Timetable, timetable_of
-from underclock.runtime.policy.job import planned_points
+from underclock.runtime.policy.job import pieces_s, planned_points
 from underclock.runtime.trainer.instructions import BEGINS, ENDS
 from underclock.runtime.trainer.marks import STEP
 from underclock.runtime.trainer.sites import MarkSite
@@ -33,20 +33,20 @@ _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIG
 
 
 class RankPart(Record, frozen=True, kw_only=True):
-    """What the conductor of one rank is given.
+    """What the conductor of one rank is given; of a plan for one GPU, the first three say nothing.
 
     Attributes:
-        sites: What can be seen of its iterations, and the launch that comes next.
         busy: Launches that begin what it computes.
         quiet: Launches from one mark up to another in which it communicates.
         auto_s: What each launch computes at auto; 0 where it waits or communicates.
+        sites: What can be seen of its iterations, and the launch that comes next.
         schedules: By plan of the frontier, fastest first.
     """
 
+    busy: tuple[int, ...] = ()
+    quiet: tuple[tuple[int, int], ...] = ()
+    auto_s: tuple[float, ...] = ()
     sites: tuple[MarkSite, ...]
-    busy: tuple[int, ...]
-    quiet: tuple[tuple[int, int], ...]
-    auto_s: tuple[float, ...]
     schedules: tuple[ClockSchedule, ...]
 
     @property
@@ -102,7 +102,7 @@ def _check_inside(plan: JobPlan) -> None:
         for rank, some in zip(plan.job.ranks, point, strict=True)
         for instruction, held in zip(rank.instructions, some, strict=True)
         if held is not None and instruction.profile is not None
-        for at in (held.row, held.row if held.then is None else held.then)
+        for at, _ in held.parts
     )
     if any(row.inside for row in held_rows):
         raise UsageError(
@@ -114,18 +114,8 @@ def _check_inside(plan: JobPlan) -> None:
 
 def _taken_s(plan: JobPlan, clocks: tuple[RankClocks, ...]) -> Iterator[float]:
     for rank, some in zip(plan.job.ranks, clocks, strict=True):
-        for which, held in enumerate(some):
-            yield sum(_pieces_s(plan, rank, which, held))
-
-
-def _pieces_s(plan: JobPlan, rank: Rank, which: int, held: Held | None) -> tuple[float, float]:
-    """Return what an instruction takes by its first row and by its second."""
-    instruction = rank.instructions[which]
-    if instruction.profile is None or held is None:
-        return instruction.time_s or 0.0, 0.0
-    rows = plan.job.profiles[instruction.profile].rows
-    rest_s = 0.0 if held.then is None else (1.0 - held.share) * rows[held.then].time_s
-    return held.share * rows[held.row].time_s, rest_s
+        for instruction, held in zip(rank.instructions, some, strict=True):
+            yield sum(pieces_s(plan, instruction, held))
 
 
 class _Laid:
@@ -166,7 +156,7 @@ class _Laid:
             sites=sites,
             busy=tuple(self._first[at] for at in busy),
             quiet=tuple(self._quiet([site.launch for site in sites], chosen)),
-            auto_s=tuple(self._auto_s(chosen)),
+            auto_s=self._auto_s(chosen),
             schedules=schedules,
         )
 
@@ -180,12 +170,11 @@ class _Laid:
         last = self._main[-1]
         lasts_s[0] = self._iterations_s[point] - ends_s[last] + begins_s[self._main[0]]
         for at, following in pairwise([*self._main, -1]):
-            first_s, rest_s = _pieces_s(self._plan, self._rank, at, self._clocks[point][at])
             if at in self._splits:
                 held = self._clocks[point][at]
-                is_split = held is not None and held.then is not None
-                pieces_s = (first_s, rest_s) if is_split else (0.5 * first_s, 0.5 * first_s)
-                lasts_s[self._first[at] : self._after[at]] = pieces_s
+                each_s = pieces_s(self._plan, self._rank.instructions[at], held)
+                halves_s = (0.5 * each_s[0], 0.5 * each_s[0])
+                lasts_s[self._first[at] : self._after[at]] = each_s if each_s[1:] else halves_s
             else:
                 lasts_s[self._first[at]] = ends_s[at] - begins_s[at]
             if following >= 0:
@@ -218,18 +207,16 @@ class _Laid:
                 clocks[each % self._launches] = to if at_once else then
             if not at_once:
                 aims_s[self._first[following]] = -self._plan.latency_s
-        segments, begins = [], 0
-        for pair, some in groupby(clocks):
-            count = len(list(some))
-            segments.append(
-                Segment(
-                    launches=count,
-                    core_mhz=pair.core_mhz,
-                    mem_mhz=pair.mem_mhz,
-                    aim_s=aims_s[begins],
-                )
+        begins = [at for at in range(self._launches) if at == 0 or clocks[at] != clocks[at - 1]]
+        segments = [
+            Segment(
+                launches=end - first,
+                core_mhz=clocks[first].core_mhz,
+                mem_mhz=clocks[first].mem_mhz,
+                aim_s=aims_s[first],
             )
-            begins += count
+            for first, end in pairwise([*begins, self._launches])
+        ]
         half_s = 0.5 * self._plan.latency_s  # which part is the call the conductor learns
         return ClockSchedule(
             segments=tuple(segments),
@@ -245,7 +232,7 @@ class _Laid:
         if held is None or name is None:
             raise AssertionError("it is among those that have clocks")
         rows = self._plan.job.profiles[name].rows
-        return rows[held.row].clocks, rows[held.row if held.then is None else held.then].clocks
+        return rows[held.parts[0][0]].clocks, rows[held.parts[-1][0]].clocks
 
     def _sites(self) -> Iterator[MarkSite]:
         """Yield what is seen: instructions begin and end, the optimizer begins and is done."""
@@ -262,11 +249,9 @@ class _Laid:
             key = some[at].kind, some[at].chunk
             # Activations are computed again inside of what PyTorch takes for the backward.
             again = before >= 0 and some[before].kind is InstructionKind.RECOMPUTE
-            ends = at
-            for rest in self._main[self._main.index(at) + 1 :]:
-                if some[rest].kind is not InstructionKind.REST:
-                    break
-                ends = rest
+            later = self._main[self._main.index(at) + 1 :]
+            rest = takewhile(lambda each: some[each].kind is InstructionKind.REST, later)
+            *_, ends = at, *rest
             for event, launch in (
                 (BEGINS, self._first[before if again else at]),
                 (ENDS, self._after[ends]),
@@ -295,17 +280,14 @@ class _Laid:
                     talks.add(self._first[at])
                     if ends_s[at] < ends_s[which]:
                         talks.add(self._after[at])
-        spans = list(pairwise([*marks, self._launches]))
-        quiet = [span for span in spans if any(span[0] <= at < span[1] for at in talks)]
-        joined: list[tuple[int, int]] = []
-        for first, end in quiet:
-            if joined and joined[-1][1] == first:
-                first, _ = joined.pop()  # noqa: PLW2901 - one longer stretch
-            joined.append((first, end))
-        yield from joined
+        spans = pairwise([*marks, self._launches])
+        for is_quiet, some in groupby(spans, lambda span: not talks.isdisjoint(range(*span))):
+            if is_quiet:
+                (first, end), *more = some
+                yield first, more[-1][1] if more else end
 
-    def _auto_s(self, chosen: int) -> Iterator[float]:
-        """Yield what each launch computes at auto, cut where the chosen plan cuts it."""
+    def _auto_s(self, chosen: int) -> tuple[float, ...]:
+        """Return what each launch computes at auto, cut where the chosen plan cuts it."""
         work_s = [0.0] * self._launches
         for at in self._main:
             name, held = self._rank.instructions[at].profile, self._clocks[chosen][at]
@@ -317,4 +299,4 @@ class _Laid:
             work_s[self._first[at]] = share * auto_s
             if at in self._splits:
                 work_s[self._first[at] + 1] = (1.0 - share) * auto_s
-        return iter(work_s)
+        return tuple(work_s)

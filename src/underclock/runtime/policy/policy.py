@@ -6,14 +6,14 @@ plan's are made here too: without what pays least, or what the cap forbids.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection
 
 import msgspec
 
 from underclock.errors import UsageError
-from underclock.records import AUTO, ClockSchedule, Plan, Segment, Strategy, ThrottleReason
-from underclock.records.latencies import changed
+from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy, ThrottleReason
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
@@ -67,7 +67,7 @@ class Policy:
             return ""
         self._free |= more
         if self.follows:
-            self._follow(self._schedule())
+            self._hold(None)
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
 
@@ -75,7 +75,7 @@ class Policy:
         """Ask for all clocks again: the power limit is another."""
         self._free.clear()
         if self.follows:
-            self._follow(self._schedule())
+            self._hold(None)
 
     def drew(self, power_w: float, reasons: ThrottleReason) -> None:
         """Take note of what the board draws, and why its clocks are what they are."""
@@ -91,14 +91,15 @@ class Policy:
         return ""
 
     def _schedule(self) -> ClockSchedule:
-        return self._without_free(self._planned)
+        return without_locks(self._planned, self._free) if self._free else self._planned
 
-    def _without_free(self, schedule: ClockSchedule) -> ClockSchedule:
-        return without_locks(schedule, self._free) if self._free else schedule
-
-    def _follow(self, schedule: ClockSchedule) -> None:
+    def _hold(self, clocks: Clocks | None) -> None:
+        """Hold clocks whatever the launch; follow the schedule for ``None``."""
+        if clocks is not None:
+            self._machine.hold(clocks)
+            return
         now = self._machine.timetable
-        made = timetable_of(schedule, now.marks)
+        made = timetable_of(self._schedule(), now.marks)
         self._machine.follow(dataclasses.replace(made, busy=now.busy, quiet=now.quiet))
 
 
@@ -128,11 +129,12 @@ class Guarded(Policy):
         """Let the guard judge the step; one that may be several tells nothing."""
         if not step.counted:
             return ""
-        move = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
-        if move is None:
+        words = self._guard.stepped(step.time_s, stalled=step.stalled_s > 0.0)
+        if not words:
             return ""
-        self._do(move.stage)
-        return f"{move.words}; from now on: {move.stage}"
+        stage = self._guard.stage
+        self._hold(AUTO if stage.at_auto else self._plan.fixed if stage is Stage.FIXED else None)
+        return f"{words}; from now on: {stage}"
 
     def ends(self) -> str:
         """Say where the plan was never held."""
@@ -142,14 +144,6 @@ class Guarded(Policy):
             f"the plan was never held: the run ended before {self._guard.needs} steps had shown "
             "what one takes at auto, after which it is; --guard 0 holds it from the first step"
         )
-
-    def _do(self, stage: Stage) -> None:
-        if stage.at_auto:
-            self._machine.hold(AUTO)
-        elif stage is Stage.FIXED and self._plan.fixed is not None:
-            self._machine.hold(self._plan.fixed)
-        else:
-            self._follow(self._schedule())
 
     def _schedule(self) -> ClockSchedule:
         schedule = super()._schedule()
@@ -185,7 +179,8 @@ class Alternating(Policy):
         """Count the step for its arm."""
         begins = self._arms.stepped(step, energy_j)
         if begins is not None:
-            self._do(begins)
+            at_fixed = self._plan.fixed if begins is ArmName.BEST_FIXED else None
+            self._hold(None if begins is ArmName.PLAN else at_fixed or AUTO)
         return ""
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
@@ -193,11 +188,12 @@ class Alternating(Policy):
         cost = self._plan.headline.cost
         autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
         return self._arms.differences(
-            promise=None if cost is None else cost.energy_change,
-            budget=self._plan.max_slowdown,
-            expected=dataclasses.replace(
-                expected or ExpectedRun(), auto_s=autos[0].time_s if autos else None
-            ),
+            dataclasses.replace(
+                expected or ExpectedRun(),
+                promise=None if cost is None else cost.energy_change,
+                budget=self._plan.max_slowdown,
+                auto_s=autos[0].time_s if autos else None,
+            )
         )
 
     def ends(self) -> str:
@@ -209,13 +205,6 @@ class Alternating(Policy):
             f"arms were not compared: warming up and one round take {arms.needs(1)} steps, a "
             f"verdict {arms.needs(LEAST_ROUNDS)}, and {arms.seen} were seen"
         )
-
-    def _do(self, arm: ArmName) -> None:
-        if arm is ArmName.PLAN:
-            self._follow(self._schedule())
-        else:
-            fixed = self._plan.fixed
-            self._machine.hold(fixed if arm is ArmName.BEST_FIXED and fixed else AUTO)
 
 
 def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int = 0) -> Policy:
@@ -305,9 +294,6 @@ def _joined(schedule: ClockSchedule, segments: list[Segment]) -> ClockSchedule:
             joined[-1] = msgspec.structs.replace(joined[-1], launches=longer, pays_j=None)
         else:
             joined.append(each)
-    last = joined[-1].clocks
-    switches = 0
-    for each in joined:
-        switches += bool(changed(last, each.clocks))
-        last = each.clocks
+    around = itertools.pairwise((joined[-1], *joined))
+    switches = sum(before.clocks != after.clocks for before, after in around)
     return msgspec.structs.replace(schedule, segments=tuple(joined), switches=switches)

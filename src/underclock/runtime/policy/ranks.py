@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from underclock.records import AUTO, ClockSchedule, ThrottleReason
+from underclock.records import AUTO, ThrottleReason
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
@@ -36,6 +36,11 @@ class JobRanks:
         self.next_s = math.inf
         self.label = job.stage.name.lower()
 
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The ranks that are followed here."""
+        return tuple(peer.rank for peer in self.peers)
+
     def passed(self, rank: int, step: PassedStep, iteration: int) -> str:
         """Take note of an iteration of a rank; return words for the log, if any.
 
@@ -55,11 +60,14 @@ class JobRanks:
 
     def carry_out(self, order: Order | None) -> str:
         """Have the ranks do what is ordered; return words for the log."""
-        if order is None:
-            return ""
-        self.label = self.job.stage.name.lower()
-        self.take_up(order.points, slow=order.slow)
-        return f"order {order.generation}: {order.words}"
+        return "" if order is None else self.follow(order, self.job.stage.name.lower())
+
+    def follow(self, order: Order, label: str, from_iteration: int | None = None) -> str:
+        """Have the ranks do what an order says; return words for the log."""
+        self.label = label
+        self.take_up(order.points, from_iteration, slow=order.slow)
+        from_ = "" if from_iteration is None else f", from iteration {from_iteration} on"
+        return f"order {order.generation}: {order.words}{from_}"
 
     def tend(self, now_s: float) -> Iterator[str]:
         """Look at other machines; yield words for the log."""
@@ -149,11 +157,6 @@ class RankPolicy(Policy):
             self._next = from_iteration, point
             return
         self._point, self._next = point, None
-        if point is None:
-            self._machine.hold(AUTO)
-        else:
-            self._follow(self._schedule())
-
-    def _schedule(self) -> ClockSchedule:
-        point = self._ranks.job.chosen if self._point is None else self._point
-        return self._without_free(self._part.schedules[point])
+        if point is not None:
+            self._planned = self._part.schedules[point]
+        self._hold(AUTO if point is None else None)

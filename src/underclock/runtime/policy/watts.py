@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from underclock.errors import UsageError
+from underclock.errors import NotSupportedError, UsageError
+from underclock.records import GpuInfo
 from underclock.records.job import JobPlan, RankClocks
 from underclock.runtime.policy.job import PlannedPoint
 
@@ -30,8 +31,8 @@ _ROUNDING_W = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
-    """One GPU of the node.
+class NodeGpu:
+    """One GPU of the node, whose power limit may become another.
 
     Attributes:
         limit_w: That was found.
@@ -74,19 +75,19 @@ def check_budget(limits_w: Sequence[float], budget_w: float) -> None:
 
 
 def moved_w(
-    boards: Sequence[Board], to: int, budget_w: float, points: Sequence[int]
+    gpus: Sequence[NodeGpu], to: int, budget_w: float, points: Sequence[int]
 ) -> tuple[float, ...]:
     """Return the limits under which all can follow the first of some plans, in whole watts moved.
 
     They are those that were found where there is no such plan, or too little to move.
 
     Args:
-        to: The board that is given what the others spare.
+        to: The GPU that is given what the others spare.
         points: Plans of the frontier, fastest first.
     """
-    found_w, taker = tuple(each.limit_w for each in boards), boards[to]
+    found_w, taker = tuple(each.limit_w for each in gpus), gpus[to]
     for point in points:
-        spares_w = [0 if at == to else each.spares_w(point) for at, each in enumerate(boards)]
+        spares_w = [0 if at == to else each.spares_w(point) for at, each in enumerate(gpus)]
         free_w = round(budget_w - math.fsum(found_w), 6)
         room_w = taker.range_w[1] - taker.limit_w
         more_w = math.floor(min(room_w, free_w + sum(spares_w)))
@@ -127,11 +128,29 @@ def needs_of(plan: JobPlan, points: Sequence[PlannedPoint], rank: int) -> tuple[
     return known_w if len(known_w) == len(drawn_w) else ()
 
 
+def node_gpu(
+    info: GpuInfo, limit_w: float, plan: JobPlan, points: Sequence[PlannedPoint], rank: int
+) -> NodeGpu:
+    """Return the GPU of a rank as one whose limit may become another.
+
+    Raises:
+        NotSupportedError: It does not say which limits it takes.
+    """
+    if info.power_range_w is None:
+        raise NotSupportedError(
+            f"rank {rank}'s GPU does not say which power limits it takes",
+            hint="leave out --node-power: clocks are held without it",
+        )
+    return NodeGpu(
+        limit_w=limit_w, range_w=info.power_range_w, needs_w=needs_of(plan, points, rank)
+    )
+
+
 class NodeWatts:
     """The limits of a node's ranks.
 
     Args:
-        boards: Of the ranks from ``first`` on.
+        gpus: Of the ranks from ``first`` on.
         budget_w: What their limits may add up to.
         chosen: The chosen plan of the frontier, as orders name it.
 
@@ -145,15 +164,15 @@ class NodeWatts:
     """
 
     def __init__(
-        self, boards: Sequence[Board], *, first: int, budget_w: float, chosen: int
+        self, gpus: Sequence[NodeGpu], *, first: int, budget_w: float, chosen: int
     ) -> None:
-        check_budget([each.limit_w for each in boards], budget_w)
-        self.limits_w = [each.limit_w for each in boards]
+        check_budget([each.limit_w for each in gpus], budget_w)
+        self.limits_w = [each.limit_w for each in gpus]
         self.over = ""
-        self._boards, self.first = tuple(boards), first
+        self._gpus, self.first = tuple(gpus), first
         self._budget_w, self._chosen = budget_w, chosen
         self._wanted_w = list(self.limits_w)
-        self._drew_w = [deque[float](maxlen=READINGS) for _ in boards]
+        self._drew_w = [deque[float](maxlen=READINGS) for _ in gpus]
         self._held = False
         self._to: int | None = None
         self._slowest = chosen  # plan that others follow for it
@@ -161,7 +180,7 @@ class NodeWatts:
 
     def ordered(self, points: Sequence[int | None], slow: int | None) -> None:
         """Take note of what ranks of the job follow, and of which of them sets the pace, if any."""
-        own = points[self.first : self.first + len(self._boards)]
+        own = points[self.first : self.first + len(self._gpus)]
         self._held = all(each is not None and each >= self._chosen for each in own)
         if not self._held and self._wanted_w != self._found_w:
             self._leave("the plan is held no more")
@@ -217,7 +236,7 @@ class NodeWatts:
 
     @property
     def _found_w(self) -> list[float]:
-        return [each.limit_w for each in self._boards]
+        return [each.limit_w for each in self._gpus]
 
     def _leave(self, why: str) -> None:
         """Have all limits go back to those that were found; nothing is moved any more."""
@@ -229,9 +248,9 @@ class NodeWatts:
         self._at_limit.clear()
         if self._to is None or self.over or self._wanted_w != self._found_w:
             return
-        boards = [
+        gpus = [
             replace(each, drew_w=statistics.fmean(drew_w or (0.0,)))
-            for each, drew_w in zip(self._boards, self._drew_w, strict=True)
+            for each, drew_w in zip(self._gpus, self._drew_w, strict=True)
         ]
         faster = range(self._chosen, self._slowest)
-        self._wanted_w = list(moved_w(boards, self._to, self._budget_w, faster))
+        self._wanted_w = list(moved_w(gpus, self._to, self._budget_w, faster))

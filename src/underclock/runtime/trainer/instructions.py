@@ -73,7 +73,7 @@ def _around(
         tell(ENDS, path)
         return result
 
-    return _put(stages, name, around)
+    return put(stages, name, around)
 
 
 def _ranges(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], None]]:
@@ -90,7 +90,7 @@ def _ranges(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], N
         _tell_of(ENDS, range_.name, tell)
         return result
 
-    undo = [_put(function, "__enter__", entered), _put(function, "__exit__", left)]
+    undo = [put(function, "__enter__", entered), put(function, "__exit__", left)]
     nvtx = getattr(torch.cuda, "nvtx", None)
     if nvtx is None:
         return undo
@@ -107,7 +107,7 @@ def _ranges(torch: Any, tell: Callable[[str, str], None]) -> list[Callable[[], N
             _tell_of(ENDS, open_ranges.pop(), tell)
         return result
 
-    return [*undo, _put(nvtx, "range_push", pushed), _put(nvtx, "range_pop", popped)]
+    return [*undo, put(nvtx, "range_push", pushed), put(nvtx, "range_pop", popped)]
 
 
 def _tell_of(event: str, name: str, tell: Callable[[str, str], None]) -> None:
@@ -116,9 +116,9 @@ def _tell_of(event: str, name: str, tell: Callable[[str, str], None]) -> None:
         tell(event, f"{_SHORT.get(kind, kind)} 0")
 
 
-def _put(owner: Any, name: str, new: Any) -> Callable[[], None]:
+def put(owner: Any, name: str, new: Any) -> Callable[[], None]:
     """Put something in the place of an attribute; return what puts the old one back."""
-    inner = owner.__dict__[name]
+    inner = getattr(owner, name)
     setattr(owner, name, new)
 
     def put_back() -> None:

@@ -294,11 +294,7 @@ class Marker:
                 self._left(module, (), output)
                 return output
 
-            def put_back() -> None:
-                if module._compiled_call_impl is around:
-                    module._compiled_call_impl = compiled
-
-            module._compiled_call_impl = around
+            put_back = instructions.put(module, "_compiled_call_impl", around)
             self._undo_modules.append((module, [put_back]))
             return
         before = module.register_forward_pre_hook(self._entered, prepend=True)
@@ -488,12 +484,7 @@ class Counting:
             self._try(after, graph)
             return result
 
-        def put_back() -> None:
-            if graphs.__dict__.get(name) is around:
-                setattr(graphs, name, inner)
-
-        setattr(graphs, name, around)
-        self._put_back.append(put_back)
+        self._put_back.append(instructions.put(graphs, name, around))
 
     def _try(self, what: Callable[[Any], None], graph: Any) -> None:
         try:

@@ -29,10 +29,10 @@ _AHEAD = 2  # tokens
 class _Aim:
     """A time that is aimed at, so that so many keep the target."""
 
-    def __init__(self, target_s: float, quantile: float, first: float = _FIRST) -> None:
+    def __init__(self, target_s: float, quantile: float) -> None:
         if not (0.0 < target_s < math.inf and 0.0 < quantile < 1.0):
             raise ValueError(f"no pace: {target_s} s for {quantile} of the requests")
-        self.share = first  # of the target
+        self.share = _FIRST  # of the target
         self._target_s, self._late = target_s, 1.0 - quantile
 
     def took(self, time_s: float) -> None:

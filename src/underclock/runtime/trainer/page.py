@@ -120,13 +120,11 @@ class Page:
             os.close(fd)
             raise
 
-    @property
-    def mark(self) -> int:
-        """The last mark that was reached, counted from 1; 0 before the first."""
-        return self.reached()[0]
-
     def reached(self) -> tuple[int, int]:
-        """Return the last mark that was reached, as `mark`, and the number of its step."""
+        """Return the last mark that was reached, and the number of its step.
+
+        Marks are counted from 1; it is 0 before the first.
+        """
         while words := os.pread(self._fd, 2 * _WORD, MARK_OFFSET):
             if words == self._words:  # as nearly always, and looked at often
                 break

@@ -9,12 +9,9 @@ optimiser (gradients may be gathered over several). A module begins in a run whe
 it and the launch before is not. Which modules were called around a launch is told by its trace.
 """
 
-import hashlib
 import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-
-import msgspec
 
 from underclock.errors import UsageError
 from underclock.records import ClockSchedule, Pass, Plan
@@ -52,26 +49,11 @@ class MarkSite(Record, frozen=True, kw_only=True):
     total: int = 1
 
 
-class MarkedStep(Record, frozen=True, kw_only=True):
-    """The marks of a plan.
+def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
+    """Choose the marks of a plan, in launch order; the first is the step's begin.
 
-    Attributes:
-        sites: In launch order; the first is the step's begin.
-        digest: Of the plan and these sites, in hexadecimal.
-    """
-
-    sites: tuple[MarkSite, ...]
-    unmarked: tuple[int, ...]
-    digest: str
-
-    @property
-    def marks(self) -> tuple[int, ...]:
-        """Launch index of each mark."""
-        return tuple(site.launch for site in self.sites)
-
-
-def marked(plan: Plan) -> MarkedStep:
-    """Choose the marks of a plan.
+    Returns:
+        The marks, and the launches at which clocks change and no mark is.
 
     Raises:
         UsageError: It has no schedule to hold.
@@ -90,12 +72,7 @@ def marked(plan: Plan) -> MarkedStep:
     needed = (*boundaries, *_asked_at(schedule, boundaries))
     sites = chosen(known, needed, schedule.launch_s, SPACING_S)
     marks = {site.launch for site in sites}
-    body = msgspec.json.encode((plan, sites), order="deterministic")
-    return MarkedStep(
-        sites=sites,
-        unmarked=tuple(at for at in boundaries if at not in marks),
-        digest=hashlib.sha256(body).hexdigest(),
-    )
+    return sites, tuple(at for at in boundaries if at not in marks)
 
 
 def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[int]:

@@ -7,7 +7,7 @@ set meanwhile is theirs. Other programs that set GPUs are told by reading alone.
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,38 +157,33 @@ def _sentence(setting: Setting, value: Value) -> str:
 
 
 class Armed:
-    """One GPU that this process may set once `arm` has made it ready. Every change goes by `set`.
+    """One GPU that this process may set; what an earlier run left behind is undone first.
+
+    Every change goes by `set`.
+
+    Args:
+        folder: Where runs keep their files.
+        share_lock: Gives the watcher the lock, and returns when it watches.
 
     Attributes:
         mended: What was undone of an earlier run.
+
+    Raises:
+        OwnedError: Somebody else sets it.
+        UsageError: What an earlier run left cannot be undone.
     """
 
-    def __init__(self, gpu: SettableGpu, folder: Path) -> None:
-        self.gpu = gpu
+    def __init__(
+        self, gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], None]
+    ) -> None:
+        self.uuid = gpu.uuid
         self.lock = Ownership(gpu.uuid)  # nothing is taken yet
         self.mended = Undone(gpu.uuid)
+        self._gpu = gpu
         self._folder = folder
         self._file = JournalFile(folder, gpu.uuid)
         self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found={}, asked={})
         self._accepted = False  # whether the driver took anything
-
-    @property
-    def uuid(self) -> str:
-        """Which GPU."""
-        return self.gpu.uuid
-
-    @property
-    def found(self) -> dict[Setting, Value]:
-        """What was set before us; ``None`` where that cannot be read."""
-        return dict(self._journal.found)
-
-    @property
-    def changed(self) -> frozenset[Setting]:
-        """What we may have set."""
-        return frozenset(self._journal.asked)
-
-    def get_ready(self, share_lock: Callable[[Ownership], None]) -> None:
-        """Arm the undo; arguments and errors as of `arm`."""
         hands: _Hands = {
             Act.TAKE_LOCK: self._take_lock,
             Act.UNDO: self._mend,
@@ -203,11 +198,11 @@ class Armed:
             raise
 
     def _take_lock(self) -> None:
-        self.lock = Ownership.take(self._folder, self.uuid, machine=_above(self.gpu))
+        self.lock = Ownership.take(self._folder, self.uuid, machine=_above(self._gpu))
         self.lock.name(os.getpid())
 
     def _mend(self) -> None:
-        self.mended = undo(self.gpu, self._file)
+        self.mended = undo(self._gpu, self._file)
         if self.mended.failed:
             raise UsageError(
                 f"GPU {self.uuid} still has what an earlier run set: "
@@ -216,7 +211,7 @@ class Armed:
             )
 
     def _read_found(self) -> None:
-        found = {setting: self.gpu.read(setting) for setting in Setting}
+        found = {setting: self._gpu.read(setting) for setting in Setting}
         self._journal = self._journal._replace(found=found)
 
     def set(self, setting: Setting, value: Value) -> None:
@@ -230,7 +225,7 @@ class Armed:
         setting = Setting(setting)
         if setting not in CLOCKS and self._journal.found[setting] is None:
             raise UsageError(f"will not set the {setting}: what it is now cannot be read")
-        put: _Hands = {Act.SET: lambda: self.gpu.write(setting, value)}
+        put: _Hands = {Act.SET: lambda: self._gpu.write(setting, value)}
         if self._journal.covers(setting, value):
             carry_out((Act.SET,), put)
         elif value is not None:  # else there is nothing of ours to give back
@@ -247,7 +242,7 @@ class Armed:
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""
         hands = {Act.RELEASE_LOCK: self.lock.release}
-        return give_back(protocol.END, self.gpu, self._folder, hands)
+        return give_back(protocol.END, self._gpu, self._folder, hands)
 
     def _journal_hands(self, following: Journal) -> _Hands:
         """Return what brings a journal to disk; a `DataError` says that it did not, nor was set."""
@@ -262,22 +257,6 @@ class Armed:
             Act.PLACE_JOURNAL: placed,
             Act.SYNC_FOLDER: self._file.sync_folder,
         }
-
-
-def arm(gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], None]) -> Armed:
-    """Make one GPU ready to be set; what an earlier run left behind is undone first.
-
-    Args:
-        folder: Where runs keep their files.
-        share_lock: Gives the watcher the lock, and returns when it watches.
-
-    Raises:
-        OwnedError: Somebody else sets it.
-        UsageError: What an earlier run left cannot be undone.
-    """
-    armed = Armed(gpu, folder)
-    armed.get_ready(share_lock)
-    return armed
 
 
 def _above(gpu: SettableGpu) -> Path | None:
@@ -316,11 +295,16 @@ def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands
     return undone
 
 
-def keeps_limit(folder: Path, uuid: str) -> bool:
-    """Whether we did not raise a GPU's power limit; others are undone first.
+def undo_order(folder: Path, uuids: Iterable[str]) -> list[str]:
+    """Return GPUs in the order in which they are undone: those whose power limit we raised first.
 
     What a GPU has more, others gave: so limits add up to no more than before on the way either.
     """
+    return sorted(uuids, key=lambda uuid: _keeps_limit(folder, uuid))
+
+
+def _keeps_limit(folder: Path, uuid: str) -> bool:
+    """Whether we did not raise a GPU's power limit."""
     try:
         journal = JournalFile(folder, uuid).read()
     except (DataError, OSError):  # the undo says so
@@ -338,22 +322,15 @@ def left_behind(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(name[1] for name in names if name))
 
 
-def restore_left(
+def restore(
     folder: Path, uuids: Collection[str], open_gpu: Callable[[str], SettableGpu]
 ) -> tuple[Undone, ...]:
-    """Undo what was left behind on some GPUs, if anything was; arguments as of `restore`."""
-    return restore(folder, sorted({*left_behind(folder)} & {*uuids}), open_gpu)
+    """Undo what was left behind on some GPUs, if anything was, by the journals in a folder.
 
-
-def restore(
-    folder: Path, uuids: Sequence[str], open_gpu: Callable[[str], SettableGpu]
-) -> tuple[Undone, ...]:
-    """Undo by the journals in a folder, once conductor and watcher have both ended.
-
-    Where one GPU's fails, the others go on.
+    It is for when conductor and watcher have both ended. Where one GPU's fails, the others go on.
     """
-    ordered = sorted(uuids, key=lambda uuid: keeps_limit(folder, uuid))
-    return tuple(_restored(folder, uuid, open_gpu) for uuid in ordered)
+    left = [uuid for uuid in left_behind(folder) if uuid in uuids]
+    return tuple(_restored(folder, uuid, open_gpu) for uuid in undo_order(folder, left))
 
 
 def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:

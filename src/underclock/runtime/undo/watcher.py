@@ -19,7 +19,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
-from underclock.runtime.undo.armed import Undone, give_back, keeps_limit
+from underclock.runtime.undo.armed import Undone, give_back, undo_order
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
 from underclock.runtime.undo.protocol import Act
@@ -44,7 +44,8 @@ class Watcher:
     def __init__(self, connection: socket.socket, folder: Path) -> None:
         self._connection = connection
         self._folder = folder
-        self._gpus: list[tuple[SettableGpu, Ownership]] = []  # with this process's share of locks
+        # With this process's share of their locks.
+        self._gpus: dict[str, tuple[SettableGpu, Ownership]] = {}
         message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
         if not fds:
             raise ConductorGone
@@ -84,7 +85,7 @@ class Watcher:
             lock = Ownership(uuid, *fds)
             with contextlib.suppress(DataError):  # one watches though nobody can read who
                 lock.name(self._pid, os.getpid())
-            self._gpus.append((settable_gpu(uuid), lock))
+            self._gpus[uuid] = settable_gpu(uuid), lock
             answer = WATCHED
         with contextlib.suppress(OSError):
             self._connection.send(answer, socket.MSG_DONTWAIT)
@@ -96,16 +97,16 @@ class Watcher:
         What a driver refuses is tried again, once everything else is undone.
         """
         undone: dict[str, Undone] = {}
-        left = sorted(self._gpus, key=lambda each: keeps_limit(self._folder, each[0].uuid))
+        left = undo_order(self._folder, self._gpus)
         for wait_s in (0.0, *_AGAIN_S):
             time.sleep(wait_s)  # noqa: TID251 - the driver's own time
-            for gpu, lock in left:
-                undone[gpu.uuid] = self._undone(gpu, lock)
-            left = [each for each in left if undone[each[0].uuid].failed]
+            for uuid in left:
+                undone[uuid] = self._undone(*self._gpus[uuid])
+            left = [uuid for uuid in left if undone[uuid].failed]
             if not left:
                 break
-        for _, lock in left:  # `restore` is next
-            lock.release()
+        for uuid in left:  # `restore` is next
+            self._gpus[uuid][1].release()
         return list(undone.values())
 
     def _undone(self, gpu: SettableGpu, lock: Ownership) -> Undone:

@@ -9,7 +9,7 @@ import pytest
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.ledger.entry import LedgerEntry, SavedAgainst
+from underclock.ledger.entries import LedgerEntry, SavedAgainst
 from underclock.ledger.store import read_entries, write_entries
 from underclock.records import Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from followed import CLOCK, Asked, Given, Virtual
-from small_training import plan
+from small_training import files_of, plan
 from underclock.errors import DataError, NotPermittedError, NotSupportedError, UnderclockError
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
@@ -19,7 +19,6 @@ from underclock.runtime.conductor.gauges import Gauge, Gauges, Shown
 from underclock.runtime.conductor.log import Log, read_log
 from underclock.runtime.conductor.polling import Polling, PollingThread
 from underclock.runtime.conductor.process import WorkDone
-from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
@@ -32,7 +31,7 @@ from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
-MARKS = marked(PLAN).marks
+MARKS = tuple(site.launch for site in marked(PLAN)[0])
 
 
 class Bench:
@@ -230,7 +229,7 @@ def test_a_page_that_was_removed_before_it_was_opened_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
-    run = Run.create(PLAN, marked(PLAN), (("GPU-x", 0),), simulated="")
+    run = files_of(PLAN, (("GPU-x", 0),))
     Path(run.gpus[0].page).unlink()
 
     with pytest.raises(DataError, match=r"cannot open the page of marks .*: No such file"):

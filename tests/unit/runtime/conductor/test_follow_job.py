@@ -24,7 +24,7 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import READINGS, Board, NodeWatts
+from underclock.runtime.policy.watts import READINGS, NodeGpu, NodeWatts
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 
@@ -101,7 +101,7 @@ class Ranks:
     def straggle(self) -> None:
         """Let rank 1 be held down by its limit while rank 0 waits for it."""
         needs_w = (200.0,) * len(self.policy.points)
-        board = Board(limit_w=300.0, range_w=(100.0, 400.0), needs_w=needs_w)
+        board = NodeGpu(limit_w=300.0, range_w=(100.0, 400.0), needs_w=needs_w)
         chosen = self.policy.chosen
         self.ranks.watts = NodeWatts((board, board), first=0, budget_w=600.0, chosen=chosen)
         self.ranks.watts.ordered((chosen + 1, chosen), 1)

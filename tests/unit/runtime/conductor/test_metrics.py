@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.ledger.entry import hashed
+from underclock.ledger.entries import hashed
 from underclock.ledger.openmetrics import (
     FamilyKind,
     MetricFamily,

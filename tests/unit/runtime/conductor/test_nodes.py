@@ -17,7 +17,7 @@ from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import READINGS, Board, NodeWatts
+from underclock.runtime.policy.watts import READINGS, NodeGpu, NodeWatts
 
 _PLAN = job_plan(job(data=2, reduce_s=1e-3, transfer_s=(1e-3,)))
 _PARTS = parts_of(_PLAN)
@@ -43,12 +43,12 @@ class Nodes:
         self.address, own = _free_address(), range(2)
         self.now_s, self.words = 0.0, list[str]()
         self.told: ToldRanks = _with_peers(
-            ToldRanks(JobPolicy(_PLAN, window=0), told, self.address, digest), told
+            ToldRanks(JobPolicy(_PLAN, window=0), self.address, digest), told
         )
         self.tend(self.told)  # the other one has not begun
         job_policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
         self.decides: DecidingRanks = _with_peers(
-            DecidingRanks(job_policy, own, self.address, _DIGEST), own
+            DecidingRanks(job_policy, self.address, _DIGEST), own
         )
         self.iteration = 0
 
@@ -113,7 +113,7 @@ def _held(nodes: Nodes) -> None:
 
 
 def test_watts_are_moved_on_the_machine_of_the_straggler_alone(nodes: Nodes) -> None:
-    board = Board(limit_w=350.0, range_w=(100.0, 400.0))
+    board = NodeGpu(limit_w=350.0, range_w=(100.0, 400.0))
     for at, node in ((0, nodes.decides), (2, nodes.told)):
         node.watts = NodeWatts(
             (board, board), first=at, budget_w=800.0, chosen=nodes.decides.job.chosen
@@ -235,7 +235,7 @@ def test_who_says_nothing_is_not_who_decides(nodes: Nodes) -> None:
         nodes.tend(nodes.told)
     assert not nodes.words
     policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
-    nodes.decides = _with_peers(DecidingRanks(policy, range(2), nodes.address, _DIGEST), range(2))
+    nodes.decides = _with_peers(DecidingRanks(policy, nodes.address, _DIGEST), range(2))
     nodes.join()
 
 
@@ -246,8 +246,8 @@ def test_an_order_that_the_plan_has_not_is_not_followed(nodes: Nodes) -> None:
         nodes.tend(nodes.told)
         connection, _ = server.accept()
         with connection:
-            order = {"generation": 1, "points": [0, 0, 99, 0], "from_iteration": None}
-            connection.sendall(framed({**order, "label": "plan", "words": "so"}))
+            order = {"generation": 1, "points": [0, 0, 99, 0], "words": "so"}
+            connection.sendall(framed({"order": order, "from_iteration": None, "label": "plan"}))
             nodes.tend(nodes.told)
     assert "it ordered what the plan has not" in nodes.words[-1]
     assert not any(nodes.follow)
@@ -256,6 +256,6 @@ def test_an_order_that_the_plan_has_not_is_not_followed(nodes: Nodes) -> None:
 def test_addresses_that_are_none_are_errors(nodes: Nodes) -> None:
     policy = JobPolicy(_PLAN)
     with pytest.raises(UsageError, match="cannot listen at 127"):
-        DecidingRanks(policy, range(2), nodes.address, _DIGEST)
+        DecidingRanks(policy, nodes.address, _DIGEST)
     with pytest.raises(DataError, match="there is no host"):
-        ToldRanks(policy, range(2, 4), ("no host of this name.invalid", 1), _DIGEST)
+        ToldRanks(policy, ("no host of this name.invalid", 1), _DIGEST)

@@ -172,11 +172,11 @@ def test_what_lasts_how_long_is_kept_apart_for_clocks_that_are_held() -> None:
     steps(5, 1.0)
     machine.hold(Clocks(core_mhz=1500))
     steps(5, 0.8)
-    assert machine.position.step_s == pytest.approx(0.16 * 0.8)
+    assert machine.position.intervals.step_s == pytest.approx(0.16 * 0.8)
     machine.follow(machine.timetable)
-    assert machine.position.step_s == pytest.approx(0.16)
+    assert machine.position.intervals.step_s == pytest.approx(0.16)
     machine.hold(Clocks(core_mhz=1500))
-    assert machine.position.step_s == pytest.approx(0.16 * 0.8)
+    assert machine.position.intervals.step_s == pytest.approx(0.16 * 0.8)
 
 
 def test_nothing_is_expected_after_a_mark_that_is_none() -> None:

@@ -172,7 +172,7 @@ def test_a_stall_of_the_memory_is_no_longer_launch() -> None:
     began_s = player.steps(6, lasts_s)
 
     assert [at_s for at_s, _ in player.asked(began_s)] == pytest.approx([0.040, 0.085], abs=2e-4)
-    assert machine.position.step_s == pytest.approx(0.08, abs=1e-3)
+    assert machine.position.intervals.step_s == pytest.approx(0.08, abs=1e-3)
 
 
 def test_calls_that_take_longer_are_asked_for_earlier() -> None:

@@ -118,7 +118,7 @@ def test_a_lock_that_is_overruled_says_by_what(reasons: ThrottleReason, words: s
     assert made.observe(SLOW, reasons, 9e-3)
     assert made.state is LockState.OVERRULED
     assert words in made.why
-    assert words in str(made)
+    assert made.why.startswith("core 1500 MHz was asked for and ")
     assert made.observe(FAST, ThrottleReason.NONE, 10e-3)
     assert (made.state, made.why) == (LockState.IN_FORCE, "")
 
@@ -143,4 +143,4 @@ def test_auto_is_any_clock_and_the_memory_may_be_a_little_off() -> None:
     memory.ask(5001, 0.0)
     memory.accept(0.0, 1.0)
     assert memory.observe(Clocks(mem_mhz=5005), ThrottleReason.NONE, 0.1)
-    assert str(memory) == "memory 5001 MHz: in force: the clock was read back"
+    assert memory.state is LockState.IN_FORCE

@@ -1,6 +1,7 @@
 """Arms that take turns: what is compared with what, and how it is judged."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from underclock.runtime.policy.arms import (
 
 ALL = (ArmName.AUTO, ArmName.PLAN, ArmName.BEST_FIXED)
 TWO = (ArmName.AUTO, ArmName.PLAN)
+_PROMISED = ExpectedRun(promise=-0.08, budget=0.01)
 
 
 def after(
@@ -90,7 +92,7 @@ def test_every_arm_has_every_place_equally_often_and_orders_differ() -> None:
 def test_drift_cancels_and_steps_that_settle_do_not_count() -> None:
     arms = Arms(names=ALL, block=6, settling=2)
     run(arms, 18, drift=1e-3)
-    plan, fixed = arms.differences(promise=-0.08, budget=0.01)
+    plan, fixed = arms.differences(_PROMISED)
 
     assert (plan.arm, plan.rounds, plan.steps) == (ArmName.PLAN, 18, 18 * 4)
     assert plan.energy_interval is not None
@@ -116,21 +118,21 @@ def test_the_plan_is_held_against_its_promise(
 ) -> None:
     arms = Arms(names=TWO, block=10, settling=2)
     run(arms, 12, noise=1e-4)
-    (plan,) = arms.differences(promise=promise, budget=budget)
+    (plan,) = arms.differences(ExpectedRun(promise=promise, budget=budget))
 
     assert plan.verdict == verdict
 
 
 def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> None:
     arms = Arms(names=TWO, block=4, settling=1)
-    assert arms.differences(promise=-0.08, budget=0.01) == ()
+    assert arms.differences(_PROMISED) == ()
     run(arms, 1)
-    (plan,) = arms.differences(promise=-0.08, budget=0.01)
+    (plan,) = arms.differences(_PROMISED)
     assert plan.time_interval is None
     assert plan.verdict.startswith("cannot tell, because 1 rounds are too few: 3 take 24 steps")
     for _ in range(5):
         after(arms, time_s=100.0, energy_j=1.0)
-    (then,) = arms.differences(promise=-0.08, budget=0.01)
+    (then,) = arms.differences(_PROMISED)
     assert then.rounds == 1
     assert (then.time_change, then.energy_change) == (plan.time_change, plan.energy_change)
 
@@ -138,7 +140,7 @@ def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> Non
 def test_without_energy_only_time_is_told() -> None:
     arms = Arms(names=TWO, block=4, settling=1)
     run(arms, 4, energy=False)
-    (plan,) = arms.differences(promise=-0.08, budget=0.01)
+    (plan,) = arms.differences(_PROMISED)
 
     assert plan.energy_change is None
     assert plan.verdict == "cannot tell, because what steps drew is not known"
@@ -205,13 +207,13 @@ def test_there_is_no_verdict_on_what_cannot_be(
     arms = Arms(names=TWO, block=10, settling=2)
     for _ in range(80):
         after(arms, **{"time_s": 0.12, "energy_j": 30.0, **step})
-    (plan,) = arms.differences(promise=0.0, budget=0.01, expected=expected)
+    (plan,) = arms.differences(replace(expected, promise=0.0, budget=0.01))
 
     assert plan.verdict.startswith("cannot tell, because ")
     assert reason in plan.verdict
-    fits = ExpectedRun(auto_s=0.11, limit_w=600.0, enqueued=85)
+    fits = ExpectedRun(promise=0.0, budget=0.01, auto_s=0.11, limit_w=600.0, enqueued=85)
     if step != {"counted": False}:
-        assert arms.differences(promise=0.0, budget=0.01, expected=fits)[0].verdict == "kept"
+        assert arms.differences(fits)[0].verdict == "kept"
 
 
 def test_pairs_cancel_what_both_share() -> None:

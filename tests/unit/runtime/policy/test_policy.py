@@ -23,7 +23,7 @@ from underclock.runtime.policy.policy import (
 from underclock.runtime.trainer.sites import marked
 
 PLAN = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1200))
-MARKS = marked(PLAN).marks
+MARKS = tuple(site.launch for site in marked(PLAN)[0])
 
 
 def _machine() -> Machine:

@@ -16,7 +16,7 @@ from underclock.runtime.policy.job import planned_points
 from underclock.runtime.policy.watts import (
     MARGIN,
     READINGS,
-    Board,
+    NodeGpu,
     NodeWatts,
     check_budget,
     moved_w,
@@ -32,10 +32,10 @@ _NEEDS_W = (300.0, 280.0, 260.0, 240.0, 220.0, 200.0, 180.0)
 
 
 @st.composite
-def boards(draw: st.DrawFn) -> Board:
+def boards(draw: st.DrawFn) -> NodeGpu:
     least_w, wide_w = draw(st.integers(50, 200)), draw(st.integers(1, 500))
     falling_w = draw(st.lists(st.floats(10.0, 700.0), min_size=7, max_size=7))
-    return Board(
+    return NodeGpu(
         limit_w=draw(st.floats(least_w, least_w + wide_w)),
         range_w=(least_w, least_w + wide_w),
         needs_w=draw(st.sampled_from([(), tuple(sorted(falling_w, reverse=True))])),
@@ -48,7 +48,7 @@ nodes = st.lists(boards(), min_size=1, max_size=8)
 
 @given(nodes, st.data())
 def test_limits_stay_within_the_budget_and_their_ranges_and_what_one_plan_needs(
-    some: list[Board], data: st.DataObject
+    some: list[NodeGpu], data: st.DataObject
 ) -> None:
     to = data.draw(st.integers(0, len(some) - 1))
     points = range(data.draw(st.integers(0, 6)), data.draw(st.integers(0, 7)))
@@ -74,8 +74,8 @@ def test_limits_stay_within_the_budget_and_their_ranges_and_what_one_plan_needs(
     )
 
 
-def _board(limit_w: float = 350.0, needs_w: tuple[float, ...] = _NEEDS_W) -> Board:
-    return Board(limit_w=limit_w, range_w=(100.0, 400.0), needs_w=needs_w)
+def _board(limit_w: float = 350.0, needs_w: tuple[float, ...] = _NEEDS_W) -> NodeGpu:
+    return NodeGpu(limit_w=limit_w, range_w=(100.0, 400.0), needs_w=needs_w)
 
 
 def test_a_straggler_takes_what_others_spare_each_in_proportion() -> None:
@@ -129,7 +129,7 @@ def test_a_budget_that_limits_exceed_is_refused() -> None:
 class Node:
     """A node of two replicas of two stages, of which rank 2 is limited to less than the others."""
 
-    def __init__(self, budget_w: float = 1250.0, some: Sequence[Board] = ()) -> None:
+    def __init__(self, budget_w: float = 1250.0, some: Sequence[NodeGpu] = ()) -> None:
         self.boards = tuple(some) or (_board(), _board(), _board(200.0), _board())
         self.watts = NodeWatts(self.boards, first=0, budget_w=budget_w, chosen=_CHOSEN)
         self.budget_w, self.moves = budget_w, 0
@@ -209,7 +209,7 @@ def test_where_a_limit_is_refused_all_go_back(refuses: int) -> None:
 
 @given(nodes, st.data())
 def test_whatever_is_refused_the_limits_never_add_up_to_more_than_the_budget(
-    some: list[Board], data: st.DataObject
+    some: list[NodeGpu], data: st.DataObject
 ) -> None:
     sum_w = math.fsum(each.limit_w for each in some)
     node = Node(sum_w + data.draw(st.floats(0.0, 200.0)), some)

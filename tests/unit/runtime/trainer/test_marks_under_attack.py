@@ -120,7 +120,7 @@ def test_who_closes_every_descriptor_trains_on_and_is_marked_on(path: Path) -> N
     assert _ended(lambda: _trains(path, _close_all)) == 0
 
     with Page.open(path) as page:
-        assert (page.state, page.mark) == (pages.MARKING, 1)
+        assert (page.state, page.reached()[0]) == (pages.MARKING, 1)
 
 
 def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_pat
     assert len(mine) == _MANY
     assert {each.read_bytes() for each in mine} == {_MINE}
     with Page.open(path) as page:
-        assert page.mark == 1
+        assert page.reached()[0] == 1
 
 
 def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: Path) -> None:
@@ -162,16 +162,16 @@ def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: 
 def test_a_page_that_is_spoilt_ends_no_training(path: Path, attack: Callable[[Page], None]) -> None:
     with Page.open(path) as theirs:  # as the conductor, which must live too
         assert _ended(lambda: _trains(path, attack)) == 0
-        assert theirs.mark in range(100)
+        assert theirs.reached()[0] in range(100)
 
 
 def test_a_conductor_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
     with Page.open(path) as page:
         page.write(3)
-        assert page.mark == 3
+        assert page.reached()[0] == 3
         os.truncate(path, 0)
 
-        assert (page.mark, page.state) == (3, pages.REFUSED)
+        assert (page.reached()[0], page.state) == (3, pages.REFUSED)
         assert "cut the page of marks" in page.sentence
 
 

@@ -17,6 +17,7 @@ from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass
 from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
+from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.sites import (
     LEAST_APART_S,
@@ -84,16 +85,17 @@ def test_without_modules_passes_alone_can_be_marked() -> None:
 
 def test_every_change_has_a_mark_at_it_or_right_before() -> None:
     made = plan()
-    marks = marked(made)
+    sites, unmarked = marked(made)
+    marks = [site.launch for site in sites]
     assert made.schedule is not None
     clocks = made.schedule.clocks
     changes = [at for at, pair in enumerate(itertools.pairwise(clocks), 1) if pair[0] != pair[1]]
     known = [site.launch for site in sites_of(made.modules, [p for _, p in launches()])]
 
     for at in changes:
-        assert max(each for each in known if each <= at) in marks.marks
-    assert marks.unmarked == tuple(at for at in changes if at not in marks.marks)
-    assert marks.marks[0] == 0
+        assert max(each for each in known if each <= at) in marks
+    assert unmarked == tuple(at for at in changes if at not in marks)
+    assert marks[0] == 0
 
 
 def test_a_plan_without_a_schedule_has_no_marks() -> None:
@@ -102,8 +104,8 @@ def test_a_plan_without_a_schedule_has_no_marks() -> None:
 
 
 def test_the_digest_tells_plans_apart() -> None:
-    assert marked(plan()).digest == marked(plan()).digest
-    assert marked(plan()).digest != marked(plan(low_mhz=1200)).digest
+    assert digest_of(plan()) == digest_of(plan())
+    assert digest_of(plan()) != digest_of(plan(low_mhz=1200))
 
 
 @given(
@@ -172,7 +174,8 @@ def test_a_step_of_which_only_the_beginning_can_be_marked_has_one_mark() -> None
     made = plan()
     forward = tuple(msgspec.structs.replace(each, pass_=F) for each in made.runs)
 
-    assert marked(msgspec.structs.replace(made, runs=forward, modules=())).marks == (0,)
+    sites, _ = marked(msgspec.structs.replace(made, runs=forward, modules=()))
+    assert [site.launch for site in sites] == [0]
 
 
 @pytest.mark.untraced

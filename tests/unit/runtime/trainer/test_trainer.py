@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from small_training import Model, plan, train
+from small_training import Model, files_of, plan, train
 from underclock.errors import DataError
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.holding.run import INJECT
+from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer import marking as trainer
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.delenv("UNDERCLOCK_SIMULATOR", raising=False)
     gpus = (("GPU-a", 0), ("GPU-b", 1))
-    made = Run.create(plan(), marked(plan()), gpus, simulated="")
+    made = files_of(plan(), gpus)
     yield made
     made.remove()
 
@@ -42,8 +42,8 @@ def test_a_trainer_marks_the_page_of_its_rank(run: Run) -> None:
     marker.detach()
 
     with _page(run, 0) as first, _page(run, 1) as second:
-        assert (first.state, first.mark) == (pages.WAITING, 0)
-        assert (second.state, second.mark) == (pages.DETACHED, 1)
+        assert (first.state, first.reached()[0]) == (pages.WAITING, 0)
+        assert (second.state, second.reached()[0]) == (pages.DETACHED, 1)
 
 
 def test_a_rank_without_a_gpu_trains_without_marks(run: Run) -> None:
@@ -86,7 +86,7 @@ def test_ranks_of_a_job_hold_one_plan(
     train(Model(), 3)
     assert marker is not None
     marker.detach()
-    assert job.get("underclock/plan/1").decode() == marked(plan()).digest
+    assert job.get("underclock/plan/1").decode() == digest_of(plan())
     assert not capsys.readouterr().err
 
     job.set("underclock/plan/2", "00" * 32)  # a rank on another machine was there first

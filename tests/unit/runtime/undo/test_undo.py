@@ -26,12 +26,11 @@ from underclock.records.latencies import Domain
 from underclock.runtime.undo.armed import (
     Armed,
     Undone,
-    arm,
-    keeps_limit,
     left_behind,
     notes_on_others,
     refuse_beside_others,
     restore,
+    undo_order,
 )
 from underclock.runtime.undo.journal import boot_id
 from underclock.runtime.undo.ownership import OwnedError, Ownership
@@ -51,7 +50,7 @@ class Gpu(Protocol):
 
 
 def armed(gpu: Gpu, folder: Path) -> Armed:
-    return arm(gpu, folder, share_lock=lambda _: None)
+    return Armed(gpu, folder, share_lock=lambda _: None)
 
 
 def test_every_change_is_on_disk_before_it_is_set(gpu: Gpu, folder: Path) -> None:
@@ -196,8 +195,7 @@ def test_where_the_driver_took_nothing_there_is_nothing_to_undo(gpu: Gpu, folder
         one.set(Setting.CORE, 1200)
 
     assert left_behind(folder) == ()
-    assert one.changed == frozenset()
-    assert one.end().failed == ()
+    assert one.end() == Undone("GPU-0")
 
 
 def test_a_refusal_after_something_was_taken_keeps_the_journal(gpu: Gpu, folder: Path) -> None:
@@ -253,8 +251,9 @@ def test_the_next_start_first_mends_what_was_left(gpu: Gpu, folder: Path) -> Non
     second = armed(gpu, folder)
 
     assert second.mended.done == ("limit put back to 350 W",)
-    assert second.found[Setting.LIMIT] == 350.0
-    assert second.changed == frozenset()
+    assert left_behind(folder) == ()
+    second.set(Setting.LIMIT, 320.0)
+    assert second.end().done == ("limit put back to 350 W",)  # and not to what the first had set
 
 
 def test_nothing_is_set_on_top_of_what_cannot_be_mended(gpu: Gpu, folder: Path) -> None:
@@ -484,8 +483,8 @@ def test_a_gpu_whose_limit_was_raised_is_restored_before_those_that_gave(
     assert [one.uuid for one in undone] == ["GPU-1", "GPU-0", "GPU-2"]
     assert {one.values[Setting.LIMIT] for one in gpus.values()} == {350.0}
     (folder / "GPU-3.journal").write_text("no journal")
-    assert keeps_limit(folder, "GPU-3")
-    assert keeps_limit(folder, "GPU-4")
+    armed(gpus["GPU-1"], folder).set(Setting.LIMIT, 380.0)
+    assert undo_order(folder, ("GPU-3", "GPU-4", "GPU-1")) == ["GPU-1", "GPU-3", "GPU-4"]
 
 
 def test_names_that_are_no_gpus_are_no_journals(folder: Path) -> None:

@@ -1,12 +1,21 @@
-"""apply: hold a plan's best fixed clocks, or its power limit, until somebody ends it."""
+"""apply and governor: what one GPU is held at by a conductor of its own, until somebody ends it.
+
+For `holding` that is a plan's best fixed clocks, or its power limit; for a `governor` the clocks of
+a serving plan, step by step.
+"""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from underclock.errors import UnderclockError, UsageError
+import msgspec
+
+from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import nvml_session
@@ -14,13 +23,17 @@ from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
+from underclock.records.serving import ServingPlan
 from underclock.runtime.conductor.booking import BookedRun
 from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.undo.armed import restore_left
+from underclock.runtime.trainer.notes import Hook
+from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.store import as_record
+from underclock.units import parse_duration
 
-_WORK = "underclock.runtime.conductor.booking:hold_booked"
+_HOLD = "underclock.runtime.conductor.booking:hold_booked"
+_GOVERN = "underclock.runtime.conductor.governing:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
@@ -63,17 +76,14 @@ class Holding:
         """The process that holds it."""
         return self._conductor.process.pid
 
-    def in_force(self) -> dict[Setting, str]:
+    def in_force(self, setting: Setting) -> str:
         """Read back what is in force; an idle GPU does not tell of its clocks."""
-        return {setting: self._in_force(setting, value) for setting, value in self.asked.items()}
-
-    def _in_force(self, setting: Setting, value: Value) -> str:
         if setting is Setting.LIMIT:
             found_w = self._gpu.power_limit_w()
             return f"{found_w:g} W is in force"
         observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
         mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
-        if mhz == value:
+        if mhz == self.asked[setting]:
             return f"runs at {mhz} MHz"
         if reasons & ThrottleReason.GPU_IDLE:
             return f"runs at {mhz} MHz, idle: whether the lock is followed shows under load"
@@ -103,6 +113,47 @@ class Holding:
         return tuple(undone["done"])
 
 
+def _index_of(gpu: str) -> int:
+    """Return the index of a GPU that does not end with this process."""
+    name = parse_gpu(gpu)
+    if name.kind is not GpuKind.REAL:
+        raise UsageError(
+            f"{gpu!r} is gone with this process, so there is nothing to hold on it",
+            hint="name a real GPU (nvml:0), or one served by `underclock simulate`",
+        )
+    return name.index
+
+
+@contextmanager
+def _kept(
+    gpu: NvmlGpu,
+    asked: Settings,
+    warnings: tuple[str, ...],
+    *,
+    work: str,
+    options: Mapping[str, Any],
+    told_on: int = subprocess.DEVNULL,
+) -> Iterator[Holding]:
+    """Have a conductor hold a GPU for the length of a block; arguments as of `Conducting.start`."""
+    uuid = gpu.uuid()
+    conductor = Conducting.start(
+        [uuid],
+        work=work,
+        options=options,
+        rescue=lambda: restore(runtime_folder(), [uuid], settable_gpu),
+        told_on=told_on,
+    )
+    held = Holding(gpu, asked, warnings, conductor)
+    try:
+        held.begin()
+        yield held
+    finally:
+        try:
+            held.end()
+        finally:
+            conductor.close()
+
+
 @contextmanager
 def holding(
     plan: Plan | str | Path, *, gpu: str = "nvml:0", anyway: bool = False
@@ -122,14 +173,9 @@ def holding(
         DeviceError: The driver refuses.
     """
     plan = as_record(plan, Plan)
-    name = parse_gpu(gpu)
-    if name.kind is not GpuKind.REAL:
-        raise UsageError(
-            f"{gpu!r} is gone with this process, so there is nothing to hold on it",
-            hint="name a real GPU (nvml:0), or one served by `underclock simulate`",
-        )
+    index = _index_of(gpu)
     with nvml_session():
-        opened = NvmlGpu(name.index)
+        opened = NvmlGpu(index)
         info = opened.info()
         warnings = (
             *plan.check_to_hold(info, None, anyway=anyway, hint=_ELSEWHERE),
@@ -137,26 +183,14 @@ def holding(
         )
         asked = _settings(plan, info)
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
-        conductor = Conducting.start(
-            [opened.uuid()],
-            work=_WORK,
-            options={
-                "set": {opened.uuid(): {str(setting): value for setting, value in asked.items()}},
-                "booked": asdict(BookedRun.of(plan, [(opened.uuid(), info.name)], 0, os.environ)),
-                "index": name.index,
-            },
-            rescue=lambda: restore_left(runtime_folder(), [opened.uuid()], settable_gpu),
-            trainer_pid=os.getpid(),
-        )
-        held = Holding(opened, asked, warnings, conductor)
-        try:
-            held.begin()
+        booked = BookedRun.of(plan, [(opened.uuid(), info.name)], 0, os.environ)
+        options = {
+            "set": {opened.uuid(): {str(setting): value for setting, value in asked.items()}},
+            "booked": asdict(booked),
+            "index": index,
+        }
+        with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
             yield held
-        finally:
-            try:
-                held.end()
-            finally:
-                conductor.close()
 
 
 def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
@@ -192,3 +226,68 @@ def _settings(plan: Plan, info: GpuInfo) -> Settings:
             hint="plan with a larger --max-slowdown, or for a power limit",
         )
     return asked
+
+
+@contextmanager
+def governor(
+    plan: ServingPlan | str | Path,
+    *,
+    gpu: str = "nvml:0",
+    latency: str = "150ms",
+    anyway: bool = False,
+) -> Iterator[Hook]:
+    """Hold a serving plan's clocks, phase by phase, for the length of a block.
+
+    The block says which step begins, and that one was late, through the hook that it is given. The
+    clocks are given back however the block, this process or the one that sets them ends.
+
+    Args:
+        plan: A table of clocks by phase, batch and context, or the file of one.
+        gpu: Where; a real GPU, or one that `underclock simulate` serves.
+        latency: What a change takes, as ``underclock latency`` measures it, e.g. ``6ms``; by
+            default the longest that is reported.
+        anyway: Whether another board of the plan's model will do.
+
+    Raises:
+        UsageError: The GPU cannot be set from here, or somebody else sets it.
+        DataError: The plan is for another GPU, or holds clocks that this one does not list.
+        DeviceError: The driver refuses.
+    """
+    plan = as_record(plan, ServingPlan)
+    index, latency_s = _index_of(gpu), parse_duration(latency)
+    with ExitStack() as stack:
+        stack.enter_context(nvml_session())
+        opened = NvmlGpu(index)
+        warnings = _other_gpu(plan, opened.info(), anyway=anyway)
+        held = ((f"{b.pass_} of {b.batch}", b.chosen.clocks) for b in plan.buckets)
+        check_clocks(held, listed_clocks(opened))
+        file = stack.enter_context(tempfile.NamedTemporaryFile(suffix=".json"))
+        file.write(msgspec.json.encode(plan))
+        file.flush()
+        reads, writes = os.pipe()
+        stack.callback(os.close, writes)
+        try:
+            options = {"plan": file.name, "latency_s": latency_s}
+            kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
+            stack.enter_context(kept)
+        finally:
+            os.close(reads)
+        yield Hook(writes)
+
+
+def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
+    """Refuse a plan of another GPU; return what the reader must be told of another board."""
+    if plan.gpu.name != gpu.name:
+        raise DataError(
+            f"the plan is for {plan.gpu.name}, this is {gpu.name}",
+            hint="clocks mean nothing on another GPU model: plan on its own samples",
+        )
+    if not plan.gpu.is_another_board(gpu):
+        return ()
+    words = (
+        f"the plan was made on board {plan.gpu.uuid}, and this is board {gpu.uuid}: boards of one "
+        "model differ by a few per cent"
+    )
+    if not anyway:
+        raise DataError(words, hint="plan on this board's own samples, or say anyway=True")
+    return (words,)

@@ -1,1 +1,0 @@
-"""What conductors do, on the time of virtual GPUs."""
