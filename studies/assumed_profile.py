@@ -1,6 +1,6 @@
 """A profile by hand for a pipeline that was traced: its times at auto, all else assumed.
 
-    python studies/pipelined.py JOB > PROFILE
+    python studies/assumed_profile.py JOB > PROFILE
 
 Nothing may be locked where such a pipeline is tried, so no plan of it promises anything: it is
 held dry, to see whether every rank is followed.
