@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from gpt import XL, Block, Config
@@ -71,9 +72,9 @@ def _step() -> Callable[[], None]:
 
     def run() -> None:
         optimizer.zero_grad()
-        schedule.step(
-            *([words] if at == 0 else []), **({"target": words} if at == stages - 1 else {})
-        )
+        given = (words,) if at == 0 else ()
+        told: dict[str, Any] = {"target": words} if at == stages - 1 else {}
+        schedule.step(*given, **told)
         optimizer.step()
 
     return run

@@ -451,7 +451,8 @@ def _laid(
         owned.setdefault(len(told) if after else owner, []).append(one)
     laid: list[PassRun] = []
     for at, piece in enumerate(told):
-        mine, late = _spans(owned.get(at, [])), tuple[_Span, ...]()
+        mine = _spans(owned.get(at, []))
+        late = _late(owned.get(at, [])) if on_gpu else ()
         begins_s, ends_s = piece.begins_s, piece.ends_s
         if not on_gpu:  # the host's own time, from when it has what it waited for
             begun_s = mine[0][0] if mine else ends_s
@@ -459,7 +460,6 @@ def _laid(
             begins_s, ends_s = max([begins_s, *had]), max([ends_s, *(end for _, end in mine)])
         elif mine:
             begins_s, ends_s = mine[0][0], mine[-1][1]
-            late = _late(owned[at])
         else:
             begins_s = ends_s = laid[-1].ends_s if laid else begins_s
         laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine, late=late))
@@ -469,9 +469,9 @@ def _laid(
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
-        late = ((max(begins_s, begin), end) for begin, end in laid[at].late if end > begins_s)
         ends_s = max(begins_s, laid[at].ends_s)
-        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=ends_s, late=tuple(late))
+        inside = tuple((max(begins_s, b), e) for b, e in laid[at].late if e > begins_s)
+        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=ends_s, late=inside)
     return tuple(laid)
 
 
