@@ -71,7 +71,7 @@ def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
 ) -> FittedModel:
     """Fit rows: all of them where they are few; `FittedModel.rows` says which."""
-    light = _only(rows, spread_rows(rows, most_rows))
+    light = some_rows(rows, spread_rows(rows, most_rows))
     some = spread_kernels(light, most_kernels)
     if len(some) == len(rows.names):
         return fit_all(light, family)
@@ -113,7 +113,7 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
     return kernels
 
 
-def _only(rows: Rows, chosen: Ints) -> Rows:
+def some_rows(rows: Rows, chosen: Ints) -> Rows:
     """Return some rows of the same kernels."""
     some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
     apart = None if rows.apart is None else rows.apart[chosen]
@@ -122,7 +122,7 @@ def _only(rows: Rows, chosen: Ints) -> Rows:
 
 def _of(rows: Rows, kernels: Ints) -> Rows:
     """Return the rows of some kernels, which become all there are."""
-    mine = _only(rows, np.flatnonzero(np.isin(rows.kernel, kernels)))
+    mine = some_rows(rows, np.flatnonzero(np.isin(rows.kernel, kernels)))
     return dataclasses.replace(
         mine,
         names=tuple(rows.names[k] for k in kernels.tolist()),
