@@ -47,7 +47,7 @@ def test_a_folder_is_all_its_traces(folder: Path) -> None:
     )
     assert len(job.ranks) == 2
     assert job.workload == "gpt"
-    assert job.gpu.name == "NVIDIA H100"
+    assert job.gpu.name == "H100"
     assert not job.has_energy
     assert [words.partition(":")[0] for words in job.warnings] == ["time only"]
 
