@@ -16,7 +16,10 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.inference.field import FieldRows
 
-_INSIDE, _TWO_SIDED = 0.95, 1.96  # how many of errors lie within how many deviations
+_TWO_SIDED = 1.96  # deviations, within which 95 % of errors lie
+# Of single times more of the rows left out lie within as many: what kernels share, and how large
+# parts are, these rows told as well.
+_INSIDE, _INSIDE_ALONE = 0.95, 0.97
 _PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
 
 
@@ -61,21 +64,43 @@ def optimism(
     return Optimism(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
 
 
-def beyond_errors(time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> tuple[float, float]:
-    """Return by how much errors are greater than told, as rows that are left out show. At least 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beyond:
+    """By how much errors are greater than told, as rows that are left out show; at least one.
+
+    Attributes:
+        time: Of the log time of a single entry.
+        energy: Of its log energy.
+        sums: Of sums of entries, over that of single ones: time, energy.
+    """
+
+    time: float
+    energy: float
+    sums: tuple[float, float]
+
+    @classmethod
+    def learned(cls, time: tuple[Floats, Floats], power: tuple[Floats, Floats]) -> "Beyond":
+        """Learn it of rows.
+
+        Args:
+            time: How far each is off what others say of its log time, and the variance of that.
+            power: The same of log power.
+        """
+        told = time[1] != 1.0
+        times = (time[0] ** 2 / time[1])[told]
+        energies = ((time[0] + power[0]) ** 2 / power[1])[told]
+        alone, together = _factor(times, _INSIDE_ALONE), _factor(times, _INSIDE)
+        return cls(time=alone, energy=_factor(energies, _INSIDE), sums=(together / alone, 1.0))
+
+
+def _factor(squares: Floats, inside: float) -> float:
+    """Return by how much wider errors must be told for so many to lie in their 95 % interval.
 
     Args:
-        time: How far each row is off what others say of its log time, and the variance of that.
-        power: The same of log power; the answer is for energy.
+        squares: Of errors over what was told of them.
     """
-    told = time[1] != 1.0
-    off = time[0], time[0] + power[0]
-    factors = []
-    for each, variance in zip(off, (time[1], power[1]), strict=True):
-        squares = (each**2 / variance)[told]
-        beyond = np.quantile(squares, _INSIDE) if len(squares) else 0.0
-        factors.append(max(1.0, math.sqrt(beyond) / _TWO_SIDED))
-    return factors[0], factors[1]
+    beyond = float(np.quantile(squares, inside)) if len(squares) else 0.0
+    return max(1.0, math.sqrt(beyond) / _TWO_SIDED)
 
 
 def _best(merit: Floats, rows: FieldRows) -> tuple[Ints, Ints]:

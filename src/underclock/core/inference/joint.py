@@ -24,7 +24,7 @@ class JointCosts:
 
     Attributes:
         time: Errors of log time, by the table's settings. Of (K, S).
-        wider: By how much sums of chosen entries are off more than their errors say: time, energy.
+        wider: By how much sums are off more than errors of entries say, or less: time, energy.
     """
 
     table: CostTable

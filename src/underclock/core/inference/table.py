@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Bools, Floats
-from underclock.core.inference.chosen import Optimism, beyond_errors, optimism
+from underclock.core.inference.chosen import Beyond, Optimism, optimism
 from underclock.core.inference.curves import ClockGrid, Curves, power_curves, time_curves
 from underclock.core.inference.field import Errors, Field, FieldPosterior, Sizes
 from underclock.core.inference.joint import JointCosts
@@ -40,12 +40,14 @@ class Inferred:
     Attributes:
         time: Of log time in s.
         power: Of log power in W; its errors are those of energy.
-        optimism: What choosing among entries without a row adds.
+        sums: By how much sums are off, over what errors of entries say: time, energy.
+        optimism: What choosing among entries without a row adds to that.
         sizes: How large the parts of both fields are.
     """
 
     time: FieldPosterior
     power: FieldPosterior
+    sums: tuple[float, float]
     optimism: Optimism
     sizes: tuple[Sizes, Sizes]
 
@@ -73,12 +75,11 @@ def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None =
                 break
             fields = _Fields.of(runs, weights, grid, curves, fields.sizes, learn=learn)
     off = fields.time.left_out().moments(), fields.power.left_out().moments()
-    time, power = (
-        told.widened(factor) for told, factor in zip(fields.told, beyond_errors(*off), strict=True)
-    )
+    beyond, (time, power) = Beyond.learned(*off), fields.told
     return Inferred(
-        time=time,
-        power=power,
+        time=time.widened(beyond.time),
+        power=power.widened(beyond.energy),
+        sums=beyond.sums,
         optimism=optimism(fields.time.rows, fields.power.rows, *off),
         sizes=fields.sizes,
     )
@@ -205,12 +206,14 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
         offered: Where there may be. Shape (K, C).
     """
     more_s, more_j = told.optimism.deviations
+    time2, energy2 = (
+        factor**2 * each.errors.variance
+        for factor, each in zip(told.sums, (told.time, told.power), strict=True)
+    )
     unseen = np.where(seen, 0.0, 1.0)
-    log_s = told.time.mean + unseen * more_s * np.sqrt(told.time.errors.variance)
-    log_j = told.time.mean + told.power.mean
-    log_j += unseen * more_j * np.sqrt(told.power.errors.variance)
     # The mean of what is lognormal lies above its median.
-    log_s, log_j = log_s + 0.5 * told.time.errors.variance, log_j + 0.5 * told.power.errors.variance
+    log_s = told.time.mean + unseen * more_s * np.sqrt(time2) + 0.5 * time2
+    log_j = told.time.mean + told.power.mean + unseen * more_j * np.sqrt(energy2) + 0.5 * energy2
     counts = waited_counts(table.kernels)[:, None]
     at, beside = table.baseline, overlapped(table.kernels)
     fixed_j = table.fixed_j[:, None]
@@ -227,6 +230,7 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
         )
 
     shown = np.where(beside[:, None], True, offered | seen)
+    chosen = told.optimism.wider if (shown & ~seen).any() else (1.0, 1.0)
     return JointCosts(
         table=dataclasses.replace(
             table,
@@ -235,7 +239,7 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
         ),
         time=errors(told.time.errors),
         energy=errors(told.power.errors),
-        wider=told.optimism.wider if (shown & ~seen).any() else (1.0, 1.0),
+        wider=(told.sums[0] * chosen[0], told.sums[1] * chosen[1]),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
 from underclock.arrays import Floats
+from underclock.core.inference.chosen import Beyond
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.search import searched
 from underclock.core.inference.table import as_measured, inferred_costs
@@ -279,6 +280,26 @@ def test_intervals_hold_what_was_not_looked_at() -> None:
 
     assert len(z) > 20
     assert np.mean(np.abs(z) < 1.96) > 0.9
+
+
+def test_single_times_are_as_unsure_as_rows_left_out_show_and_sums_are_no_wider_for_it() -> None:
+    draw = np.random.default_rng(3)
+    off = draw.standard_t(3, size=(2, 40, 50))
+    variance = np.where(draw.random((40, 50)) < 0.1, 1.0, 0.5)  # where others say nothing it is 1
+    time, power = (off[0], variance), (off[1] - off[0], variance)
+
+    beyond = Beyond.learned(time, power)
+
+    for each, factor, inside in ((off[0], beyond.time, 0.97), (off[1], beyond.energy, 0.95)):
+        within = np.abs(each) <= 1.96 * factor * np.sqrt(variance)
+        assert within[variance != 1.0].mean() == pytest.approx(inside, abs=1e-3)
+    sums = beyond.time * beyond.sums[0]
+    within = np.abs(off[0]) <= 1.96 * sums * np.sqrt(variance)
+    assert within[variance != 1.0].mean() == pytest.approx(0.95, abs=1e-3)
+    assert beyond.sums[1] == 1.0
+    # Errors that are smaller than told are left as they are told.
+    small = np.zeros((2, 3)), np.full((2, 3), 0.5)
+    assert Beyond.learned(small, small) == Beyond(time=1.0, energy=1.0, sums=(1.0, 1.0))
 
 
 def test_rows_of_a_table_that_were_looked_at_are_certain_and_all_that_is_planned() -> None:
