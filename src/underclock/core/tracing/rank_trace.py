@@ -483,7 +483,8 @@ def _late(work: Sequence[Activity]) -> tuple[_Span, ...]:
     """Return when a GPU was done with all that it had been asked for, but for a usual gap."""
     found, done_s = list[_Span](), math.inf
     for one in sorted(work, key=lambda each: each.begins_s):
-        if one.asked_s > done_s and one.begins_s - done_s > GAP_S:
+        # What began as it was asked for is of a trace that does not tell when that was.
+        if done_s < one.asked_s < one.begins_s - GAP_S:
             found.append((done_s, one.begins_s - GAP_S))
         done_s = one.ends_s if math.isinf(done_s) else max(done_s, one.ends_s)
     return tuple(found)
