@@ -1,10 +1,9 @@
 # `make demo` and `make test` set up everything they need from Python >= 3.11 alone.
 VENV := .venv
 BIN := $(VENV)/bin
-# Of three workers on two cores one mostly waits: for processes, clocks and browsers. A file stays on
-# one of them, so that what its tests share is made once. Files run in the order that
-# tests/conftest.py gives them, not those of most tests first.
-PYTEST = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+# A file stays on one of the two workers, so that what its tests share is made once. Files run in
+# the order that tests/conftest.py gives them, not those of most tests first.
+PYTEST = $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 QUICK = $(addprefix tests/unit/,core physics records report store workloads) \
 	--ignore-glob='*/test_cyclic_exact.py' --ignore-glob='*/test_verdict.py'  # the longest of them
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
