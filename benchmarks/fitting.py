@@ -5,7 +5,8 @@
 Each case draws a GPU, its kernels and noisy samples of them, fits them
 (`core.model.fitting.fitted`) and predicts every kernel at every setting
 (`core.model.predictive.posterior_of`). Another seed each repeat. The table goes to
-docs/evidence/fitting.md; a quick run, of the small case, is printed.
+docs/evidence/fitting.md, and with it what ten times the runs of a table cost; a quick run, of the
+small case, is printed.
 """
 
 import math
@@ -21,18 +22,21 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fitted
+from underclock.core.inference.table import inferred_costs
+from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fit_rows, fitted
 from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
-from underclock.records import Clocks
+from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "fitting.md"
 _MEMS = (405.0, 5001.0, 9251.0, 9501.0)
 _NOISE = np.array([[0.003], [0.008]])  # of time and power
 _WARM_C = 55.0
 _MEBIBYTES = 1 / 1024  # per the kibibyte that Linux counts in
-_CASES = ((60, 60, 7, 2.0), (1000, 760, 3, 60.0))  # kernels, settings, repeats, wanted s
+# kernels, settings, repeats, wanted s
+_CASES = ((60, 60, 7, 2.0), (1000, 760, 3, 60.0), (10_000, 60, 3, 120.0))
+_TABLE, _RUNS, _TIMES = (40, 40), (3, 30), 3  # kernels and settings, runs of a row, repeats
 _HEADERS = (
     "kernels x settings",
     "rows",
@@ -165,6 +169,58 @@ def line(kernels: int, settings: int, repeats: int, wanted_s: float) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def of_runs(runs: int, seed: int) -> dict[str, float]:
+    """Return the CPU seconds that the fit and the inference of a table with so many runs take."""
+    random = np.random.default_rng(seed)
+    kernels, count = _TABLE
+    clocks = [Clocks(core_mhz=int(mhz), mem_mhz=9501) for mhz in np.linspace(600, 2100, count)]
+    windows = []
+    for k, share in enumerate(random.uniform(0.1, 0.9, kernels)):
+        for each in clocks:
+            part = (each.core_mhz or 0) / 2100.0
+            time_s, power_w = 1e-3 * (share / part + 1.0 - share), 60.0 + 240.0 * part**2.5
+            for repeat in range(runs):
+                off = 1.0 + _NOISE[:, 0] * random.normal(size=2)
+                taken_s = time_s * off[0]
+                energy_j = taken_s * power_w * off[1]
+                windows.append(
+                    Window(
+                        kernel=f"k{k}", asked=each, repeat=repeat, time_s=taken_s, energy_j=energy_j
+                    )
+                )
+    table = SampleSet(
+        evidence=Evidence.REPLAYED,
+        gpu=GpuInfo(name="Drawn GPU"),
+        workload="drawn",
+        kernels=tuple(Kernel(name=f"k{k}", count=1) for k in range(kernels)),
+        windows=tuple(windows),
+    )
+    taken = {}
+    for name, task in (
+        ("fit", lambda: fit_rows(table, clocks)),
+        ("inference", lambda: inferred_costs(table, baseline=clocks[-1])),
+    ):
+        began_s = time.process_time()
+        task()
+        taken[name] = time.process_time() - began_s
+    return taken
+
+
+def repeats() -> list[str]:
+    """Return rows of what ten times the runs of a table cost."""
+    lines = []
+    few, many = ([of_runs(runs, seed) for seed in range(_TIMES)] for runs in _RUNS)
+    for name in few[0]:
+        first, more = (sorted(each[name] for each in some) for some in (few, many))
+        ratio = statistics.median(more) / statistics.median(first)
+        cells = [
+            f"{each[len(each) // 2]:.2f} ({each[0]:.2f} to {each[-1]:.2f})"
+            for each in (first, more)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | {ratio:.1f} |")
+    return lines
+
+
 def page(lines: list[str], load: float) -> str:
     """Return the whole page."""
     threads = os.environ.get("OMP_NUM_THREADS", "as many as CPUs")
@@ -188,6 +244,13 @@ kernels in each repeat, each repeat in a process of its own.
 settings. *CPU*: time on the CPU, which other work on the machine lengthens less than the rest.
 *Inside*: share of true energies within the 95 % interval stated. Medians over repeats;
 the peak is the greatest, with interpreter, numpy and input.
+
+Ten times the runs of a table of {_TABLE[0]} kernels at {_TABLE[1]} clocks: CPU seconds, median of
+{_TIMES} (least to greatest).
+
+| | {_RUNS[0]} runs a row | {_RUNS[1]} runs a row | ratio |
+|---|--:|--:|--:|
+{chr(10).join(repeats())}
 """
 
 
