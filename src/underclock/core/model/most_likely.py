@@ -35,6 +35,7 @@ _SETTLED = 0.3
 # kernel tries several: shares of its time of core, DRAM and fixed time of kernels bound by the
 # core, by DRAM, by both, and by neither. Core and DRAM join to the rest of the time.
 _STARTS = ((0.97, 0.3, 0.02), (0.4, 0.97, 0.02), (0.8, 0.8, 0.02), (0.5, 0.5, 0.4))
+_ROWS_AT_ONCE = 300_000  # of starts side by side, which bounds the memory that many kernels take
 # How sharply they join hides too: it is tried from where it usually is and from where they add up.
 _ADD_UP = 0.0  # logarithm of the exponent
 _LEAST_LOG, _GREATEST_LOG = -9.5, 0.0  # of a standard deviation
@@ -149,9 +150,12 @@ def restart(problem: FitProblem, state: FitState) -> FitState:
         kernels[:, parts] = state.prior.unit[:, parts] + shares
         starts.append(kernels)
     best, least = state.parameters.kernels, kernel_costs(problem, state)
-    for kernels, costs in zip(*converge_starts(problem, state, starts), strict=True):
-        best = np.where((costs < least)[:, None], kernels, best)
-        least = np.minimum(costs, least)
+    beside = max(1, _ROWS_AT_ONCE // len(problem.rows.kernel))
+    for first in range(0, len(starts), beside):
+        tried = converge_starts(problem, state, starts[first : first + beside])
+        for kernels, costs in zip(*tried, strict=True):
+            best = np.where((costs < least)[:, None], kernels, best)
+            least = np.minimum(costs, least)
     return state.moved(kernels=best)
 
 
