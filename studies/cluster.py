@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from job_costs import instruction_costs
 from pages import fill, markdown, percent
 from simulated_jobs.cluster import Board, Link, boards_of, piece_of
 from simulated_jobs.job import Iteration, SimulatedJob
@@ -25,7 +26,7 @@ from underclock.campaign.turns import switching_model
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import SCHEDULES, Layout, pipeline
-from underclock.core.job.timeline import auto_clocks, instruction_costs
+from underclock.core.job.timeline import auto_clocks
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.simulated.costs import Work
 from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from job_costs import job_cost
+from job_costs import instruction_costs, job_cost
 from pages import EVIDENCE, fill, markdown, percent
 from underclock.app.planning import costs_of
 from underclock.core.job.frontiers import stage_profiles
 from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
-from underclock.core.job.timeline import auto_clocks, instruction_costs
+from underclock.core.job.timeline import auto_clocks
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import rank_trace
 from underclock.records import Cost

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from job_costs import instruction_costs
 from simulated_jobs.cluster import Board
 from underclock.arrays import Floats
 from underclock.core.job.network import network_of
-from underclock.core.job.timeline import auto_clocks, instruction_costs
+from underclock.core.job.timeline import auto_clocks
 from underclock.errors import DataError
 from underclock.hw.simulated.costs import Work
 from underclock.records import AUTO, Clocks

@@ -15,7 +15,7 @@ BF16 = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ModelShape:
     """Sizes that decide every kernel of a step."""
 
     layers: int

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 
 from underclock.records import Kind, Pass, Step
-from underclock.workloads.building import BF16, KernelWriter, Sizes
+from underclock.workloads.building import BF16, KernelWriter, ModelShape
 
 _VOCABULARY_ALIGNMENT = 128  # llm.c pads the vocabulary so that GEMM shapes stay aligned
 
@@ -43,7 +43,7 @@ _PER_LAYER = {"Lf", "Lb"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape(Sizes):
+class Shape(ModelShape):
     """Sizes of a training step."""
 
     batch: int = 40

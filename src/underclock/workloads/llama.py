@@ -16,13 +16,13 @@ are 2·m·n·k; attention's are those of its two products, of a prompt on and be
 from dataclasses import dataclass
 
 from underclock.records import SERVING, Kind, Pass, Step
-from underclock.workloads.building import BF16, KernelWriter, Sizes
+from underclock.workloads.building import BF16, KernelWriter, ModelShape
 
 _INT64 = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedShape(Sizes):
+class ServedShape(ModelShape):
     """Sizes of a step of serving."""
 
     kv_heads: int

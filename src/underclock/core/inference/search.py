@@ -59,10 +59,7 @@ def searched(
 
 def _posterior(told: Inferred, table: CostTable, looked_at: Floats | None) -> Posterior:
     """Return what is told of a launch at every setting but the baseline."""
-    time, energy = (
-        each.widened(factor).errors
-        for each, factor in zip((told.time, told.power), told.sums, strict=True)
-    )
+    time, energy = told.of_sums
     log = np.stack([told.time.mean, told.power.mean])
     noise = np.tile([[each.run] for each in told.sizes], (1, log.shape[1]))
     # Errors of power are those of energy less those of time.

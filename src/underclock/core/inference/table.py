@@ -51,6 +51,12 @@ class Inferred:
     optimism: Optimism
     sizes: tuple[Sizes, Sizes]
 
+    @property
+    def of_sums(self) -> tuple[Errors, Errors]:
+        """Errors of time and of energy as sums of entries have them."""
+        time, energy = self.sums
+        return self.time.widened(time).errors, self.power.widened(energy).errors
+
 
 def inferred(runs: RunLogs, grid: ClockGrid, sizes: tuple[Sizes, Sizes] | None = None) -> Inferred:
     """Infer every entry from runs.
@@ -206,10 +212,7 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
         offered: Where there may be. Shape (K, C).
     """
     more_s, more_j = told.optimism.deviations
-    time2, energy2 = (
-        factor**2 * each.errors.variance
-        for factor, each in zip(told.sums, (told.time, told.power), strict=True)
-    )
+    time2, energy2 = (each.variance for each in told.of_sums)
     unseen = np.where(seen, 0.0, 1.0)
     # The mean of what is lognormal lies above its median.
     log_s = told.time.mean + unseen * more_s * np.sqrt(time2) + 0.5 * time2

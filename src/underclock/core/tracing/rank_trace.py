@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -481,13 +482,14 @@ def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:
 
 def _late(work: Sequence[Activity]) -> tuple[_Span, ...]:
     """Return when a GPU was done with all that it had been asked for, but for a usual gap."""
-    found, done_s = list[_Span](), math.inf
-    for one in sorted(work, key=lambda each: each.begins_s):
-        # What began as it was asked for is of a trace that does not tell when that was.
-        if done_s < one.asked_s < one.begins_s - GAP_S:
-            found.append((done_s, one.begins_s - GAP_S))
-        done_s = one.ends_s if math.isinf(done_s) else max(done_s, one.ends_s)
-    return tuple(found)
+    ordered = sorted(work, key=lambda each: each.begins_s)
+    done = accumulate((one.ends_s for one in ordered), max)
+    # What began as it was asked for is of a trace that does not tell when that was.
+    return tuple(
+        (done_s, one.begins_s - GAP_S)
+        for done_s, one in zip(done, ordered[1:], strict=False)
+        if done_s < one.asked_s < one.begins_s - GAP_S
+    )
 
 
 def merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from job_costs import job_cost
+from job_costs import instruction_costs, job_cost
 from small_jobs import fixed, job_of_ranks, profile, profiles, small_job
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.relaxation import hull
 from underclock.core.job.scatter import Scatter
 from underclock.core.job.tables import RowChoice, table_of
-from underclock.core.job.timeline import auto_clocks, instruction_costs
+from underclock.core.job.timeline import auto_clocks
 from underclock.errors import DataError, UsageError
 from underclock.records import TOLERANCE, Segment, Strategy
 from underclock.records.choices import Cost, Status

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from job_costs import slack_s
+from job_costs import instruction_costs, slack_s
 from traced_ranks import durations_s, laid_out, traces_of
 from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
-from underclock.core.job.timeline import instruction_costs
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.profile import GPU
 from underclock.core.tracing.rank_trace import rank_trace
