@@ -20,7 +20,6 @@ from underclock.app.main import cli
 
 _BESIDE = {
     "README.md": "index.md",
-    "CHANGELOG.md": "changes.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }

@@ -1,17 +1,17 @@
-"""What a shell is told when somebody presses tab."""
+"""A shell completes commands and options through click's own lines."""
 
-import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import BashComplete, FishComplete, ZshComplete
+from click.shell_completion import BashComplete
 
-from underclock.app import main
 from underclock.app.main import cli
-from underclock.testing import simulated_driver
 
 pytestmark = pytest.mark.untraced
+
+LINE = 'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)"'
 
 
 def _offered(*words: str) -> list[str]:
@@ -20,45 +20,27 @@ def _offered(*words: str) -> list[str]:
     return [item.value for item in complete.get_completions(before, incomplete)]
 
 
-def test_commands_gpus_and_workloads_are_offered() -> None:
+def test_commands_and_options_are_offered() -> None:
     assert _offered("tra") == ["trace", "transfer"]
     assert "tune" in _offered("t")
-    assert _offered("measure", "--gpu", "sim:rtx") == ["sim:rtx3080ti", "sim:rtx3080ti#paper"]
-    assert {"sim:h200", "sim:a100", "replay:"} <= {*_offered("tune", "--gpu", "")}
-    assert _offered("trace", "gpt3-x") == ["gpt3-xl"]
     assert "--max-slowdown" in _offered("plan", "samples.db", "--max")
+    assert _offered("nonsense", "--max") == []
 
 
-def test_the_drivers_gpus_are_offered() -> None:
-    with simulated_driver("rtx3080ti", count=2):
-        assert _offered("run", "plan.json", "--gpu", "nvml") == ["nvml:0", "nvml:1"]
+def test_the_line_that_the_docs_give_works_in_a_shell(tmp_path: Path) -> None:
+    assert LINE in (Path(__file__).parents[2] / "docs/install.md").read_text()
+    (tmp_path / "underclock").write_text(
+        f"#!{sys.executable}\nfrom underclock.app import main\nmain()\n"
+    )
+    (tmp_path / "underclock").chmod(0o755)
+    asked = (
+        f"PATH={tmp_path}:$PATH; {LINE}\n"
+        "COMP_WORDS=(underclock tra); COMP_CWORD=1; _underclock_completion underclock\n"
+        'echo "${COMPREPLY[@]}"'
+    )
 
+    ran = subprocess.run(
+        ["/bin/bash", "-c", asked], capture_output=True, text=True, check=True, timeout=60
+    )
 
-@pytest.mark.parametrize(
-    ("shell", "file", "kind"),
-    [
-        ("bash", ".local/share/bash-completion/completions/underclock", BashComplete),
-        ("zsh", ".zfunc/_underclock", ZshComplete),
-        ("fish", ".config/fish/completions/underclock.fish", FishComplete),
-    ],
-)
-def test_it_is_installed_where_the_shell_looks(
-    shell: str,
-    file: str,
-    kind: type[BashComplete],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR"):
-        monkeypatch.delenv(name, raising=False)
-
-    main(["--install-completion", shell])
-
-    written = (tmp_path / file).read_text()
-    complete = kind(cli, {}, "underclock", "_UNDERCLOCK_COMPLETE")
-    assert written.endswith(complete.source_template % complete.source_vars())
-    assert str(tmp_path / file) in capsys.readouterr().out
-    if shutil.which(shell):
-        subprocess.run([shell, "-n", str(tmp_path / file)], check=True)
+    assert ran.stdout.split() == ["trace", "transfer"]

@@ -319,9 +319,6 @@ class _Shell:
             count = int(rest[4]) if rest[3:-1] else 1
             served = rest[0] if _WHOLE else "a100"  # for which `tune` planned
             self.jobs.enter_context(served_gpus(served, Path(rest[2]), count=count))
-        elif command == "--install-completion":
-            self._monkeypatch.setenv("HOME", str(Path.cwd()))
-            assert _code(words) == 0
         elif command == "trace" and rest[0] in _WORKLOADS and not _WHOLE:
             write_document(Path(rest[rest.index("-o") + 1]), _few())
         elif (command in _OF_WHOLE_STEPS or "--power-limit" in rest) and not _WHOLE:

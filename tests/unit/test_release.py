@@ -36,14 +36,6 @@ def test_the_version_stands_in_one_place_and_the_citation_follows() -> None:
     assert (ROOT / "src/underclock/py.typed").is_file()
 
 
-def test_the_changelog_goes_by_versions() -> None:
-    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-
-    assert headings[0] == "[Unreleased]"
-    for heading in headings[1:]:
-        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", heading)
-
-
 def test_every_extra_is_explained() -> None:
     page = (ROOT / "docs/install.md").read_text()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from underclock.app.options import GPU, install
+from underclock.app import gone
 from underclock.app.output import print_json, say
 from underclock.app.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.errors import StuckError, UnderclockError, UsageError
@@ -84,17 +84,15 @@ class _LazyGroup(click.Group):
         home = "paper.command" if cmd_name == "paper" else f"app.{_SHARED.get(cmd_name, cmd_name)}"
         module = importlib.import_module(f"underclock.{home}")
         name = cmd_name.replace("-", "_") if cmd_name in _SHARED else "command"
-        command: click.Command = getattr(module, name)
-        for parameter in command.params:
-            if parameter.metavar == "GPU":
-                parameter.type = GPU
-        return command
+        return getattr(module, name)  # type: ignore[no-any-return]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Say which command was probably meant."""
-        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+        """Refuse a command that is gone, or say which was probably meant."""
+        if args[0] in gone.COMMANDS and not ctx.resilient_parsing:
+            raise UsageError(f"{args[0]} is gone", hint=gone.COMMANDS[args[0]])
+        if not (args[0] in _COMMANDS or args[0].startswith("-") or ctx.resilient_parsing):
             raise UsageError(
                 f"there is no command {args[0]!r}", hint=f"{name_hint(args[0], _COMMANDS)}"
             )
@@ -110,14 +108,6 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     epilog=f"Exit codes: {_CODES}.",
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-@click.option(
-    "--install-completion",
-    type=click.Choice(["bash", "zsh", "fish"]),
-    is_eager=True,
-    expose_value=False,
-    callback=install,
-    help="Have a shell complete commands, options, GPUs and workloads.",
 )
 @click.version_option(None, "-V", "--version", package_name="underclock")
 def cli() -> None:
@@ -193,6 +183,10 @@ def _hint(exc: click.ClickException, context: click.Context | None) -> str:
         from underclock.gpus.models import model_names
 
         return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
+    if isinstance(exc, click.NoSuchOption) and (
+        sentence := gone.OPTIONS.get(f"{context.command_path} {exc.option_name}")
+    ):
+        return sentence
     if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":
         from underclock.workloads import SIZES
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import WORKLOAD, delivered
+from underclock.app.options import delivered
 from underclock.app.output import STDOUT, Delivery, phase_bar, print_json, say, warn
 from underclock.errors import UsageError
 from underclock.records import Step
@@ -23,7 +23,7 @@ _MOST_DIGITS = 12
 
 
 @click.command(name="trace")
-@click.argument("workload", type=WORKLOAD)
+@click.argument("workload")
 @click.argument("arguments", nargs=-1)
 @click.option("--size", "sizes", multiple=True, metavar="NAME=N", help="Change a size: batch=8.")
 @click.option(

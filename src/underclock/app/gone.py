@@ -1,0 +1,17 @@
+"""Commands, options and kinds of file that went, each with what does their work now.
+
+`app.main` refuses them with these sentences.
+"""
+
+from typing import Final
+
+COMMANDS: Final[dict[str, str]] = {}
+"""By the command's name."""
+
+OPTIONS: Final[dict[str, str]] = {
+    "underclock --install-completion": (
+        'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
+        "and fish_source too"
+    ),
+}
+"""By the command that had the option, as it was typed, and the option."""
