@@ -11,8 +11,8 @@ The commands are functions here; what they take and return are the records::
 * what commands are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
   `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
   `Switching`, `LatencyTable`
-* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Prediction`, `Score`, `GpuFit`; and
-  the records that these are made of
+* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Score`, `GpuFit`; and the
+  records that these are made of
 * what they tell meanwhile: `Tally`
 * what they raise: `UnderclockError` and its kinds
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
-    from underclock.app.predicting import predict as predict
     from underclock.app.report import write_report as write_report
     from underclock.app.score import score as score
     from underclock.app.serving import plan_serving as plan_serving
@@ -130,9 +129,6 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Domain as Domain
     from underclock.records.latencies import LatencyTable as LatencyTable
     from underclock.records.latencies import Switch as Switch
-    from underclock.records.observed import Interval as Interval
-    from underclock.records.observed import PredictedArm as PredictedArm
-    from underclock.records.observed import Prediction as Prediction
     from underclock.records.rivals import Comparison as Comparison
     from underclock.records.rivals import Rival as Rival
     from underclock.records.rivals import RivalChoice as RivalChoice
@@ -170,7 +166,6 @@ _HOMES = {
         "app.latency": "measure_latency",
         "app.measuring": "measure",
         "app.planning": "plan",
-        "app.predicting": "predict",
         "app.report": "write_report",
         "app.score": "score",
         "app.serving": "plan_serving",
@@ -202,7 +197,6 @@ _HOMES = {
             "Waiting"
         ),
         "records.latencies": "Domain LatencyTable Switch",
-        "records.observed": "Interval PredictedArm Prediction",
         "records.rivals": "Comparison Rival RivalChoice",
         "records.runs": "ArmLine RunLine RunSummary",
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",

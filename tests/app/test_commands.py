@@ -303,12 +303,12 @@ def test_everything_printed_is_escaped_in_one_place() -> None:
     assert echoing == {"output.py"}
 
 
-def test_auto_rows_alone_are_for_predict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_rows_alone_ask_for_other_clocks(capsys: pytest.CaptureFixture[str]) -> None:
     Path("sweep.csv").write_text("\n".join([*_TABLE.splitlines()[:2], "G,b,,,1.0,100,100"]))
     main(["plan", "sweep.csv"])
     said = capsys.readouterr()
 
-    assert "`underclock predict` says what other clocks would save" in said.err
+    assert "measure at other clocks too, with `underclock measure`" in said.err
     assert "none are expected" not in said.out
 
 

@@ -32,7 +32,7 @@ def test_boards_are_merged_and_planned_as_a_fleet(
     assert said["boards"] == {f"GPU-{n}": len(made_board(n).windows) for n in (1, 2)}
     assert read_parts(folder / "again.db") == tuple(read_samples(f"{n}.db") for n in (1, 2))
 
-    for command in ("plan all.db", "fit all.db", "predict all.db", "check all.db"):
+    for command in ("plan all.db", "fit all.db", "check all.db"):
         code, words = fails(command)
         assert code == 4
         assert "holds samples of 2 boards" in words

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.app.backends import open_measurer
-from underclock.core.prediction.prior import BUSIEST_DRAM
 from underclock.gpus.models import (
     AMPERE,
     GA100,
@@ -25,7 +24,6 @@ from underclock.gpus.models import (
 )
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated import boards
 from underclock.hw.simulated.costs import GAIN_WITHIN
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig, simulated_driver, simulated_rig
@@ -429,10 +427,6 @@ def test_another_version_of_the_question_is_refused() -> None:
         ask = pynvml.nvmlLib.nvmlGpmQueryDeviceSupport
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         assert ask(handle, pynvml.byref(support)) == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-
-
-def test_the_simulated_busiest_memory_is_the_one_that_is_read_back() -> None:
-    assert boards.BUSIEST_DRAM == BUSIEST_DRAM
 
 
 def _question(first: object, second: object) -> pynvml.c_nvmlGpmMetricsGet_t:

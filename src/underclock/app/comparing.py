@@ -84,7 +84,7 @@ def _check_choosable(sample_set: SampleSet) -> None:
     if len(visited) == 1 and not any(window.in_company for window in sample_set.windows):
         raise DataError(
             f"all samples are at {visited.pop()}, so there is nothing for policies to choose",
-            hint="measure at other clocks too; `underclock predict` says what these would save",
+            hint="measure at other clocks too, with `underclock measure`",
         )
 
 

@@ -5,7 +5,10 @@
 
 from typing import Final
 
-COMMANDS: Final[dict[str, str]] = {}
+COMMANDS: Final[dict[str, str]] = {
+    "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
+    "what they save",
+}
 """By the command's name."""
 
 OPTIONS: Final[dict[str, str]] = {

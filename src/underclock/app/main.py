@@ -22,7 +22,6 @@ _COMMANDS = {
     "breakdown": "Show where a step's energy goes at auto clocks.",
     "fit": "Fit one model of a GPU to its samples.",
     "watch": "Log what a GPU's clocks do, kernel by kernel.",
-    "predict": "Say what clocks would save, from auto clocks only.",
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "fleet": "Choose clocks for all boards of a model, from samples of a few.",
@@ -48,9 +47,7 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(
-        ("breakdown", "check", "compare", "merge", "plan-server", "predict"), "samples"
-    ),
+    **dict.fromkeys(("breakdown", "check", "compare", "merge", "plan-server"), "samples"),
     **dict.fromkeys(("apply", "restore", "serve", "simulate", "watch"), "services"),
     **dict.fromkeys(("fleet", "refine"), "fleet"),
 }

@@ -1,4 +1,4 @@
-"""Commands on samples: breakdown, check, compare, merge, plan-server and predict."""
+"""Commands on samples: breakdown, check, compare, merge and plan-server."""
 
 import sys
 from pathlib import Path
@@ -100,34 +100,6 @@ def merge(*, samples: tuple[Path, ...], output: Path, force: bool, as_json: bool
     from underclock import store
 
     told_of_boards(store.merge(samples, output, force=force), output, as_json=as_json)
-
-
-@click.command(name="predict")
-@file_argument("samples")
-@slowdown_option
-@click.option(
-    "--like", metavar="GPU", help="Whose kernels to compare with: sim:NAME, or a calibrated file."
-)
-@baseline_option
-@delivered()
-def predict(
-    *,
-    samples: Path,
-    to: Delivery,
-    **asked: Any,  # noqa: ANN401 - what `predict` has, by its names
-) -> None:
-    """Say what clocks would save, from SAMPLES at auto clocks only.
-
-    No permission to lock clocks is needed: what was not measured is drawn from GPUs that are known.
-
-    Example: underclock predict samples.db --max-slowdown 1%
-    """
-    from underclock.app import predicting
-    from underclock.report import prediction_sentence, prediction_table
-
-    with share_bar("predicting") as show:
-        prediction = predicting.predict(samples, progress=show, **asked)
-    to.give(prediction, lambda: (prediction_sentence(prediction), prediction_table(prediction)))
 
 
 @click.command(name="compare")

@@ -7,7 +7,6 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Record,
-    Strategy,
     ThrottleReason,
     check_positive,
 )
@@ -152,68 +151,3 @@ class ClockLog(Record, frozen=True, kw_only=True):
     throttle_reasons: ThrottleReason
     step_s: float | None = None
     kernels: tuple[KernelClock, ...] = ()
-
-
-class Interval(Record, frozen=True, kw_only=True):
-    """A quantity that is predicted rather than measured.
-
-    Attributes:
-        expected: Mean over what is possible.
-        low: It is hardly less.
-        high: It is hardly more.
-    """
-
-    expected: float
-    low: float
-    high: float
-
-
-class PredictedArm(Record, frozen=True, kw_only=True):
-    """What one way of choosing clocks would do, as fractions of auto."""
-
-    name: Strategy
-    time_change: Interval
-    energy_change: Interval
-
-
-class Prediction(Record, frozen=True, kw_only=True):
-    """What clocks of its own choice would save a step, predicted from auto clocks and what others.
-
-    Attributes:
-        evidence: Of the samples; every number here is predicted from them, none measured.
-        gpu: The GPU they are of.
-        like: The model whose constants and kernels stand for what was not measured.
-        calibration: How well that model is known.
-        confidence: That the truth lies in an interval, as far as the model goes.
-        counted: Of which so many have readings of utilisation.
-        arms: What measuring at other clocks and planning on it would bring, in order of freedom.
-        without_measuring: What locking at once would bring: the plan for the mean of the possible
-            tables.
-        elsewhere: So many samples at other clocks were there.
-        off: By how much further what was measured lies from what the model lets expect than it
-            may; intervals are wider for it.
-    """
-
-    evidence: Evidence
-    gpu: GpuInfo
-    workload: str
-    like: str
-    calibration: str
-    max_slowdown: float
-    confidence: float
-    draws: int
-    kernels: int
-    counted: int
-    arms: tuple[PredictedArm, ...]
-    without_measuring: PredictedArm
-    elsewhere: int = 0
-    off: float = 1.0
-    warnings: tuple[str, ...] = ()
-
-    def arm(self, name: str) -> PredictedArm:
-        """Return the arm of a strategy.
-
-        Raises:
-            KeyError: The prediction has no such arm.
-        """
-        return {str(arm.name): arm for arm in self.arms}[name]

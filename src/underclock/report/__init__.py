@@ -11,8 +11,6 @@ from underclock.report.measured_tables import (
     clock_log_table,
     fit_tables,
     latency_table,
-    prediction_sentence,
-    prediction_table,
 )
 from underclock.report.page import page
 from underclock.report.plan_tables import (

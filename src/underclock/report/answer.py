@@ -24,7 +24,7 @@ from underclock.report.wording import (
 
 ONE_PAIR = (
     "every sample is at one pair of clocks, so there is nothing to choose from: "
-    "`underclock predict` says what other clocks would save"
+    "measure at other clocks too, with `underclock measure`"
 )
 """Warning of a plan that had no choice."""
 

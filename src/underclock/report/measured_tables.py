@@ -1,23 +1,18 @@
-"""What was measured, fitted, predicted and checked, as tables for an 80-column terminal."""
+"""What was measured, fitted and checked, as tables for an 80-column terminal."""
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from underclock.records import Strategy
 from underclock.records.fitted import GpuFit, KernelFit
 from underclock.records.latencies import LatencyTable
 from underclock.records.observed import (
     Bound,
     Breakdown,
     ClockLog,
-    Interval,
-    PredictedArm,
-    Prediction,
 )
 from underclock.records.outcomes import CheckedPromise, PromiseCheck
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
-    ARM_TITLES,
     DASH,
     change_text,
     duration_text,
@@ -28,9 +23,6 @@ from underclock.units import format_mhz, format_percent
 
 _MOST_OPERATORS = 12
 _MOST_KERNELS = 12
-_PREDICTED = Strategy.KERNEL_GLOBAL
-_PERCENT = 0.01
-_TO = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def latency_table(latencies: LatencyTable) -> Table:
@@ -234,54 +226,6 @@ def _note(kernel: KernelFit) -> str:
 
 def _share_text(share: float | None, digits: int = 0) -> str:
     return DASH if share is None else f"{share:.{digits}%}"
-
-
-def prediction_sentence(prediction: Prediction) -> str:
-    """Say what would be saved, how sure that is, and what it rests on."""
-    rows = prediction.elsewhere
-    seen = f"auto clocks and {rows} rows at others" if rows else "auto clocks only"
-    change = prediction.arm(_PREDICTED).energy_change
-    return (
-        f"energy would change by about {_whole(change.expected)} % ({_whole(change.low)} {_TO} "
-        f"{_whole(change.high)} %, {100 * prediction.confidence:g} %) at <= "
-        f"{100 * prediction.max_slowdown:g} % slower, predicted from {seen}; "
-        "measuring would tell"
-    )
-
-
-def _whole(change: float) -> str:
-    """Write a change in whole percent, or with a digit where that would be 0."""
-    return format_percent(change, digits=0 if abs(change) >= _PERCENT else 1).removesuffix(" %")
-
-
-def prediction_table(prediction: Prediction) -> Table:
-    """Return every way of choosing clocks with its interval."""
-    arms = {ARM_TITLES[arm.name]: arm for arm in prediction.arms}
-    return filled(
-        f"{prediction.workload} on {prediction.gpu.name}: "
-        f"predicted from {prediction.evidence} samples",
-        (*words("clocks chosen"), *numbers("energy", "between", "time", "between")),
-        (
-            *(_prediction_row(title, arm) for title, arm in arms.items()),
-            _prediction_row("kernel, not measured", prediction.without_measuring),
-        ),
-        "after measuring at other clocks; the last line holds clocks without it and may be "
-        f"slower than asked; like {prediction.like}; {prediction.counted} of "
-        f"{prediction.kernels} kernels with utilisation; {prediction.draws} draws",
-        bold=list(arms).index(ARM_TITLES[_PREDICTED]),
-    )
-
-
-def _prediction_row(title: str, arm: PredictedArm) -> tuple[str, ...]:
-    cells = [title]
-    for change in (arm.energy_change, arm.time_change):
-        cells += [change_text(change.expected, digits=1), _between(change)]
-    return tuple(cells)
-
-
-def _between(change: Interval) -> str:
-    low, high = (format_percent(end, digits=1) for end in (change.low, change.high))
-    return f"{low} {_TO} {high}"
 
 
 _CHECKED = (

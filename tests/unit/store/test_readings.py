@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from underclock import predict
 from underclock.core.step.breakdown import breakdown
 from underclock.errors import DataError
 from underclock.records import Clocks, Evidence
@@ -69,14 +68,6 @@ def test_the_tables_of_the_h200_tell_what_bounds_its_kernels(step: str) -> None:
     assert all(part.name.endswith(", by utilisation") for part in parts.by_bound)
     assert Bound.UNKNOWN not in {part.bound for part in parts.kernels}
     assert {"forward", "backward", "optimizer"} == {part.name for part in parts.by_pass}
-
-
-def test_what_an_h200_would_save_is_predicted_from_its_table() -> None:
-    prediction = predict(_H200 / "layer.csv", max_slowdown=0.01, draws=4)
-
-    assert prediction.like == "sim:h200"
-    assert prediction.counted == prediction.kernels == 52
-    assert prediction.arm("kernel_global").energy_change.expected < 0
 
 
 def test_a_table_whose_clocks_did_not_hold_says_so(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""What other clocks would save, told from samples at auto clocks alone."""
