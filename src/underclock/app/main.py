@@ -53,6 +53,9 @@ _SHARED = {
 }
 """Where commands stand that are not in a file of their own."""
 
+_FIRST = ("demo", "tune", "run", "saved", "plan", "measure", "trace", "report", "doctor")
+"""What most people need, in the order of the help."""
+
 _RESUMED = {
     "measure",
     "refine",
@@ -97,8 +100,10 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        more = [name for name in _COMMANDS if name not in _FIRST]
+        for heading, names in (("Commands", _FIRST), ("More", more)):
+            with formatter.section(heading):
+                formatter.write_dl([(name, _COMMANDS[name]) for name in names])
 
 
 @click.group(

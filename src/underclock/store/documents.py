@@ -24,6 +24,9 @@ _MADE_BY: Final = {
     "job plan": "underclock plan",
     "serving plan": "underclock plan",
 }
+GONE: Final[dict[str, str]] = {}
+"""Kinds of files that went: what each held, and what does that now."""
+
 _MAKERS = "`underclock --help` says what makes files"
 _MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
@@ -103,8 +106,19 @@ def read_document(path: Path, kind: type[_R]) -> _R:
     return record
 
 
+def refuse_gone(path: Path, kind: str) -> None:
+    """Refuse a file of a kind that went.
+
+    Raises:
+        DataError: It is one.
+    """
+    if kind in GONE:
+        raise DataError(f"{path} is a {kind} file, which is no longer read: {GONE[kind]}")
+
+
 def _check_head(path: Path, head: _Head, noun: str, remake: str) -> None:
     """Make sure that the rest of a file is worth reading."""
+    refuse_gone(path, head.kind)
     if head.kind in SCHEMAS and head.kind != noun:
         raise DataError(f"{path} is a {head.kind} file, where a {noun} file is needed", hint=remake)
     if head.schema < 1 or (head.kind != noun and head.schema >= SCHEMAS[noun]):

@@ -12,7 +12,13 @@ from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
-from underclock.store.documents import kind_of, read_bytes, read_document, write_document
+from underclock.store.documents import (
+    kind_of,
+    read_bytes,
+    read_document,
+    refuse_gone,
+    write_document,
+)
 from underclock.store.files import SQLITE_MAGIC
 from underclock.store.kernel_tuner import read_tuned
 from underclock.store.merged import is_merged, read_board
@@ -91,6 +97,7 @@ def read_samples(source: SampleSource) -> SampleSet:
             hint="make it anew with `underclock measure`",
         )
     if head[:1] in {b"{", b"["}:
+        refuse_gone(path, kind_of(path))
         if (tuned := read_tuned(path)) is not None:
             return tuned
         raise DataError(
