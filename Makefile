@@ -25,6 +25,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/budget.py
 	$(MAKE) --no-print-directory -j2 types suite  # types take one core for half a minute
 
 types: $(VENV)/.dev

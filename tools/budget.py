@@ -28,7 +28,7 @@ Budget = dict[str, dict[str, int]]
 """Tables ``rooms`` (lines of each) and ``whole`` (lines, files, pages, commands and options)."""
 
 
-def present(root: Path = ROOT) -> Budget:
+def present(root: Path) -> Budget:
     """Count what is there now."""
     source = root / "src" / "underclock"
     rooms = Counter[str]()
@@ -90,17 +90,19 @@ def raised(budget: Budget, before: Budget) -> Iterator[str]:
 
     A room may be new where the rooms together have no more lines than before.
     """
+    rose = False
     for table, allowed in budget.items():
-        earlier = before.get(table, {})
+        then = before.get(table, {})
         for name, count in allowed.items():
-            if name in earlier and count > earlier[name]:
-                yield f"the budget of {name} rose from {earlier[name]} to {count}"
-    now, then = (sum(each.get("rooms", {}).values()) for each in (budget, before))
-    if now > then:
-        yield f"the budgets of all rooms rose from {then} to {now} lines in all"
+            if count > then.get(name, count):
+                rose = True
+                yield f"the budget of {name} rose from {then[name]} to {count}"
+    total, was = (sum(each.get("rooms", {}).values()) for each in (budget, before))
+    if total > was and not rose:
+        yield f"the budgets of all rooms rose from {was} to {total} lines in all"
 
 
-def earlier(root: Path = ROOT) -> tuple[list[Budget], str]:
+def earlier(root: Path) -> tuple[list[Budget], str]:
     """Read what the budgets were before.
 
     Returns:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -279,6 +280,17 @@ def test_a_dash_sends_a_document_to_stdout(capsys: pytest.CaptureFixture[str]) -
     main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "-"])
     assert json.loads(capsys.readouterr().out)["name"] == "gpt3-125m"
     assert not Path("-").exists()
+
+
+def test_the_help_shows_nine_commands_first(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    first, more = capsys.readouterr().out.split("Commands:")[1].split("More:")
+    names = [line.split()[0] for line in first.splitlines() if line.strip()]
+
+    assert names == ["demo", "tune", "run", "saved", "plan", "measure", "trace", "report", "doctor"]
+    shown = {line.split()[0] for line in more.splitlines() if re.match(r"  \S", line)}
+    assert shown | {"Exit"} >= set(cli.list_commands(click.Context(cli))) - set(names)
+    assert not shown & set(names)
 
 
 @pytest.mark.parametrize(("flag", "word"), [("-h", "Usage"), ("-V", "version")])

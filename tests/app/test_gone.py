@@ -1,8 +1,16 @@
 """What went is refused with a sentence that says what does its work now."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+import underclock
+from refused import assert_refused
 from underclock.app import gone, main
+from underclock.records import Plan
+from underclock.store import documents, read_document
 
 
 @pytest.mark.parametrize("command", gone.COMMANDS)
@@ -25,3 +33,14 @@ def test_an_option_that_went(option: str, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().err
     assert option.rsplit(maxsplit=1)[-1] in said
     assert gone.OPTIONS[option] in said
+
+
+@pytest.mark.parametrize("kind", documents.GONE)
+@pytest.mark.parametrize("read", [underclock.load, lambda path: read_document(path, Plan)])
+def test_a_kind_of_file_that_went(
+    kind: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps({"kind": kind, "schema": 1}))
+
+    assert_refused(lambda: read(path), path, f"is a {kind} file", documents.GONE[kind])
