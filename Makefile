@@ -70,7 +70,7 @@ dist: $(VENV)/.dev  ## the sdist, and the wheel made of it; the time in them is 
 	cd dist/of && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(abspath $(BIN))/hatchling build -t wheel -d ..
 	rm -rf dist/of && cd dist && sha256sum *
 
-study: $(VENV)/.bench  ## make study STUDY=paper: fill that study's page of docs/evidence
+study: $(VENV)/.job  ## make study STUDY=paper: fill that study's page of docs/evidence
 	OMP_NUM_THREADS=1 $(BIN)/python studies/$(STUDY).py
 
 clean:
@@ -95,6 +95,6 @@ $(VENV)/.browser: | $(BIN)/python
 		echo "no Chromium can be installed here: pages are not tested in a browser"
 	@touch $@
 
-$(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+$(VENV)/.job: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[job]'
 	@touch $@ $(VENV)/.runtime

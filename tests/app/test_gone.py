@@ -35,7 +35,21 @@ def test_an_option_that_went(option: str, capsys: pytest.CaptureFixture[str]) ->
     assert gone.OPTIONS[option] in said
 
 
-@pytest.mark.parametrize("kind", documents.GONE)
+FOREIGN = {
+    "T4": '{"schema_version": "1.0.0", "results": [{"invalidity": "correct"}]}',
+    "Kernel Tuner cache": '{"device_name": "G", "tune_params_keys": ["clock"], "cache": {',
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_kind_of_file_of_others_that_went(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(FOREIGN[kind])
+
+    assert_refused(lambda: underclock.load(path), path, kind, documents.GONE[kind])
+
+
+@pytest.mark.parametrize("kind", sorted(documents.GONE.keys() - FOREIGN.keys()))
 @pytest.mark.parametrize("read", [underclock.load, lambda path: read_document(path, Plan)])
 def test_a_kind_of_file_that_went(
     kind: str, read: Callable[[Path], object], tmp_path: Path

@@ -84,10 +84,10 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert arm["time_change"] <= 0.2
     assert "taken as free, a bound" in said.err
     main(["report", "plan.json", "-o", "page.html"])
-    main(["export", "plan.json", "--to", "chrome", "-o", "trace.json"])
+    main(["report", "plan.json", "-o", "plan.trace.json"])
     capsys.readouterr()
     assert "plan for 1f1b of profile on 2 GPUs" in Path("page.html").read_text()
-    assert json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
 
 
 @pytest.mark.untraced
@@ -117,7 +117,7 @@ def test_what_changing_clocks_takes_is_said_known_or_read(
         ("plan job.json --latency measured", 2, "job.latency.json"),
         ("plan job.json --latency soon", 2, "soon"),
         ("report job.json -o page.html", 4, "a job file, and a page is of a plan"),
-        ("export job.json --to chrome -o t.json", 2, "a job, which has no form chrome"),
+        ("report job.json -o job.trace.json", 4, "a job file, and a page is of a plan"),
         ("measure job.json --gpu sim:rtx3080ti -o x.db", 4, "job"),
     ],
 )

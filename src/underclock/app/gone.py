@@ -8,6 +8,10 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
     "what they save",
+    "export": (
+        "`underclock report plan.json -o plan.trace.json` writes a Chrome trace, `to_pandas()` of "
+        "samples and plans a table"
+    ),
 }
 """By the command's name."""
 

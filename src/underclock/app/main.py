@@ -36,7 +36,6 @@ _COMMANDS = {
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",
     "report": "Write a plan as one offline page.",
-    "export": "Write samples or a plan as other tools read them.",
     "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "latency": "Measure how long a GPU takes to change its clocks.",
     "doctor": "Show what this machine and the simulator can do.",

@@ -93,7 +93,7 @@ def command(
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
-    """Choose clocks for every kernel of SAMPLES: a samples file, a CSV table, or T4 results.
+    """Choose clocks for every kernel of SAMPLES: a samples file or a CSV table.
 
     Several files, budgets or latencies make a plan of each, into the folder after -o; --ray plans
     them on the processes of a Ray cluster, to which the files must be visible.

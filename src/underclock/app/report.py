@@ -88,6 +88,21 @@ def render_report(
     return page(plans[0], shown[0] if shown else None)
 
 
+def _chrome_trace(plan: Path, validation: Path | None) -> str:
+    """Return a plan, of a job too, as a Chrome trace."""
+    from underclock.records.job import JobPlan
+    from underclock.report.chrome import job_trace, step_trace
+
+    record = _read(plan, alone=True)
+    if validation is not None or isinstance(record, Validation):
+        raise DataError(
+            "a Chrome trace is of a plan alone", hint="give the plan, and no validation"
+        )
+    if isinstance(record, JobPlan):
+        return job_trace(record, *timelines(record))
+    return step_trace(record)
+
+
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
     from underclock.core.job.timeline import auto_clocks, timeline
@@ -153,13 +168,15 @@ def _check_same(plan: Plan, validation: Validation) -> None:
 def command(*, plan: Path, validation: Path | None, to: Delivery) -> None:
     """Write PLAN and a VALIDATION of it, in either order, as one page that needs no network.
 
-    PLAN may be of a job of many GPUs too.
+    PLAN may be of a job of many GPUs too. Named FILE.trace.json, the output is a Chrome trace of
+    the plan with clocks, power and joules, for Perfetto.
 
     In place of a plan, the log that `underclock run --log` wrote gives a page of that run.
 
     Example: underclock report plan.json validation.json -o report.html
     """
-    to.check(plan, validation, begins="<")
-    to.write(render_report(plan, validation))
+    is_trace = to.output is not None and to.output.name.endswith(".trace.json")
+    to.check(plan, validation, begins="{" if is_trace else "<")
+    to.write(_chrome_trace(plan, validation) if is_trace else render_report(plan, validation))
     if to.as_json and to.output != STDOUT:
         print_json({"report": str(to.output)})

@@ -491,6 +491,8 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
         """Return samples of single kernels as a pandas DataFrame, with the columns of a CSV table.
 
+        Its column ``evidence`` says how rows were obtained, and goes along into a CSV file.
+
         `plan` and whatever else takes samples takes it back.
 
         Raises:
@@ -500,6 +502,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         return as_frame(
             {
                 "gpu": self.gpu.name,
+                "evidence": self.evidence.value,
                 "kernel": sample.kernel,
                 "pass": str(kernels[sample.kernel].pass_),
                 "count": kernels[sample.kernel].count,

@@ -39,7 +39,7 @@ def step_trace(plan: Plan) -> str:
     if not plan.order:
         raise DataError(
             f"the plan of {plan.workload} has no order of launches, so there is no timeline",
-            hint="plan samples of a traced step or a workload; --to csv has the clocks of kernels",
+            hint="plan samples of a traced step or a workload; `Plan.to_pandas` has the clocks",
         )
     events = [*_timed(0, f"auto ({plan.stands_on})", list(_runs(plan, at_auto(plan))))]
     title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.stands_on})"

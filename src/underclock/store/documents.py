@@ -1,5 +1,6 @@
 """One record as one JSON file, which says first what kind it is and of which schema."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,8 +25,13 @@ _MADE_BY: Final = {
     "job plan": "underclock plan",
     "serving plan": "underclock plan",
 }
-GONE: Final[dict[str, str]] = {}
+GONE: Final[dict[str, str]] = {
+    "T4": "it holds results of an autotuner, and a CSV table of its rows is read",
+    "Kernel Tuner cache": "it holds results of a tuner, and a CSV table of its rows is read",
+}
 """Kinds of files that went: what each held, and what does that now."""
+_FOREIGN: Final = {b'"invalidity"': "T4", b'"tune_params_keys"': "Kernel Tuner cache"}
+"""Kinds of files that do not name their kind, each by what it holds."""
 
 _MAKERS = "`underclock --help` says what makes files"
 _MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
@@ -74,10 +80,10 @@ def kind_of(path: Path) -> str:
         return "samples"
     if not head.lstrip().startswith(b"{"):
         return ""
-    try:
-        return msgspec.json.decode(read_bytes(path), type=_Head).kind
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+    body, kind = read_bytes(path), ""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        kind = msgspec.json.decode(body, type=_Head).kind
+    return kind or next((kind for mark, kind in _FOREIGN.items() if mark in body), "")
 
 
 def read_document(path: Path, kind: type[_R]) -> _R:

@@ -20,7 +20,6 @@ from underclock.store.documents import (
     write_document,
 )
 from underclock.store.files import SQLITE_MAGIC
-from underclock.store.kernel_tuner import read_tuned
 from underclock.store.merged import is_merged, read_board
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
@@ -98,11 +97,8 @@ def read_samples(source: SampleSource) -> SampleSet:
         )
     if head[:1] in {b"{", b"["}:
         refuse_gone(path, kind_of(path))
-        if (tuned := read_tuned(path)) is not None:
-            return tuned
         raise DataError(
-            f"{path} is JSON, not samples",
-            hint="give a samples.db or a CSV table of a sweep, or what Kernel Tuner wrote",
+            f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
         )
     return read_table(path)
 

@@ -8,8 +8,7 @@ are repeats. It is what Zeus' pipeline frontier optimizer takes (Perseus, SOSP'2
 
 import csv
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,7 +28,6 @@ _SHORT: Final = {
     "w": InstructionKind.WEIGHTS,
     "wgrad": InstructionKind.WEIGHTS,
 }
-_NAMED = re.compile(r"stage (?P<stage>\d+) (?P<kind>\w+)")
 _GREATEST = 1e9  # of a time in s and an energy in J
 
 
@@ -65,40 +63,6 @@ def read_profiles(path: Path) -> dict[str, Profile]:
         f"stage {stage} {kind}": _profile(path, stage, kind, rows, _auto_of(stage, by_name))
         for (stage, kind), rows in sorted(by_name.items())
     }
-
-
-def profiles_csv(profiles: Mapping[str, Profile]) -> tuple[str, tuple[str, ...]]:
-    """Return profiles of stages as such a table, and what had to be left out of it.
-
-    It names core clocks only, so that rows with a memory clock, with clocks that change inside, and
-    those at auto are left out: for its readers the highest clock is auto.
-
-    Raises:
-        DataError: An energy is not known, or no row is left.
-    """
-    lines, others = [",".join(_COLUMNS)], 0
-    for name, profile in profiles.items():
-        said = _NAMED.fullmatch(name)
-        for row in profile.rows if said else ():
-            if row.energy_j is None:
-                raise DataError(
-                    f"what {name} draws is not known", hint="give a profile or samples to `job`"
-                )
-            if row.inside or row.mem_mhz is not None or row.core_mhz is None:
-                others += 1
-            elif said is not None:
-                cells = (said["stage"], said["kind"], row.core_mhz, row.time_s, row.energy_j)
-                lines.append(",".join(map(str, cells)))
-    if len(lines) == 1:
-        raise DataError(
-            "no instruction of a stage has a row at a core clock of its own",
-            hint="measure the stage's kernels at several core clocks, memory at auto",
-        )
-    left = (
-        f"{others} rows are left out: the table has core clocks only, and its readers take the "
-        "highest for auto"
-    )
-    return "\n".join(lines) + "\n", (left,) if others else ()
 
 
 def _auto_of(

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError
-from underclock.records.job import Profile, ProfileRow
-from underclock.store.profiles import profiles_csv, read_profiles
+from underclock.store.profiles import read_profiles
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 
@@ -80,25 +79,3 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not a CSV table"):
         read_profiles(binary)
-
-
-def test_what_is_written_is_read_again_at_core_clocks(tmp_path: Path) -> None:
-    rows = "0,backward,900,0.4,30.0\n0,backward,1410,0.2,40.0\n1,forward,900,0.3,10.0\n"
-    path = written(tmp_path, rows)
-    assert profiles_csv(read_profiles(path)) == (HEADER + rows, ())
-
-
-def test_what_the_table_cannot_say_is_left_out_and_told() -> None:
-    clocks = ((None, None), (900, 5001), (900, None))
-    rows = [
-        ProfileRow(core_mhz=core, mem_mhz=mem, time_s=1.0, energy_j=9.0) for core, mem in clocks
-    ]
-    whole = Profile(rows=tuple(rows), auto=0)
-    text, (said,) = profiles_csv({"stage 0 forward": whole, "all-reduce": whole})
-    assert text == HEADER + "0,forward,900,1.0,9.0\n"
-    assert said.startswith("2 rows are left out")
-    with pytest.raises(DataError, match="no instruction of a stage has a row"):
-        profiles_csv({"stage 0 forward": Profile(rows=tuple(rows[:1]), auto=0)})
-    unknown = ProfileRow(core_mhz=900, time_s=1.0, energy_j=None)
-    with pytest.raises(DataError, match="what stage 0 forward draws is not known"):
-        profiles_csv({"stage 0 forward": Profile(rows=(unknown,), auto=0)})
