@@ -1,5 +1,5 @@
-# Underclock beside CUDA's runtime: serves clocks on a node (the chart's image), and takes your
-# PyTorch steps apart where you add PyTorch: --build-arg EXTRAS=cuda,job,torch
+# Underclock beside CUDA's runtime: doctor and measure, and your PyTorch steps taken apart where you
+# add PyTorch: --build-arg EXTRAS=cuda,job,torch
 #
 #   make dist && docker build -f deploy/cuda.Dockerfile -t underclock:cuda .
 #   docker run --rm --gpus all -e UNDERCLOCK_READ_ONLY=1 underclock:cuda doctor

@@ -15,7 +15,6 @@ import coverage
 import pytest
 from hypothesis import settings
 
-from underclock.hw.leased import HELPER
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.zeusd import SOCKET as ZEUSD
 from underclock.ledger.store import LEDGER
@@ -51,7 +50,7 @@ _FIRST = (
 @pytest.fixture(scope="session", autouse=True)
 def _writable() -> None:
     """Forget what the machine may ask for or offer; a test sets it where it is meant."""
-    for name in (READ_ONLY, SIMULATOR, HELPER, ZEUSD):
+    for name in (READ_ONLY, SIMULATOR, ZEUSD):
         os.environ.pop(name, None)
     os.environ[LEDGER] = ""  # what tests save is nothing that anybody pays for
 

@@ -1,4 +1,4 @@
-"""What `simulate` and `serve` serve and refuse; in `tests/simulated/served` more of `serve`."""
+"""What `simulate` serves and refuses, and what `doctor` says of it."""
 
 import json
 import signal
@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from underclock.app import main
-from underclock.hw.leased import HELPER
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import LOCKED_CLOCKS, READ_ONLY, SIMULATOR, nvml_session
+from underclock.hw.nvml_calls import LOCKED_CLOCKS, SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Kernel, Step
-from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import Control, served_gpus, simulated_driver
 
@@ -119,29 +117,3 @@ def test_doctor_says_that_a_real_driver_does_not_tell_of_locks(
     assert found["gpus"][0]["locked_core_mhz"] is None
     assert found["gpus"][0]["power_limit_w"] == 700.0
     assert any("does not tell which clocks are locked" in note for note in found["notes"])
-
-
-def test_what_it_cannot_do_is_said(
-    fails: Callable[[str], tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "run"))
-    code, said = fails(f"serve --socket {tmp_path / 'h'}")
-    assert code == 3
-    assert "no simulated GPU answers" in said
-    with served_gpus("rtx3080ti", tmp_path / "s"):
-        for arguments, words in (
-            (f"--socket {tmp_path / 'h'} --group nobody-at-all", "no group 'nobody-at-all'"),
-            (f"--socket {tmp_path / 'h'} --limit 0s", "a lease of 0 s is none"),
-            (f"--socket {tmp_path / 's'}", "somebody already listens"),
-            (f"--socket {tmp_path / 'no' / 'h'}", "cannot put a socket"),
-        ):
-            code, said = fails(f"serve {arguments}")
-            assert code == 2
-            assert words in said
-        monkeypatch.setenv(HELPER, str(tmp_path / "h"))
-        monkeypatch.setenv(READ_ONLY, "1")
-        code, said = fails("serve")
-        assert code == 3
-        assert READ_ONLY in said
-    assert not (tmp_path / "h").exists()

@@ -36,7 +36,6 @@ _LOCKS_UNKNOWN = (
 
 _HOW = {
     WayName.DIRECT: "directly",
-    WayName.SERVICE: "through `underclock serve`",
     WayName.ZEUSD: "through zeusd",
 }
 
@@ -218,5 +217,5 @@ def _permission(found: Sequence[WayFound]) -> str:
         return "nothing to lock: no driver answers here"
     way = next((way for way in found if way.works), None)
     if way is None:
-        return "needs root or an operator's service; reading and auto clocks do not"
+        return "needs root or zeusd; reading and auto clocks do not"
     return f"allowed to try, {_HOW[way.name]} (never tried on real hardware yet)"

@@ -6,6 +6,8 @@
 from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
+    "serve": "zeusd sets clocks for users without root, whom its group or a token lets in "
+    "(docs/operators.md)",
     "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
     "what they save",
     "export": (

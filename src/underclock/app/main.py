@@ -39,7 +39,6 @@ _COMMANDS = {
     "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "latency": "Measure how long a GPU takes to change its clocks.",
     "doctor": "Show what this machine and the simulator can do.",
-    "serve": "Set clocks for users who may not.",
     "simulate": "Serve simulated GPUs to every process here.",
     "demo": "All of it on the simulated GPU.",
     "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
@@ -47,7 +46,7 @@ _COMMANDS = {
 
 _SHARED = {
     **dict.fromkeys(("breakdown", "check", "compare", "merge", "plan-server"), "samples"),
-    **dict.fromkeys(("apply", "restore", "serve", "simulate", "watch"), "services"),
+    **dict.fromkeys(("apply", "restore", "simulate", "watch"), "services"),
     **dict.fromkeys(("fleet", "refine"), "fleet"),
 }
 """Where commands stand that are not in a file of their own."""

@@ -1,4 +1,4 @@
-"""Commands around a GPU: apply, restore, serve, simulate and watch."""
+"""Commands around a GPU: apply, restore, simulate and watch."""
 
 import sys
 import threading
@@ -94,41 +94,6 @@ def restore(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
         sys.exit(DeviceError.exit_code)
     if any(one.unreadable for one in undone):
         sys.exit(DataError.exit_code)
-
-
-@click.command(name="serve")
-@click.option(
-    "--socket",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where to answer. [default: UNDERCLOCK_HELPER, else /run/underclock.sock]",
-)
-@click.option("--group", metavar="GROUP", help="Who may use it besides this user and root.")
-@click.option(
-    "--rules",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Who may lease which GPU. [default: /etc/underclock/serve.toml, if any]",
-)
-@click.option(
-    "--limit", type=DURATION, default=604800.0, help="No lease lasts longer. [default: 7 days]"
-)
-def serve(*, socket: Path | None, group: str | None, rules: Path | None, limit: float) -> None:
-    """Set clocks for users who may not, and put back what they leave, until Ctrl-C.
-
-    A user leases a GPU that its processes compute on, or as the rules say; the lease ends with the
-    process, or when that says nothing.
-
-    Example: underclock serve --group gpu-users
-    """
-    from underclock.hw.leased import helper_path
-    from underclock.runtime.conductor import serving
-
-    serving.serve(
-        socket or Path(helper_path()),
-        group=group,
-        rules=rules,
-        limit_s=limit,
-        tell=lambda line: say(line, err=True),
-    )
 
 
 @click.command(name="simulate")

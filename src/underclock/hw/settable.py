@@ -1,14 +1,11 @@
-"""What can be set on one GPU and put back, and what else is in force or computes there.
+"""What can be set on one GPU and put back, and what else is in force.
 
 Two clock locks, the power limit, persistence mode. It stands on nvidia-ml-py and the standard
 library alone: the process that gives clocks back after another one's death imports nothing more.
 """
 
-import contextlib
-import re
 from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol
 
 import pynvml
@@ -16,9 +13,6 @@ import pynvml
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.nvml_calls import call, locked_mhz, set_by
 
-UNSEEN = -1
-_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})\b")
-"""Stands for the user of a process that the driver lists and the system does not show."""
 _BITS = 32  # in a word of a mask of profiles
 
 
@@ -153,43 +147,3 @@ def profiles_in(mask: Any) -> tuple[int, ...]:
         for bit in range(_BITS)
         if word >> bit & 1
     )
-
-
-def user_of(pid: int) -> int:
-    """Return the user of a process.
-
-    Raises:
-        OSError: It has just ended, is hidden, or is of another container.
-    """
-    return Path(f"/proc/{pid}").stat().st_uid
-
-
-def pod_of(pid: int, proc: Path = Path("/proc")) -> str:
-    """Return the UID of the Kubernetes pod that a process is in, by its control group; "" for none.
-
-    The first that its path names: a process that may make groups makes them below its own.
-
-    Raises:
-        OSError: As `user_of`.
-    """
-    found = _POD.search((proc / str(pid) / "cgroup").read_text())
-    return found[1].replace("_", "-") if found else ""
-
-
-def computing(uuid: str, whose: Callable[[int], int | str] = user_of) -> set[int | str]:
-    """Return whose processes compute on a GPU, and `UNSEEN`; inside an `nvml_session`.
-
-    Args:
-        whose: Tells it of a process number.
-    """
-    handle = call(f"open GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
-    running = list(call("list processes", pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
-    with contextlib.suppress(NotSupportedError):  # a driver that lists no clients of MPS apart
-        running += call("list processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
-    users = set[int | str]()
-    for process in running:
-        try:
-            users.add(whose(process.pid))
-        except OSError:  # it has just ended, is hidden, or is of another container
-            users.add(UNSEEN)
-    return users

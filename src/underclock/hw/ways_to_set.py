@@ -1,8 +1,7 @@
 """Which ways there are to set a GPU from this process, and the one that is taken.
 
-Directly, where the driver lets this process; else through `underclock serve`, which undoes by
-itself; else through zeusd. NVML's own API restriction and application clocks are no ways: the one
-does not cover locks, the other is deprecated.
+Directly, where the driver lets this process; else through zeusd. NVML's own API restriction and
+application clocks are no ways: the one does not cover locks, the other is deprecated.
 """
 
 from enum import StrEnum
@@ -17,7 +16,6 @@ class WayName(StrEnum):
     """What a way is called, those first that are taken first."""
 
     DIRECT = "direct"
-    SERVICE = "underclock serve"
     ZEUSD = "zeusd"
 
 
@@ -33,7 +31,7 @@ def ways() -> tuple[Way, ...]:
     """Return every way, in their order; inside an `nvml_session`."""
     if is_read_only():
         return tuple(Way(name, works=False, why=f"{READ_ONLY} is set") for name in WayName)
-    return _direct(), _service(), _zeusd()
+    return _direct(), _zeusd()
 
 
 def settable_gpu(uuid: str) -> SettableGpu:
@@ -46,17 +44,13 @@ def settable_gpu(uuid: str) -> SettableGpu:
         return SettableNvmlGpu(uuid)
     found = ways()
     open_ = next((way.name for way in found if way.works), None)
-    if open_ is WayName.SERVICE:
-        from underclock.hw.leased import LeasedGpu, helper_path  # noqa: PLC0415 - only where used
-
-        return LeasedGpu(uuid, helper_path())
     if open_ is WayName.ZEUSD:
-        from underclock.hw.zeusd import Zeusd, ZeusdGpu, socket_path  # noqa: PLC0415
+        from underclock.hw.zeusd import Zeusd, ZeusdGpu, socket_path  # noqa: PLC0415 - only where used
 
         return ZeusdGpu(uuid, Zeusd(socket_path()))
     raise NotPermittedError(
         f"nothing here may set GPU {uuid}: " + "; ".join(f"{way.name}: {way.why}" for way in found),
-        hint="the cheapest way to open is `underclock serve --group GROUP`, run by root",
+        hint="run as root, or have an operator run zeusd (docs/operators.md)",
     )
 
 
@@ -70,17 +64,6 @@ def _direct() -> Way:
     )
 
 
-def _service() -> Way:
-    from underclock.hw.leased import helper_path, served_by  # noqa: PLC0415
-
-    try:
-        found = served_by(helper_path())
-    except UnderclockError as exc:
-        return _closed(WayName.SERVICE, exc)
-    why = f"process {found['pid']} of user {found['uid']} serves leases at {helper_path()}"
-    return Way(WayName.SERVICE, works=True, why=why)
-
-
 def _zeusd() -> Way:
     from underclock.hw.zeusd import Zeusd, socket_path  # noqa: PLC0415
 
@@ -90,12 +73,9 @@ def _zeusd() -> Way:
     try:
         zeusd.discover()
     except UnderclockError as exc:
-        return _closed(WayName.ZEUSD, exc)
+        why = f"{exc}; {exc.hint}" if exc.hint else str(exc)
+        return Way(WayName.ZEUSD, works=False, why=why)
     finally:
         zeusd.close()
-    why = f"it answers at {zeusd.path}; it knows no leases, so our own watcher undoes"
+    why = f"it answers at {zeusd.path}; our own watcher undoes what is set"
     return Way(WayName.ZEUSD, works=True, why=why)
-
-
-def _closed(name: WayName, error: UnderclockError) -> Way:
-    return Way(name, works=False, why=f"{error}; {error.hint}" if error.hint else str(error))

@@ -69,16 +69,11 @@ class Unpacker:
         """Take in what came."""
         self._buffer += chunk
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing came that was not returned."""
-        return not self._buffer
-
-    def body(self) -> bytes | None:
-        """Return the next message as it came; ``None`` where it is not whole yet.
+    def next(self) -> Message | None:
+        """Return the next message; ``None`` where it is not whole yet.
 
         Raises:
-            Gone: It is too long.
+            Gone: It is no message, or too long.
         """
         if len(self._buffer) < _LENGTH.size:
             return None
@@ -90,17 +85,6 @@ class Unpacker:
             return None
         body = bytes(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
-        return body
-
-    def next(self) -> Message | None:
-        """Return the next message; ``None`` where it is not whole yet.
-
-        Raises:
-            Gone: It is no message.
-        """
-        body = self.body()
-        if body is None:
-            return None
         try:
             message = json.loads(body)
         except (ValueError, RecursionError) as exc:
@@ -177,7 +161,7 @@ class Connection:
 
 
 @contextmanager
-def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Iterator[socket.socket]:
+def listening(path: Path, *, mode: int = 0o600) -> Iterator[socket.socket]:
     """Listen on a socket that takes its place only once it does, and is gone afterwards.
 
     One that is left of a process that ended is replaced.
@@ -194,7 +178,7 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
-            _bind(server, made, mode, gid)
+            _bind(server, made, mode)
             _check_room(path)
             made.rename(path)  # over one that no process answers on
         except OSError as exc:
@@ -213,15 +197,13 @@ def listening(path: Path, *, mode: int = 0o600, gid: int | None = None) -> Itera
                     path.unlink()
 
 
-def _bind(server: socket.socket, at: Path, mode: int, gid: int | None) -> None:
+def _bind(server: socket.socket, at: Path, mode: int) -> None:
     """Bind and listen; other users cannot connect before the mode lets them."""
     before = os.umask(0o177)
     try:
         server.bind(str(at))
     finally:
         os.umask(before)
-    if gid is not None:
-        os.chown(at, -1, gid)
     at.chmod(mode)
     server.listen(_QUEUE)
 

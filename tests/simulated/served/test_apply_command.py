@@ -322,7 +322,7 @@ def _owned_by_nobody(folder: Path) -> None:
 def _for_others(temporary: Path) -> list[str]:
     code = f"""
 # Loaded while it may be: the package may lie where only root can read.
-import underclock.hw.simulated.served.client, underclock.hw.zeusd, underclock.hw.leased
+import underclock.hw.simulated.served.client, underclock.hw.zeusd
 from pathlib import Path
 from underclock.runtime.holding.restore import restore_for_others
 restore_for_others(Path("/nowhere"), Path({str(temporary)!r}))

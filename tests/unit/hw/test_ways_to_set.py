@@ -16,7 +16,6 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw.clock import SystemClock
-from underclock.hw.leased import HELPER
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
 from underclock.hw.settable import Setting
@@ -63,7 +62,6 @@ def test_a_real_driver_asks_the_kernel() -> None:
 def test_zeusd_is_taken_where_nothing_else_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(HELPER, str(tmp_path / "nobody"))
     monkeypatch.setenv(SOCKET, str(tmp_path / "z"))
     with (
         simulated_driver("a40", root=False) as machine,
@@ -84,14 +82,12 @@ def test_zeusd_is_taken_where_nothing_else_is_open(
 def test_a_zeusd_that_does_not_answer_is_no_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(HELPER, str(tmp_path / "nobody"))
-    monkeypatch.setenv(SOCKET, str(tmp_path / "nobody-either"))
+    monkeypatch.setenv(SOCKET, str(tmp_path / "nobody"))
     with simulated_driver("a40", root=False) as machine, nvml_session():
         machine.driver.simulated = False
         found = {way.name: way for way in ways()}
     assert not any(way.works for way in found.values())
     assert "does not answer" in found[WayName.ZEUSD].why
-    assert "underclock serve" in found[WayName.SERVICE].why
 
 
 @pytest.fixture

@@ -3,5 +3,4 @@
 * `entry`: where it begins; `process`: arms, works, undoes; `starting`: starts one
 * `follow`: work that holds a plan, by `polling` mark pages and by `gauges`
 * `run_files`: the files of a run; `log`: what it tells
-* `serving`: one for users who may not set, with the `leases` of each GPU
 """

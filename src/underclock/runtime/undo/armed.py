@@ -198,7 +198,9 @@ class Armed:
             raise
 
     def _take_lock(self) -> None:
-        self.lock = Ownership.take(self._folder, self.uuid, machine=_above(self._gpu))
+        self.lock = Ownership.take(
+            self._folder, self.uuid, machine=None if os.geteuid() == 0 else MACHINE
+        )
         self.lock.name(os.getpid())
 
     def _mend(self) -> None:
@@ -257,15 +259,6 @@ class Armed:
             Act.PLACE_JOURNAL: placed,
             Act.SYNC_FOLDER: self._file.sync_folder,
         }
-
-
-def _above(gpu: SettableGpu) -> Path | None:
-    """Return where root's locks are, if whoever sets this GPU is not root nor asks its service."""
-    if os.geteuid() == 0:
-        return None
-    from underclock.hw.leased import LeasedGpu  # noqa: PLC0415 - no watcher needs it
-
-    return None if isinstance(gpu, LeasedGpu) else MACHINE
 
 
 def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands) -> Undone:
