@@ -4,7 +4,7 @@
 
 Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
 (of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
-``stretch`` or ``watch``.
+or ``stretch``.
 `studies/h200_pages.py` turns the results into docs/evidence/h200/.
 """
 
@@ -21,7 +21,6 @@ import msgspec
 import torch as library
 
 from underclock.app.measuring import measure
-from underclock.app.watching import watch
 from underclock.campaign.survey import Campaign
 from underclock.core.step.breakdown import breakdown
 from underclock.core.step.cap import driver_says
@@ -41,7 +40,7 @@ from underclock.records import (
 )
 from underclock.store import write_document
 from underclock.tracing.captured import held_step, measured_step
-from underclock.tracing.source import StepFile, load_step, source_of
+from underclock.tracing.source import load_step, source_of
 from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
@@ -412,9 +411,6 @@ def result(kind: str, source: str, folder: Path, gpu: NvmlGpu) -> object:
         return speeds(path, gpu)
     if kind == "streams":
         return launches(path)
-    if kind == "watch":
-        log = watch("nvml:0", duration_s=5.0, step=trace(path), run=StepFile(named=path))
-        return msgspec.to_builtins(log)
     of_kernels = {
         "twins": twins,
         "repeat": lambda launcher: repeatability(launcher, gpu),

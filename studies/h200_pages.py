@@ -65,7 +65,6 @@ def kernels(*files: str) -> None:
         "stretches": _stretches(of("stretch")),
         "energy": "\n\n".join(_breakdowns(wholes)),
         "alike": "\n\n".join(_alike(of("twins"))),
-        "log": _log(of("watch")),
     }
     fill("h200/README", {mark: part for mark, part in parts.items() if part})
 
@@ -187,24 +186,6 @@ def _alike(parts: Mapping[str, Any]) -> Iterator[str]:
             spreads = percent(row["spread"], 2), percent(row["same_again"], 2)
             lines.append((row["kernel"], row["count"], f"{row['time_us']:.2f} µs", *spreads))
         yield markdown(lines)
-
-
-def _log(parts: Mapping[str, Any]) -> str:
-    """Say what the clock log shows."""
-    rows = [("step", "readings", "rate", "step time", "core clock", "power", "reasons")]
-    for name, readings in parts.items():
-        rows.append(
-            (
-                name,
-                str(readings["entries"]),
-                f"{readings['rate_hz']:.0f} Hz",
-                f"{readings['step_s'] * 1e3:.2f} ms",
-                " - ".join(f"{mhz:.0f}" for mhz in readings["core_mhz"]) + " MHz",
-                f"{readings['power_w'][1]:.0f} W",
-                f"0x{readings['throttle_reasons']:x}",
-            )
-        )
-    return markdown(rows)
 
 
 def named(whole: Mapping[str, Any]) -> float:

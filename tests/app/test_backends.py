@@ -9,11 +9,10 @@ from underclock.app.backends import model_of, open_measurer
 from underclock.app.calibrating import check_calibration
 from underclock.app.doctor import examine
 from underclock.app.latency import measure_latency
-from underclock.app.watching import watch
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
-from underclock.records import AUTO, Evidence, Kernel, Kind, Step
+from underclock.records import AUTO, Evidence, Kernel
 
 _TABLE = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,100\n"
 
@@ -65,12 +64,11 @@ def test_what_names_no_gpu_is_refused(text: str, words: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("use", "lacking"),
     [
-        (lambda gpu: watch(gpu, duration_s=0.01), Capability.READ),
         (examine, Capability.READ),
         (measure_latency, Capability.SWITCH),
         (lambda gpu: check_calibration("sweep.csv", gpu=gpu), Capability.MODEL),
     ],
-    ids=["watch", "doctor", "latency", "calibrate --check"],
+    ids=["doctor", "latency", "calibrate --check"],
 )
 def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: Capability) -> None:
     with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {lacking}: a table only"):
@@ -92,15 +90,9 @@ def test_a_real_gpu_is_told_what_only_a_simulated_one_can(
 
 
 def test_a_unit_is_known_wherever_its_model_is() -> None:
-    step = Step(
-        name="s",
-        kernels=(Kernel(name="a", kind=Kind.MEMORY, flops=0, bytes_moved=9e9),),
-        order=(0,),
-    )
     (finding,) = examine("sim:a100#3").gpus
 
     assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
-    assert watch("sim:a100#3", duration_s=0.5, step=step).kernels
     assert measure_latency("sim:a100#3", targets=2, repeats=1).gpu == finding.gpu
     assert model_of(parse_gpu("sim:a100#0")) == model_of(parse_gpu("sim:a100"))
     assert model_of(parse_gpu("sim:a100#3")) != model_of(parse_gpu("sim:a100"))

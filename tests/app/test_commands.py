@@ -224,7 +224,6 @@ def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None
         ("measure --gpu sim:rtx3080ti -o s.db --time-limit 20", 2, "it has no unit"),
         ("measure --gpu replay:sweep.csv -o -", 2, "the samples cannot go to stdout"),
         ("calibrate sweep.csv -o -", 2, "cannot go to stdout"),
-        ("watch --gpu sim:rtx3080ti -o -", 2, "the log cannot go to stdout"),
         ("demo -o -", 2, "several files cannot go to stdout"),
         ("plan sweep.csv --max-slowdown -50%", 6, "raise --max-slowdown"),
         ("plan sweep.csv --max-slowdown 1% --objective edp", 2, "no meaning for edp"),

@@ -353,7 +353,6 @@ _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
         *_one_memory_clock(_short(rest)),
     ],
     "run": _short,
-    "watch": lambda rest: [*rest[:-1], "20ms"],
 }
 
 

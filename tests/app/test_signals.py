@@ -137,18 +137,11 @@ def test_a_signal_at_any_time_leaves_nothing_locked(
         assert child.lines("underclock:") == ["interrupted; nothing is left locked"]
 
 
-def test_where_nothing_could_be_locked_nothing_is_said_of_it(folder: Path) -> None:
-    child = _Child(f"watch {folder}/step.json --gpu sim:a100".split(), signal.SIGTERM, 50)
-
-    assert child.code == 143
-    assert child.lines("underclock:") == ["interrupted"]
-
-
-def test_what_a_process_ignores_stays_ignored(folder: Path) -> None:
+def test_what_a_process_ignores_stays_ignored(folder: Path, tmp_path: Path) -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        child = _Child(f"watch {folder}/step.json --gpu sim:a100".split(), signal.SIGHUP, 50)
+        child = _Child(_COMMANDS["latency"].format(folder, tmp_path).split(), signal.SIGHUP, 50)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert child.code == 0

@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, str]] = {
         "`underclock report plan.json -o plan.trace.json` writes a Chrome trace, `to_pandas()` of "
         "samples and plans a table"
     ),
+    "watch": "`nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv --loop-ms=20` logs clocks",
 }
 """By the command's name."""
 

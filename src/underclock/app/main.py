@@ -21,7 +21,6 @@ _COMMANDS = {
     "merge": "Put samples of several GPUs into one file.",
     "breakdown": "Show where a step's energy goes at auto clocks.",
     "fit": "Fit one model of a GPU to its samples.",
-    "watch": "Log what a GPU's clocks do, kernel by kernel.",
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "fleet": "Choose clocks for all boards of a model, from samples of a few.",
@@ -46,7 +45,7 @@ _COMMANDS = {
 
 _SHARED = {
     **dict.fromkeys(("breakdown", "check", "compare", "merge", "plan-server"), "samples"),
-    **dict.fromkeys(("apply", "restore", "simulate", "watch"), "services"),
+    **dict.fromkeys(("apply", "restore", "simulate"), "services"),
     **dict.fromkeys(("fleet", "refine"), "fleet"),
 }
 """Where commands stand that are not in a file of their own."""

@@ -184,11 +184,9 @@ def told_of_boards(boards: "Sequence[SampleSet]", file: Path, *, as_json: bool) 
 
 
 @contextmanager
-def progress_bar(
-    title: str, *, per_second: float = 10, every_s: float = _EVERY_S
-) -> Iterator[Callable[["Tally"], None]]:
+def progress_bar(title: str, *, every_s: float = _EVERY_S) -> Iterator[Callable[["Tally"], None]]:
     """Show how far measuring is, and each phase's time left where its end can be told."""
-    with _shown(title, per_second, every_s) as show:
+    with _shown(title, every_s) as show:
 
         def tell(tally: "Tally") -> None:
             share = tally.share
@@ -233,7 +231,7 @@ def phase_bar(title: str, phases: type[StrEnum]) -> Iterator[Callable[[StrEnum],
 
 
 @contextmanager
-def _shown(title: str, per_second: float = 10, every_s: float = _EVERY_S) -> Iterator[_Show]:
+def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
     """Show on a bar, or on lines."""
     from rich.console import Console
 
@@ -241,7 +239,7 @@ def _shown(title: str, per_second: float = 10, every_s: float = _EVERY_S) -> Ite
 
     console = Console(stderr=True)
     if console.is_terminal:
-        with _bar(title, per_second, console) as show:
+        with _bar(title, console) as show:
             yield show
         return
     lines, ended = PlainLines(title, SystemClock()), threading.Event()
@@ -293,7 +291,7 @@ class PlainLines:
 
 
 @contextmanager
-def _bar(title: str, per_second: float, console: "Console") -> Iterator[_Show]:
+def _bar(title: str, console: "Console") -> Iterator[_Show]:
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.table import Column
     from rich.text import Text
@@ -313,9 +311,7 @@ def _bar(title: str, per_second: float, console: "Console") -> Iterator[_Show]:
             "{task.fields[doing]}", markup=False, table_column=Column(ratio=1, no_wrap=True)
         ),
     )
-    with Progress(
-        *columns, console=console, refresh_per_second=per_second, transient=True, expand=True
-    ) as bar:
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
         number = bar.add_task(title, total=None, count="", gpu_time="", doing="")
 
         def show(**fields: object) -> None:

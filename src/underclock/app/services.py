@@ -1,24 +1,17 @@
-"""Commands around a GPU: apply, restore, simulate and watch."""
+"""Commands around a GPU: apply, restore and simulate."""
 
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from underclock.app.options import (
-    DURATION,
-    delivered,
     file_argument,
-    force_option,
-    gpu_option,
     json_option,
-    output_option,
-    source_option,
-    step_file,
 )
-from underclock.app.output import Delivery, print_json, progress_bar, say, warn
+from underclock.app.output import print_json, say, warn
 from underclock.app.signals import InterruptedBySignal
 from underclock.errors import DataError, DeviceError, UsageError
 
@@ -135,42 +128,3 @@ def simulate(
             threading.Event().wait()
     except InterruptedBySignal:
         say("ended; what was locked is forgotten", err=True)
-
-
-@click.command(name="watch")
-@file_argument("step", required=False)
-@gpu_option
-@output_option("log", required=False, stdout=False)
-@click.option("--for", "duration_s", type=DURATION, default=10.0, help="How long. [default: 10s]")
-@source_option
-@force_option
-@delivered()
-def watch(
-    *,
-    step: Path | None,
-    source: str,
-    output: Path | None,
-    to: Delivery,
-    **asked: Any,  # noqa: ANN401 - what `watch` has, by its names
-) -> None:
-    """Log clocks, power and throttle reasons a thousand times a second; set nothing.
-
-    With a STEP that step runs meanwhile, and the log says which kernel ran at each reading.
-
-    Example: underclock watch --gpu nvml:0 --for 10s -o clocks.csv
-    """
-    from underclock.app import watching
-    from underclock.records import Step
-    from underclock.report import clock_log_table
-    from underclock.store import read_document
-
-    # Drawn rarely: the log takes a thousand readings a second.
-    with progress_bar("watching", per_second=2) as show:
-        log = watching.watch(
-            step=read_document(step, Step) if step else None,
-            to=output,
-            run=step_file(step, source),
-            progress=show,
-            **asked,
-        )
-    to.give(log, lambda: (clock_log_table(log),))

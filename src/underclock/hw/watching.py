@@ -1,22 +1,18 @@
-"""Watching a GPU at work: its clocks all through a window, a log of them, launches that get on.
+"""Watching a GPU at work: its clocks all through a window, and launches that get on.
 
 Nothing is set.
 """
 
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock, Gpu, Loop, Progress
-from underclock.records import ThrottleReason
 
 LONGEST_STILL_S = 120.0
 """No launch takes longer: of steps seen, the longest took some seconds."""
 _EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
 _MOST = 1024  # readings; of a longer window every second one is dropped, and half as many follow
-_TELL_S = 0.5  # telling takes time that readings need
 _EARLY_S = 1e-6  # a reading this early is on time
 
 
@@ -91,63 +87,3 @@ class ClockWatch:
             if now_s >= end_s:
                 return
             clock.sleep_s(min(end_s, max(self._next_s, now_s)) - now_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One reading."""
-
-    at_s: float  # since the log began
-    core_mhz: int | None  # running core clock; None where it cannot be read
-    mem_mhz: int | None  # running memory clock; None where it cannot be read
-    power_w: float  # the driver's idea of power, averaged as it likes
-    throttle_reasons: ThrottleReason  # why the clocks are what they are
-    steps: int | None = None  # finished by then; None where nothing is launched
-
-
-@dataclass(slots=True)
-class Sampler:
-    """Reads a GPU at an even rate."""
-
-    gpu: Gpu  # what to read
-    clock: Clock  # its time
-    rate_hz: float = 1000.0  # readings a second
-    # Says how many steps are finished; None where nothing is launched
-    steps: Callable[[], int] | None = None
-    # Told now and then of the entries there are, and for how long they were read
-    tell: Callable[[int, float], None] = lambda _entries, _at_s: None
-    entries: list[Entry] = field(default_factory=list)
-
-    def run(self, duration_s: float) -> tuple[Entry, ...]:
-        """Read for a while; a reading that comes late delays none after it.
-
-        Raises:
-            DeviceError: The GPU does not answer.
-        """
-        begun_s = self.clock.now_s()
-        period_s = 1.0 / self.rate_hz
-        due, tell_s = 0, 0.0
-        while True:
-            at_s = self.clock.now_s() - begun_s
-            if at_s >= duration_s:
-                return tuple(self.entries)
-            if at_s >= tell_s:
-                tell_s = at_s + _TELL_S
-                self.tell(len(self.entries), at_s)
-            early_s = due * period_s - at_s
-            if early_s > _EARLY_S:
-                self.clock.sleep_s(early_s)
-                continue
-            self.entries.append(self._read(at_s))
-            due = int((at_s + _EARLY_S) / period_s) + 1
-
-    def _read(self, at_s: float) -> Entry:
-        seen = self.gpu.observed()
-        return Entry(
-            at_s=at_s,
-            core_mhz=seen.core_mhz,
-            mem_mhz=seen.mem_mhz,
-            power_w=self.gpu.power_w(),
-            throttle_reasons=self.gpu.throttle_reasons(),
-            steps=self.steps() if self.steps else None,
-        )

@@ -7,7 +7,6 @@ from underclock.records import (
     Evidence,
     GpuInfo,
     Record,
-    ThrottleReason,
     check_positive,
 )
 
@@ -123,31 +122,3 @@ class Breakdown(Record, frozen=True, kw_only=True):
     capped_share: float
     closure: Closure | None
     warnings: tuple[str, ...] = ()
-
-
-class KernelClock(Record, frozen=True, kw_only=True):
-    """What a log says of one kernel."""
-
-    kernel: str
-    entries: int
-    core_mhz: float
-    power_w: float
-
-
-class ClockLog(Record, frozen=True, kw_only=True):
-    """What a log shows.
-
-    Attributes:
-        rate_hz: Readings a second, as it turned out.
-        step_s: Length of a step; ``None`` where none ran.
-    """
-
-    evidence: Evidence
-    gpu: GpuInfo
-    entries: int
-    rate_hz: float
-    core_mhz: tuple[float, float, float]
-    power_w: tuple[float, float, float]
-    throttle_reasons: ThrottleReason
-    step_s: float | None = None
-    kernels: tuple[KernelClock, ...] = ()

@@ -8,7 +8,6 @@ from underclock.report.measured_tables import (
     breakdown_tables,
     check_sentence,
     check_table,
-    clock_log_table,
     fit_tables,
     latency_table,
 )

@@ -8,7 +8,6 @@ from underclock.records.latencies import LatencyTable
 from underclock.records.observed import (
     Bound,
     Breakdown,
-    ClockLog,
 )
 from underclock.records.outcomes import CheckedPromise, PromiseCheck
 from underclock.report.terminal import filled, numbers, words
@@ -142,27 +141,6 @@ def _reachable_text(breakdown: Breakdown) -> str:
     return (
         "utilisation was read at the clocks of kernels alone, and does not say whose time follows "
         f"the core clock; {measure}"
-    )
-
-
-def clock_log_table(log: ClockLog) -> Table:
-    """Return what a log of clocks shows, kernel by kernel where a step ran."""
-    rows = [
-        (name, "", f"{core:.0f}", f"{power:.1f}")
-        for name, core, power in zip(
-            ("least", "mean", "greatest"), log.core_mhz, log.power_w, strict=True
-        )
-    ]
-    rows += [
-        (each.kernel, str(each.entries), f"{each.core_mhz:.0f}", f"{each.power_w:.1f}")
-        for each in log.kernels
-    ]
-    return filled(
-        f"{log.gpu.name}, {log.entries} readings: {log.evidence}",
-        (*words(""), *numbers("readings", "core\nMHz", "power\nW")),
-        rows,
-        f"{log.rate_hz:.0f} readings a second; throttle reasons seen: 0x{log.throttle_reasons:x}"
-        + (f"; a step took {duration_text(log.step_s)}" if log.step_s else ""),
     )
 
 

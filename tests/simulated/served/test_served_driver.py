@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from contracts import GpuContract
-from underclock.app.watching import watch
+from underclock.app.doctor import examine
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.hw.base import Clock, Gpu
 from underclock.hw.nvml import NvmlGpu
@@ -106,9 +106,9 @@ def test_the_clocks_follow_in_real_time(
 
 def test_its_numbers_are_simulated_and_never_measured(served: Served) -> None:
     del served
-    log = watch("nvml:0", duration_s=0.05)
+    (finding,) = examine("nvml:0").gpus
 
-    assert log.evidence == "simulated"
+    assert finding.evidence == "simulated"
     with nvml_session():
         assert is_simulated()
 

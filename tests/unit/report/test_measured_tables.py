@@ -7,19 +7,17 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from underclock.records import Evidence, GpuInfo, ThrottleReason
+from underclock.records import Evidence, GpuInfo
 from underclock.records.observed import (
     Bound,
     Breakdown,
-    ClockLog,
     Exponent,
     Follows,
-    KernelClock,
     KernelPart,
     Share,
     StepClock,
 )
-from underclock.report import breakdown_tables, clock_log_table
+from underclock.report import breakdown_tables
 
 NAME = "[bold]ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_nt[/bold]" * 2
 GPU = GpuInfo(name="NVIDIA H200")
@@ -71,15 +69,6 @@ FOUND = Breakdown(
     step_clock=StepClock(core_mhz=1749.3, spread_mhz=41.2),
     capped_share=0.25,
     closure=None,
-)
-LOG = ClockLog(
-    evidence=Evidence.MEASURED,
-    gpu=GPU,
-    entries=10_000,
-    rate_hz=998.6,
-    core_mhz=(1410.0, 1755.4, 1980.0),
-    power_w=(120.25, 540.0, 701.0),
-    throttle_reasons=ThrottleReason(0x5),
 )
 
 
@@ -182,27 +171,3 @@ def test_what_is_unknown_is_not_shown_as_nothing(changes: dict[str, object], sen
     assert sentence in text
     assert ("% of its energy" in text) == (changes.get("reachable_j", 30.0) is not None)
     assert "alone, kernels spend 25% of their time at the power cap" in text
-
-
-def test_a_log_shows_its_extremes_its_rate_and_its_reasons() -> None:
-    text = seen(clock_log_table(LOG))
-
-    assert "NVIDIA H200, 10000 readings: measured" in text
-    rows = [line.split() for line in text.splitlines()]
-    assert ["least", "1410", "120.2"] in rows
-    assert ["mean", "1755", "540.0"] in rows
-    assert ["greatest", "1980", "701.0"] in rows
-    assert "999 readings a second; throttle reasons seen: 0x5" in text
-    assert "a step took" not in text
-
-
-def test_a_log_of_a_step_shows_every_kernel_in_order() -> None:
-    kernels = tuple(
-        KernelClock(kernel=name, entries=n, core_mhz=1700.0 + n, power_w=500.0)
-        for n, name in enumerate(("zeta", "[red]", "alpha"), start=1)
-    )
-    text = seen(clock_log_table(msgspec.structs.replace(LOG, step_s=0.25, kernels=kernels)))
-
-    assert text.index("zeta") < text.index("[red]") < text.index("alpha")
-    assert ["[red]", "2", "1702", "500.0"] in [line.split() for line in text.splitlines()]
-    assert "a step took 250 ms" in " ".join(text.split())
