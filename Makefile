@@ -13,7 +13,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 # worker half a minute, and commands that tests start would compile what they import.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check types suite quick fix gpu bench docs pictures evidence calibrate dist study clean
+.PHONY: demo test check types suite quick fix gpu bench docs pictures calibrate dist study clean
 
 demo: $(VENV)/.runtime  ## the main job on the simulated GPU: a table here, a page in underclock-demo/
 	$(BIN)/underclock demo $(if $(wildcard underclock-demo/report.html),--force) -o underclock-demo
@@ -51,15 +51,11 @@ bench: $(VENV)/.dev  ## speed against HiGHS, in one run
 	PYTHONPATH=studies $(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/startup.py
 
-evidence: $(VENV)/.dev  ## rewrite docs/evidence from the measured sweeps in ../shared/data
-	$(BIN)/python studies/replayed.py
-	$(BIN)/python studies/checked.py
-
 docs: $(VENV)/.dev  ## the documentation as a site, in underclock-docs/
 	$(BIN)/mkdocs build
 
 pictures: $(VENV)/.dev $(VENV)/.browser  ## of the documentation: the demo's page, in docs/images/
-	$(BIN)/python studies/pictures.py
+	$(BIN)/python tools/pictures.py
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
 	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py

@@ -1,16 +1,14 @@
-"""The exact scheduler with switches, against HiGHS and simpler rules, in the same run.
+"""The exact scheduler with switches.
 
-    PYTHONPATH=studies python benchmarks/switching.py [HIGHS_LIMIT_S]
+    python benchmarks/switching.py
 
 Instances are like a GPU's: kernel sizes over three decades, time the p-norm of a core and a memory
 part, a voltage floor, measurement noise; a grid of core and memory clocks. `distinct` has as many
 kernels as invocations, which is the hard case; `layers` repeats 60 kernels in one order, as the
-layers of a step do. The budget is the time at the highest clocks and some slack. HiGHS gets what it
-can build in memory, a relative gap of 1e-9 and a time limit, 60 s unless given. Every row is a
+layers of a step do. The budget is the time at the highest clocks and some slack. Every row is a
 fresh process; its peak memory includes interpreter, numpy and input.
 """
 
-import importlib.metadata
 import os
 import platform
 import resource
@@ -22,13 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals.milp import ScheduleMilp
-from rivals.rules import FixedClock, Genetic, LeastProduct, Local
-from underclock.core.solvers import SequenceProblem, Solution, Solver, cost_of
+from underclock.core.solvers import SequenceProblem, Solution
 from underclock.core.solvers.cyclic import Cyclic
 from underclock.records import Status
 
-HIGHS_GAP = 1e-9
 SWITCH_W = 100.0  # while nothing runs
 MEBIBYTES = 1 / 1024  # per kibibyte, in which Linux counts
 MEM = (0.04, 0.09, 0.53, 0.97, 1.0)
@@ -52,13 +47,12 @@ class Row:
     gap: float = 1e-9
     seeds: int = 5
     repeats: int = 3
-    highs: int = 0  # seeds that HiGHS gets
 
 
 FULL = {"core_clocks": 127, "mem_clocks": (0.04, 0.09, 0.53, 0.80, 0.97, 1.0)}
 ROWS = [
-    Row(name="distinct", invocations=12, kernels=12, highs=2),
-    Row(name="distinct", invocations=50, kernels=50, highs=1),
+    Row(name="distinct", invocations=12, kernels=12),
+    Row(name="distinct", invocations=50, kernels=50),
     Row(name="distinct", invocations=1_000, kernels=1_000),
     Row(name="distinct, slack 10 %", invocations=1_000, kernels=1_000, slack=1.1),
     Row(name="distinct, 1 and 10 ms", invocations=1_000, kernels=1_000, core_s=1e-3, mem_s=1e-2),
@@ -113,25 +107,21 @@ def instance(row: Row, seed: int) -> SequenceProblem:
     )
 
 
-def timed(
-    solver: Solver[SequenceProblem], problem: SequenceProblem, repeats: int = 1
-) -> tuple[float, Solution]:
+def timed(gap: float, problem: SequenceProblem, repeats: int) -> tuple[float, Solution]:
     """Solve, and take the median time of so many solves."""
     times_s = []
     for _ in range(repeats):
         start_s = time.perf_counter()
-        schedule = solver.solve(problem)
+        schedule = Cyclic(gap=gap).solve(problem)
         times_s.append(time.perf_counter() - start_s)
     return statistics.median(times_s), schedule
 
 
-def print_row(row: Row, limit_s: float) -> None:
+def print_row(row: Row) -> None:
     """Run one row and print it."""
     problems = [instance(row, seed) for seed in range(row.seeds)]
-    ours = [timed(Cyclic(gap=row.gap), problem, row.repeats) for problem in problems]
+    ours = [timed(row.gap, problem, row.repeats) for problem in problems]
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MEBIBYTES
-    highs = ScheduleMilp(gap=HIGHS_GAP, time_limit_s=limit_s)
-    theirs = [timed(highs, problem) for problem in problems[: row.highs]]
     cells = [
         f"{row.name:21}",
         f"{row.invocations:7}",
@@ -144,71 +134,26 @@ def print_row(row: Row, limit_s: float) -> None:
         f"{statistics.median(schedule.switches for _, schedule in ours):8.0f}",
         f"{peak_mib:6.0f}",
     ]
-    if theirs:
-        difference = max(
-            (
-                our.energy_j / their.energy_j - 1.0
-                for (_, our), (_, their) in zip(ours, theirs, strict=False)
-            ),
-            key=abs,
-        )
-        cells += [
-            f"{statistics.median(seconds for seconds, _ in theirs):7.2f}",
-            f"{max(schedule.gap or 0.0 for _, schedule in theirs):7.1e}",
-            f"{difference:+8.1e}",
-        ]
     print(" | ".join(cells), flush=True)
 
 
-def print_rules() -> None:
-    """Print what simpler rules do on the layers of a step."""
-    row = Row(name="layers", invocations=1_300, kernels=LAYERS)
-    problem = instance(row, 0)
-    last = problem.time_s.shape[1] - 1
-    base = cost_of(problem, np.full(row.invocations, last))
-    rules: dict[str, Solver[SequenceProblem]] = {
-        "exact": Cyclic(),
-        "exact, free switches": Cyclic(),
-        "genetic, 200 x 64": Genetic(),
-        "best fixed clock": FixedClock(),
-        "kernel no slower": Local(reference=last),
-        "kernel EDP": LeastProduct(),
-        "kernel ED2P": LeastProduct(power=2.0),
-    }
-    free = instance(Row(name="free", invocations=1_300, kernels=LAYERS, core_s=0.0, mem_s=0.0), 0)
-    print(f"\nlayers, seed 0, against the highest clocks; budget {row.slack - 1:+.0%} time")
-    print("rule                 | energy  | time    | switches | s")
-    for name, rule in rules.items():
-        seconds, schedule = timed(rule, free if "free" in name else problem)
-        cost = cost_of(problem, schedule.choice)
-        print(
-            f"{name:20} | {cost.energy_j / base.energy_j - 1:+7.1%} | "
-            f"{cost.time_s / base.time_s - 1:+7.1%} | {cost.switches:8} | {seconds:.2f}"
-        )
-
-
-def compare(limit_s: float) -> None:
-    """Print the machine, the table and the rules."""
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("numpy", "highspy")
-    )
+def compare() -> None:
+    """Print the machine and the table."""
     print(f"machine: {platform.platform()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-    print(f"versions: Python {platform.python_version()}, {versions}")
+    print(f"versions: Python {platform.python_version()}, numpy {np.__version__}")
     print(f"command: python {' '.join(sys.argv)}")
     print("spread: least, median, worst over seeds; each the median of 3 solves (1 where n > 1300")
-    print(f"or the grid is full); HiGHS: gap {HIGHS_GAP:g}, at most {limit_s:g} s, one solve\n")
+    print("or the grid is full)\n")
     print(
         "instances             |       n | settings | least s | median | worst | proven | gap     "
-        "| switches |    MiB | HiGHS s | its gap | difference"
+        "| switches |    MiB"
     )
     for number in range(len(ROWS)):
-        subprocess.run([sys.executable, __file__, str(limit_s), str(number)], check=True)
-    print_rules()
+        subprocess.run([sys.executable, __file__, str(number)], check=True)
 
 
 if __name__ == "__main__":
-    limit = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
-    if len(sys.argv) > 2:  # noqa: PLR2004
-        print_row(ROWS[int(sys.argv[2])], limit)
+    if len(sys.argv) > 1:
+        print_row(ROWS[int(sys.argv[1])])
     else:
-        compare(limit)
+        compare()

@@ -5,7 +5,6 @@
 Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
 (of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
 or ``stretch``.
-`studies/h200_pages.py` turns the results into docs/evidence/h200/.
 """
 
 import gc

@@ -5,7 +5,7 @@
 Nothing is set on the GPU: plans are held dry. Each step of ``STEPS`` is traced in a process of its
 own and given a plan by hand that changes clocks every ``SEGMENT_S``: the figures are of timing, not
 of savings. Then, in a second process, the plan is held for ``LONG`` steps in a row, and blocks of
-steps with marks take turns with blocks without. ``studies/h200_pages.py`` writes the page.
+steps with marks take turns with blocks without.
 """
 
 import argparse

@@ -21,17 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-from following import believed, hidden
 from pages import fill, markdown, mean_and_error
 from underclock import measure, plan
 from underclock.app.switching import Switching
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
-from underclock.gpus.models import gpu_model
+from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.ledger.entries import LedgerEntry, totals
 from underclock.records import Evidence, Kernel, Plan, Step
+from underclock.records.latencies import LatencyTable
 from underclock.records.runs import RunLine, StepLine
 from underclock.runtime.conductor.booking import BookedRun, RunTally
 from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
@@ -53,6 +53,21 @@ _LENGTH_SPREAD = 0.02
 _SEED = 42
 _READ_S = 0.36  # from a reading of the energy counter until the next is begun
 _WINDOW = 20
+_CALL_S, _DELAY_S, _JITTER_S = 1.5e-3, 4.5e-3, 1e-3  # 6 ms ± 1 ms
+BELIEVED = LatencyTable.constant(_DELAY_S, call_s=_CALL_S, jitter_s=_JITTER_S)
+"""How long a change of clocks takes, as planner and machine have it."""
+HIDDEN = SwitchingModel(
+    setter=Latency(  # a call's duration over its median, as on an A800
+        shares=(0.0, 0.5, 0.75, 0.99, 1.0),
+        points_s=tuple(_CALL_S * part for part in (0.78, 1.0, 1.55, 2.9, 3.5)),
+    ),
+    core_s=_DELAY_S,
+    mem_s=_DELAY_S,
+    target_spread=0.0,
+    jitter=_JITTER_S / _DELAY_S,
+    mem_stall_s=0.0,
+)
+"""How long it does take."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +148,7 @@ def planned(step: Step, gpu: str, unit: int, budget: float, seed: int) -> Plan:
             measuring=BRISK,
             seed=seed,
         )
-        switching = Switching(latencies=believed(), curve=False)
+        switching = Switching(latencies=BELIEVED, curve=False)
         return plan(samples, Goal(max_slowdown=budget), switching=switching)
 
 
@@ -241,7 +256,7 @@ def found(case: Case) -> Found:
             break
     rounds: int = int(random.integers(_ROUNDS[0], _ROUNDS[1], endpoint=True))
     steps: int = round(_STEPS[0] * (_STEPS[1] / _STEPS[0]) ** random.random())
-    model = dataclasses.replace(gpu_model(gpu), switching=hidden(scatter=True))
+    model = dataclasses.replace(gpu_model(gpu), switching=HIDDEN)
     lengths = StepLengths(spread=_LENGTH_SPREAD, seed=seed)
 
     def is_over(policy: Policy, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two H200s, as `studies/parallel.py` recorded them."""
+"""DDP and FSDP2 on two H200s, as a study recorded them (docs/evidence/h200/parallel.md)."""
 
 from functools import cache
 from pathlib import Path

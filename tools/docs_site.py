@@ -7,6 +7,7 @@ from click, and that of Python's names from the package; both stand between mark
 
 import re
 from collections import defaultdict
+from pathlib import Path
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
@@ -14,9 +15,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import underclock
-from pages import EVIDENCE, ROOT
 from underclock import testing
 from underclock.app.main import cli
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
 
 _BESIDE = {
     "README.md": "index.md",

@@ -1,6 +1,6 @@
 """Take the pictures of the documentation: the demo's page, as Chromium shows it.
 
-    python studies/pictures.py
+    python tools/pictures.py
 
 They are of `underclock demo`, which is simulated and comes out the same everywhere.
 """
