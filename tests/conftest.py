@@ -40,7 +40,6 @@ _FIRST = (
     "test_docs_site.py",
     "test_tensor_parallel.py",
     "test_traced_pipelines.py",
-    "test_node_power.py",
     "test_known_tables.py",
     "test_assumed_step.py",
 )

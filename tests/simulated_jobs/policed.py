@@ -8,19 +8,12 @@ from simulated_jobs.job import Iteration, SimulatedJob
 from underclock.core.job.timeline import auto_clocks
 from underclock.records.job import COMPUTES
 from underclock.runtime.policy.job import JobPolicy, Order
-from underclock.runtime.policy.watts import NodeWatts
 
 
-def policed(
-    running: SimulatedJob, policy: JobPolicy, watts: NodeWatts | None = None
-) -> Iterator[Iteration]:
+def policed(running: SimulatedJob, policy: JobPolicy) -> Iterator[Iteration]:
     """Run iterations without end, or until a rank dies, each at what the policy orders.
 
     Ranks are armed as the first begins; an order holds from the next iteration on.
-
-    Args:
-        watts: The boards' power limits, where they may be other ones. It reads each board once in
-            an iteration: what its meter shows in the mean, and whether its last pass was capped.
     """
     job = running.job
     every = [each for rank in job.ranks for each in rank.instructions]
@@ -41,25 +34,9 @@ def policed(
                 order = policy.lost(rank, "it waits for a rank that died, or is it") or order
         if order is not None:
             _follow(running, policy, order)
-        if watts is not None and each.ended:
-            _move(running, watts, each, order)
         yield each
         if not each.ended:
             return
-
-
-def _move(
-    running: SimulatedJob, watts: NodeWatts, iteration: Iteration, order: Order | None
-) -> None:
-    """Tell what boards drew, and set the limits that are due."""
-    for rank, board in enumerate(running.boards):
-        power_w = float(iteration.counted_j[rank]) / iteration.time_s
-        watts.drew(rank, power_w, capped=board.capped)
-    if order is not None:
-        watts.ordered(order.points, order.slow)
-    while (due := watts.due()) is not None:
-        running.boards[due[0]].gpu.limit_power(due[1])
-        watts.answered(due[0])
 
 
 def _follow(running: SimulatedJob, policy: JobPolicy, order: Order) -> None:

@@ -19,6 +19,8 @@ COMMANDS: Final[dict[str, str]] = {
 """By the command's name."""
 
 OPTIONS: Final[dict[str, str]] = {
+    "underclock run --node-power": "ranks keep the power limits they have; `underclock apply` sets "
+    "one of a plan, and nvidia-smi -pl any",
     "underclock --install-completion": (
         'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
         "and fish_source too"

@@ -62,14 +62,6 @@ _LIVE_S = 5.0
     metavar="HOST:PORT",
     help="Where the machine of rank 0 decides for a job on several machines; the same on all.",
 )
-@click.option(
-    "--node-power",
-    "node_power_w",
-    type=float,
-    metavar="W",
-    help="Of a job: once, give a rank that its power limit holds down what others spare; limits "
-    "here add up to W at most.",
-)
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
 @click.option(
     "--metrics-port",

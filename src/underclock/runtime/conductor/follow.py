@@ -37,7 +37,6 @@ from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.policy.policy import Policy, policy_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import NodeWatts, node_gpu
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
@@ -157,27 +156,18 @@ class Follower:
     def _set(self, ask: Ask, setter: Setter, others: PollingThread) -> float:
         """Call the driver, and note the marks that pass meanwhile; return how long it took."""
         called_s = self._clock.now_s()
-        failed = _failed(setter, Setting(ask.domain), ask.to_mhz, others)
+        failed: Exception | None = None
+        with others.during():
+            try:
+                setter(Setting(ask.domain), ask.to_mhz)
+            except (UnderclockError, OSError) as exc:  # refused, or no journal
+                failed = exc
         returned_s = self._clock.now_s()
         if failed is None:
             self.machine.asked(ask, called_s, returned_s)
         else:
             self.machine.refused(ask, returned_s, str(failed))
         return returned_s - called_s
-
-    def limit(self, limit_w: float, words: str, others: PollingThread) -> str:
-        """Set the power limit, or only say so; return why that is refused, or nothing."""
-        if self._setter is not None:
-            failed = _failed(self._setter, Setting.LIMIT, limit_w, others)
-            if failed is not None:
-                self._tell(f"the power limit cannot be set to {limit_w:g} W: {failed}")
-                return str(failed)
-            self._shown.limited(limit_w, self._clock.now_s())
-            self.policy.uncapped()
-        set_to = "is" if self._setter is not None else "would be, were this no dry run,"
-        self._tell(f"the power limit {set_to} {limit_w:g} W from now on: {words}")
-        self._expect()
-        return ""
 
     def _observe(self) -> None:
         """Hand the driver's readings to the machine: of locks as they are, before others come."""
@@ -190,7 +180,6 @@ class Follower:
         for gauge in gauges:
             clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
             self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
-            self.policy.drew(gauge.power_w, gauge.reasons)
         for words in self._shown.add(gauges):
             self._tell(words)
         if gauges:
@@ -293,18 +282,6 @@ class Follower:
         return self._shown.energy_j or None
 
 
-def _failed(
-    setter: Setter, setting: Setting, value: float | None, others: PollingThread
-) -> Exception | None:
-    """Call the driver, and note the marks that pass meanwhile; return why it refused, if so."""
-    with others.during():
-        try:
-            setter(setting, value)
-        except (UnderclockError, OSError) as exc:  # refused, or no journal
-            return exc
-    return None
-
-
 class Follow:
     """Follows the pages of a run."""
 
@@ -344,7 +321,6 @@ class Follow:
             for each in self.followers:
                 if each.next_s <= now_s:
                     each.wake(now_s, self._log, self._others)
-            self._move_watts()
             now_s, next_s = self._clock.now_s(), self.next_s()
             if next_s > min(now_s + NEAR_S, leave_s):
                 break
@@ -353,15 +329,6 @@ class Follow:
         if self.followers[0].over and all(each.over for each in self.followers):
             others = [each.over for each in self.followers if each.over != TRAINER_ENDED]
             raise WorkDone((others or [TRAINER_ENDED])[0])
-
-    def _move_watts(self) -> None:
-        """Set the power limits that are due, one after the other."""
-        watts = None if self._ranks is None else self._ranks.watts
-        while watts is not None and (due := watts.due()) is not None:
-            rank, limit_w = due
-            at = rank - watts.first
-            refused = self.followers[at].limit(limit_w, watts.words(rank), self._others)
-            watts.answered(rank, refused)
 
     def close(self) -> None:
         """Write what is left to write."""
@@ -393,7 +360,6 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
             ``leader``: host and port of who decides for a job on several machines, or nothing;
-            ``node_power_w``: what the power limits of a job's ranks here may add up to, or nothing;
             ``metrics_port`` and ``metrics_file``: where Prometheus may ask or read, or nothing.
 
     Raises:
@@ -427,8 +393,6 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    if isinstance(plan, JobPlan) and ranks is not None and options["node_power_w"] is not None:
-        ranks.watts = _node_watts(plan, run, gpus, ranks.job, options["node_power_w"])
     if metrics is not None:
         metrics.energy_j = lambda at: followers[at].energy_j
     promise = plan.headline.cost if isinstance(plan, Plan) else plan.promise
@@ -465,24 +429,6 @@ def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
     kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
     job = JobPolicy(plan, window=window, ahead=nodes.AHEAD)
     return kind(job, tuple(options["leader"]), digest_of(plan))
-
-
-def _node_watts(
-    plan: JobPlan, run: Run, gpus: Mapping[str, Armed], job: JobPolicy, budget_w: float
-) -> NodeWatts:
-    """Return what moves watts between a run's GPUs; each limit is set as it is, to try that.
-
-    Raises:
-        NotPermittedError: It may not be set.
-        UsageError: The limits add up to more than the budget.
-    """
-    found = []
-    for rank, told in enumerate(run.gpus, start=run.first):
-        gpu = NvmlGpu(told.index)
-        found.append(node_gpu(gpu.info(), gpu.power_limit_w(), plan, job.points, rank))
-        if told.uuid in gpus:
-            gpus[told.uuid].set(Setting.LIMIT, found[-1].limit_w)
-    return NodeWatts(found, first=run.first, budget_w=budget_w, chosen=job.chosen)
 
 
 def _page(path: str) -> Page:

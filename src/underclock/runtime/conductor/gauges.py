@@ -209,7 +209,6 @@ class Shown:
         self._climbed_s = float("-inf")
         self._stands = False
         self.limit_w: float | None = None
-        self._limit_s = float("-inf")  # when we set it
         self.energy_j = 0.0  # by which the counter climbed
         self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
 
@@ -233,13 +232,9 @@ class Shown:
             if gauge.energy_j is not None:
                 at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
                 words.append(self._counted(at_s, gauge.energy_j))
-            if gauge.limit_w is not None and gauge.at_s >= self._limit_s:
+            if gauge.limit_w is not None:
                 words.append(self._limited(gauge.limit_w))
         return tuple(filter(None, words))
-
-    def limited(self, limit_w: float, at_s: float) -> None:
-        """Take note that we set the power limit; what was read before tells nothing of it."""
-        self.limit_w, self._limit_s = limit_w, at_s
 
     def upto_s(self) -> float:
         """Return up to when the energy is known, or known not to be; at first minus infinity."""

@@ -30,7 +30,6 @@ from underclock.runtime.undo.armed import (
     Undone,
     notes_on_others,
     refuse_beside_others,
-    undo_order,
 )
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
@@ -129,7 +128,7 @@ def conduct(
                 tell({"state": "armed", "mended": mended, "notes": notes})
                 why = _until_end(work, watching, ends)
         finally:
-            undone = tuple(armed[uuid].end() for uuid in undo_order(folder, armed))
+            undone = tuple(armed[uuid].end() for uuid in armed)
             failed = [line for one in undone for line in one.failed]
             if not failed:  # else it tries again after our end
                 watching.close()

@@ -39,10 +39,8 @@ from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run, read_plan
 from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
 from underclock.runtime.policy.arms import parse_arms
-from underclock.runtime.policy.job import planned_points
 from underclock.runtime.policy.parts import RankPart, parts_of
 from underclock.runtime.policy.policy import scheduled
-from underclock.runtime.policy.watts import NodeGpu, check_budget, node_gpu
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
 from underclock.runtime.undo.armed import left_behind, restore
@@ -98,8 +96,6 @@ class HowToRun:
         first_rank: Of a job on several machines: which rank is the first of this one's.
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
-        node_power_w: What the power limits of a job's ranks on this machine may add up to while
-            watts are moved to a straggler; ``None`` leaves limits alone.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
         metrics_file: For node exporter's textfile collector, gone when the run ends; likewise.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
@@ -115,7 +111,6 @@ class HowToRun:
     window: int | None = None
     first_rank: int = 0
     leader: str = ""
-    node_power_w: float | None = None
     metrics_port: int | None = None
     metrics_file: Path | None = None
     live_s: float | None = None
@@ -366,7 +361,6 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         "window": window,
         "seed": secrets.randbits(32),
         "leader": leader,
-        "node_power_w": how.node_power_w,
         "metrics_port": how.metrics_port,
         "metrics_file": None if how.metrics_file is None else str(how.metrics_file.absolute()),
     }
@@ -381,12 +375,6 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
 
 
 def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
-    if how.node_power_w is not None:
-        raise UsageError(
-            "this plan is of one GPU, and watts are moved between ranks of a job that wait for "
-            "one another",
-            hint="leave out --node-power",
-        )
     sites, unmarked = marked(plan)
     if how.arms:
         parse_arms(how.arms, has_fixed=plan.fixed is not None)
@@ -434,13 +422,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
             hint="name one for each rank of this machine, in their order; where others have the "
             "rest: --first-rank and --leader",
         )
-    if how.node_power_w is not None and len({rank.data for rank in plan.job.ranks}) == 1:
-        raise UsageError(
-            "the job has one replica, and a straggler is told by comparing replicas",
-            hint="leave out --node-power: no watts would be moved",
-        )
-    parts, node = parts_of(plan), list[NodeGpu]()
-    points, chosen = ((), 0) if how.node_power_w is None else planned_points(plan)
+    parts = parts_of(plan)
 
     def check(local: int, gpu: NvmlGpu) -> None:
         rank = first + local
@@ -455,28 +437,11 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
         pairs = {pair for each in parts[rank].schedules for pair in each.clocks}
         held = [(f"an instruction of rank {rank}", pair) for pair in pairs]
         check_clocks(held, listed_clocks(gpu))
-        if how.node_power_w is not None:
-            node.append(node_gpu(info, gpu.power_limit_w(), plan, points, rank))
 
     found, simulated = _checked_gpus(gpus, check)
-    if how.node_power_w is not None:
-        how.tell(_about_watts(node, how, chosen, how.node_power_w))
     here = parts[first : last + 1]
     _tell_of_calls(how, sum(part.timetable(0).calls for part in here), len(here))
     return Run.create(plan, parts, found, simulated=simulated, first=first)
-
-
-def _about_watts(node: Sequence[NodeGpu], how: HowToRun, chosen: int, budget_w: float) -> str:
-    """Say what may become of power limits; `UsageError` where they exceed the budget already."""
-    limits_w = [gpu.limit_w for gpu in node]
-    check_budget(limits_w, budget_w)
-    some_w, most_w = (sum(gpu.spares_w(at) for gpu in node) for at in (chosen, -1))
-    asked = "would be asked for" if how.dry else "may be asked for"
-    return (
-        f"power limits add up to {math.fsum(limits_w):g} of {budget_w:g} W, and ranks could spare "
-        f"{some_w} W under the plan and {most_w} W under the slowest one of its frontier: once, "
-        f"should a rank that others wait for be held down by its limit, other limits {asked}"
-    )
 
 
 def _address(plan: Plan | JobPlan, how: HowToRun) -> tuple[str, int] | None:

@@ -63,13 +63,11 @@ class Order:
         generation: Greater than that of any order before.
         points: Which plan of the frontier each rank follows; ``None`` leaves it to the driver.
         words: Why, for the reader of the log.
-        slow: The rank that sets the others' pace under a plan, if one does.
     """
 
     generation: int
     points: tuple[int | None, ...]
     words: str = ""
-    slow: int | None = None
 
 
 def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
@@ -148,7 +146,6 @@ class JobPolicy:
         self._skip, self._settling = 0, _SETTLING + ahead
         self._scale: float | None = None  # iterations against those planned, no straggler in them
         self._slow: dict[int, float] = {}  # replicas that are slower than their like, and by what
-        self._slowest: int | None = None  # of all ranks, of those replicas
         self._behind: dict[int, float] = {}  # likewise, and those of which that is not sure
         self._falls = 0  # orders back to a faster pace
         self._asked = 0  # windows in a row that want a slower one
@@ -238,7 +235,7 @@ class JobPolicy:
         if len(set(self._replicas)) == 1 or 2 * min(map(len, known)) < WINDOW:
             return ""
         at_auto = self.stage.at_auto
-        slow, behind, busy_scale, slowest = self._slowness(known)
+        slow, behind, busy_scale = self._slowness(known)
         most = max(slow.values(), default=0.0)
         base_s = (self.auto if at_auto else self.points[self.chosen]).time_s
         median_s, error_s = _median(times_s)
@@ -257,7 +254,7 @@ class JobPolicy:
         if changed and slower and not self._has_waited():
             return ""
         self._asked = 0
-        self._slow, self._behind, self._slowest = slow, behind, slowest
+        self._slow, self._behind = slow, behind
         if not changed:
             return ""
         self._falls += not slower
@@ -286,11 +283,10 @@ class JobPolicy:
 
     def _slowness(
         self, busy: list[list[float]]
-    ) -> tuple[dict[int, float], dict[int, float], float, int | None]:
+    ) -> tuple[dict[int, float], dict[int, float], float]:
         """Return the replicas that are surely slower than the fastest rank of each place.
 
-        And those that seem to be, surely or not, what the fastest take of what is planned, and
-        which rank is the slowest of those that surely are.
+        And those that seem to be, surely or not, and what the fastest take of what is planned.
         """
         of_plan: list[tuple[float, float]] = []  # what ranks take of what is planned, its error
         fastest: dict[tuple[int, ...], int] = {}
@@ -303,7 +299,6 @@ class JobPolicy:
             if of_plan[at] < of_plan[first]:
                 fastest[self._places[at]] = at
         slow, behind = dict[int, float](), dict[int, float]()
-        surely = dict[int, float]()
         usual_error = statistics.median(error for _, error in of_plan)  # few tell less of one
         for at, (ratio, _) in enumerate(of_plan):
             least, _ = of_plan[fastest[self._places[at]]]
@@ -312,9 +307,9 @@ class JobPolicy:
             if slower > _SLOW:
                 behind[replica] = max(slower, behind.get(replica, 0.0))
             if slower > max(_SLOW, _SURE * unsure):
-                slow[replica], surely[at] = behind[replica], slower
+                slow[replica] = behind[replica]
         scale = statistics.fmean(of_plan[at][0] for at in fastest.values())
-        return slow, behind, scale, max(surely, key=surely.__getitem__, default=None)
+        return slow, behind, scale
 
     def _hold(self, words: str) -> Order:
         """Order what the stage and the replicas' paces ask for."""
@@ -329,7 +324,6 @@ class JobPolicy:
             generation=self.order.generation + 1,
             points=tuple(points),
             words=f"{words}; from now on: {_STAGES[self.stage]}",
-            slow=self._slowest if self.stage is Stage.PLAN else None,
         )
         return self.order
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import msgspec
 
 from underclock.errors import UsageError
-from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy, ThrottleReason
+from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
@@ -70,16 +70,6 @@ class Policy:
             self._hold(None)
         named = ", ".join(map(str, sorted(more)))
         return f"the cap does not sustain the locks from launches {named} on: they are left away"
-
-    def uncapped(self) -> None:
-        """Ask for all clocks again: the power limit is another."""
-        self._free.clear()
-        if self.follows:
-            self._hold(None)
-
-    def drew(self, power_w: float, reasons: ThrottleReason) -> None:
-        """Take note of what the board draws, and why its clocks are what they are."""
-        del power_w, reasons
 
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
         """Return what arms differ by, as far as is known."""

@@ -6,17 +6,13 @@ has the same of one that decides for all, and of those that do what that one say
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from underclock.records import AUTO, ThrottleReason
+from underclock.records import AUTO
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.policy.job import JobPolicy, Order
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.policy.policy import Policy
-
-if TYPE_CHECKING:
-    from underclock.runtime.policy.watts import NodeWatts
 
 
 class JobRanks:
@@ -27,12 +23,10 @@ class JobRanks:
         peers: The policies of the ranks that are followed here.
         label: What the job's guard lets be held.
         next_s: When it wants to look at other machines.
-        watts: The power limits of this machine's ranks, where watts may be moved.
     """
 
     def __init__(self, job: JobPolicy) -> None:
         self.job, self.peers = job, list[RankPolicy]()
-        self.watts: NodeWatts | None = None
         self.next_s = math.inf
         self.label = job.stage.name.lower()
 
@@ -65,7 +59,7 @@ class JobRanks:
     def follow(self, order: Order, label: str, from_iteration: int | None = None) -> str:
         """Have the ranks do what an order says; return words for the log."""
         self.label = label
-        self.take_up(order.points, from_iteration, slow=order.slow)
+        self.take_up(order.points, from_iteration)
         from_ = "" if from_iteration is None else f", from iteration {from_iteration} on"
         return f"order {order.generation}: {order.words}{from_}"
 
@@ -77,16 +71,8 @@ class JobRanks:
     def close(self) -> None:
         """Leave other machines."""
 
-    def take_up(
-        self,
-        points: Sequence[int | None],
-        from_iteration: int | None = None,
-        *,
-        slow: int | None = None,
-    ) -> None:
+    def take_up(self, points: Sequence[int | None], from_iteration: int | None = None) -> None:
         """Have ranks follow plans of the frontier, from one of their iterations on or at once."""
-        if self.watts is not None:
-            self.watts.ordered(points, slow)
         for peer in self.peers:
             peer.take_up(points[peer.rank], from_iteration)
 
@@ -132,12 +118,6 @@ class RankPolicy(Policy):
     def lost(self, why: str) -> str:
         """Have all ranks go to auto, for this one ended or marks no more."""
         return self._ranks.lost(self.rank, why)
-
-    def drew(self, power_w: float, reasons: ThrottleReason) -> None:
-        """Tell whoever may move watts."""
-        if self._ranks.watts is not None:
-            capped = ThrottleReason.SW_POWER_CAP in reasons
-            self._ranks.watts.drew(self.rank, power_w, capped=capped)
 
     def ends(self) -> str:
         """Say where the plan was never held."""

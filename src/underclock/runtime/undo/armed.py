@@ -7,7 +7,7 @@ set meanwhile is theirs. Other programs that set GPUs are told by reading alone.
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,27 +288,6 @@ def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands
     return undone
 
 
-def undo_order(folder: Path, uuids: Iterable[str]) -> list[str]:
-    """Return GPUs in the order in which they are undone: those whose power limit we raised first.
-
-    What a GPU has more, others gave: so limits add up to no more than before on the way either.
-    """
-    return sorted(uuids, key=lambda uuid: _keeps_limit(folder, uuid))
-
-
-def _keeps_limit(folder: Path, uuid: str) -> bool:
-    """Whether we did not raise a GPU's power limit."""
-    try:
-        journal = JournalFile(folder, uuid).read()
-    except (DataError, OSError):  # the undo says so
-        return True
-    if journal is None:
-        return True
-    found_w = journal.found.get(Setting.LIMIT)
-    asked_w = [w for w in journal.asked.get(Setting.LIMIT, ()) if isinstance(w, float)]
-    return not isinstance(found_w, float) or max(asked_w, default=found_w) <= found_w
-
-
 def left_behind(folder: Path) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
     names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
@@ -323,7 +302,7 @@ def restore(
     It is for when conductor and watcher have both ended. Where one GPU's fails, the others go on.
     """
     left = [uuid for uuid in left_behind(folder) if uuid in uuids]
-    return tuple(_restored(folder, uuid, open_gpu) for uuid in undo_order(folder, left))
+    return tuple(_restored(folder, uuid, open_gpu) for uuid in left)
 
 
 def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:

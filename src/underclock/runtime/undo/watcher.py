@@ -19,7 +19,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
-from underclock.runtime.undo.armed import Undone, give_back, undo_order
+from underclock.runtime.undo.armed import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
 from underclock.runtime.undo.protocol import Act
@@ -97,7 +97,7 @@ class Watcher:
         What a driver refuses is tried again, once everything else is undone.
         """
         undone: dict[str, Undone] = {}
-        left = undo_order(self._folder, self._gpus)
+        left = list(self._gpus)
         for wait_s in (0.0, *_AGAIN_S):
             time.sleep(wait_s)  # noqa: TID251 - the driver's own time
             for uuid in left:

@@ -1,6 +1,5 @@
 """Ranks of a job under one conductor, each followed by its own page on a time of the test's own."""
 
-import dataclasses
 import functools
 import os
 import subprocess
@@ -12,19 +11,16 @@ import pytest
 
 from followed import Asked, Given, Virtual
 from made_jobs import job, job_plan
-from underclock.hw.settable import Setting, Value
-from underclock.records import Clocks, ThrottleReason
+from underclock.hw.settable import Setting
 from underclock.records.job import Held
 from underclock.records.runs import EventLine
 from underclock.runtime.conductor.follow import Follow, Follower
-from underclock.runtime.conductor.gauges import Gauge
 from underclock.runtime.conductor.log import Log, read_log
 from underclock.runtime.conductor.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import READINGS, NodeGpu, NodeWatts
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 
@@ -91,23 +87,6 @@ class Ranks:
             self.clock.sleep_s(max(0.0, next_s - now_s) + 1e-6)
             self.follow.wake(self.clock.now_s())
 
-    def limits_w(self) -> list[list[Value]]:
-        """Return what each rank's power limit was set to."""
-        return [
-            [value for setting, value in asked.values if setting is Setting.LIMIT]
-            for asked in self.setters
-        ]
-
-    def straggle(self) -> None:
-        """Let rank 1 be held down by its limit while rank 0 waits for it."""
-        needs_w = (200.0,) * len(self.policy.points)
-        board = NodeGpu(limit_w=300.0, range_w=(100.0, 400.0), needs_w=needs_w)
-        chosen = self.policy.chosen
-        self.ranks.watts = NodeWatts((board, board), first=0, budget_w=600.0, chosen=chosen)
-        self.ranks.watts.ordered((chosen + 1, chosen), 1)
-        for _ in range(READINGS):
-            self.shown[1].gives(dataclasses.replace(_READ, at_s=self.clock.now_s()))
-
     def core_mhz(self) -> list[Any]:
         """Return what each rank's core was asked for last."""
         return [
@@ -137,51 +116,6 @@ def test_each_rank_follows_its_part_once_all_have_armed(ranks: Ranks) -> None:
         assert {value for _, value in asked.values} == {_SLOW_MHZ, _FAST_MHZ}
     (told,) = ranks.events()
     assert told == "order 1: every rank has armed; from now on: the plan"
-
-
-def test_limits_are_set_what_falls_first_and_go_back_as_a_rank_is_lost(ranks: Ranks) -> None:
-    ranks.iterate(5)
-    ranks.straggle()
-    ranks.wait(0.3)
-    assert ranks.limits_w() == [[204.0], [396.0]]
-    given = "the power limit is 204 W from now on: the rest goes to a rank that others wait for"
-    taken = "the power limit is 396 W from now on: for it holds this rank down, and the others "
-    assert {*ranks.events()[1:]} == {given, f"{taken}wait for that"}
-    stale = dataclasses.replace(_READ, at_s=100.0, limit_w=300.0)  # from before it was set
-    for each in (stale, dataclasses.replace(_READ, at_s=ranks.clock.now_s(), limit_w=396.0)):
-        ranks.shown[1].gives(each)
-    ranks.wait(0.3)
-    assert len(ranks.events()) == 3
-    ranks.pages[0].tell(pages.REFUSED, "another schedule")
-    ranks.wait(0.3)
-    assert ranks.limits_w() == [[204.0, 300.0], [396.0, 300.0]]
-    assert (
-        "the power limit is 300 W from now on: as it was found: the plan is held no more"
-        in (ranks.events()[-2:])
-    )
-
-
-def test_a_limit_that_is_refused_is_told_and_clocks_are_held_on(ranks: Ranks) -> None:
-    ranks.iterate(5)
-    ranks.setters[1].refuses = Setting.LIMIT
-    ranks.straggle()
-    ranks.wait(0.3)
-    assert ranks.limits_w() == [[204.0, 300.0], [396.0]]
-    assert {
-        "the power limit cannot be set to 396 W: it may not be",
-        "the power limit is 300 W from now on: as it was found: it may not be",
-    } < {*ranks.events()}
-    ranks.iterate(2)
-    assert None not in ranks.core_mhz()
-
-
-_READ = Gauge(
-    at_s=0.0,
-    clocks=Clocks(core_mhz=1500, mem_mhz=9501),
-    reasons=ThrottleReason.SW_POWER_CAP,
-    power_w=299.0,
-    limit_w=300.0,
-)
 
 
 def test_a_trainer_that_ended_takes_all_to_auto_and_the_last_one_ends_the_run(

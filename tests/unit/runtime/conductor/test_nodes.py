@@ -10,14 +10,12 @@ from followed import CLOCK
 from made_jobs import job, job_plan
 from underclock.errors import DataError, UsageError
 from underclock.hw.wire import framed
-from underclock.records import ThrottleReason
 from underclock.runtime.conductor.nodes import AHEAD, SILENT_S, DecidingRanks, ToldRanks
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
-from underclock.runtime.policy.watts import READINGS, NodeGpu, NodeWatts
 
 _PLAN = job_plan(job(data=2, reduce_s=1e-3, transfer_s=(1e-3,)))
 _PARTS = parts_of(_PLAN)
@@ -110,30 +108,6 @@ def _held(nodes: Nodes) -> None:
     while not any(nodes.follow) and nodes.iteration < 9:
         nodes.iterate()
     assert nodes.follow == [True] * 4
-
-
-def test_watts_are_moved_on_the_machine_of_the_straggler_alone(nodes: Nodes) -> None:
-    board = NodeGpu(limit_w=350.0, range_w=(100.0, 400.0))
-    for at, node in ((0, nodes.decides), (2, nodes.told)):
-        node.watts = NodeWatts(
-            (board, board), first=at, budget_w=800.0, chosen=nodes.decides.job.chosen
-        )
-    _held(nodes)
-    for _ in range(12):
-        nodes.iterate()
-    while not any("replica 1" in words for words in nodes.words) and nodes.iteration < 60:
-        nodes.iterate(slow=3)
-    for each in (*nodes.decides.peers, *nodes.told.peers):
-        for _ in range(READINGS):
-            each.drew(349.0, ThrottleReason.SW_POWER_CAP)
-    assert nodes.decides.watts is not None
-    assert nodes.told.watts is not None
-    assert nodes.decides.watts.due() is None
-    assert nodes.told.watts.due() == (3, 400.0)
-    nodes.told.watts.answered(3)
-    nodes.decides.close()
-    nodes.tend(nodes.told)  # the machine that decides is lost
-    assert nodes.told.watts.due() == (3, 350.0)
 
 
 def test_a_rank_that_dies_on_either_machine_takes_all_to_auto_at_once(nodes: Nodes) -> None:

@@ -30,7 +30,6 @@ from underclock.runtime.undo.armed import (
     notes_on_others,
     refuse_beside_others,
     restore,
-    undo_order,
 )
 from underclock.runtime.undo.journal import boot_id
 from underclock.runtime.undo.ownership import OwnedError, Ownership
@@ -464,27 +463,6 @@ def test_what_fails_on_one_gpu_is_told_and_the_others_are_undone(
     assert left_behind(folder) == ("GPU-bad",)
     for uuid in ("GPU-bad", "GPU-0"):
         Ownership.take(folder, uuid, wait_s=0).release()  # both locks were given back
-
-
-def test_a_gpu_whose_limit_was_raised_is_restored_before_those_that_gave(
-    gpu: Gpu, folder: Path
-) -> None:
-    gpus = {}
-    for uuid, limit_w in (("GPU-0", 300.0), ("GPU-1", 380.0), ("GPU-2", 320.0)):
-        one = gpus[uuid] = type(gpu)()
-        one.uuid = uuid
-        run = armed(one, folder)
-        run.set(Setting.LIMIT, 350.0)  # as it was found
-        run.set(Setting.LIMIT, limit_w)
-        run.lock.release()
-
-    undone = restore(folder, list(gpus), gpus.__getitem__)
-
-    assert [one.uuid for one in undone] == ["GPU-1", "GPU-0", "GPU-2"]
-    assert {one.values[Setting.LIMIT] for one in gpus.values()} == {350.0}
-    (folder / "GPU-3.journal").write_text("no journal")
-    armed(gpus["GPU-1"], folder).set(Setting.LIMIT, 380.0)
-    assert undo_order(folder, ("GPU-3", "GPU-4", "GPU-1")) == ["GPU-1", "GPU-3", "GPU-4"]
 
 
 def test_names_that_are_no_gpus_are_no_journals(folder: Path) -> None:
