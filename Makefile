@@ -48,7 +48,7 @@ gpu: $(VENV)/.dev  ## on a machine with an NVIDIA GPU: reads it and writes nothi
 	$(BIN)/pytest -m gpu
 
 bench: $(VENV)/.dev  ## speed against HiGHS, in one run
-	PYTHONPATH=studies $(BIN)/python benchmarks/planning.py
+	PYTHONPATH=tests $(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/startup.py
 
 docs: $(VENV)/.dev  ## the documentation as a site, in underclock-docs/

@@ -1,6 +1,6 @@
 """The exact planner against HiGHS on the same instances, in the same run.
 
-    PYTHONPATH=studies python benchmarks/planning.py [HIGHS_LIMIT_S]
+    PYTHONPATH=tests python benchmarks/planning.py [HIGHS_LIMIT_S]
 
 Two families of instances with 60 settings: tables like a GPU's (kernel sizes over three decades,
 time the p-norm of a core and a memory part, a voltage floor, measurement noise; the budget is the
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rivals.milp import KnapsackMilp
+from judges.milp import KnapsackMilp
 from underclock.core.solvers import Problem, Solution, Solver
 from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status

@@ -2,9 +2,8 @@
 
     UNDERCLOCK_READ_ONLY=1 python studies/h200.py RESULTS.json [PART=STEP ...]
 
-Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows), ``speed``
-(of the user's step, before and after), ``streams`` (what a launch takes), ``twins``, ``repeat``,
-or ``stretch``.
+Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows) or ``speed``
+(of the user's step, before and after).
 """
 
 import gc
@@ -22,34 +21,24 @@ import torch as library
 from underclock.app.measuring import measure
 from underclock.campaign.survey import Campaign
 from underclock.core.step.breakdown import breakdown
-from underclock.core.step.cap import driver_says
 from underclock.errors import StuckError
-from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.feed import timed
-from underclock.hw.cuda.graphs import Chain, chained
-from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.measurer import QUICK, GpuMeasurer
+from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.records import (
-    Evidence,
-    Kernel,
     MeasurementSettings,
-    SampleSet,
 )
 from underclock.store import write_document
-from underclock.tracing.captured import held_step, measured_step
+from underclock.tracing.captured import measured_step
 from underclock.tracing.source import load_step, source_of
 from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
 NAMED = {"brief": "whole"}  # in the results
-WINDOWS = 10
 BRIEF = msgspec.structs.replace(
     QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
 )
-REPEATED = MeasurementSettings(kernel_warm_s=0.5, window_s=1.5, settle_s=0.0)
 STEPS, LEAST_STEPS, SETTLING = 60, 12, 5
 LOOK_MS, SPEED_WARM_S = 2e3, 2.0
 LAUNCHES, TRIES, HELD_UP_CYCLES = 600, 6, 40_000_000
@@ -122,7 +111,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
         "measuring": msgspec.to_builtins(measuring),
         "state_kept_tracing": unchanged,
         "state_kept_measuring": kept,
-        "closure_off_cap": _off_cap(profile),
         "in_situ": msgspec.to_builtins(profile.in_situ),
         "breakdown": msgspec.to_builtins(breakdown(profile)),
         "warnings": profile.warnings,
@@ -137,117 +125,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
             for kernel in profile.kernels
         ],
     }
-
-
-def _off_cap(profile: SampleSet) -> dict[str, float]:
-    """Return what is known of the closure of kernels away from the cap."""
-    samples = {sample.kernel: sample for sample in profile.samples}
-    parts = {False: 0.0, True: 0.0}
-    for kernel in profile.kernels:
-        sample = samples[kernel.name]
-        parts[bool(driver_says(sample.throttle_reasons))] += sample.time_s * kernel.count
-    return {"off_cap_s": parts[False], "capped_s": parts[True]}
-
-
-def in_situ_kernels(launcher: CudaLauncher) -> list[dict[str, Any]]:
-    """Time stretches of the step's kernels away from the cap, in the step's order, in one graph.
-
-    Isolated kernels off the cap should add up to a stretch of them: same clocks, same data.
-    """
-    step = launcher.traced.step
-    off_cap = [i for i, k in enumerate(step.order) if step.kernels[k].kind != "gemm"]
-    nodes = [launcher.captured.nodes[n] for i in off_cap for n in launcher.traced.groups[i].nodes]
-    launcher.rewind(0)
-    with chained(nodes) as chain:
-        once = [timed(torch, _launching(chain), 20) / 20 for _ in range(7)]
-    alone = []
-    for kernel in {step.order[i] for i in off_cap}:
-        with launcher.repeated([step.order.index(kernel)]) as (chain, count):
-            times = [timed(torch, _launching(chain), 1) / count for _ in range(7)]
-        launches = sum(step.order[i] == kernel for i in off_cap)
-        alone.append(statistics.median(times) * launches)
-    return [
-        {
-            "kernels": len(off_cap),
-            "stretch_s": statistics.median(once[1:]),
-            "isolated_s": sum(alone),
-        }
-    ]
-
-
-def repeatability(launcher: CudaLauncher, gpu: NvmlGpu) -> list[dict[str, Any]]:
-    """Measure some kernels ten times, with windows aligned to counter ticks and without."""
-    clock = SystemClock()
-    measurer = GpuMeasurer(
-        gpu, launcher, clock, evidence=Evidence.MEASURED, measuring=REPEATED, may_lock=False
-    )
-    rows = []
-    for kernel in chosen(launcher.traced.step.kernels):
-        readings = [measurer.measure([kernel]) for _ in range(WINDOWS)]
-        powers = []
-        with launcher.loop([kernel]) as loop:
-            clock.sleep_s(0.5)
-            for _ in range(WINDOWS):
-                begun_s, begun_j, _ = clock.now_s(), gpu.energy_j(), loop.progress()
-                clock.sleep_s(REPEATED.window_s)
-                ended_s, ended_j = clock.now_s(), gpu.energy_j()
-                powers.append((ended_j - begun_j) / (ended_s - begun_s))
-        rows.append(
-            {
-                "kernel": kernel.name,
-                "capped": any(driver_says(reading.throttle_reasons) for reading in readings),
-                "time_us": statistics.fmean(r.time_s for r in readings) * 1e6,
-                "power_w": statistics.fmean(r.energy_j / r.time_s for r in readings),
-                "time_cv": cv([r.time_s for r in readings]),
-                "energy_cv": cv([r.energy_j for r in readings]),
-                "unaligned_power_cv": cv(powers),
-            }
-        )
-    return rows
-
-
-def _launching(chain: Chain) -> Callable[[Any], None]:
-    return lambda stream: chain.launch(stream.cuda_stream)
-
-
-def chosen(kernels: tuple[Kernel, ...]) -> list[Kernel]:
-    """Return products and others in turn, spread over the step."""
-    products = [kernel for kernel in kernels if kernel.kind == "gemm"]
-    others = [kernel for kernel in kernels if kernel.kind != "gemm" and kernel.shape]
-    return [*products[:: max(1, len(products) // 4)][:4], *others[:: max(1, len(others) // 5)][:5]]
-
-
-def cv(values: list[float]) -> float:
-    """Return the coefficient of variation."""
-    return statistics.stdev(values) / statistics.fmean(values)
-
-
-def twins(launcher: CudaLauncher) -> list[dict[str, Any]]:
-    """Time up to three launches of each identity, alone, there and back to cancel drift."""
-    rows = []
-    order = launcher.traced.step.order
-    for index, kernel in enumerate(launcher.traced.step.kernels):
-        places = [i for i, k in enumerate(order) if k == index]
-        if len(places) < 2:  # noqa: PLR2004 - nothing to compare
-            continue
-        some = sorted({places[0], places[len(places) // 2], places[-1]})
-        times_at: dict[int, list[float]] = {place: [] for place in some}
-        for place in [*some, *reversed(some)]:
-            with launcher.repeated([place]) as (chain, count):
-                # The cap settles within some 100 ms; a chain takes 20 ms.
-                times = [timed(torch, _launching(chain), 1) / count for _ in range(16)]
-            times_at[place].append(statistics.median(times[8:]))
-        medians = [statistics.fmean(times) for times in times_at.values()]
-        rows.append(
-            {
-                "kernel": kernel.name,
-                "count": kernel.count,
-                "time_us": statistics.fmean(medians) * 1e6,
-                "spread": (max(medians) - min(medians)) / statistics.fmean(medians),
-                "same_again": max(abs(a - b) / (a + b) * 2 for a, b in times_at.values()),
-            }
-        )
-    return rows
 
 
 def speed_ms(step: Callable[[], object]) -> dict[str, float]:
@@ -342,30 +219,6 @@ def launch_us() -> float:
     return min(tried)
 
 
-def launches(source: str) -> dict[str, float]:
-    """Return what a launch takes in a new process, and after a step ran on one and two streams."""
-    taken = {"nothing": launch_us()}
-    function = load_step(source)
-    function()
-    taken["the step"] = launch_us()
-    other = torch.cuda.Stream()
-    other.wait_stream(torch.cuda.current_stream())
-    matrix: Any = torch.randn(512, 512, device="cuda")
-    with torch.cuda.stream(other):
-        matrix @ matrix
-    torch.cuda.synchronize()
-    taken["a product on another stream"] = launch_us()
-    with torch.cuda.stream(other):
-        function()
-    torch.cuda.synchronize()
-    taken["the step on another stream"] = launch_us()
-    torch.cuda.empty_cache()
-    taken["its memory given back"] = launch_us()
-    trace(function)
-    taken["the step traced"] = launch_us()
-    return taken
-
-
 def main() -> None:
     """Run everything; write results after each part, so that a stop loses little."""
     if os.environ.get(READ_ONLY, "0") in {"", "0"}:
@@ -377,7 +230,6 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "torch": str(torch.__version__),
         "gpu": torch.cuda.get_device_name(),
-        "windows": WINDOWS,
     }
     with nvml_session():
         gpu = NvmlGpu()
@@ -408,15 +260,7 @@ def result(kind: str, source: str, folder: Path, gpu: NvmlGpu) -> object:
         return whole(path, folder, QUICK if kind == "whole" else BRIEF)
     if kind == "speed":
         return speeds(path, gpu)
-    if kind == "streams":
-        return launches(path)
-    of_kernels = {
-        "twins": twins,
-        "repeat": lambda launcher: repeatability(launcher, gpu),
-        "stretch": in_situ_kernels,
-    }
-    with held_step(load_step(path), name=source) as launcher:
-        return of_kernels[kind](launcher)
+    raise SystemExit(f"there is no part {kind!r}")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ what was seen of them, for tests without a GPU (`recorded`).
 import argparse
 import io
 import json
-import os
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
 from pathlib import Path
 from types import ModuleType
@@ -42,10 +40,7 @@ NAMES = (
     "recurring",
     "accumulating",
 )
-LOSSES = ("losses_traced", "losses_plain", "losses_again")
-_BEFORE, _AFTER = 10, 20
-_TOGETHER = 6
-ENVIRONMENT = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for the same losses twice
+_BEFORE = 10
 
 
 def main() -> None:
@@ -53,51 +48,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", default=NAMES)
-    parser.add_argument("--losses", action="store_true", help="Compare losses only.")
     parser.add_argument("--record", action="store_true", help="Record what is seen, only.")
-    parser.add_argument(
-        "--one", choices=("recorded", "traced", "losses_traced", "losses_plain", "losses_again")
-    )
+    parser.add_argument("--one", choices=("recorded", "traced"))
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.record:
-        for name in asked.names:
-            print(name, in_a_process(name, asked.folder, "recorded"), flush=True)
-        return
-    if asked.one == "recorded":
-        print(json.dumps(record(asked.names[0], asked.folder)))
-        return
     if asked.one:
-        print(json.dumps(run(asked.names[0], asked.one)))
+        name = asked.names[0]
+        print(json.dumps(record(name, asked.folder) if asked.one == "recorded" else run(name)))
         return
-    found: dict[str, dict[str, Any]] = {name: {} for name in asked.names}
-    if not asked.losses:
-        for name, runs in found.items():
-            runs["traced"] = in_a_process(name, asked.folder, "traced")
-    with ThreadPoolExecutor(_TOGETHER) as together:  # for losses, whose speed does not matter
-        more = {
-            (name, label): together.submit(in_a_process, name, asked.folder, label)
-            for name in asked.names
-            for label in LOSSES
-        }
-        for (name, label), one in more.items():
-            found[name][label] = one.result()
-    for name, runs in found.items():
-        (asked.folder / f"{name}.json").write_text(json.dumps(runs, indent=1))
-        losses = runs["losses_plain"].get("losses")
-        alike = {
-            label: losses is not None and runs[label].get("losses") == losses
-            for label in ("losses_traced", "losses_again")
-        }
-        print(name, alike, json.dumps(runs.get("traced", {}))[:400], flush=True)
+    for name in asked.names:
+        found = in_a_process(name, asked.folder, "recorded" if asked.record else "traced")
+        if not asked.record:
+            (asked.folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+        print(name, json.dumps(found)[:400], flush=True)
 
 
 def in_a_process(name: str, folder: Path, how: str) -> dict[str, Any]:
     """Run one step in a new process; return what it found, or its last words."""
     command = [sys.executable, __file__, str(folder), name, "--one", how]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=240, env=ENVIRONMENT
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     if done.returncode:
         return {"failed": done.stderr[-1500:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -105,27 +74,18 @@ def in_a_process(name: str, folder: Path, how: str) -> dict[str, Any]:
     return found
 
 
-def run(name: str, how: str) -> dict[str, Any]:
-    """Run a step, trace it in between if asked, run it on; return what was seen."""
+def run(name: str) -> dict[str, Any]:
+    """Run a step, trace it in between, run it on; return what was seen."""
     import torch  # noqa: PLC0415 - the user's own
 
     from underclock.tracing.source import load_step  # noqa: PLC0415 - needs a GPU
 
-    if how != "traced":  # losses can be compared only where the model gives the same twice
-        torch.use_deterministic_algorithms(mode=True, warn_only=True)
-        for kind in ("flash", "mem_efficient", "cudnn"):  # of attention; the rest gives the same
-            getattr(torch.backends.cuda, f"enable_{kind}_sdp")(False)
     step = load_step(f"{ZOO}:{name}")
     for _ in range(_BEFORE):
         step()
-    if how == "traced":
-        before_s = seconds_per_step(torch, step)
-        found = trace(torch, step, name)
-        return found | {"before_s": before_s, "after_s": seconds_per_step(torch, step)}
-    if how == "losses_traced":
-        trace(torch, step, name)
-    losses = [float(step()) for _ in range(_AFTER)]  # type: ignore[arg-type]
-    return {"losses": [loss.hex() for loss in losses]}
+    before_s = seconds_per_step(torch, step)
+    found = trace(torch, step, name)
+    return found | {"before_s": before_s, "after_s": seconds_per_step(torch, step)}
 
 
 def record(name: str, folder: Path) -> dict[str, Any]:

@@ -27,7 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-ZOO = Path(__file__).parents[2] / "studies" / "zoo"
+HERE = Path(__file__).parent
+ZOO = HERE.parents[1] / "studies" / "zoo"
 WHOLE = (
     "stock",
     "scaled",
@@ -63,7 +64,7 @@ def test_what_a_mixture_of_experts_launches_between_parts_is_said() -> None:
     ["capturing", "waiting", "timing", "decomposing", "without_gradient", "without_optimizer"],
 )
 def test_an_odd_step_is_captured(name: str) -> None:
-    assert not trace_step(load_step(f"{ZOO}/odd.py:{name}")).step.obstacle
+    assert not trace_step(load_step(f"{HERE}/odd.py:{name}")).step.obstacle
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_an_odd_step_is_captured(name: str) -> None:
 )
 def test_a_step_that_fails_is_a_sentence(name: str, words: str) -> None:
     with pytest.raises(MeasurementError, match=words):
-        trace_step(load_step(f"{ZOO}/odd.py:{name}"))
+        trace_step(load_step(f"{HERE}/odd.py:{name}"))
 
 
 def _fastest_s(step: Callable[[], object], times: int = 40) -> float:
@@ -97,7 +98,7 @@ def test_a_step_is_as_fast_after_it_was_timed_inside() -> None:
 
 
 def test_pytorch_s_generator_works_after_a_capture_that_failed() -> None:
-    step = trace_step(load_step(f"{ZOO}/odd.py:refusing")).step
+    step = trace_step(load_step(f"{HERE}/odd.py:refusing")).step
     assert "odd.py" in step.obstacle
     assert torch.randn(8, device="cuda").std() > 0
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rivals.brute import ScheduleBruteForce
+from judges.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic

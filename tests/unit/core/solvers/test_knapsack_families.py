@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rivals.brute import KnapsackBruteForce
-from rivals.milp import KnapsackMilp
+from judges.brute import KnapsackBruteForce
+from judges.milp import KnapsackMilp
 from underclock.arrays import Floats
 from underclock.core.solvers import Problem, Solution, Solver
 from underclock.core.solvers.knapsack import Exact

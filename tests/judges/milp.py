@@ -94,7 +94,7 @@ def solve(program: Program, *, gap: float, time_limit_s: float) -> Answer:
     )
 
 
-def _model(highspy: Any, program: Program) -> Any:  # noqa: ANN401 - highspy is untyped
+def _model(highspy: Any, program: Program) -> Any:
     variables = len(program.cost)
     whole, real = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
     model = highspy.HighsLp()
@@ -111,9 +111,9 @@ def _model(highspy: Any, program: Program) -> Any:  # noqa: ANN401 - highspy is 
     return model
 
 
-def _loaded() -> Any:  # noqa: ANN401 - highspy is untyped
+def _loaded() -> Any:
     try:
-        import highspy  # noqa: PLC0415 - an extra: its absence is said where it is used
+        import highspy
     except ImportError as exc:
         raise NotSupportedError(
             "the milp solver needs highspy", hint="in a clone of underclock: pip install '.[bench]'"

@@ -1,6 +1,6 @@
 """Steps that are hard to look at, or that cannot be: what is said of each is part of the evidence.
 
-``underclock trace studies/zoo/odd.py:changing`` and so on.
+``underclock trace tests/gpu/odd.py:changing`` and so on.
 """
 
 from functools import cache
@@ -85,7 +85,7 @@ def timing() -> None:
     _train()
     ended.record()
     torch.cuda.synchronize()
-    assert begun.elapsed_time(ended) > 0  # noqa: S101 - as in a person's script
+    assert begun.elapsed_time(ended) > 0
 
 
 def decomposing() -> None:
