@@ -14,7 +14,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import click
 import numpy as np
+
+from underclock.errors import UnderclockError
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "docs" / "evidence"
@@ -80,3 +83,15 @@ def fill(name: str, parts: Mapping[str, str], *, repeats: str = "", whole: bool 
         text = f"{before}{begin}\n\n{part.strip(chr(10))}\n\n{end}{after}"
     path.write_text(text, encoding="utf-8")
     print(f"wrote {path}")
+
+
+def run_command(command: click.Command) -> None:
+    """Run a script's command; an error ends it with a sentence and its exit code."""
+    try:
+        command(standalone_mode=False)
+    except UnderclockError as exc:
+        print(f"{exc}\n  hint: {exc.hint}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)

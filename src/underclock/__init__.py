@@ -38,7 +38,6 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that a training 
 if TYPE_CHECKING:
     from underclock.app.boards import plan_fleet as plan_fleet
     from underclock.app.boards import refine as refine
-    from underclock.app.comparing import compare as compare
     from underclock.app.fit import fit as fit
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
@@ -129,9 +128,6 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Domain as Domain
     from underclock.records.latencies import LatencyTable as LatencyTable
     from underclock.records.latencies import Switch as Switch
-    from underclock.records.rivals import Comparison as Comparison
-    from underclock.records.rivals import Rival as Rival
-    from underclock.records.rivals import RivalChoice as RivalChoice
     from underclock.records.runs import ArmLine as ArmLine
     from underclock.records.runs import RunLine as RunLine
     from underclock.records.runs import RunSummary as RunSummary
@@ -160,7 +156,6 @@ _HOMES = {
     name: home
     for home, names in {
         "app.boards": "plan_fleet refine",
-        "app.comparing": "compare",
         "app.fit": "fit",
         "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",
@@ -197,7 +192,6 @@ _HOMES = {
             "Waiting"
         ),
         "records.latencies": "Domain LatencyTable Switch",
-        "records.rivals": "Comparison Rival RivalChoice",
         "records.runs": "ArmLine RunLine RunSummary",
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",
         "runtime.holding.applied": "applied",

@@ -1,9 +1,7 @@
 """The simulated driver answers as NVML does, to us and to what sets through it."""
 
-import ctypes
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pynvml
 import pytest
@@ -436,20 +434,3 @@ def test_a_gpu_that_is_not_there_is_an_error(rig: Rig) -> None:
     del rig
     with pytest.raises(DeviceError, match="could not open GPU GPU-none"):
         SettableNvmlGpu("GPU-none")
-
-
-def test_power_profiles_are_read_where_a_driver_lists_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    def listed(_handle: object, reference: Any) -> None:
-        kind = pynvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t
-        info = ctypes.cast(reference, ctypes.POINTER(kind)).contents
-        info.perfProfilesMask.mask[0] = 1 << 1 | 1 << 20
-        info.perfProfilesMask.mask[7] = 1 << 30
-
-    name = "nvmlDeviceWorkloadPowerProfileGetProfilesInfo"
-    with simulated_driver("h200"), nvml_session():
-        gpu = NvmlGpu(0)
-        assert gpu.power_profiles() == ()
-        monkeypatch.setattr(pynvml, name, listed)
-        assert gpu.power_profiles() == ("max-q", "training", "profile 254")
-        monkeypatch.delattr(pynvml, name)  # as an older nvidia-ml-py
-        assert gpu.power_profiles() == ()

@@ -10,6 +10,7 @@ COMMANDS: Final[dict[str, str]] = {
     "(docs/operators.md)",
     "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
     "what they save",
+    "compare": "`python studies/compare.py` in a clone compares policies",
     "export": (
         "`underclock report plan.json -o plan.trace.json` writes a Chrome trace, `to_pandas()` of "
         "samples and plans a table"

@@ -24,7 +24,6 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "fleet": "Choose clocks for all boards of a model, from samples of a few.",
-    "compare": "Set ways of choosing clocks side by side, as rivals.",
     "transfer": "Plan a step that was not measured, from samples of another.",
     "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
@@ -44,7 +43,7 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(("breakdown", "check", "compare", "merge", "plan-server"), "samples"),
+    **dict.fromkeys(("breakdown", "check", "merge", "plan-server"), "samples"),
     **dict.fromkeys(("apply", "restore", "simulate"), "services"),
     **dict.fromkeys(("fleet", "refine"), "fleet"),
 }

@@ -15,17 +15,11 @@ from underclock.app.options import (
     force_option,
     json_option,
     output_option,
-    slowdown_option,
 )
 from underclock.app.output import (
-    STDOUT,
     Delivery,
     counted_bar,
-    print_json,
-    print_table,
-    share_bar,
     told_of_boards,
-    warn,
 )
 from underclock.errors import InfeasibleError, UsageError
 
@@ -100,49 +94,6 @@ def merge(*, samples: tuple[Path, ...], output: Path, force: bool, as_json: bool
     from underclock import store
 
     told_of_boards(store.merge(samples, output, force=force), output, as_json=as_json)
-
-
-@click.command(name="compare")
-@file_argument("samples")
-@slowdown_option
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    metavar="NAME",
-    help="Only this policy; more than once for several.",
-)
-@click.option("--latency", default="known", show_default=True, help="As for `underclock plan`.")
-@baseline_option
-@click.option("--gpu", metavar="GPU", help="Ask its driver which power profiles it lists.")
-@click.option("--seed", default=0, help="Of what searches at random.")
-@delivered("page")
-def compare(
-    *,
-    samples: Path,
-    to: Delivery,
-    **asked: Any,  # noqa: ANN401 - what `compare` has, by its names
-) -> None:
-    """Compare ways of choosing clocks on SAMPLES: a samples file, or a CSV table of a sweep.
-
-    One clock, a power limit, EDP, feedback, a genetic search, pass by pass, kernel by kernel: what
-    each would save, how surely, and whether it keeps the time budget. Exit code 6: none does.
-
-    Example: underclock compare samples.db --max-slowdown 1% -o rivals.html
-    """
-    from underclock.app import comparing
-    from underclock.report import rivals_page, rivals_tables
-
-    to.check(samples, begins="<")
-    with share_bar("comparing"):
-        found = comparing.compare(samples, **asked)
-    warn(found.warnings)
-    if to.output != STDOUT:
-        print_json(found) if to.as_json else print_table(*rivals_tables(found))
-    if to.output is not None:
-        to.write(rivals_page(found))
-    if not any(choice.keeps_budget for rival in found.rivals for choice in rival.choices):
-        sys.exit(InfeasibleError.exit_code)
 
 
 @click.command(name="plan-server")

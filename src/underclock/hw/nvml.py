@@ -4,7 +4,6 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,13 +19,12 @@ from underclock.hw.nvml_calls import (
     locked_mhz,
     simulated_read_only,
 )
-from underclock.hw.settable import CLOCK_NUMBERS, Setting, profiles_in, write_setting
+from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
 from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
 from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
 
 _PERCENT = 100.0
-_PROFILE = "NVML_POWER_PROFILE_"
 _METRICS = {  # NVML's GPM counters, which Hopper and newer have
     "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
     "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
@@ -200,24 +198,6 @@ class NvmlGpu:
     def power_limit_w(self) -> float:
         """Return the power limit that was set, or the default."""
         return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
-
-    def power_profiles(self) -> tuple[str, ...]:
-        """Return the workload power profiles that the driver lists; none where it knows of none."""
-        read = getattr(pynvml, "nvmlDeviceWorkloadPowerProfileGetProfilesInfo", None)
-        if read is None:  # an older nvidia-ml-py
-            return ()
-        listed = pynvml.c_nvmlWorkloadPowerProfileProfilesInfo_v1_t()
-        try:
-            self._get("power profiles", read, ctypes.byref(listed))
-        except NotSupportedError:
-            return ()
-        names = {
-            value: name.removeprefix(_PROFILE).lower().replace("_", "-")
-            for name, value in vars(pynvml).items()
-            if name.startswith(_PROFILE) and not name.startswith(f"{_PROFILE}OPERATION")
-        }
-        numbers = profiles_in(listed.perfProfilesMask)
-        return tuple(names.get(number, f"profile {number}") for number in numbers)
 
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:

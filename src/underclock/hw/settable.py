@@ -136,14 +136,9 @@ def enforced_profiles(uuid: str) -> tuple[int, ...]:
         call("read the workload power profiles", read, handle, current)
     except (DeviceError, UsageError):  # an old driver, or a GPU without
         return ()
-    return profiles_in(current.enforcedProfilesMask)
-
-
-def profiles_in(mask: Any) -> tuple[int, ...]:
-    """Return the numbers of the profiles that NVML's mask has."""
     return tuple(
         at * _BITS + bit
-        for at, word in enumerate(mask.mask)
+        for at, word in enumerate(current.enforcedProfilesMask.mask)
         for bit in range(_BITS)
         if word >> bit & 1
     )

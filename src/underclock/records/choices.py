@@ -62,12 +62,6 @@ class Strategy(StrEnum):
     KERNEL_LOCAL = "kernel_local"  # one a kernel, each within the time budget by itself
     KERNEL_GLOBAL = "kernel_global"  # one a kernel, together within the time budget
     ACHIEVABLE = "achievable"  # one a launch, as fast as this GPU switches
-    POWER_LIMIT = "power_limit"  # of rivals, as those that follow: auto under a lower limit
-    POWER_PROFILE = "power_profile"  # one of NVIDIA's own
-    FEEDBACK = "feedback"  # one clock, stepped up and down by the time of steps
-    EDP = "edp"  # one a kernel, at the least energy x time
-    ED2P = "ed2p"  # one a kernel, at the least energy x time squared
-    GENETIC = "genetic"  # one a kernel, by a genetic search within the time budget
     RANK = "rank"  # of a job, as those that follow: one a rank
     DIRECTION = "direction"  # one a rank and kind of instruction
     INSTRUCTION = "instruction"  # one an instruction, or two in turn where that can be switched

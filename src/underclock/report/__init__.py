@@ -19,6 +19,5 @@ from underclock.report.plan_tables import (
     score_table,
     validation_table,
 )
-from underclock.report.rivals import rivals_page, rivals_tables
 from underclock.report.run import closing_line, run_page, run_table
 from underclock.report.wording import verdict_text

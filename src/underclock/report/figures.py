@@ -37,11 +37,6 @@ _ARM_MARKERS: dict[str, tuple[str, str]] = {
     Strategy.KERNEL_LOCAL: (PINK, "triangle"),
     Strategy.KERNEL_GLOBAL: (VERMILION, "star"),
     Strategy.ACHIEVABLE: (GREEN, "circle"),
-    Strategy.POWER_LIMIT: (ORANGE, "triangle"),
-    Strategy.FEEDBACK: (BLUE, "diamond"),
-    Strategy.EDP: (PINK, "circle"),
-    Strategy.ED2P: (PINK, "square"),
-    Strategy.GENETIC: (GREEN, "triangle"),
     Strategy.RANK: (ORANGE, "square"),
     Strategy.DIRECTION: (SKY, "diamond"),
     Strategy.INSTRUCTION: (PINK, "triangle"),
@@ -279,8 +274,6 @@ def arm_series(
     more: str = "",
     *,
     large: bool = False,
-    hollow: bool = False,
-    labelled: bool = True,
 ) -> Series:
     """Return a way of choosing clocks as a point; ``more`` stands behind its title."""
     colour, symbol = _marker_of(arm)
@@ -291,8 +284,7 @@ def arm_series(
         colour=colour,
         symbol=symbol,
         large=large,
-        hollow=hollow,
-        labelled=labelled,
+        labelled=True,
         notes=(minus(note),),
     )
 

@@ -38,12 +38,6 @@ ARM_TITLES: dict[str, str] = {
     Strategy.KERNEL_LOCAL: "kernel, local",
     Strategy.KERNEL_GLOBAL: "kernel, global",
     Strategy.ACHIEVABLE: "achievable here",
-    Strategy.POWER_LIMIT: "power limit",
-    Strategy.POWER_PROFILE: "NVIDIA's power profile",
-    Strategy.FEEDBACK: "feedback (BatchDVFS)",
-    Strategy.EDP: "EDP, each kernel",
-    Strategy.ED2P: "ED²P, each kernel",
-    Strategy.GENETIC: "genetic, each kernel",
     Strategy.RANK: "each rank",
     Strategy.DIRECTION: "each direction",
     Strategy.INSTRUCTION: "each instruction",
@@ -60,20 +54,6 @@ ARM_SENTENCES: dict[str, str] = {
     Strategy.KERNEL_GLOBAL: (
         "Each kernel has its own clocks, chosen together; a time budget binds the whole step only, "
         "so kernels lend each other time."
-    ),
-    Strategy.POWER_LIMIT: (
-        "A lower power limit, and no clock: the driver lowers one clock for everything."
-    ),
-    Strategy.POWER_PROFILE: "What NVIDIA's driver offers by name.",
-    Strategy.FEEDBACK: (
-        "One core clock, lowered step by step while steps keep the budget and raised after one "
-        "that did not: the idea of BatchDVFS (TPDS 2022), with the batch given."
-    ),
-    Strategy.EDP: "Each kernel at the least product of the step's energy and time; no budget.",
-    Strategy.ED2P: "The same with time counted twice.",
-    Strategy.GENETIC: (
-        "Each kernel's clocks by a genetic search within the budget, as Wang et al. do "
-        "(ASPLOS 2025)."
     ),
     Strategy.ACHIEVABLE: (
         "Clocks change only as often as this GPU can change them; what changes cost is counted."

@@ -2,7 +2,6 @@
 
 from underclock.core.solvers.cyclic import Judge, Judged
 from underclock.core.solvers.entry import Effort, solve
-from underclock.core.solvers.genetic import GeneticSearch, searched
 from underclock.core.solvers.hull import least_product, subsampled, supported
 from underclock.core.solvers.once import once_through
 from underclock.core.solvers.problems import (
