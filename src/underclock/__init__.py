@@ -23,8 +23,8 @@ A plan with a schedule is held while a command trains, ``underclock.run(plan, co
 `HowToRun`, or while a block of this process does, ``with underclock.applied(plan)``. A
 server's clocks are held phase by phase, ``with underclock.governor(serving_plan) as hook``.
 
-`plan_fleet` plans for all boards of a model, from samples of a few; ``refine(plan, samples,
-gpu=..., to=...)`` makes a plan a board's own, from a few windows there.
+``measure(gpu=..., to=..., campaign=Campaign(near=plan))`` takes on another board of the model what
+makes a plan its own.
 
 `save` writes any of these to a file and `load` reads it. A DataFrame with the columns of a CSV
 table is taken for samples; `SampleSet.to_pandas` and `Plan.to_pandas` give one.
@@ -36,8 +36,6 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
-    from underclock.app.boards import plan_fleet as plan_fleet
-    from underclock.app.boards import refine as refine
     from underclock.app.fit import fit as fit
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
@@ -155,7 +153,6 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "app.boards": "plan_fleet refine",
         "app.fit": "fit",
         "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",

@@ -67,10 +67,10 @@ _GPUS = {
 _WORKLOADS = ("gpt3-xl", "llama3-8b-decode", "llama3-8b-prefill")
 _WHOLE = os.environ.get("UNDERCLOCK_DOCS") == "whole"
 _OTHERS = {"docs/examples/train.py": "small.py"}
-_OF_WHOLE_STEPS = {"demo", "refine", "transfer", "plan-server"}
+_OF_WHOLE_STEPS = {"demo", "transfer", "plan-server"}
 _NEEDS = "# needs "
 _ENDINGS = {0, 8}  # a table repeats itself, which decides nothing
-_ELSEWHERE = {"apply", "fleet", "merge", "paper", "serve"}
+_ELSEWHERE = {"apply", "merge", "paper", "serve"}
 """Commands that need more than a page brings; what pages say of them is read."""
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from made_boards import made_board
 from underclock.app import main
-from underclock.store import read_parts, read_samples, save
+from underclock.records import Plan
+from underclock.store import read_document, read_parts, read_samples, save
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_boards_are_merged_and_planned_as_a_fleet(
+def test_boards_are_merged_and_planned_together(
     folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]
 ) -> None:
     main(["merge", "1.db", "2.db", "-o", "all.db"])
@@ -32,13 +33,9 @@ def test_boards_are_merged_and_planned_as_a_fleet(
     assert said["boards"] == {f"GPU-{n}": len(made_board(n).windows) for n in (1, 2)}
     assert read_parts(folder / "again.db") == tuple(read_samples(f"{n}.db") for n in (1, 2))
 
-    for command in ("plan all.db", "fit all.db", "check all.db"):
-        code, words = fails(command)
-        assert code == 4
-        assert "holds samples of 2 boards" in words
-        assert "underclock fleet" in words
-    main(["fleet", "all.db", "--max-slowdown", "1%", "--latency", "free", "-o", "plan.json"])
-    assert "from samples of 2 of them" in capsys.readouterr().err
+    main(["plan", "all.db", "--max-slowdown", "1%", "--latency", "free", "-o", "plan.json"])
+    assert "are from 2 boards, whose powers may differ" in capsys.readouterr().err
+    assert read_document(folder / "plan.json", Plan).gpu.uuid is None
     code, words = fails("merge 1.db 1.db -o twice.db")
     assert code == 4
     assert "1.db and 1.db hold the same measurements" in words

@@ -8,6 +8,9 @@ from typing import Final
 COMMANDS: Final[dict[str, str]] = {
     "serve": "zeusd sets clocks for users without root, whom its group or a token lets in "
     "(docs/operators.md)",
+    "fleet": "boards differ by a few per cent: `underclock measure --near PLAN` and `plan` make a "
+    "plan each board's own, and `merge` pools samples of several",
+    "refine": "`underclock measure --near PLAN` measures near its clocks here, and `plan` plans",
     "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
     "what they save",
     "compare": "`python studies/compare.py` in a clone compares policies",

@@ -23,9 +23,7 @@ _COMMANDS = {
     "fit": "Fit one model of a GPU to its samples.",
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
-    "fleet": "Choose clocks for all boards of a model, from samples of a few.",
     "transfer": "Plan a step that was not measured, from samples of another.",
-    "refine": "Measure a plan's clocks on another GPU of its model, and plan again.",
     "score": "Cost a plan on a full table of measurements.",
     "check": "Say what promises are worth, from a table's repeats.",
     "run": "Train with a plan's clocks held, and given back whatever happens.",
@@ -45,7 +43,6 @@ _COMMANDS = {
 _SHARED = {
     **dict.fromkeys(("breakdown", "check", "merge", "plan-server"), "samples"),
     **dict.fromkeys(("apply", "restore", "simulate"), "services"),
-    **dict.fromkeys(("fleet", "refine"), "fleet"),
 }
 """Where commands stand that are not in a file of their own."""
 
@@ -54,7 +51,6 @@ _FIRST = ("demo", "tune", "run", "saved", "plan", "measure", "trace", "report", 
 
 _RESUMED = {
     "measure",
-    "refine",
     "demo",
     "tune",
 }  # their samples are on disk as soon as they are taken

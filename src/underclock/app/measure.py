@@ -73,6 +73,12 @@ _NONE_ALONE = (
     "--core-mhz", type=MHZ_LIST, default=(), help="Only these: 1050,auto or 210:2100:210."
 )
 @click.option("--mem-mhz", type=MHZ_LIST, default=(), help="Only these: 810,auto.")
+@click.option(
+    "--near",
+    type=click.Path(path_type=Path),
+    metavar="PLAN",
+    help="Only auto and the clocks near this plan's, which was made on another GPU of the model.",
+)
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
@@ -85,6 +91,7 @@ def command(
     step: Path | None,
     gpu: str,
     output: Path,
+    near: Path | None,
     warmup: float | None,
     window: float | None,
     ray: str | None,
@@ -106,13 +113,17 @@ def command(
     after -o, %h is the host and %g the GPU's board, as in `srun underclock measure step.json
     --gpu nvml:0 -o %h-%g.db`.
 
+    With --near a plan is made another board's own: its clocks and few others are measured there,
+    into samples that `underclock plan` takes.
+
     With --ray many GPUs share one campaign: each has an actor of Ray and a file of its own beside
     FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away for one
     on this host.
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
-    campaign, step = _campaign(asked), own_file(step)
+    campaign, step = _campaign(asked, near), own_file(step)
+    source_file = step_file(step or near, source)
     if ray is not None:
         _measure_together(
             step,
@@ -122,7 +133,7 @@ def command(
             campaign=campaign,
             pace=(warmup, window),
             seed=seed,
-            run=step_file(step, source),
+            run=source_file,
             as_json=as_json,
         )
         return
@@ -150,7 +161,7 @@ def command(
             seed=seed,
             progress=show,
             expect=lambda expected: say(str(expected), err=True),
-            run=step_file(step, source),
+            run=source_file,
         )
     _show(sample_set, document, output, as_json=as_json)
 
@@ -196,16 +207,20 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
     say(f"{header}: {_taken(sample_set)} in {file}")
 
 
-def _campaign(asked: dict[str, Any]) -> "Campaign":
+def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
     """Return what is to be visited; what was not named is as usual."""
     from underclock.campaign.survey import Campaign
+    from underclock.records import Plan
+    from underclock.store import read_document
 
     if asked["slowdowns"] and asked["objective"] != Objective.WASTE:
         raise UsageError(
             f"--max-slowdown has no meaning for {asked['objective']}",
             hint="only waste has a time budget",
         )
-    return Campaign(**{name: value for name, value in asked.items() if value not in {None, ()}})
+    plan = None if near is None else read_document(near, Plan)
+    named = {name: value for name, value in asked.items() if value not in {None, ()}}
+    return Campaign(near=plan, **named)
 
 
 def _measuring(

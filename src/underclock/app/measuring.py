@@ -15,9 +15,8 @@ from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.recording import OnFile, Recorder, WindowPolicy, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
-from underclock.campaign.worth import KnownCosts
 from underclock.core.step.whole import WHOLE
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.lease import ClockLeases
@@ -25,7 +24,14 @@ from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.records import MeasurementSettings, Provenance, SampleSet, Step
+from underclock.records import (
+    MeasurementSettings,
+    Plan,
+    Provenance,
+    SampleSet,
+    Step,
+    Strategy,
+)
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
@@ -50,7 +56,7 @@ def measure(
             brings its own kernels.
         gpu: ``sim:NAME``, ``replay:TABLE.csv`` or ``nvml:INDEX``.
         to: Samples file, made or continued.
-        campaign: Which clocks, how often.
+        campaign: Which clocks, how often; near a plan, its step is what is measured.
         measuring: How long to wait and measure.
         seed: Of a simulated GPU's noise.
         progress: Told of every sample.
@@ -63,15 +69,17 @@ def measure(
     Raises:
         UsageError: No step where one is needed, clocks the GPU lacks, or a file of another
             campaign.
+        DataError: The plan to measure near is of another GPU model, power limit or step.
         DeviceError, MeasurementError: From the GPU.
     """
-    path, step = Path(to), as_step(step)
     campaign = campaign or Campaign()
+    path, step = Path(to), as_step(step) or _step_near(campaign.near)
     measuring = measuring or default_measuring(gpu, adaptive=campaign.may_adapt)
     with open_measurer(
         gpu, measuring=measuring, seed=seed, step=step, run=run, anew=True
     ) as measurer:
         step = measurer.step or step
+        _check_near(campaign.near, measurer, step)
         one = _one_kernel(step) if step is not None and step.obstacle else None
         if one is not None and Capability.RUN not in measurer.capabilities:
             raise UsageError(
@@ -139,13 +147,12 @@ def policy_of(
     points: Points,
     campaign: Campaign,
     seed: int,
-    fit: Callable[[SampleSet], KnownCosts] | None = None,
     workers: int = 1,
 ) -> WindowPolicy:
     """Return what says which windows are wanted where clocks are held; see `Adaptive`."""
     if campaign.on(recorder.measurer) is not Grid.ADAPTIVE:
         return Listed(recorder, points, campaign)
-    return Adaptive(recorder, points, campaign, seed=seed, fit=fit, workers=workers)
+    return Adaptive(recorder, points, campaign, seed=seed, workers=workers)
 
 
 def file_of(path: Path, gpu: str) -> Path:
@@ -162,6 +169,31 @@ def file_of(path: Path, gpu: str) -> Path:
             uuid = opened.gpu.info().uuid or ""
         name = name.replace("%g", uuid.removeprefix("GPU-").partition("-")[0])
     return path.with_name(name)
+
+
+def _step_near(plan: Plan | None) -> Step | None:
+    """Return the step of a plan to measure near."""
+    if plan is None:
+        return None
+    step = plan.step()
+    if step is None or all(arm.name is not Strategy.KERNEL_GLOBAL for arm in plan.arms):
+        raise DataError(
+            f"the plan of {plan.workload} has no clocks of kernels that can be measured alone",
+            hint="measure the step on this GPU without --near",
+        )
+    return step
+
+
+def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> None:
+    """Refuse a plan of another GPU model, power limit or step."""
+    if plan is None:
+        return
+    plan.check_gpu(measurer.info(), plan.gpu.power_limit_w)
+    if step is None or step.fingerprint != plan.fingerprint:
+        raise DataError(
+            f"the plan is of {plan.workload}, and this is another step",
+            hint="leave STEP away: the plan has its own",
+        )
 
 
 def _nobody(_tally: Tally) -> None:

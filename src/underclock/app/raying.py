@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import policy_of, surveyed
 from underclock.campaign.progress import Tally
-from underclock.campaign.recording import Gathered, Outbox, Recorder, WindowPolicy
-from underclock.campaign.survey import Campaign, Points
+from underclock.campaign.recording import Outbox, Recorder
+from underclock.campaign.survey import Campaign
 from underclock.campaign.together import Answered, Died, Joined, Refused, TogetherRun, Told
 from underclock.core.design.wanted import Wanted
-from underclock.core.model.boards import fit_boards
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
@@ -293,7 +292,7 @@ def measure_together(
                 list(placed),
                 folder,
                 campaign,
-                lambda gathered, points: _policy(gathered, points, campaign, seed, len(placed)),
+                lambda gathered, points: policy_of(gathered, points, campaign, seed, len(placed)),
                 virtual=names[0].is_simulated,
                 progress=progress or (lambda _tally: None),
             ).run()
@@ -373,13 +372,3 @@ def _placed(ray: Any, gpus: Sequence[str], seed: int) -> dict[str, Placed]:  # n
             hint="start Ray where the GPUs are: `ray start --address=... --num-gpus=8`",
         )
     return found
-
-
-def _policy(
-    gathered: Gathered, points: Points, campaign: Campaign, seed: int, workers: int
-) -> WindowPolicy:
-    """Return what says which windows are wanted; boards that differ share no look at the step."""
-    fit = None
-    if len(gathered.boards) > 1:
-        fit, workers = lambda _: fit_boards(gathered.boards).board(0), 1
-    return policy_of(gathered, points, campaign, seed, fit, workers)

@@ -85,9 +85,8 @@ def check(
 def merge(*, samples: tuple[Path, ...], output: Path, force: bool, as_json: bool) -> None:
     """Put SAMPLES of several GPUs, or of several runs on one, into one file.
 
-    All are of one step, on GPUs of one model, driver and power limit. Of a file of one board, what
-    several files hold is repeats; `underclock fleet` takes a file of several boards. --force
-    replaces a merged file, never other samples.
+    All are of one step, on GPUs of one model, driver and power limit; what several files hold is
+    repeats. --force replaces a merged file, never other samples.
 
     Example: underclock merge node1-*.db node2-*.db -o all.db
     """

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from underclock.core.inference.joint import TableFit
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
+_NEAR_POINTS = 2  # the same where a plan of another GPU of the model says which pairs matter
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
@@ -53,6 +54,8 @@ def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
 
 def _points_each(campaign: Campaign, kernels: int, points: int = _SHARED_POINTS) -> int:
     """Return at how many clock pairs every kernel is looked at first, besides auto."""
+    if campaign.near is not None:
+        points = _NEAR_POINTS
     if campaign.max_samples is None:
         return points
     each = campaign.max_samples / kernels
@@ -76,7 +79,6 @@ class Adaptive(WindowPolicy):
         campaign: Campaign,
         *,
         seed: int,
-        fit: Callable[[SampleSet], KnownCosts] | None = None,
         workers: int = 1,
     ) -> None:
         header = recorder.samples
@@ -104,7 +106,6 @@ class Adaptive(WindowPolicy):
         self._first: list[Wanted] | None = None
         self._pending: Sequence[Wanted] = ()
         self._believed: KnownCosts | None = None  # the last fit, by which pending windows are told
-        self._told = fit
 
     def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
         """Return what to measure next: what every campaign needs, then what tells most."""
@@ -159,8 +160,6 @@ class Adaptive(WindowPolicy):
 
     def _fit(self, samples: SampleSet) -> KnownCosts:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
-        if self._told is not None:
-            return self._told(samples)
         if samples.evidence is not Evidence.REPLAYED:
             return estimate(samples, baseline=self._baseline)
         self._table = searched(samples, baseline=self._baseline, before=self._table)

@@ -26,8 +26,11 @@ class Listed(WindowPolicy):
 
     def __init__(self, recorder: OnFile, points: Points, campaign: Campaign) -> None:
         self._recorder = recorder
-        runs = Capability.RUN in recorder.measurer.capabilities
-        whole = runs and campaign.in_situ and bool(recorder.samples.order)
+        whole = (
+            Capability.RUN in recorder.measurer.capabilities
+            and campaign.in_situ
+            and bool(recorder.samples.order)
+        )
         times = range(campaign.repeats)
         steps = [Wanted(timed=False) for _ in times if whole]
         self._every = steps + [

@@ -11,9 +11,9 @@ from underclock.records import Kernel, MeasurementSettings, Provenance, SampleSe
 from underclock.store import SampleFile
 
 _REPEAT = "name another file with -o, or repeat the options it was begun with"
-_REFINE = (
-    "name another file with -o for this board; `underclock refine` measures a plan of the other "
-    "one again on this one"
+_NEAR = (
+    "name another file with -o for this board; with --near a plan of the other board, few windows "
+    "will do"
 )
 
 
@@ -87,7 +87,7 @@ def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, s
     yield "kind of evidence", begun.evidence, wanted.evidence, _REPEAT
     yield "GPU", old.name, new.name, _REPEAT
     if old.is_another_board(new):
-        yield "GPU", f"board {old.uuid}", f"board {new.uuid}", _REFINE
+        yield "GPU", f"board {old.uuid}", f"board {new.uuid}", _NEAR
     yield "driver", str(old.driver), str(new.driver), _REPEAT
     yield "power limit", f"{old.power_limit_w} W", f"{new.power_limit_w} W", _REPEAT
     yield "workload", repr(begun.workload), repr(wanted.workload), _REPEAT

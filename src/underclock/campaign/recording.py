@@ -20,7 +20,7 @@ from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
 from underclock.records import ALONE, Clocks, Kernel, MeasurementSettings, SampleSet, Window
-from underclock.store import SampleFile, by_board, joined
+from underclock.store import SampleFile, joined
 from underclock.units import format_duration
 
 _TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
@@ -238,11 +238,6 @@ class Gathered:
     header: SampleSet
     read: Callable[[], tuple[SampleSet, ...]]
     can_time: ClassVar[bool] = True
-
-    @property
-    def boards(self) -> tuple[SampleSet, ...]:
-        """Samples of each board."""
-        return by_board(self.read())
 
     @property
     def samples(self) -> SampleSet:

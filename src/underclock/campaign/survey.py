@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from underclock.core.planning.goal import Goal
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
-from underclock.records import AUTO, Clocks, Kernel, Objective, Provenance, SampleSet, Step
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Kernel,
+    Objective,
+    Plan,
+    Provenance,
+    SampleSet,
+    Step,
+)
 from underclock.units import format_mhz, member
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ SLOWDOWNS = (0.0, 0.01)
 STEERING_S = 600.0
 """Time limit of a campaign that steers, where nobody says."""
 _COARSE_STEP_MHZ = 210
+_NEAR = 0.05  # of a planned core clock: how far off the clock pairs beneath and above are
 
 Points = list[tuple[Clocks, list[Kernel]]]
 """Clock pairs, and the kernels to measure at each."""
@@ -68,6 +78,8 @@ class Campaign:
     """What the plans that an adaptive campaign measures for minimise."""
     slowdowns: tuple[float, ...] = SLOWDOWNS
     """The time budgets that it measures for, where waste is what they minimise."""
+    near: Plan | None = None
+    """Visit auto and the clocks near this plan's only: on another GPU of its model."""
 
     def __post_init__(self) -> None:
         """Read a grid given as text; reject campaigns that measure nothing."""
@@ -79,6 +91,7 @@ class Campaign:
         self._check_steering()
         self._check_ends()
         self._check_goals()
+        self._check_near()
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1, got {self.repeats}")
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
@@ -100,6 +113,15 @@ class Campaign:
                 f"only an adaptive campaign at held clocks measures for {self._named_goal}: grids "
                 "and steering measure for every plan"
             )
+
+    def _check_near(self) -> None:
+        """Reject clocks and ends besides those of a plan."""
+        if self.near is None:
+            return
+        if self.grid in {Grid.COARSE, Grid.FULL} or self.clocks is ClockControl.STEER:
+            raise UsageError("near a plan, an adaptive campaign holds its clocks: name no grid")
+        if self.core_mhz or self.mem_mhz or self.repeats > 1:
+            raise UsageError("near a plan, its clocks are what is measured: name no others")
 
     def _check_ends(self) -> None:
         """Reject ends that no campaign reaches, or that play no part."""
@@ -190,7 +212,7 @@ class Campaign:
         """Whether this campaign is adaptive on a GPU; a table may still be replayed whole."""
         named = bool(self.core_mhz or self.mem_mhz) or self.repeats > 1
         limited = self.max_samples is not None or self.time_limit_s is not None
-        if self.clocks is ClockControl.STEER:
+        if self.clocks is ClockControl.STEER or self.near is not None:
             return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
@@ -286,6 +308,8 @@ def survey(
     steered = campaign.steers(measurer)
     if adaptive and Capability.RUN in measurer.capabilities and not steered:
         settings, unlockable = _that_lock(measurer, settings)
+    if campaign.near is not None:
+        settings = _near(campaign.near, settings)
     points = [
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
         for clocks in ([AUTO] if steered else settings)
@@ -317,6 +341,21 @@ def survey(
         warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
     return header, points
+
+
+def _near(plan: Plan, settings: Sequence[Clocks]) -> tuple[Clocks, ...]:
+    """Keep auto, and the clock pairs that a plan holds or that are 5 % off those."""
+    planned = {choice.clocks for choice in plan.kernels.values()} | {*plan.launch_clocks}
+    left_mhz = [choice.auto_core_mhz for choice in plan.kernels.values() if choice.auto_core_mhz]
+    planned |= {Clocks(core_mhz=mhz) for mhz in left_mhz}
+    kept = {AUTO}
+    for clocks in planned:
+        listed = [c for c in settings if c.core_mhz and c.mem_mhz == clocks.mem_mhz]
+        for times in (1.0 - _NEAR, 1.0, 1.0 + _NEAR):
+            if clocks.core_mhz and listed:
+                mhz = times * clocks.core_mhz
+                kept.add(min(listed, key=lambda c: abs((c.core_mhz or 0) - mhz)))
+    return tuple(clocks for clocks in settings if clocks in kept)
 
 
 def _that_lock(

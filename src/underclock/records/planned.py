@@ -253,8 +253,8 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if self.gpu.is_another_board(gpu):
             words = (
                 f"the plan was made on board {self.gpu.uuid}, and this is board {gpu.uuid}: boards "
-                "of one model differ by a few per cent; `underclock refine` measures the plan "
-                "again here"
+                "of one model differ by a few per cent; `underclock measure --near` measures the "
+                "plan's clocks here"
             )
             return (words,)
         return ()

@@ -77,19 +77,13 @@ def read_parts(path: Path) -> tuple[SampleSet, ...]:
     return tuple(_part(path, body) for body in _bodies(path))
 
 
-def read_board(path: Path) -> SampleSet:
-    """Read a merged file of one board.
+def read_merged(path: Path) -> SampleSet:
+    """Read a merged file as one sample set, with a warning where it is of several boards.
 
     Raises:
-        DataError: It is of several, or damaged.
+        DataError: It is missing or damaged.
     """
-    boards = by_board(read_parts(path))
-    if len(boards) > 1:
-        raise DataError(
-            f"{path} holds samples of {len(boards)} boards, where those of one are needed",
-            hint="`underclock fleet` takes the samples of several boards",
-        )
-    return boards[0]
+    return joined(read_parts(path))
 
 
 def by_board(parts: Sequence[SampleSet]) -> tuple[SampleSet, ...]:
@@ -101,7 +95,7 @@ def by_board(parts: Sequence[SampleSet]) -> tuple[SampleSet, ...]:
 
 
 def joined(parts: Sequence[SampleSet]) -> SampleSet:
-    """Return samples as if of one board; what several parts hold of one thing are repeats."""
+    """Return samples of several parts as one set; what several hold of one thing are repeats."""
     if len(parts) == 1:
         return parts[0]
     windows = renumbered(window for part in parts for window in part.windows)
@@ -116,10 +110,14 @@ def joined(parts: Sequence[SampleSet]) -> SampleSet:
             if len({getattr(each, name) for each in known}) == 1
         }
         provenance = type(provenance)(**alone)
+    boards = {part.gpu.uuid for part in parts}
     runs = f"{len(windows)} windows of one board are from {len(parts)} files"
+    if len(boards) > 1:
+        runs = f"{len(windows)} windows are from {len(boards)} boards, whose powers may differ"
     every = dict.fromkeys(sentence for part in parts for sentence in part.warnings)
     return msgspec.structs.replace(
         first,
+        gpu=msgspec.structs.replace(first.gpu, uuid=first.gpu.uuid if len(boards) == 1 else None),
         windows=windows,
         settings=tuple(dict.fromkeys(clocks for part in parts for clocks in part.settings)),
         expected_samples=None,

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from underclock.app.backends import open_measurer
-from underclock.app.boards import refine
 from underclock.app.fit import fit
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
@@ -254,8 +253,8 @@ class TestPlanning:
         for ask in (lambda: fit([swept, swept]), lambda: breakdown(swept)):
             with pytest.raises(DataError, match="train ran whole only"):
                 ask()
-        with pytest.raises(DataError, match="ran whole only: there are no kernels to refine"):
-            refine(made, [swept], gpu="sim:h200#2", to=tmp_path / "r.db")
+        with pytest.raises(DataError, match="no clocks of kernels that can be measured alone"):
+            measure(gpu="sim:h200#2", to=tmp_path / "r.db", campaign=Campaign(near=made))
 
     def test_an_adaptive_campaign_decides_what_to_look_at(self, tmp_path: Path) -> None:
         found = measured(tmp_path / "s.db", Campaign(max_samples=10))

@@ -173,7 +173,7 @@ class TestElsewhere:
         (told,) = [words for words in found.warnings if "board" in words]
         assert f"made on board {made.gpu.uuid}" in told
         assert f"this is board {found.gpu.uuid}" in told
-        assert "`underclock refine`" in told
+        assert "`underclock measure --near`" in told
 
     def test_the_same_board_is_taken_without(self, made: Plan, begun: Path) -> None:
         found = validate(made, gpu="sim:rtx3080ti", repeats=1, measuring=_BRIEF)

@@ -12,10 +12,10 @@ from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo, Provenance, SampleSet, Window
 from underclock.store import (
     SampleFile,
-    by_board,
     is_merged,
+    joined,
     merge,
-    read_board,
+    read_merged,
     read_parts,
     read_samples,
 )
@@ -59,9 +59,11 @@ def test_boards_come_apart_as_they_were(tmp_path: Path) -> None:
     found = read_parts(tmp_path / "all.db")
     assert found == merged == tuple(read_samples(path) for path in files)
     assert read_parts(files[0]) == found[:1]
-    with pytest.raises(DataError, match="holds samples of 2 boards") as caught:
-        read_samples(tmp_path / "all.db")
-    assert "underclock fleet" in caught.value.hint
+    together = read_samples(tmp_path / "all.db")
+    assert [each.time_s for each in together.windows] == [1.0, 1.1, 2.0, 2.1]
+    assert [each.repeat for each in together.windows] == [0, 1, 2, 3]
+    assert together.gpu.uuid is None
+    assert "4 windows are from 2 boards, whose powers may differ" in together.warnings
     with pytest.raises(DataError, match="was merged of several samples files"):
         SampleFile.open(tmp_path / "all.db", writable=True)
 
@@ -81,10 +83,10 @@ def test_runs_on_one_board_are_repeats_and_each_keeps_its_provenance(tmp_path: P
     assert found.warnings == ("take care", "3 windows of one board are from 2 files")
     parts = read_parts(tmp_path / "all.db")
     assert [each.provenance for each in parts] == [BOARD.provenance, other.provenance]
-    alike = by_board([read_samples(path) for path in files])
-    assert alike == (read_board(tmp_path / "all.db"),)
-    same = by_board([msgspec.structs.replace(each, provenance=BOARD.provenance) for each in parts])
-    assert same[0].provenance == BOARD.provenance
+    alike = joined([read_samples(path) for path in files])
+    assert alike == read_merged(tmp_path / "all.db")
+    same = joined([msgspec.structs.replace(each, provenance=BOARD.provenance) for each in parts])
+    assert same.provenance == BOARD.provenance
 
 
 def test_merged_files_merge_and_replace_only_merged_ones(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.posterior import Derivatives, Posterior, kernel_variance
 
 _ROOT_2PI = math.sqrt(2.0 * math.pi)
-_LOOKED = 2000  # entries that are looked at for what they tell of what kernels share
+
 _FOR_PROMISE = 0.5  # J off a promise's error are worth this many J saved
 
 
@@ -324,55 +324,3 @@ def _bisected(
         below = is_below(float(time_s[at].sum()), float(energy_j[at].sum()))
         low, high = (middle, high) if below else (low, middle)
     return low, high
-
-
-def telling_shared(
-    candidates: Candidates, multiplier: float, planned: Ints, *, most: int, least: float
-) -> Ints:
-    """Choose samples that tell most of a promise through what all kernels share.
-
-    Of a board whose kernels are known from others, that is what is left to learn. One after the
-    other, each where those before leave most of the promise's variance for it to take away; what a
-    sample will read plays no part in that (Bayesian linear design).
-
-    Args:
-        multiplier: What a second costs, in J.
-        planned: Setting of each kernel in the plan. Shape (K,).
-        most: How many to choose.
-        least: Which part of what shared parameters leave unsure each has to take away.
-
-    Returns:
-        Kernel and setting of each, none twice. Shape (N, 2).
-    """
-    posterior = candidates.posterior
-    at = np.arange(len(planned)), planned
-    time_s, energy_j = (costs[at] for costs in posterior.costs(candidates.counts))
-    by_time, by_power = posterior.by_shared[0][at], posterior.by_shared[1][at]
-    promised = np.stack([energy_j @ (by_time + by_power), multiplier * time_s @ by_time])
-    places = np.argwhere(candidates.measurable)
-    places = places[:: max(1, len(places) // _LOOKED)]
-    k, c = places.T
-    moves = posterior.by_shared[:, k, c]
-    alone = np.stack(
-        [
-            kernel_variance(posterior.by_kernel[q], posterior.kernel_cov)[k, c]
-            + posterior.discrepancy[q, k, c]
-            + posterior.noise[q, k] ** 2
-            for q in range(2)
-        ]
-    )
-    cov, chosen = posterior.shared_cov.copy(), list[int]()
-    enough = least * float(np.einsum("ps,st,pt->", promised, cov, promised))
-    for _ in range(min(most, len(places))):
-        known = moves @ cov
-        variance = (known * moves).sum(axis=-1) + alone
-        gains = ((known @ promised.T) ** 2).sum(axis=-1) / variance
-        gains[:, chosen] = 0.0
-        best = int(gains.sum(axis=0).argmax())
-        if gains[:, best].sum() <= enough:
-            break
-        chosen.append(best)
-        for q in range(2):
-            along = cov @ moves[q, best]
-            cov -= np.outer(along, along) / (moves[q, best] @ along + alone[q, best])
-    return places[chosen]

@@ -26,7 +26,6 @@ from underclock.core.model.predicted_change import (
 )
 from underclock.core.model.rows import Rows
 from underclock.core.step.cap import settle
-from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import CostTable, share_of_sum, waited_shares
 from underclock.core.step.under_cap import cap_of, step_cost, step_cost_and_heat, under_limit
 from underclock.records import Closure
@@ -51,7 +50,6 @@ class CostEstimate:
             table, of which another row costs nothing but a look. Shape (K, C).
         step_error: By how much more than its own errors the model misses the step at auto, as
             fractions: time, energy.
-        boards: Boards that it may be of; ``None`` where it is of one.
     """
 
     rows: Rows
@@ -63,7 +61,6 @@ class CostEstimate:
     measurable: Bools
     can: Bools
     step_error: tuple[float, float] = (0.0, 0.0)
-    boards: DrawnCosts | None = None
 
     @property
     def exact(self) -> bool:
@@ -119,10 +116,6 @@ class CostEstimate:
         spread = self.predicted_change(setting).time_spread
         return time_variance(self.posterior, self.counts, self.baseline, columns, spread**2)
 
-    def known_change(self, choice: Ints) -> PredictedChange:
-        """Say what a schedule is expected to change on the mean board, as `predicted_schedule`."""
-        return dataclasses.replace(self, boards=None).predicted_schedule(choice)
-
     def predicted_schedule(self, choice: Ints) -> PredictedChange:
         """Say what a schedule is expected to change, changes of clocks apart.
 
@@ -166,15 +159,12 @@ class CostEstimate:
         time, energy = (0.0, 0.0) if left else self.step_error
         # What heat adds is as unsure as the ambient temperature is against the step's own.
         energy = math.hypot(energy, OF_HEAT * added)
-        known = PredictedChange(
+        return PredictedChange(
             time_change=cost.time_change,
             energy_change=cost.energy_change,
             time_spread=math.hypot(change.time_spread, (1.0 + cost.time_change) * time),
             energy_spread=math.hypot(change.energy_spread, (1.0 + cost.energy_change) * energy),
         )
-        if self.boards is None:
-            return known
-        return known.on_boards(self.boards.away(self.table, choice))
 
 
 _LESS = 0.99  # of the limit, to see how time follows power

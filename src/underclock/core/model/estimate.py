@@ -29,7 +29,7 @@ from underclock.core.model.in_step import in_step, step_ratio
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.posterior import Posterior, as_at_boost, with_means
 from underclock.core.model.predicted_change import ONE_SIDED, Baseline
-from underclock.core.model.predictive import ByCommon, clocks_of, posterior_of
+from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.steering.reach import told
@@ -50,17 +50,15 @@ from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFit:
-    """A fit of more samples than are asked about: those of other boards.
+    """A fit of more samples than are asked about: those of another step.
 
     Attributes:
         weights: How much each sample counts in time and energy. Shape (2, N).
-        by_common: How costs on the board that is asked about move with errors in common.
     """
 
     rows: Rows
     model: FittedModel
     weights: Floats
-    by_common: ByCommon | None = None
 
 
 def estimate(
@@ -137,7 +135,6 @@ def _posterior(
         settings,
         temperature_c=temperature_of(sample_set),
         limit_w=rows.peak_w if whole else rows.limit_w,
-        by_common=known.by_common,
     )
     if whole:
         core_mhz, mem_mhz = clocks_of(rows, settings)

@@ -57,7 +57,7 @@ class PredictedChange:
     """Expected changes against auto, as fractions, and their standard deviations.
 
     Attributes:
-        uneven: The 95 % intervals about the changes of time and energy, where boards differ more to
+        uneven: The 95 % intervals about the changes of time and energy, where draws differ more to
             one side; then deviations are those of a normal distribution with as much beyond 95 %.
     """
 
@@ -75,41 +75,19 @@ class PredictedChange:
         time, energy = TWO_SIDED * self.time_spread, TWO_SIDED * self.energy_spread
         return (-time, time), (-energy, energy)
 
-    def on_boards(self, away: Floats) -> "PredictedChange":
-        """Return what is known of a mean board as what is known of any of them.
-
-        An interval holds 95 % of boards, errors of the fit included. These move all boards
-        together, and boards that the cap does not hold are all equally late. So to be later than
-        the time's deviation says takes both: it keeps 95 % of boards with 95 % confidence.
-
-        Args:
-            away: How far changes of time and energy on boards are from the mean board's. Shape
-                (D, 2).
-        """
-        late = ONE_SIDED * self.time_spread + float(np.quantile(away[:, 0], _SURE))
-        return self._uneven(self._each(away), late)
-
     def among(self, away: Floats) -> "PredictedChange":
         """Return what is known where what nobody knows surely was drawn.
 
         Args:
             away: How far changes of time and energy in draws are from those expected. Shape (D, 2).
         """
-        each = self._each(away)
-        return self._uneven(each, float(np.quantile(each[:, 0], _SURE)))
-
-    def _each(self, away: Floats) -> Floats:
-        """Return draws with these errors beside. Shape (E, 2)."""
         known = np.array([self.time_spread, self.energy_spread])
-        each: Floats = (away + known * STANDARD[:, None, None]).reshape(-1, 2)
-        return each
-
-    def _uneven(self, each: Floats, late: float) -> "PredictedChange":
+        each = (away + known * STANDARD[:, None, None]).reshape(-1, 2)
         low, high = np.quantile(each, WITHIN, axis=0)
         intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
         return dataclasses.replace(
             self,
-            time_spread=max(0.0, late) / ONE_SIDED,
+            time_spread=max(0.0, float(np.quantile(each[:, 0], _SURE))) / ONE_SIDED,
             energy_spread=float(np.abs([low, high])[:, 1].max()) / TWO_SIDED,
             uneven=(intervals[0], intervals[1]),
         )

@@ -4,22 +4,19 @@ Shape letters: R rows, K kernels, N of them, C settings, S shared parameters, P 
 kernel; a leading 2 is time and power.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import CORE, Parameters, Points, predicted_rows
+from underclock.core.model.parameters import CORE, Points, predicted_rows
 from underclock.core.model.posterior import Posterior, capped
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.whitening import alike
 from underclock.records import Clocks
 
-ByCommon = Callable[[Parameters, Points], Floats]
-"""How logarithms at points move with the errors that rows have in common. Shape (2, R, H)."""
 _BATCH = 64  # kernels; bounds the memory that many settings take
 
 
@@ -29,7 +26,6 @@ def posterior_of(
     *,
     temperature_c: float,
     limit_w: float,
-    by_common: ByCommon | None = None,
 ) -> Posterior:
     """Predict every kernel at every setting.
 
@@ -38,7 +34,6 @@ def posterior_of(
         temperature_c: Of all kernels.
         limit_w: Power that holds a kernel which draws more: the cap, where it runs alone; in a
             step, what the GPU lets none exceed; ``inf`` for nothing.
-        by_common: On the board to predict for; by default costs have no errors in common with rows.
     """
     core_mhz, mem_mhz = clocks_of(model.rows, settings)
     shape = (2, len(model.rows.names), len(settings))
@@ -53,8 +48,6 @@ def posterior_of(
             mem_mhz=np.tile(mem_mhz, len(some)),
             temperature_c=np.full(len(some) * len(settings), temperature_c),
         )
-        if by_common is not None:
-            at = dataclasses.replace(at, by_common=by_common(model.parameters, at))
         prediction = predicted_rows(model.parameters, at)
         log[:, some] = prediction.log.reshape(*log[:, some].shape)
         by_shared[:, some] = prediction.by_shared().reshape(*by_shared[:, some].shape)

@@ -84,7 +84,7 @@ class Rows:
         apart: Standard deviation of log clock that rows of a kernel in the whole step have in
             common. Shape (R,); ``None`` where none has any.
         common: How log time and power of each row move with each error that several rows have in
-            common, by its standard deviation: of company, of the board they were measured on.
+            common, by its standard deviation: of company.
             Shape (2, R, H); ``None`` where none has any.
     """
 

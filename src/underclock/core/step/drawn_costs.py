@@ -39,7 +39,7 @@ def normals(cells: int, count: int, *, seed: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DrawnCosts:
-    """Costs of a step's launches, drawn: of boards that it may run on, of what nobody knows surely.
+    """Costs of a step's launches, drawn: of what nobody knows surely.
 
     Attributes:
         launches: What launches cost in each draw. Length D.

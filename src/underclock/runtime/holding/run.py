@@ -54,7 +54,7 @@ INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
 """The folder that has every Python wait for PyTorch, on its PYTHONPATH."""
 _WORK = "underclock.runtime.conductor.follow:begin"
 _PATH = "PYTHONPATH"
-_ELSEWHERE = "`underclock refine` measures the plan again here, or say --anyway"
+_ELSEWHERE = "`underclock measure --near` measures the plan's clocks here; or say --anyway"
 _WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _SCALARS_EVERY_S = 1.0

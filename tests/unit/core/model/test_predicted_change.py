@@ -229,26 +229,6 @@ def test_other_goals_are_judged_too(goal: Goal) -> None:
     assert all(arm.energy_interval is not None for arm in arms.arms[1:])
 
 
-def test_boards_that_are_late_alike_are_late_together() -> None:
-    """Most boards run free at auto and are all equally late; others are held there and gain."""
-    known = PredictedChange(
-        time_change=0.01, energy_change=-0.1, time_spread=0.0004, energy_spread=0.001
-    )
-    away = np.zeros((64, 2))
-    away[:8, 0], away[:32, 1] = -0.008, 0.02
-    change = known.on_boards(away)
-    (earlier, later), (less, more) = change.intervals
-
-    # Errors of the fit do not average out over them, however far apart others are.
-    assert change.time_spread == pytest.approx(known.time_spread)
-    assert earlier == pytest.approx(-0.008, abs=0.0005)
-    assert later == pytest.approx(TWO_SIDED * known.time_spread, rel=0.05)
-    assert less == pytest.approx(-1.645 * known.energy_spread, rel=0.05)
-    assert more == pytest.approx(0.02 + 1.645 * known.energy_spread, rel=0.05)
-    assert change.energy_spread == pytest.approx(more / TWO_SIDED)
-    assert known.on_boards(away - np.array([0.01, 0.0])).time_spread == 0.0
-
-
 def test_what_was_drawn_is_late_with_the_errors_beside_it() -> None:
     expected = PredictedChange(
         time_change=0.01, energy_change=-0.1, time_spread=0.003, energy_spread=0.004
@@ -258,8 +238,6 @@ def test_what_was_drawn_is_late_with_the_errors_beside_it() -> None:
     assert drawn.time_spread == pytest.approx(0.005, rel=0.05)
     assert drawn.intervals[0] == pytest.approx((-1.96 * 0.005, 1.96 * 0.005), rel=0.06)
     assert drawn.energy_spread == pytest.approx(0.005, rel=0.05)
-    # Boards that are all late alike, by an error that they share, are later still.
-    assert expected.on_boards(away).time_spread > drawn.time_spread
     # Where every draw is late, so is what is known.
     late = expected.among(np.abs(away))
     assert late.intervals[0][1] > -late.intervals[0][0]
