@@ -63,7 +63,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         told_energy: The same of energy.
         auto_time: Auto as expected over auto as executed, less one.
         anew_time: Of the plan made on the step's own samples; ``None`` without any.
-        told: Share of energy at auto of kernels matched in each way.
     """
 
     cell: Cell
@@ -76,7 +75,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     auto_energy: float
     anew_time: float | None = None
     anew_energy: float | None = None
-    told: dict[str, float] = {}
 
     @property
     def time_kept(self) -> bool:
@@ -151,7 +149,6 @@ def results_of(cell: Cell, folder: Path) -> list[Result]:
                 auto_energy=at_auto.energy_j / auto.energy_j - 1.0,
                 anew_time=None if anew is None else anew.time_s / auto.time_s - 1.0,
                 anew_energy=None if anew is None else anew.energy_j / auto.energy_j - 1.0,
-                told=shares(made),
             )
         )
     return found
@@ -159,18 +156,6 @@ def results_of(cell: Cell, folder: Path) -> list[Result]:
 
 def _around(interval: tuple[float, float], change: float | None) -> tuple[float, float, float]:
     return interval[0], change or 0.0, interval[1]
-
-
-def shares(made: Plan) -> dict[str, float]:
-    """Return the share of energy at auto of kernels matched in each way."""
-    if made.carried is None:
-        raise AssertionError("it was carried over")
-    total = sum(choice.auto_energy_j for choice in made.kernels.values())
-    found: dict[str, float] = {}
-    for name, match in made.carried.matches.items():
-        way = str(match.way)
-        found[way] = found.get(way, 0.0) + made.kernels[name].auto_energy_j / total
-    return found
 
 
 def cells(gpus: Sequence[str], batches: Sequence[int], degrees: Sequence[int]) -> Iterator[Cell]:
@@ -272,15 +257,6 @@ def by_size(results: Sequence[Result]) -> Iterator[Sequence[str]]:
         )
 
 
-def ways(results: Sequence[Result]) -> str:
-    """Say how kernels were matched, by their share of energy."""
-    names = dict.fromkeys(name for one in results for name in one.told)
-    parts = [
-        f"{name} {np.mean([one.told.get(name, 0.0) for one in results]):.1%}" for name in names
-    ]
-    return f"By share of energy, mean over all cells: {'; '.join(parts)}."
-
-
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -322,7 +298,6 @@ def main() -> None:
     parts = {
         "gpus": markdown(by_gpu(results)),
         "sizes": markdown(by_size(results)),
-        "ways": ways(results),
     }
     repeats = (
         f"{len(wanted)} steps, {len(BUDGETS)} budgets each; {SEEDS} campaigns of the known step on "
