@@ -106,7 +106,7 @@ def test_what_a_pace_saves_on_an_h200() -> None:
     page = "docs/evidence/serving.md"
     saved: list[list[float]] = []
     for trace in ("conv", "code"):
-        part = _text(page).partition(f"<!-- begin h200 {trace} -->")[2].partition("<!-- end")[0]
+        part = _text(page).partition(f"### sim:h200, {trace}\n")[2].partition("\n###")[0]
         pace, fixed = (
             next(line.split("|")[2:-1] for line in part.splitlines() if line.startswith(begins))
             for begins in ("| governor with a pace, 6 ms |", "| best fixed clock")
