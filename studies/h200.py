@@ -20,7 +20,6 @@ import torch as library
 
 from underclock.app.measuring import measure
 from underclock.campaign.survey import Campaign
-from underclock.core.step.breakdown import breakdown
 from underclock.errors import StuckError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
@@ -112,7 +111,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
         "state_kept_tracing": unchanged,
         "state_kept_measuring": kept,
         "in_situ": msgspec.to_builtins(profile.in_situ),
-        "breakdown": msgspec.to_builtins(breakdown(profile)),
         "warnings": profile.warnings,
         "kernels": [
             {

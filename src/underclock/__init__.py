@@ -11,7 +11,7 @@ The commands are functions here; what they take and return are the records::
 * what commands are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
   `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
   `Switching`, `LatencyTable`
-* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Score`, `GpuFit`; and the
+* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Score`; and the
   records that these are made of
 * what they tell meanwhile: `Tally`
 * what they raise: `UnderclockError` and its kinds
@@ -36,7 +36,6 @@ import importlib
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that a training process needs of us
 if TYPE_CHECKING:
-    from underclock.app.fit import fit as fit
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
     from underclock.app.latency import measure_latency as measure_latency
@@ -109,9 +108,6 @@ if TYPE_CHECKING:
     from underclock.records.carried import CarriedOver as CarriedOver
     from underclock.records.carried import KernelMatch as KernelMatch
     from underclock.records.carried import MatchWay as MatchWay
-    from underclock.records.fitted import Constant as Constant
-    from underclock.records.fitted import GpuFit as GpuFit
-    from underclock.records.fitted import KernelFit as KernelFit
     from underclock.records.job import Held as Held
     from underclock.records.job import Instruction as Instruction
     from underclock.records.job import InstructionKind as InstructionKind
@@ -153,7 +149,6 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "app.fit": "fit",
         "app.job": "pipeline_job plan_job",
         "app.latency": "measure_latency",
         "app.measuring": "measure",
@@ -183,7 +178,6 @@ _HOMES = {
             "Utilisation Validation Verdict Window"
         ),
         "records.carried": "CarriedOver KernelMatch MatchWay",
-        "records.fitted": "Constant GpuFit KernelFit",
         "records.job": (
             "Held Instruction InstructionKind Job JobPlan JobPoint Profile ProfileRow Rank Wait "
             "Waiting"

@@ -6,6 +6,8 @@
 from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
+    "breakdown": "`underclock plan` shows where a step's energy goes at auto",
+    "fit": "`underclock plan` fits its samples by itself, and warns of kernels it cannot describe",
     "serve": "zeusd sets clocks for users without root, whom its group or a token lets in "
     "(docs/operators.md)",
     "fleet": "boards differ by a few per cent: `underclock measure --near PLAN` and `plan` make a "

@@ -19,8 +19,6 @@ _COMMANDS = {
     "measure": "Measure kernels at the clock pairs that decide a plan.",
     "job": "Describe a job of many GPUs, for a plan.",
     "merge": "Put samples of several GPUs into one file.",
-    "breakdown": "Show where a step's energy goes at auto clocks.",
-    "fit": "Fit one model of a GPU to its samples.",
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "transfer": "Plan a step that was not measured, from samples of another.",
@@ -41,7 +39,7 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(("breakdown", "check", "merge", "plan-server"), "samples"),
+    **dict.fromkeys(("check", "merge", "plan-server"), "samples"),
     **dict.fromkeys(("apply", "restore", "simulate"), "services"),
 }
 """Where commands stand that are not in a file of their own."""

@@ -1,4 +1,4 @@
-"""Commands on samples: breakdown, check, compare, merge and plan-server."""
+"""Commands on samples: check, compare, merge and plan-server."""
 
 import sys
 from pathlib import Path
@@ -22,22 +22,6 @@ from underclock.app.output import (
     told_of_boards,
 )
 from underclock.errors import InfeasibleError, UsageError
-
-
-@click.command(name="breakdown")
-@file_argument("samples")
-@delivered()
-def breakdown(*, samples: Path, to: Delivery) -> None:
-    """Show where the energy of a step goes at auto clocks, and what of it a plan could reach.
-
-    Example: underclock breakdown samples.db
-    """
-    from underclock.core.step import breakdown as step
-    from underclock.report import breakdown_tables
-    from underclock.store import read_samples
-
-    parts = step.breakdown(read_samples(samples))
-    to.give(parts, lambda: breakdown_tables(parts))
 
 
 @click.command(name="check")

@@ -7,7 +7,7 @@
 * `carried`: how kernels of a step that was not measured are known
 * `planned`: what was decided (`Plan`)
 * `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
-* `fitted`, `latencies`, `observed`: what `fit`, `latency`, `breakdown` show
+* `latencies`: how long clocks take to change
 * `job`: what the ranks of a job do and who waits for whom (`Job`), and what was decided (`JobPlan`)
 * `serving`: clocks by phase, batch and context (`ServingPlan`)
 * `launches`: what tracing sees before it is a step; `runs`: what is seen of a run under a plan

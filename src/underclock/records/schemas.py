@@ -17,7 +17,6 @@ SCHEMAS: Final = {
     "score": 3,
     "validation": 4,
     "latencies": 3,
-    "fit": 4,
     "study": 3,
     "job": 1,
     "job plan": 1,

@@ -5,10 +5,8 @@ jinja2 loads when a page is made, not before.
 
 from underclock.report.job import job_page, job_plan_tables, job_tables
 from underclock.report.measured_tables import (
-    breakdown_tables,
     check_sentence,
     check_table,
-    fit_tables,
     latency_table,
 )
 from underclock.report.page import page

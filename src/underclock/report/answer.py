@@ -4,8 +4,11 @@ Which clocks to hold, which kernels save most, and what more time would give (fr
 never a promise).
 """
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from underclock.records import Arm, Choice, Clocks, Cost, Evidence, Objective, Plan, Strategy
 from underclock.report.wording import (
@@ -31,6 +34,7 @@ ONE_PAIR = (
 _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally good
 _LARGER_BUDGETS = (0.005, 0.01, 0.02)  # that a plan without savings is compared with
 _MOST_OF_IT = 0.9  # of all that kernels save
+_MOST_OPERATORS = 6  # of those that draw most
 
 
 def headline(plan: Plan) -> str:
@@ -415,3 +419,57 @@ def joules_column(values_j: Sequence[float]) -> tuple[str, list[str]]:
     """Return the unit of the greatest of some energies, and all of them in it, without it."""
     unit, size = energy_unit(max((abs(value) for value in values_j), default=0.0))
     return unit, [f"{round(value / size, 2) + 0.0:.2f}" for value in values_j]
+
+
+class EnergyPart(NamedTuple):
+    """A part of a step at auto: a pass of it, or an operator.
+
+    Attributes:
+        time_share: Of the step's time at auto.
+        energy_share: Of the step's energy at auto.
+    """
+
+    name: str
+    launches: int
+    time_share: float
+    energy_share: float
+
+
+def energy_parts(plan: Plan) -> tuple[EnergyPart, ...]:
+    """Say where a step's energy goes at auto: passes in their order, then the main operators.
+
+    Nothing where the step is one kernel.
+    """
+    if len(plan.runs) < 2:  # noqa: PLR2004 - one kernel has no parts
+        return ()
+    passes, operators = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for kernel in plan.runs:
+        passes[kernel.pass_.value].append(kernel.name)
+        launch = kernel.launch
+        own = launch.operator if launch is not None and launch.operator else ""
+        operators[own or kernel.name.split(" ")[0]].append(kernel.name)
+    counts = {kernel.name: kernel.count for kernel in plan.runs}
+    all_s = math.fsum(choice.auto_time_s for choice in plan.kernels.values())
+    all_j = math.fsum(choice.auto_energy_j for choice in plan.kernels.values())
+
+    def parts(groups: dict[str, list[str]]) -> Iterator[EnergyPart]:
+        for name, kernels in groups.items():
+            yield EnergyPart(
+                name,
+                sum(counts[each] for each in kernels),
+                math.fsum(plan.kernels[each].auto_time_s for each in kernels) / all_s,
+                math.fsum(plan.kernels[each].auto_energy_j for each in kernels) / all_j,
+            )
+
+    most = sorted(parts(operators), key=lambda part: -part.energy_share)[:_MOST_OPERATORS]
+    return (*(parts(passes) if len(passes) > 1 else ()), *(most if len(operators) > 1 else ()))
+
+
+def auto_clock_sentence(plan: Plan) -> str:
+    """Say at which core clock the step runs at auto; nothing where it is unknown."""
+    known = [choice for choice in plan.kernels.values() if choice.auto_core_mhz]
+    time_s = math.fsum(choice.auto_time_s for choice in known)
+    if not time_s:
+        return ""
+    mean = math.fsum(c.auto_time_s * (c.auto_core_mhz or 0) for c in known) / time_s
+    return f"at auto the step runs at {mean:.0f} MHz in the mean"

@@ -6,9 +6,11 @@ from rich.text import Text
 
 from underclock.records import Arm, Plan, Score, Strategy, Validation
 from underclock.report.answer import (
+    auto_clock_sentence,
     auto_plan_sentence,
     bound_words,
     carried_sentence,
+    energy_parts,
     fixed_is_enough,
     fixed_sentence,
     has_latencies,
@@ -55,13 +57,13 @@ def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...
     more = (*_latency_tables(plan), *_power_tables(plan))
     if all(no_change(arm) for arm in plan.arms):
         parts += [_budgets_table(plan)] if larger_budgets(plan) else []
-        return (*parts, *more)
+        return (*parts, *_energy_tables(plan), *more)
     parts.append(arms_table(plan))
     if brief:
         return (*parts, *last)
     if any(choice.saved_j > 0.0 for choice in plan.kernels.values()):
         parts.append(savings_table(plan))
-    return (*parts, *last, *more)
+    return (*parts, *_energy_tables(plan), *last, *more)
 
 
 def _answer(plan: Plan) -> tuple[RenderableType, ...]:
@@ -157,6 +159,23 @@ def savings_table(plan: Plan) -> Table:
         rows,
         f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at auto",
     )
+
+
+def _energy_tables(plan: Plan) -> tuple[Table, ...]:
+    """Return where a step's energy goes at auto; nothing of one kernel."""
+    rows = [
+        (part.name, str(part.launches), f"{part.time_share:.1%}", f"{part.energy_share:.1%}")
+        for part in energy_parts(plan)
+    ]
+    if not rows:
+        return ()
+    table = filled(
+        f"where a step's energy goes at auto: {plan.stands_on}",
+        (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy")),
+        rows,
+        auto_clock_sentence(plan),
+    )
+    return (table,)
 
 
 def _latency_tables(plan: Plan) -> tuple[Table, ...]:

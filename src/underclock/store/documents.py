@@ -19,13 +19,13 @@ _MADE_BY: Final = {
     "score": "underclock score",
     "validation": "underclock validate",
     "latencies": "underclock latency",
-    "fit": "underclock fit",
     "study": "underclock paper",
     "job": "underclock job",
     "job plan": "underclock plan",
     "serving plan": "underclock plan",
 }
 GONE: Final[dict[str, str]] = {
+    "fit": "it holds constants of a GPU, which `underclock plan` fits by itself",
     "T4": "it holds results of an autotuner, and a CSV table of its rows is read",
     "Kernel Tuner cache": "it holds results of a tuner, and a CSV table of its rows is read",
 }
@@ -98,7 +98,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
     if body.startswith(SQLITE_MAGIC):
         raise DataError(
             f"{path} is not a readable {noun} file: it is a samples file",
-            hint=f"`underclock plan`, `fit` and `breakdown` take samples; {remake}",
+            hint=f"`underclock plan` takes samples; {remake}",
         )
     try:
         head = msgspec.json.decode(body, type=_Head)

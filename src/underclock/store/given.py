@@ -8,7 +8,6 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.records import Plan, Record, SampleSet, Score, Step, Validation
-from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
@@ -26,18 +25,7 @@ from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-Saved = (
-    Step
-    | SampleSet
-    | Plan
-    | Score
-    | Validation
-    | LatencyTable
-    | GpuFit
-    | Job
-    | JobPlan
-    | ServingPlan
-)
+Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | Job | JobPlan | ServingPlan
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
@@ -46,7 +34,6 @@ _KINDS: Final[dict[str, type[Saved]]] = {
     "score": Score,
     "validation": Validation,
     "latencies": LatencyTable,
-    "fit": GpuFit,
     "job": Job,
     "job plan": JobPlan,
     "serving plan": ServingPlan,

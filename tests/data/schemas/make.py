@@ -19,7 +19,6 @@ from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.ledger.store import write_entries
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Record, Step
-from underclock.records.fitted import GpuFit
 from underclock.records.latencies import LatencyTable
 from underclock.records.schemas import SCHEMAS
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
@@ -36,27 +35,6 @@ _PROFILE = """stage,instruction,frequency,time,energy
 0,forward,1000,0.13,24
 0,backward,1400,0.2,60
 """
-
-
-def _fit(gpu: GpuInfo) -> GpuFit:
-    return GpuFit(
-        evidence=Evidence.REPLAYED,
-        gpu=gpu,
-        workload="a step",
-        samples=4,
-        rows=4,
-        constants=(),
-        cap_w=None,
-        boost_mhz=None,
-        time_noise=0.01,
-        power_noise=0.01,
-        time_discrepancy=0.0,
-        power_discrepancy=0.0,
-        time_rms=0.01,
-        power_rms=0.01,
-        common_share=0.5,
-        kernels=(),
-    )
 
 
 def _serving(gpu: GpuInfo) -> ServingPlan:
@@ -114,7 +92,6 @@ def main(folder: Path) -> None:
             "latencies": LatencyTable(
                 evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
             ),
-            "fit": _fit(sample_set.gpu),
             "job": job,
             "job plan": plan_job(job),
             "serving plan": _serving(sample_set.gpu),

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from underclock.app.backends import open_measurer
-from underclock.app.fit import fit
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
@@ -17,8 +16,7 @@ from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.design.wanted import Wanted
 from underclock.core.planning.goal import Goal
-from underclock.core.step.breakdown import breakdown
-from underclock.core.step.whole import WHOLE
+from underclock.core.step.whole import WHOLE, check_kernels_alone
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.records import (
@@ -242,17 +240,11 @@ class TestPlanning:
         campaign = Campaign(core_mhz=(None,), mem_mhz=(None,))
         assert plan(measured(tmp_path / "s.db", campaign)).sets_nothing
 
-    def test_by_itself_it_is_fitted_as_the_one_kernel_that_is_planned(
-        self, swept: SampleSet
-    ) -> None:
-        assert [kernel.name for kernel in fit(swept).kernels] == [WHOLE.name]
-
     def test_what_asks_for_kernels_is_refused(
         self, swept: SampleSet, made: Plan, tmp_path: Path
     ) -> None:
-        for ask in (lambda: fit([swept, swept]), lambda: breakdown(swept)):
-            with pytest.raises(DataError, match="train ran whole only"):
-                ask()
+        with pytest.raises(DataError, match="train ran whole only"):
+            check_kernels_alone(swept)
         with pytest.raises(DataError, match="no clocks of kernels that can be measured alone"):
             measure(gpu="sim:h200#2", to=tmp_path / "r.db", campaign=Campaign(near=made))
 

@@ -16,7 +16,10 @@ from underclock.records import (
     Clocks,
     Cost,
     GpuInfo,
+    Kernel,
+    Launch,
     Objective,
+    Pass,
     Plan,
     PowerPoint,
     Status,
@@ -25,8 +28,10 @@ from underclock.records import (
 from underclock.report import page, plan_tables
 from underclock.report.answer import (
     ONE_PAIR,
+    auto_clock_sentence,
     auto_plan_sentence,
     doubt_sentence,
+    energy_parts,
     expected_energy_change,
     fixed_is_enough,
     fixed_sentence,
@@ -427,3 +432,34 @@ def test_one_limit_is_a_point_and_none_is_nothing() -> None:
     assert ["<circle" in drawing for drawing in drawings] == [True, False]
     assert "at other power limits" not in said_of(none)
     assert "If the power limit were another" not in page(none, None)
+
+
+def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
+    costs = {"norm": (1.0, 20.0), "norm grad": (1.0, 20.0), "gemm": (2.0, 60.0)}
+    kernels = {
+        name: msgspec.structs.replace(
+            choice(None, 0.0), auto_time_s=time_s, auto_energy_j=energy_j, auto_core_mhz=1700
+        )
+        for name, (time_s, energy_j) in costs.items()
+    }
+    linear = Launch(function="f", identity="i", operator="linear")
+    runs = (
+        Kernel(name="norm", count=3, pass_=Pass.FORWARD),
+        Kernel(name="norm grad", count=2, pass_=Pass.BACKWARD),
+        Kernel(name="gemm", count=4, pass_=Pass.FORWARD, launch=linear),
+    )
+    plan = auto_plan(kernels=kernels, runs=runs)
+
+    assert energy_parts(plan) == (
+        ("forward", 7, 0.75, 0.8),
+        ("backward", 2, 0.25, 0.2),
+        ("linear", 4, 0.5, 0.6),
+        ("norm", 5, 0.5, 0.4),
+    )
+    assert auto_clock_sentence(plan) == "at auto the step runs at 1700 MHz in the mean"
+    shown = " ".join("".join(printed(each) for each in plan_tables(plan)).split())
+    assert "forward 7 75.0% 80.0%" in shown
+    assert "linear 4 50.0% 60.0%" in shown
+    assert "in the mean" in shown
+    assert "at 1700 MHz in the mean." in page(plan, None)
+    assert energy_parts(auto_plan(runs=())) == ()

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from underclock.core.step.breakdown import breakdown
 from underclock.errors import DataError
-from underclock.records import Clocks, Evidence
-from underclock.records.observed import Bound
+from underclock.records import Clocks
 from underclock.store import read_table
 from underclock.store.table_rows import READINGS
 
@@ -55,19 +53,6 @@ def test_a_reading_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=sentence):
         read_table(_table(tmp_path, _ROW.replace(old, new)))
-
-
-@pytest.mark.parametrize("step", ["xl", "layer", "small", "llama"])
-def test_the_tables_of_the_h200_tell_what_bounds_its_kernels(step: str) -> None:
-    sample_set = read_table(_H200 / f"{step}.csv")
-    parts = breakdown(sample_set)
-
-    assert sample_set.evidence is Evidence.REPLAYED
-    assert parts.reachable_j is None
-    assert parts.step_clock is None
-    assert all(part.name.endswith(", by utilisation") for part in parts.by_bound)
-    assert Bound.UNKNOWN not in {part.bound for part in parts.kernels}
-    assert {"forward", "backward", "optimizer"} == {part.name for part in parts.by_pass}
 
 
 def test_a_table_whose_clocks_did_not_hold_says_so(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from underclock.errors import DataError
 from underclock.ledger.store import read_entries
 from underclock.records import SCHEMAS, Plan, Record, SampleSet, Score, Step, Validation
-from underclock.records.fitted import GpuFit
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
@@ -22,7 +21,6 @@ KINDS: dict[str, type[Record]] = {
     "validation": Validation,
     "score": Score,
     "latencies": LatencyTable,
-    "fit": GpuFit,
     "job": Job,
     "job plan": JobPlan,
     "serving plan": ServingPlan,

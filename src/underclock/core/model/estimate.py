@@ -33,7 +33,6 @@ from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import STEADY_C, Rows
 from underclock.core.steering.reach import told
-from underclock.core.step.following import step_clock
 from underclock.core.step.table import (
     CostTable,
     Heat,
@@ -43,7 +42,7 @@ from underclock.core.step.table import (
     waited_counts,
 )
 from underclock.core.step.under_cap import known_step, memories_like_auto
-from underclock.core.step.unmeasured import unmeasured
+from underclock.core.step.unmeasured import step_mhz, unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 
@@ -160,8 +159,7 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
     memories = memories_like_auto(posterior.settings, sample_set)
     if not (counts.any() and memories):
         return np.zeros_like(counts)
-    clock = step_clock(sample_set)
-    wanted_mhz = math.inf if clock is None else clock.core_mhz
+    wanted_mhz = step_mhz(sample_set) or math.inf
     here = min(
         (c for c, clocks in enumerate(posterior.settings) if clocks.mem_mhz == memories[0]),
         key=lambda c: abs(min(wanted_mhz, GREATEST_MHZ) - (posterior.settings[c].core_mhz or 0)),

@@ -26,7 +26,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.physics.cap import SIMULATED, WINDOW_S, Fading
-from underclock.records import AUTO, Clocks, Mix, SampleSet, ThrottleReason, Window
+from underclock.records import Clocks, Mix, ThrottleReason, Window
 
 _METER_S = 1e-3  # a piece of idling of less only tells the clock
 HALF_BIN_MHZ = 7.5
@@ -42,8 +42,6 @@ class CapMargin(float, Enum):
 
     FIT = 0.985
     """To leave locked rows out of a fit: each row left out in error is knowledge lost."""
-    NEIGHBOUR = 0.95
-    """Of the power of kernels that are held: on a warmer GPU the cap holds these too."""
     UNREAD = 0.93
     """Of runs of which neither clocks nor throttle reasons were read: their mean power includes
     moments below the limit."""
@@ -73,32 +71,6 @@ def is_power_capped(samples: Sequence[Window], limit_w: float, margin: CapMargin
         return np.array([bool(word) for word in said])
     power_w = np.array([sample.energy_j / sample.time_s for sample in samples])
     return draws_limit(power_w, limit_w, margin)
-
-
-def capped_kernels(sample_set: SampleSet) -> Bools:
-    """Return which kernels were at the power cap at auto clocks, or next to it. Shape (K,)."""
-    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    capped = np.zeros(len(index), dtype=bool)
-    power_w = np.zeros(len(index))
-    for sample in sample_set.samples:
-        if sample.asked == AUTO:
-            k = index[sample.kernel]
-            capped[k] |= bool(driver_says(sample.throttle_reasons))
-            power_w[k] = max(power_w[k], sample.energy_j / sample.time_s)
-    return near_cap(power_w, capped)
-
-
-def near_cap(power_w: Floats, capped: Bools) -> Bools:
-    """Return which kernels draw about as much as those the cap holds: warmer, it holds them too.
-
-    Args:
-        power_w: Of each kernel alone at auto. Shape (K,).
-        capped: Which the driver said were at the cap. Shape (K,).
-    """
-    if not capped.any():
-        return capped
-    held_w = float(np.median(power_w[capped]))
-    return capped | draws_limit(power_w, held_w, CapMargin.NEIGHBOUR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,12 @@ Shape letters: K kernels, U kernels that were not reached.
 
 import dataclasses
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.following import in_step_s
-from underclock.records import AUTO, SampleSet
+from underclock.records import AUTO, SampleSet, Window
 from underclock.units import first_and_more
 
 _LEAST_SPREAD = 0.3  # of the power of a kernel of which nothing but its kind is known
@@ -108,3 +108,36 @@ def _sentence(names: list[str], share: float) -> str:
         "step's time: times are those inside the step, powers what other kernels leave of the "
         "step's, both less sure at other clocks; `underclock measure` goes on from here"
     )
+
+
+def step_mhz(sample_set: SampleSet) -> float | None:
+    """Return the core clock in MHz at which the step runs at auto; ``None`` where it is unknown."""
+    whole = [sample.at_mhz for sample in _whole_at_auto(sample_set)]
+    seen = [
+        sample.observed.core_mhz
+        for sample in sample_set.in_situ
+        if sample.observed is not None and sample.observed.core_mhz is not None
+    ]
+    return fmean(whole or seen) if whole or seen else None
+
+
+def in_step_s(sample_set: SampleSet) -> Floats | None:
+    """Return how long a launch of each kernel takes inside the step at auto. Shape (K,).
+
+    Returns:
+        ``None`` where the launches of the whole step were not timed.
+    """
+    timed = [sample for sample in _whole_at_auto(sample_set) if sample.kernel_s]
+    return np.mean([sample.kernel_s for sample in timed], axis=0) if timed else None
+
+
+def _whole_at_auto(sample_set: SampleSet) -> list[Window]:
+    """Return samples of the whole step by itself, as it trains."""
+    return [
+        sample
+        for sample in sample_set.mixed
+        if not sample.kernel
+        and sample.asked == AUTO
+        and not sample.mix.hot
+        and not sample.mix.idle_s
+    ]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import temperature_of
+from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.table import cost_table
@@ -210,73 +209,6 @@ def test_without_a_temperature_read_a_usual_one_is_taken() -> None:
     assert temperature_of(_profile(windows=tuple(cold))) == 55.0
 
 
-def test_a_description_names_every_constant_and_kernel() -> None:
-    sample_set = _profile()
-    fit = fit_of(sample_set)
-    shared = {constant.name: constant for constant in fit.constants}
-
-    assert len(shared) == len(fit.constants) == 10 + 2 * len(_MEMS) - 1
-    knee = shared["voltage rises from"]
-    assert abs(knee.value - _GPU.knee_mhz) < 4 * knee.error
-    assert all(constant.error > 0 and 0 <= constant.told <= 1 for constant in fit.constants)
-    assert [kernel.name for kernel in fit.kernels] == list(_KERNELS)
-    assert all(kernel.described for kernel in fit.kernels)
-    for kernel in fit.kernels:
-        shares = (kernel.core_share or 0.0, kernel.dram_share or 0.0, kernel.fixed_share or 0.0)
-        assert sum(shares) == pytest.approx(1.0)
-        assert kernel.clocks == _SETTINGS[-1]
-    assert (fit.samples, fit.rows) == (88, 80)
-    assert (fit.cap_w, fit.boost_mhz) == (None, 1900.0)
-    assert 0.0 < fit.common_share < 1.0
-
-
-def test_a_description_can_be_stated_elsewhere() -> None:
-    fit = fit_of(_profile(), at=_SETTINGS[0])
-
-    assert {kernel.clocks for kernel in fit.kernels} == {_SETTINGS[0]}
-
-
-def test_a_kernel_that_no_physics_describes_keeps_its_own_samples() -> None:
-    samples = [
-        msgspec.structs.replace(s, time_s=s.time_s * factor, energy_j=s.energy_j * factor)
-        for i, s in enumerate(_profile().samples)
-        for factor in (2.0 if s.kernel == "k3" and i % 2 else 1.0,)
-    ]
-    fit = fit_of(_profile(windows=tuple(samples)))
-
-    assert [k.name for k in fit.kernels if not k.described] == ["k3"]
-
-
-@pytest.mark.parametrize(("gone", "words"), [(1, "'k0' ran"), (2, "'k0' and 1 more ran")])
-def test_a_kernel_without_usable_rows_is_named(gone: int, words: str) -> None:
-    sample_set = _profile()
-    capped = [f"k{i}" for i in range(gone)]
-    samples = [
-        msgspec.structs.replace(s, throttle_reasons=ThrottleReason.SW_POWER_CAP, observed=None)
-        if s.kernel in capped
-        else s
-        for s in sample_set.samples
-    ]
-    fit = fit_of(_profile(windows=tuple(samples)))
-
-    assert words in fit.warnings[0]
-    assert fit.cap_w is not None
-    for kernel in fit.kernels[:gone]:
-        assert (kernel.rows, kernel.described, kernel.time_rms) == (0, False, None)
-        assert kernel.samples == 11
-
-
-def test_a_memory_clock_nobody_named_is_any_clock() -> None:
-    samples = [
-        msgspec.structs.replace(s, asked=Clocks(core_mhz=s.asked.core_mhz), observed=None)
-        for s in _profile().samples
-        if s.asked.mem_mhz != _MEMS[0]
-    ]
-    sample_set = msgspec.structs.replace(_profile(windows=tuple(samples)), settings=())
-
-    assert "memory at any clock" in [constant.name for constant in fit_of(sample_set).constants]
-
-
 def test_one_profile_is_itself_and_none_is_an_error() -> None:
     sample_set = _profile()
 
@@ -298,7 +230,8 @@ def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     assert len(both.samples) == 2 * len(one.samples)
     assert sum(s.kernel == "k0 of file 2" for s in both.samples) == 11
     assert (both.settings, both.warnings) == (_SETTINGS, ("hot",))
-    assert fit_of(both).rows == 160  # all but those at auto
+    rows, _ = fit_rows(both, both.settings)
+    assert len(rows.kernel) == 160  # all but those at auto
 
 
 @pytest.mark.parametrize(
@@ -324,7 +257,7 @@ def test_two_kinds_of_evidence_are_not_one_fit() -> None:
 
 def test_samples_at_auto_only_cannot_be_fitted() -> None:
     with pytest.raises(CannotFitError, match="unknown clocks"):
-        fit_of(_profile([]))
+        estimate(_profile([]))
 
 
 def test_a_lock_that_the_cap_held_costs_what_was_measured_there() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
-from underclock.core.model.diagnostics import fit_of
 from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
@@ -397,14 +396,6 @@ def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     assert unsure.energy_spread > 2 * sure.energy_spread
     assert abs(unsure.time_change - sure.time_change) < 2 * unsure.time_spread
     assert abs(unsure.energy_change - sure.energy_change) < 2 * unsure.energy_spread
-
-
-@pytest.mark.slow
-def test_a_fit_says_which_kernels_it_knows_from_the_step_only(campaign: SampleSet) -> None:
-    fitted = fit_of(_cut_off(campaign, 5))
-
-    assert any("'k5' was never run alone" in words for words in fitted.warnings)
-    assert [kernel.power_rms is None for kernel in fitted.kernels] == [False] * 5 + [True]
 
 
 def test_times_in_the_step_alone_make_no_fit(campaign: SampleSet) -> None:

@@ -13,12 +13,10 @@ from underclock.core.step.cap import (
     LaunchCosts,
     PowerCap,
     SettledStep,
-    capped_kernels,
     draws_limit,
     driver_says,
     greatest_mean_w,
     is_power_capped,
-    near_cap,
     settle,
     settled_at,
     settled_sums,
@@ -29,10 +27,7 @@ from underclock.records import (
     AUTO,
     Clocks,
     Closure,
-    Evidence,
-    GpuInfo,
     Kernel,
-    SampleSet,
     ThrottleReason,
     Window,
 )
@@ -252,37 +247,6 @@ def test_where_the_driver_was_asked_power_decides_nothing() -> None:
     ]
 
     assert is_power_capped(samples, _LIMIT_W, CapMargin.FIT).tolist() == [False, True, False]
-
-
-def test_what_draws_about_as_much_as_the_held_is_near_the_cap() -> None:
-    power_w = np.array([200.0, 191.0, 189.0])
-
-    assert near_cap(power_w, np.array([True, False, False])).tolist() == [True, True, False]
-    assert not near_cap(power_w, np.zeros(3, dtype=bool)).any()
-
-
-def test_a_kernel_is_at_the_cap_if_any_sample_of_it_at_auto_was_or_draws_as_much() -> None:
-    capped = ThrottleReason.SW_POWER_CAP
-    samples = [
-        ("told", AUTO, 200.0, None),
-        ("told", AUTO, 200.0, capped),
-        ("near", AUTO, 150.0, ThrottleReason.NONE),
-        ("near", AUTO, 191.0, ThrottleReason.NONE),
-        ("cool", AUTO, 150.0, None),
-        ("cool", Clocks(core_mhz=900), 200.0, capped),  # held there, not at auto
-    ]
-    sample_set = SampleSet(
-        evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name="G"),
-        workload="w",
-        kernels=tuple(Kernel(name=name) for name in ("told", "near", "cool")),
-        windows=tuple(
-            Window(kernel=name, asked=asked, time_s=2.0, energy_j=2.0 * w, throttle_reasons=said)
-            for name, asked, w, said in samples
-        ),
-    )
-
-    assert capped_kernels(sample_set).tolist() == [True, True, False]
 
 
 @given(seed=seeds)
