@@ -47,10 +47,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_rest: object) -> str:
     """Fill in what is made, and lead links to what lies beside the documentation to its pages."""
-    made = _MADE.get(page.file.src_uri)
-    if made is not None:
-        before, _, after = markdown.partition("<!-- made -->")
-        markdown = f"{before}{made()}{after.partition('<!-- end made -->')[2]}"
+    for mark, make in _MADE.get(page.file.src_uri, {}).items():
+        before, _, after = markdown.partition(f"<!-- {mark} -->")
+        markdown = f"{before}{make()}{after.partition(f'<!-- end {mark} -->')[2]}"
     for name, beside in _BESIDE.items():
         markdown = re.sub(rf"\]\((?:\.\./)+{re.escape(name)}", f"]({beside}", markdown)
     return markdown
@@ -113,7 +112,6 @@ def _further_evidence() -> str:
 
 
 _MADE = {
-    "command_line.md": _command_line,
-    "python_api.md": _python_api,
-    "evidence/README.md": _further_evidence,
+    "reference.md": {"commands": _command_line, "names": _python_api},
+    "evidence/README.md": {"made": _further_evidence},
 }

@@ -53,7 +53,7 @@ _FOLLOWED = (
         f"docs/{name}.md"
         for name in ("start", "your_step", "jobs", "recipes", "reading", "safe", "proven", "saved")
     ),
-    "docs/exchange.md",
+    "docs/files.md",
     "docs/simulated_gpus.md",
     "docs/serving.md",
 )

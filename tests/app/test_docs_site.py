@@ -143,7 +143,7 @@ def served(site: Path) -> Iterator[str]:
 def test_a_browser_finds_nothing_serious_and_asks_nobody_else(served: str) -> None:
     said: list[str] = []
     with started_browser() as browser:
-        for name in ("index", "command_line", "your_step", "how_it_works"):
+        for name in ("index", "reference", "your_step", "start"):
             page = browser.new_page(color_scheme="dark" if name == "your_step" else "light")
             page.on("console", lambda message: said.append(message.text))
             page.on("pageerror", lambda error: said.append(str(error)))
@@ -152,7 +152,7 @@ def test_a_browser_finds_nothing_serious_and_asks_nobody_else(served: str) -> No
 
             assert serious_findings(page, colours_only=name == "your_step") == [], name
         page.get_by_role("textbox", name="Search").fill("steering")
-        page.get_by_role("link", name="Glossary").first.wait_for()
+        page.get_by_role("link", name="Reading a page").first.wait_for()
     assert said == []
 
 
@@ -181,9 +181,9 @@ def test_every_list_is_shown_as_a_list(site: Path) -> None:
 
 
 def test_the_references_name_every_command_and_every_public_name(site: Path) -> None:
-    commands = _article(site / "command_line.html").headings
+    commands = _article(site / "reference.html").headings
     # What a name is may stand behind it.
-    names = {heading.split()[0] for heading in _article(site / "python_api.html").headings}
+    names = {heading.split()[0] for heading in _article(site / "reference.html").headings}
 
     assert set(cli.list_commands(click.Context(cli))) <= commands
     assert {*underclock.__all__, *testing.__all__} <= names
