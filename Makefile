@@ -58,7 +58,7 @@ pictures: $(VENV)/.dev $(VENV)/.browser  ## of the documentation: the demo's pag
 	$(BIN)/python tools/pictures.py
 
 calibrate: $(VENV)/.dev  ## fit the simulated GPUs to ../shared/data, into the package's data
-	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py
+	OMP_NUM_THREADS=1 $(BIN)/python studies/calibrate.py ../shared/data
 
 dist: $(VENV)/.dev  ## the sdist, and the wheel made of it; the time in them is that of the last commit
 	rm -rf dist && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/hatchling build -t sdist -d dist

@@ -14,9 +14,10 @@ import numpy as np
 
 from known_tables import MadeTable, made_table
 from pages import fill, markdown
+from score import as_measured
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.table import as_measured, inferred_costs
+from underclock.core.inference.table import inferred_costs
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.errors import UnderclockError

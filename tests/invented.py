@@ -29,7 +29,6 @@ from underclock.records import (
     Pass,
     Plan,
     Proposal,
-    Score,
     Segment,
     Spread,
     Status,
@@ -146,15 +145,6 @@ VALIDATION = Validation(
     promised_energy_change=-0.1564,
     pairs_keeping_energy=0,
     pairs_keeping_time=2,
-)
-SCORE = Score(
-    evidence=Evidence.REPLAYED,
-    gpu=GPU,
-    plan=Strategy.KERNEL_GLOBAL,
-    **msgspec.structs.asdict(cost(0.006, -0.1453)),
-    promised_time_change=0.0,
-    promised_energy_change=-0.1564,
-    arms=(ARMS[0], Arm.of(Strategy.KERNEL_GLOBAL, cost(0.006, -0.1453), Status.GIVEN)),
 )
 
 

@@ -11,7 +11,7 @@ The commands are functions here; what they take and return are the records::
 * what commands are asked: `Campaign` with `Grid` and `ClockControl`, `Goal` with `Objective`,
   `Granularity` and `Aggregate` (as text too: ``Goal(objective="energy")``), `Accounting`,
   `Switching`, `LatencyTable`
-* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; `Score`; and the
+* what they hand on: `Step`, `SampleSet`, `Plan`, `Validation`; and the
   records that these are made of
 * what they tell meanwhile: `Tally`
 * what they raise: `UnderclockError` and its kinds
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
     from underclock.app.report import write_report as write_report
-    from underclock.app.score import score as score
     from underclock.app.serving import plan_serving as plan_serving
     from underclock.app.switching import Switching as Switching
     from underclock.app.transferring import Confirm as Confirm
@@ -93,7 +92,6 @@ if TYPE_CHECKING:
     from underclock.records import Proposal as Proposal
     from underclock.records import Provenance as Provenance
     from underclock.records import SampleSet as SampleSet
-    from underclock.records import Score as Score
     from underclock.records import Segment as Segment
     from underclock.records import Spread as Spread
     from underclock.records import Status as Status
@@ -154,7 +152,6 @@ _HOMES = {
         "app.measuring": "measure",
         "app.planning": "plan",
         "app.report": "write_report",
-        "app.score": "score",
         "app.serving": "plan_serving",
         "app.switching": "Switching",
         "app.transferring": "Confirm transfer",
@@ -174,7 +171,7 @@ _HOMES = {
             "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
             "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
             "Objective OtherArm Pass Plan PowerPoint Proposal Provenance "
-            "SampleSet Score Segment Spread Status Step StepSource Strategy ThrottleReason "
+            "SampleSet Segment Spread Status Step StepSource Strategy ThrottleReason "
             "Utilisation Validation Verdict Window"
         ),
         "records.carried": "CarriedOver KernelMatch MatchWay",

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.app.backends import model_of, open_measurer
-from underclock.app.calibrating import check_calibration
+from underclock.app.backends import open_measurer
 from underclock.app.doctor import examine
 from underclock.app.latency import measure_latency
 from underclock.errors import NotSupportedError, UsageError
@@ -66,9 +65,8 @@ def test_what_names_no_gpu_is_refused(text: str, words: str, hint: str) -> None:
     [
         (examine, Capability.READ),
         (measure_latency, Capability.SWITCH),
-        (lambda gpu: check_calibration("sweep.csv", gpu=gpu), Capability.MODEL),
     ],
-    ids=["doctor", "latency", "calibrate --check"],
+    ids=["doctor", "latency"],
 )
 def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: Capability) -> None:
     with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {lacking}: a table only"):
@@ -79,7 +77,6 @@ def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: C
     ("use", "lacking"),
     [
         (measure_latency, Capability.SWITCH),
-        (lambda gpu: check_calibration("sweep.csv", gpu=gpu), Capability.MODEL),
     ],
 )
 def test_a_real_gpu_is_told_what_only_a_simulated_one_can(
@@ -94,8 +91,6 @@ def test_a_unit_is_known_wherever_its_model_is() -> None:
 
     assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
     assert measure_latency("sim:a100#3", targets=2, repeats=1).gpu == finding.gpu
-    assert model_of(parse_gpu("sim:a100#0")) == model_of(parse_gpu("sim:a100"))
-    assert model_of(parse_gpu("sim:a100#3")) != model_of(parse_gpu("sim:a100"))
 
 
 @pytest.mark.parametrize("use", [examine, measure_latency])

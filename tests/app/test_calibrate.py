@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from calibrate import calibrate_gpu, check_calibration, command
 from underclock.app.backends import open_measurer
-from underclock.app.calibrating import check_calibration, write_calibration
 from underclock.app.doctor import examine
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
@@ -90,7 +91,8 @@ def test_the_simulated_h200_runs_its_measured_layer() -> None:
 def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
     table: Path, tmp_path: Path
 ) -> None:
-    model = write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
+    model = calibrate_gpu(table, date="2026-01-02")
+    (tmp_path / "my.json").write_text(encode(model))
     spec = f"sim:{tmp_path / 'my.json'}"
     sample_set = measure(gpu=spec, to=tmp_path / "s.db", campaign=Campaign(core_mhz=(800, 1700)))
     made = plan(sample_set)
@@ -103,18 +105,21 @@ def test_a_users_sweep_becomes_a_gpu_that_can_be_measured_and_planned(
 
 
 def test_a_users_gpu_is_checked_against_its_own_sweep(table: Path, tmp_path: Path) -> None:
-    write_calibration(table, to=tmp_path / "my.json", date="2026-01-02")
-    check = check_calibration(table, gpu=f"sim:{tmp_path / 'my.json'}")
+    to, run = tmp_path / "my.json", CliRunner().invoke
+    made = json.loads(run(command, [str(table), "-o", str(to), "--json"]).output)
+    checked = [str(table), "--check", "--gpu", f"sim:{to}"]
+    found = json.loads(run(command, [*checked, "--json"]).output)
 
-    assert set(check.kernels) == {"product", "copy"}
-    assert check.time_mape < 0.05
-    assert check.power_mape < 0.1
+    assert (made["file"], made["calibration"]["rows"]) == (str(to), 20)
+    assert found["kernels"].keys() == {"product", "copy"}
+    assert found["time_mape"] < 0.05
+    assert found["power_mape"] < 0.1
+    assert "product: mean error time" in run(command, checked).output
 
 
 @pytest.mark.parametrize(
     ("gpu", "points", "sentence"),
     [
-        ("replay:x.csv", 4, "cannot show the model it is made of"),
         ("sim:a4000", 4, "was not calibrated"),
         ("sim:rtx3080ti", 1, "1 rows"),
         ("sim:rtx3080ti", 99, "no rows are left"),
@@ -126,12 +131,6 @@ def test_a_check_that_cannot_be_made_says_why(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         check_calibration(table, gpu=gpu, points=points)
-
-
-def test_a_calibration_is_a_json_file(table: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must end in \.json"):
-        write_calibration(table, to=tmp_path / "my.gpu", date="")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -154,11 +153,3 @@ def test_a_damaged_model_is_refused(tmp_path: Path, body: str, sentence: str) ->
 def test_a_kernel_nobody_knows_cannot_be_simulated() -> None:
     with pytest.raises(UsageError, match="what it costs is unknown"):
         gpu_model("rtx3080ti").kernel(Kernel(name="unheard of"))
-
-
-def test_progress_of_fitting_rises(table: Path, tmp_path: Path) -> None:
-    told: list[float] = []
-    write_calibration(table, to=tmp_path / "my.json", date="2026-01-01", progress=told.append)
-
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)

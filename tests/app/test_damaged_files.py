@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UnderclockError

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal

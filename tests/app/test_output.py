@@ -51,7 +51,7 @@ def test_control_characters_are_written_out() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["plan sweep.csv", "plan sweep.csv --json", "score p.json s.csv"],
+    ["plan sweep.csv", "plan sweep.csv --json", "validate p.json --gpu replay:s.csv"],
 )
 def test_no_command_lets_a_name_steer_the_terminal(
     command: str, capsys: pytest.CaptureFixture[str]

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 import underclock
+from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.report import write_report
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
 from underclock.campaign.turns import OneByOne, run_in_turns

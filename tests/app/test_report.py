@@ -6,7 +6,6 @@ import pytest
 
 from underclock.app.planning import plan
 from underclock.app.report import render_report, write_report
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.errors import DataError
 from underclock.records import Kernel, Plan, Step, Validation
@@ -36,14 +35,11 @@ def validated(made: Plan, table: Path) -> Validation:
 
 
 @pytest.fixture(scope="module")
-def folder(
-    made: Plan, validated: Validation, table: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def folder(made: Plan, validated: Validation, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a file of every kind."""
     found = tmp_path_factory.mktemp("files")
     write_document(found / "plan.json", made)
     write_document(found / "v.json", validated)
-    write_document(found / "score.json", score(made, table))
     write_document(found / "step.json", _STEP)
     write_document(found / "latency.json", LatencyTable.constant(0.006))
     (found / "samples.db").write_bytes(b"SQLite format 3\0")
@@ -74,7 +70,6 @@ def test_plan_and_validation_may_stand_in_either_order(
         (("v.json", "v.json"), "given was a validation and a validation", "report plan.json"),
         (("step.json",), "step.json is a step file", "underclock plan"),
         (("latency.json", "v.json"), "is a latencies file", "the plan that was made"),
-        (("score.json",), "is a score file", "the plan that was scored"),
         (("samples.db",), "samples.db holds samples", "samples.db -o plan.json"),
         (("nothing.json",), "cannot read", "underclock --help"),
         (("text.json",), "not a readable plan file", "underclock plan"),

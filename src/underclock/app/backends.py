@@ -19,7 +19,6 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import Evidence, Kernel, MeasurementSettings, Step
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher
@@ -130,14 +129,6 @@ def in_virtual_time(spec: str) -> str:
     raise UsageError(
         f"{spec} is a served {served}, which no simulated GPU is called",
         hint="measure on the model that is served: --gpu sim:FILE.json",
-    )
-
-
-def model_of(name: GpuName) -> GpuModel:
-    """Return what a simulated GPU is made of; of a unit, with that unit's own constants."""
-    model = gpu_model(name.name)
-    return replace(
-        model, constants=UnitVariation.of(model.name, name.unit).constants(model.constants)
     )
 
 

@@ -15,6 +15,9 @@ COMMANDS: Final[dict[str, str]] = {
     "refine": "`underclock measure --near PLAN` measures near its clocks here, and `plan` plans",
     "predict": "`underclock measure` takes samples at other clocks, and `underclock plan` says "
     "what they save",
+    "calibrate": "`python studies/calibrate.py` in a clone makes a simulated GPU of a sweep",
+    "check": "`python studies/check.py` in a clone says what promises are worth",
+    "score": "`python studies/score.py` in a clone says what a plan costs on a full table",
     "compare": "`python studies/compare.py` in a clone compares policies",
     "export": (
         "`underclock report plan.json -o plan.trace.json` writes a Chrome trace, `to_pandas()` of "

@@ -22,15 +22,12 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "transfer": "Plan a step that was not measured, from samples of another.",
-    "score": "Cost a plan on a full table of measurements.",
-    "check": "Say what promises are worth, from a table's repeats.",
     "run": "Train with a plan's clocks held, and given back whatever happens.",
     "saved": "Say what runs under a plan saved: kWh, money, CO2e.",
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",
     "report": "Write a plan as one offline page.",
-    "calibrate": "Make a simulated GPU of a measured sweep, or check one.",
     "latency": "Measure how long a GPU takes to change its clocks.",
     "doctor": "Show what this machine and the simulator can do.",
     "simulate": "Serve simulated GPUs to every process here.",
@@ -39,7 +36,7 @@ _COMMANDS = {
 }
 
 _SHARED = {
-    **dict.fromkeys(("check", "merge", "plan-server"), "samples"),
+    **dict.fromkeys(("merge", "plan-server"), "samples"),
     **dict.fromkeys(("apply", "restore", "simulate"), "services"),
 }
 """Where commands stand that are not in a file of their own."""

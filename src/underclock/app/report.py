@@ -17,7 +17,6 @@ _OTHERS: Final = {
     "step": "`underclock measure` and `underclock plan` make a plan of it",
     "latencies": "give the plan that was made with it",
     "job": "`underclock plan job.json -o plan.json` makes a plan of it",
-    "score": "give the plan that was scored",
     "fit": "`underclock plan` makes a plan of the same samples",
     "study": "its page was written beside it",
 }

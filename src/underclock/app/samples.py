@@ -1,64 +1,23 @@
-"""Commands on samples: check, compare, merge and plan-server."""
+"""Commands on samples: merge and plan-server."""
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from underclock.app.options import (
     DURATION,
     FRACTION,
-    baseline_option,
     delivered,
-    file_argument,
     force_option,
     json_option,
     output_option,
 )
 from underclock.app.output import (
     Delivery,
-    counted_bar,
     told_of_boards,
 )
 from underclock.errors import InfeasibleError, UsageError
-
-
-@click.command(name="check")
-@file_argument("table")
-@click.option(
-    "--max-slowdown",
-    "slowdowns",
-    type=FRACTION,
-    multiple=True,
-    help="Time budget: 1% or 0.01; more than once for several. [default: 0, 1%, 5%]",
-)
-@click.option("--splits", default=25, show_default=True, help="How often repeats are split.")
-@click.option("--seed", default=0, show_default=True, help="Of the splits.")
-@baseline_option
-@delivered()
-def check(
-    *,
-    table: Path,
-    slowdowns: tuple[float, ...],
-    to: Delivery,
-    **asked: Any,  # noqa: ANN401 - what `check` has, by its names
-) -> None:
-    """Say what promises are worth, from the repeats of TABLE: a CSV table or a samples file.
-
-    Splits them at random, plans on one half, and looks up on the other what the planned clocks cost
-    there. Nothing is run, and no clock is set.
-
-    Example: underclock check sweep.csv --max-slowdown 1% --splits 100
-    """
-    from underclock.app import checking
-    from underclock.report import check_sentence, check_table
-
-    with counted_bar("checking") as show:
-        checked = checking.check(
-            table, slowdowns=slowdowns or checking.BUDGETS, progress=show, **asked
-        )
-    to.give(checked, lambda: (check_sentence(checked), check_table(checked)))
 
 
 @click.command(name="merge")

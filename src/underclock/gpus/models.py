@@ -359,7 +359,7 @@ def board_names() -> tuple[str, ...]:
 
 
 def gpu_model(name: str) -> GpuModel:
-    """Return a model by short name, or from a file that ``underclock calibrate`` wrote.
+    """Return a model by short name, or from a file that ``studies/calibrate.py`` wrote.
 
     Raises:
         UsageError: No such model; another GPU's constants would be worse than none.
@@ -377,7 +377,8 @@ def gpu_model(name: str) -> GpuModel:
         return decode(Path(name).read_bytes(), name)
     except OSError as exc:
         raise DataError(
-            f"cannot read {name}: {exc.strerror}", hint="make one with `underclock calibrate`"
+            f"cannot read {name}: {exc.strerror}",
+            hint="`python studies/calibrate.py` makes one",
         ) from exc
 
 
@@ -418,12 +419,12 @@ def decode(body: bytes, where: str) -> GpuModel:
     try:
         schema = msgspec.json.decode(body, type=dict[str, object]).get("schema", 0)
         if isinstance(schema, int) and schema > 0:
-            check_schema(where, "GPU model", schema, "make it anew with `underclock calibrate`")
+            check_schema(where, "GPU model", schema, "`python studies/calibrate.py` makes it")
         return msgspec.json.decode(body, type=GpuModel)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(
             f"{where} is not a readable GPU model: {exc}",
-            hint="make it anew with `underclock calibrate`",
+            hint="`python studies/calibrate.py` makes it",
         ) from exc
 
 

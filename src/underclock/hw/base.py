@@ -207,7 +207,6 @@ class Capability(StrEnum):
     LOCK = "hold clocks"
     SWITCH = "be watched changing its clocks"
     SCHEDULE = "run a schedule of clocks"
-    MODEL = "show the model it is made of"
     MIX = "run kernels in company and time them inside"
 
 

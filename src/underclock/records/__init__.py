@@ -6,7 +6,7 @@
 * `choices`: ways of choosing clocks, their costs (`Arm`), schedules that a GPU can follow
 * `carried`: how kernels of a step that was not measured are known
 * `planned`: what was decided (`Plan`)
-* `outcomes`: what became of it (`Validation`, `Score`), and of promises in general (`PromiseCheck`)
+* `outcomes`: what became of it (`Validation`)
 * `latencies`: how long clocks take to change
 * `job`: what the ranks of a job do and who waits for whom (`Job`), and what was decided (`JobPlan`)
 * `serving`: clocks by phase, batch and context (`ServingPlan`)
@@ -58,7 +58,6 @@ from underclock.records.outcomes import (
     MOST_REPEATS,
     TOLERANCE,
     OtherArm,
-    Score,
     Spread,
     Validation,
     Verdict,

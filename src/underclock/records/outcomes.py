@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Self
 
-from underclock.records.choices import Accounting, Arm, Objective, Strategy
+from underclock.records.choices import Accounting, Objective, Strategy
 from underclock.records.common import (
     Clocks,
     Evidence,
@@ -16,7 +16,6 @@ from underclock.records.common import (
     check_change,
     check_interval,
     check_not_negative,
-    check_positive,
 )
 from underclock.records.measured import GpuInfo
 from underclock.records.schemas import SCHEMAS
@@ -219,98 +218,3 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
 
 def _against(changes: Spread, promised: float) -> str:
     return f"{format_percent(changes.mean)} against {format_percent(promised)} promised"
-
-
-class Score(Record, frozen=True, kw_only=True, tag_field="kind", tag="score"):
-    """What a plan really costs on a full table, in a plan's own terms.
-
-    Attributes:
-        time_s: Per step, under the plan's clocks, as ``energy_j``.
-        time_change: Fraction of the table's auto cost, as ``energy_change``.
-        promised_time_change: What the plan said.
-        arms: The table's ``auto`` and the plan's chosen arm, costed on the table.
-    """
-
-    schema: int = SCHEMAS["score"]
-    evidence: Evidence
-    gpu: GpuInfo
-    plan: Strategy
-    time_s: float
-    energy_j: float
-    time_change: float
-    energy_change: float
-    promised_time_change: float
-    promised_energy_change: float
-    arms: tuple[Arm, ...]
-    warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_positive(self, "time_s", "energy_j")
-        names = ("time_change", "energy_change")
-        check_change(self, *names, *(f"promised_{name}" for name in names))
-        costs = {arm.name: arm.cost for arm in self.arms}
-        auto, mine = costs.get(Strategy.AUTO), costs.get(self.plan)
-        # Of a plan that says it is of auto, both arms have that name.
-        if mine is not None and len(costs) == len(self.arms):
-            for name in ("time_s", "energy_j", *names):
-                check_agrees(name, getattr(self, name), getattr(mine, name))
-            if auto is not None:
-                mine.check_against(auto)
-
-
-class CheckedNumber(Record, frozen=True, kw_only=True):
-    """A number over all splits, with its 95 % interval.
-
-    The interval is of more splits of the same table, not of other tables.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-class CheckedPromise(Record, frozen=True, kw_only=True):
-    """Plans for one time budget.
-
-    Attributes:
-        promised_energy: Mean promise, as a change against auto.
-        executed_energy: Mean change on the other half.
-        energy_bias: Promise less execution; below zero too much was promised.
-        energy_coverage: Share of splits in which the promise's 95 % interval holds what came, the
-            noise of the other half granted.
-        over_budget: Share of splits that took longer than the budget.
-        beyond_noise: Share that took longer by more than the noise of the other half explains.
-    """
-
-    max_slowdown: float
-    promised_energy: CheckedNumber
-    executed_energy: CheckedNumber
-    energy_bias: CheckedNumber
-    time_bias: CheckedNumber
-    energy_coverage: CheckedNumber
-    time_coverage: CheckedNumber
-    over_budget: CheckedNumber
-    beyond_noise: CheckedNumber
-
-
-class PromiseCheck(Record, frozen=True, kw_only=True):
-    """A table's check.
-
-    Attributes:
-        baseline: The clocks called auto.
-        seed: Of the splits.
-        kernels: How many could be split.
-        rows: How many rows they have with repeats.
-    """
-
-    evidence: Evidence
-    gpu: GpuInfo
-    workload: str
-    baseline: Clocks
-    splits: int
-    seed: int
-    kernels: int
-    rows: int
-    runs: int
-    promises: tuple[CheckedPromise, ...]
-    warnings: tuple[str, ...] = ()

@@ -14,7 +14,6 @@ SCHEMAS: Final = {
     "samples": 8,
     "merged samples": 1,
     "plan": 9,
-    "score": 3,
     "validation": 4,
     "latencies": 3,
     "study": 3,

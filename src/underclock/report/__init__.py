@@ -4,17 +4,12 @@ jinja2 loads when a page is made, not before.
 """
 
 from underclock.report.job import job_page, job_plan_tables, job_tables
-from underclock.report.measured_tables import (
-    check_sentence,
-    check_table,
-    latency_table,
-)
+from underclock.report.measured_tables import latency_table
 from underclock.report.page import page
 from underclock.report.plan_tables import (
     arms_table,
     plan_tables,
     savings_table,
-    score_table,
     validation_table,
 )
 from underclock.report.run import closing_line, run_page, run_table

@@ -1,10 +1,10 @@
-"""Plans, validations and scores as tables for an 80-column terminal."""
+"""Plans and validations as tables for an 80-column terminal."""
 
 from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from underclock.records import Arm, Plan, Score, Strategy, Validation
+from underclock.records import Arm, Plan, Strategy, Validation
 from underclock.report.answer import (
     auto_clock_sentence,
     auto_plan_sentence,
@@ -35,7 +35,6 @@ from underclock.report.wording import (
     energy_text,
     interval_text,
     keeping_time_text,
-    margin_text,
     measured_changes,
     no_change,
     promise_text,
@@ -265,36 +264,4 @@ def validation_table(validation: Validation) -> Table:
         f"{accounting_text(validation)}\n"
         f"of {pairs} pairs, {validation.pairs_keeping_energy} save the promised energy; "
         f"{keeping_time_text(validation)}",
-    )
-
-
-def score_table(score: Score) -> Table:
-    """Return what a plan promised against what its clocks cost on a full table."""
-    auto = next((arm for arm in score.arms if arm.name is Strategy.AUTO), None)
-    given = next((arm for arm in score.arms if arm.name is score.plan), None)
-    unsure = given is not None and given.energy_interval is not None
-    return filled(
-        f"{score.plan} on {score.gpu.name}, promised against actual: {score.evidence}",
-        (*words(""), *numbers("promised", "actual", "auto\nper step", "plan\nper step")),
-        (
-            (
-                "time",
-                change_text(score.promised_time_change),
-                change_text(score.time_change)
-                + margin_text(given.time_interval if given else None),
-                duration_text(auto.time_s if auto else None),
-                duration_text(score.time_s),
-            ),
-            (
-                "energy",
-                change_text(score.promised_energy_change),
-                change_text(score.energy_change)
-                + margin_text(given.energy_interval if given else None),
-                energy_text(auto.energy_j if auto else None),
-                energy_text(score.energy_j),
-            ),
-        ),
-        "actual: with 95 %, as the table's repeats leave it"
-        if unsure
-        else "actual: of this table, its means taken for the truth",
     )

@@ -16,7 +16,6 @@ _R = TypeVar("_R", bound=Record)
 _MADE_BY: Final = {
     "step": "underclock trace",
     "plan": "underclock plan",
-    "score": "underclock score",
     "validation": "underclock validate",
     "latencies": "underclock latency",
     "study": "underclock paper",
@@ -26,6 +25,7 @@ _MADE_BY: Final = {
 }
 GONE: Final[dict[str, str]] = {
     "fit": "it holds constants of a GPU, which `underclock plan` fits by itself",
+    "score": "it says what a plan costs on a full table, and `python studies/score.py` prints that",
     "T4": "it holds results of an autotuner, and a CSV table of its rows is read",
     "Kernel Tuner cache": "it holds results of a tuner, and a CSV table of its rows is read",
 }

@@ -7,7 +7,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from underclock.errors import DataError, UsageError
-from underclock.records import Plan, Record, SampleSet, Score, Step, Validation
+from underclock.records import Plan, Record, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
@@ -25,13 +25,12 @@ from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-Saved = Step | SampleSet | Plan | Score | Validation | LatencyTable | Job | JobPlan | ServingPlan
+Saved = Step | SampleSet | Plan | Validation | LatencyTable | Job | JobPlan | ServingPlan
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
     "step": Step,
     "plan": Plan,
-    "score": Score,
     "validation": Validation,
     "latencies": LatencyTable,
     "job": Job,

@@ -14,7 +14,6 @@ from made_entries import entry, untold
 from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.ledger.store import write_entries
@@ -88,7 +87,6 @@ def main(folder: Path) -> None:
             ),
             "plan": made,
             "validation": validate(made, gpu=f"replay:{table}", repeats=1),
-            "score": score(made, table),
             "latencies": LatencyTable(
                 evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
             ),

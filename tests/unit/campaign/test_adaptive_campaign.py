@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from score import Score, score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.score import score
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.recording import Elsewhere, Gathered
 from underclock.campaign.survey import Campaign, Grid, survey
@@ -25,7 +25,7 @@ from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Evidence, Kind, Objective, SampleSet, Score, Step, Window
+from underclock.records import AUTO, Evidence, Kind, Objective, SampleSet, Step, Window
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
 from underclock.store import SampleFile

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 import underclock
+from score import score
 from underclock.app.backends import open_measurer
 from underclock.app.latency import measure_latency
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.score import score
 from underclock.app.validating import validate
 from underclock.campaign.provenance import check_same_campaign
 from underclock.campaign.survey import Campaign, Grid

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from invented import LATENCY_PLAN, PLAN, SCORE, VALIDATION
+from invented import LATENCY_PLAN, PLAN, VALIDATION
 from underclock.errors import DataError
 from underclock.gpus.models import decode, encode, gpu_model
 from underclock.records import (
@@ -16,7 +16,6 @@ from underclock.records import (
     Plan,
     Record,
     SampleSet,
-    Score,
     Validation,
     Verdict,
     Window,
@@ -73,8 +72,6 @@ def twice(parts: Any) -> None:
         (LATENCY_PLAN, put("schedule", "switches", 7), "switches says 7"),
         (LATENCY_PLAN, put("latency_curve", 0, "switches", None), "with all that it costs"),
         (LATENCY_PLAN, put("proposals", 0, "energy_change", -2.0), "finite and above -1"),
-        (SCORE, put("energy_change", -0.5), "energy_change says -0.5"),
-        (SCORE, put("time_s", 6.0), "time_s says 6.0"),
         (JUDGED, put("plan_time_s", [12.36, 12.38]), "2 totals of 3 repeats"),
         (JUDGED, put("repeats", 4), "3 totals of 4 repeats"),
         (JUDGED, put("auto_energy_j", [4210.0, 4212.0, 42.14]), "mean says"),
@@ -87,7 +84,7 @@ def twice(parts: Any) -> None:
     ],
 )
 def test_an_edited_file_that_contradicts_itself_is_refused(
-    record: Plan | Validation | Score, edit: Edit, sentence: str
+    record: Plan | Validation, edit: Edit, sentence: str
 ) -> None:
     edited(record, lambda _parts: None)
     if not sentence:  # what it says still follows from it

@@ -1,4 +1,4 @@
-"""Terminal tables of plans, validations and scores."""
+"""Terminal tables of plans and validations."""
 
 import msgspec
 import pytest
@@ -9,7 +9,6 @@ from invented import (
     LATENCY_PLAN,
     MINUS,
     PLAN,
-    SCORE,
     VALIDATION,
     Seen,
     choices,
@@ -32,7 +31,6 @@ from underclock.report import (
     page,
     plan_tables,
     savings_table,
-    score_table,
     validation_table,
     verdict_text,
 )
@@ -48,7 +46,6 @@ def test_every_terminal_table_says_how_its_numbers_are_known(evidence: Evidence)
         arms_table(plan),
         savings_table(plan),
         validation_table(with_validation(evidence=evidence)),
-        score_table(msgspec.structs.replace(SCORE, evidence=evidence)),
     )
 
     assert all(str(evidence) in printed(table) for table in tables)
@@ -101,7 +98,7 @@ def test_a_narrow_terminal_shows_every_name_and_number_whole(width: int) -> None
 def test_a_narrow_terminal_cuts_no_word_and_no_number(width: int) -> None:
     found = with_validation(**JUDGED, verdict=Verdict.NOT_KEPT, others=(FIXED,))
 
-    for part in (*plan_tables(LATENCY_PLAN), validation_table(found), score_table(SCORE)):
+    for part in (*plan_tables(LATENCY_PLAN), validation_table(found)):
         narrow, wide = printed(part, width), printed(part, 200)
         assert max(map(len, narrow.splitlines())) <= width
         assert {
@@ -239,12 +236,6 @@ def test_intervals_and_other_arms_stand_in_table_and_page() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert f"{MINUS}3.01 to {MINUS}1.99 %" in Seen(html).text
     assert "<title>best fixed clock: " in html
-
-
-def test_a_score_table_without_an_auto_arm_shows_dashes() -> None:
-    text = printed(score_table(msgspec.structs.replace(SCORE, arms=())))
-
-    assert text.count(DASH) == 2
 
 
 @pytest.mark.parametrize("width", range(66, 100, 3))

@@ -8,7 +8,7 @@ import pytest
 
 from underclock.errors import DataError
 from underclock.ledger.store import read_entries
-from underclock.records import SCHEMAS, Plan, Record, SampleSet, Score, Step, Validation
+from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
 from underclock.records.serving import ServingPlan
@@ -19,7 +19,6 @@ KINDS: dict[str, type[Record]] = {
     "step": Step,
     "plan": Plan,
     "validation": Validation,
-    "score": Score,
     "latencies": LatencyTable,
     "job": Job,
     "job plan": JobPlan,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from known_tables import MadeTable, made_table
-from underclock import Campaign, Goal, Grid, measure, plan, score
+from score import score
+from underclock import Campaign, Goal, Grid, measure, plan
 from underclock.records import AUTO, Clocks
 from underclock.store import read_table
 

@@ -4,7 +4,6 @@ Shape letters: N typical kernels, C settings, Q quantities measured at each, P p
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -31,7 +30,6 @@ def greedy_d_optimal(
     points: int,
     *,
     allowed: Bools | None = None,
-    penalty: Callable[[int], Floats] | None = None,
 ) -> Ints:
     """Choose settings, each the one that adds most information to those before it.
 
@@ -39,7 +37,6 @@ def greedy_d_optimal(
         derivatives: Of what is measured by the parameters, over its noise. Shape (Q, N, C, P).
         information: Of the prior. Shape (P, P).
         allowed: Settings that may be chosen; by default all. Shape (C,).
-        penalty: What having chosen a setting takes from the gain of all others. Shape (C,).
 
     Returns:
         Indices of settings, fewer than ``points`` where fewer are allowed.
@@ -55,8 +52,6 @@ def greedy_d_optimal(
         best = int(np.argmax(gains))
         chosen.append(best)
         known += added[:, best]
-        if penalty is not None:
-            handicap = handicap - penalty(best)
     return np.array(chosen, dtype=np.int64)
 
 

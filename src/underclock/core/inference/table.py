@@ -19,10 +19,9 @@ from underclock.core.inference.runs import (
     without_odd,
 )
 from underclock.core.inference.sizes import likeliest
-from underclock.core.model.row_runs import odd_repeats, run_variances, runs_of
+from underclock.core.model.row_runs import odd_repeats
 from underclock.core.step.table import (
     CostTable,
-    at_any_clocks,
     cost_table,
     overlapped,
     waited_counts,
@@ -244,26 +243,3 @@ def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> Joi
         energy=errors(told.power.errors),
         wider=(told.sums[0] * chosen[0], told.sums[1] * chosen[1]),
     )
-
-
-def as_measured(
-    sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
-) -> JointCosts:
-    """Return a table as it was measured, nothing inferred, each row as unsure as its runs.
-
-    Args:
-        variances: Of the logarithms of each sample's time and energy; by default as its own
-            repeats tell. Shape (2, N).
-    """
-    table = cost_table(sample_set, baseline=baseline)
-    runs = runs_of(sample_set, table.settings)
-    nothing = np.zeros((*table.time_s.shape, 0))
-    errors = []
-    each = run_variances(sample_set) if variances is None else variances
-    for quantity, variance in zip(runs.quantities, each, strict=True):
-        rest = np.zeros(table.time_s.shape)
-        sums = np.bincount(quantity.row, variance)
-        rest[runs.kernel, runs.setting] = sums / quantity.taken**2
-        rest = at_any_clocks(table.kernels, rest, table.baseline)
-        errors.append(Errors(own=nothing, shared=nothing, rest=rest))
-    return JointCosts(table=table, time=errors[0], energy=errors[1])

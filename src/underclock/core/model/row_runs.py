@@ -60,21 +60,6 @@ def _runs(
     )
 
 
-def run_variances(sample_set: SampleSet) -> Floats:
-    """Return how far each sample may be off: as runs of its row usually are, and as it is seen to.
-
-    Returns:
-        Variances of the logarithms of time and energy. Shape (2, N).
-    """
-    settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
-    variances = []
-    for runs in runs_of(sample_set, settings).quantities:
-        each = weighed(runs)
-        of_usual = each.weight * each.scatter[runs.row] ** 2
-        variances.append(of_usual + (1.0 - each.weight) * each.off**2)
-    return np.stack(variances)
-
-
 def sample_weights(sample_set: SampleSet) -> Floats:
     """Return how much each sample counts in time and energy: 1, and less where it is an odd repeat.
 

@@ -14,7 +14,7 @@ from underclock.arrays import Ints
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.step.table import CostTable, overlapped
 from underclock.core.step.under_cap import against_auto, auto_core_mhz, step_cost
-from underclock.records import Arm, Choice, Clocks, Cost
+from underclock.records import Arm, Choice, Cost
 
 
 def choice_cost(table: CostTable, setting: Ints) -> Cost:
@@ -29,22 +29,6 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
     return against_auto(
         table, math.fsum(table.time_s[rows, setting]), math.fsum(table.energy_j[rows, setting])
     )
-
-
-def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
-    """Cost given clocks on a table.
-
-    Raises:
-        KeyError: A kernel without clocks, or clocks at which it was not measured. The argument is
-            the kernel's name.
-    """
-    columns = []
-    for k, kernel in enumerate(table.kernels):
-        column = table.column(wanted[kernel.name])
-        if column is None or not math.isfinite(table.time_s[k, column]):
-            raise KeyError(kernel.name)
-        columns.append(column)
-    return choice_cost(table, np.array(columns))
 
 
 def as_neighbours(table: CostTable, setting: Ints) -> Ints:

@@ -1,6 +1,6 @@
-"""Whether plans kept their promises, as far as repeats can tell: of one plan, and of many.
+"""Whether a plan kept its promise, as far as repeats can tell.
 
-Shape letters: N repeats of each arm, or runs of a table; S splits of a table in halves.
+Shape letters: N repeats of each arm.
 
 Auto and plan ran N times each, and the mean change over all N² pairs of runs is estimated.
 The pairs share runs, so they are no N² independent observations: the bootstrap resamples the runs
@@ -21,14 +21,12 @@ from statistics import NormalDist
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats
 from underclock.core.statistics.student import student_quantile
 from underclock.records import MOST_REPEATS, TOLERANCE, Spread, Verdict
-from underclock.records.outcomes import CheckedNumber
 
 RESAMPLES = 10_000
 _TAIL = 0.025  # beyond either end of a 95 % interval
-_WITHIN, _BELOW = 1.960, 1.645  # deviations that 95 % of a normal distribution lie within, or below
 _Z = NormalDist().inv_cdf(1.0 - _TAIL)
 _POWER_Z = NormalDist().inv_cdf(0.8)
 _ROUNDING = 1e-9
@@ -205,71 +203,3 @@ def _needed(change: MeanChange, bound: float) -> int | None:
     candidates = range(change.repeats + 1, MOST_REPEATS + 1)
     further = 1 + bisect_left(candidates, True, key=decides)
     return further if further <= len(candidates) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
-    """A quantity of plans on halves of a table's repeats, as changes against auto, shapes (S,).
-
-    Attributes:
-        spread: Standard deviation that the promise claims.
-        noise: Standard deviation of that, as repeats tell.
-    """
-
-    promised: Floats
-    spread: Floats
-    executed: Floats
-    noise: Floats
-
-    @property
-    def bias(self) -> Floats:
-        """Promise less execution: below zero, the promise was of less than came. Shape (S,)."""
-        return self.promised - self.executed
-
-    @property
-    def covered(self) -> Bools:
-        """Where execution lies within the promise's interval, its own noise granted. Shape (S,)."""
-        both: Bools = np.abs(self.bias) <= _WITHIN * np.hypot(self.spread, self.noise)
-        return both
-
-    def breaks(self, budget: float) -> Bools:
-        """Where execution exceeds a budget by more than its noise explains. Shape (S,)."""
-        beyond: Bools = self.executed - _BELOW * self.noise > budget + _ROUNDING
-        return beyond
-
-
-def halves(row: Ints, random: np.random.Generator) -> Bools:
-    """Return which runs of each row go to the first half; each half has one at least.
-
-    A row with an odd number of runs gives the one too many to either half alike.
-
-    Args:
-        row: Row of each run; every row has two at least. Shape (N,).
-    """
-    order = np.lexsort((random.random(len(row)), row))
-    taken = np.bincount(row)
-    first = np.cumsum(taken) - taken
-    rank = np.empty(len(row), dtype=np.int64)
-    rank[order] = np.arange(len(row)) - first[row[order]]
-    many = taken // 2 + (taken % 2) * random.integers(0, 2, len(taken))
-    chosen: Bools = rank < many[row]
-    return chosen
-
-
-def mean_of(values: Floats) -> CheckedNumber:
-    """Return a mean with Student's interval; of one value, there is none."""
-    mean, count = float(values.mean()), len(values)
-    if count == 1:
-        return CheckedNumber(value=mean, low=None, high=None)
-    reach = student_quantile(count - 1) * float(values.std(ddof=1))
-    reach /= math.sqrt(count)
-    return CheckedNumber(value=mean, low=mean - reach, high=mean + reach)
-
-
-def share_of(hits: Bools) -> CheckedNumber:
-    """Return a share with Wilson's interval."""
-    count, share = len(hits), float(hits.mean())
-    z2 = _WITHIN**2 / count
-    centre = (share + 0.5 * z2) / (1.0 + z2)
-    reach = math.sqrt(z2 * (share * (1.0 - share) + 0.25 * z2)) / (1.0 + z2)
-    return CheckedNumber(value=share, low=max(0.0, centre - reach), high=min(1.0, centre + reach))

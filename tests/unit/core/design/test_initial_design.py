@@ -52,14 +52,3 @@ def test_a_design_of_independent_quantities_takes_the_loudest_of_each() -> None:
     assert greedy_d_optimal(derivatives, np.eye(2), 2).tolist() == [0, 2]
     allowed = np.array([False, True, True, True])
     assert greedy_d_optimal(derivatives, np.eye(2), 9, allowed=allowed).tolist() == [1, 2, 3]
-
-
-def test_a_penalty_keeps_a_design_from_asking_again_nearby() -> None:
-    derivatives = np.zeros((1, 1, 3, 1))
-    derivatives[0, 0, :, 0] = [3.0, 2.9, 1.0]
-
-    def nearby(chosen: int) -> Floats:
-        return np.where(np.abs(np.arange(3) - chosen) < 2, 1e6, 0.0)
-
-    assert greedy_d_optimal(derivatives, np.eye(1), 2).tolist() == [0, 1]
-    assert greedy_d_optimal(derivatives, np.eye(1), 2, penalty=nearby).tolist() == [0, 2]

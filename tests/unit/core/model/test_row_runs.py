@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from noisy_tables import noisy_samples, run_table
+from score import run_variances
 from underclock.app.planning import plan
-from underclock.core.model.row_runs import odd_repeats, odd_rows, run_variances, sample_weights
+from underclock.core.model.row_runs import odd_repeats, odd_rows, sample_weights
 from underclock.core.planning.goal import Goal
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 from windows import having

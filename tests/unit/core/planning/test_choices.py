@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
-from underclock.core.planning.choices import choices, cost_at
+from score import cost_at
+from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.step.table import CostTable

@@ -10,14 +10,13 @@ Shape letters: R rows, K kernels.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from underclock.arrays import Floats, Ints
-from underclock.core.design.initial_design import greedy_d_optimal
+from underclock.arrays import Ints
 from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
@@ -231,7 +230,6 @@ def held_out(
     start: GpuConstants,
     limit_w: float,
     points: int,
-    progress: Callable[[float], None],
     held: Collection[str] = (),
 ) -> MeanErrors:
     """Return errors on kernels that took no part in fitting the shared constants.
@@ -251,7 +249,6 @@ def held_out(
         left_out = [kernel.name for kernel in out]
         beside = _free(others, limit_w)
         parts += errors_by_kernel(known, sample_set, limit_w, points, left_out, beside).values()
-        progress((fold + 1) / folds)
     return MeanErrors.over(parts)
 
 
@@ -317,13 +314,19 @@ def design(known: Calibrated, windows: Sequence[Window], points: int) -> Ints:
         temperature_c=np.full(count * len(windows), gpu.ambient_c),
     )
     by = predicted_rows(parameters, at).by_kernel().reshape(2, count, len(windows), PER_KERNEL)
-
-    def repetition(chosen: int) -> Floats:
+    added = np.einsum("qkci,qkcj->kcij", by, by)
+    information = np.tile(_KNOWN * np.eye(PER_KERNEL), (count, 1, 1))
+    handicap, chosen = np.zeros(len(windows)), list[int]()
+    for _ in range(min(points, len(windows))):
+        gains = np.linalg.slogdet(information[:, None] + added)[1].sum(axis=0) + handicap
+        gains[chosen] = -math.inf
+        best = int(np.argmax(gains))
+        chosen.append(best)
+        information += added[:, best]
         # Where the model is off, it is off alike at like clocks: do not ask there twice.
-        near = np.abs(np.log(core_mhz / core_mhz[chosen])) < _APART
-        return np.where(near, _REPETITION, 0.0)
-
-    return greedy_d_optimal(by, _KNOWN * np.eye(PER_KERNEL), points, penalty=repetition)
+        near = np.abs(np.log(core_mhz / core_mhz[best])) < _APART
+        handicap = handicap - np.where(near, _REPETITION, 0.0)
+    return np.array(chosen, dtype=np.int64)
 
 
 def errors_of(known: Calibrated, windows: Sequence[Window]) -> MeanErrors:
