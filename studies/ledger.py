@@ -29,11 +29,11 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.ledger.entries import LedgerEntry, totals
+from underclock.ledger.entries import LedgerGpu, LedgerRun, totals
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import RunLine, StepLine
-from underclock.runtime.conductor.booking import BookedRun, RunTally
+from underclock.runtime.conductor.booking import RunTally
 from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
@@ -88,14 +88,14 @@ class Found:
     """What the ledger says of a run, and the truth.
 
     Attributes:
-        entry: In the ledger.
+        run: In the ledger.
         true_j: Truly saved; ``None`` where nothing was seen.
         gain: Of the board's sensors.
     """
 
     case: Case
     gpu: str
-    entry: LedgerEntry
+    run: LedgerRun
     true_j: float | None
     gain: float
 
@@ -108,13 +108,18 @@ class Found:
     @property
     def interval_j(self) -> tuple[float, float]:
         """Of what was saved, as ``underclock saved`` tells it of this run alone."""
-        ((total,), _) = totals([self.entry])
+        ((total,), _) = totals([self.run])
         return total.saved_interval_j
 
     @property
     def saved_j(self) -> float:
         """What the ledger says."""
         return (self.entry.auto_j or 0.0) - (self.entry.energy_j or 0.0)
+
+    @property
+    def entry(self) -> LedgerGpu:
+        """Its one GPU."""
+        return self.run.gpus[0]
 
 
 def drawn_step(random: np.random.Generator, number: int) -> Step:
@@ -173,10 +178,10 @@ def held(
     way: str,
     seed: int,
     is_over: Callable[[Policy, int], bool],
-) -> tuple[LedgerEntry, list[StepLine], Rounds]:
+) -> tuple[LedgerRun, list[StepLine], Rounds]:
     """Run steps under a plan as a conductor has them; return what the ledger gets, and of which."""
     info = rig.gpu.info()
-    tally = RunTally(BookedRun.of(made, [(str(info.uuid), info.name)], 0, {}))
+    tally = RunTally(made, [(str(info.uuid), info.name)], 0, {})
     machine = Machine(timetable_of(scheduled(made), range(len(made.order))))
     policy = policy_of(machine, made, arms=WAYS[way], window=0 if WAYS[way] else _WINDOW, seed=seed)
     promise = made.headline.cost
@@ -215,8 +220,10 @@ def held(
                         lines.append(line)
     for difference in policy.differences(ExpectedRun(enqueued=len(driven.rounds) + 1)):
         tally.add(difference)
-    (entry,) = tally.entries(rig.clock.now_s() - began_s)
-    return entry, lines, driven.rounds
+    run = tally.run(rig.clock.now_s() - began_s)
+    if run is None:
+        raise AssertionError("it began")
+    return run, lines, driven.rounds
 
 
 def _gauge(rig: Rig, energy_s: float, energy_j: float) -> Gauge:
@@ -265,19 +272,19 @@ def found(case: Case) -> Found:
         return bool([1 for line in policy.differences() if line.rounds >= rounds])
 
     with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
-        entry, lines, run = held(made, rig, lengths, way=case.way, seed=seed, is_over=is_over)
+        run, lines, rounds = held(made, rig, lengths, way=case.way, seed=seed, is_over=is_over)
         gain = rig.device.unit.gain
     with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
-        auto = at_auto(step, rig, lengths, len(run) + 1)
-    true_j = true_saving_j(lines, run, auto)
-    return Found(case=case, gpu=gpu, entry=entry, true_j=true_j, gain=gain)
+        auto = at_auto(step, rig, lengths, len(rounds) + 1)
+    true_j = true_saving_j(lines, rounds, auto)
+    return Found(case=case, gpu=gpu, run=run, true_j=true_j, gain=gain)
 
 
 def row(name: str, some: Sequence[Found]) -> tuple[object, ...]:
     """Return what many runs come to, as a row of a table."""
     told = [each for each in some if not each.entry.untold]
     inside = sum(each.is_inside for each in told)
-    (total,), _ = totals([each.entry for each in told])
+    (total,), _ = totals([each.run for each in told])
     true_j = math.fsum(each.true_j or 0.0 for each in told)
     low_j, high_j = total.saved_interval_j
     widths = [

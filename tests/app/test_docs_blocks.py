@@ -229,7 +229,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator["_Shell"]:
         monkeypatch.setenv("PWD", str(folder))
         monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         monkeypatch.setenv(RUNTIME_DIR, str(folder / "runs"))
-        monkeypatch.setenv(LEDGER, str(folder / "ledger.db"))
+        monkeypatch.setenv(LEDGER, str(folder / "ledger.jsonl"))
         shell = _Shell(monkeypatch)
         with shell.jobs:
             yield shell

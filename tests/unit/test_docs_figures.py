@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from underclock.ledger.rates import Rates, with_said
-
 _ROOT = Path(__file__).resolve().parents[2]
 _NUMBER = r"([-+]?\d+(?:\.\d+)?)"
 
@@ -93,13 +91,6 @@ def test_how_many_plans_ran_as_they_say() -> None:
         *_row(page, "- time: ")[:3],
         *_row(page, "- energy: ")[:3],
     ]
-
-
-def test_rates_that_have_a_name() -> None:
-    rates = with_said(Rates(), price=None, grid="world", pue="survey")
-
-    assert _said("docs/saved.md", "`--grid world` is # g/kWh") == [rates.grid_g]
-    assert _said("docs/saved.md", "`--pue survey` is #") == [rates.pue]
 
 
 def test_what_a_pace_saves_on_an_h200() -> None:

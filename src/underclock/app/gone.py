@@ -28,6 +28,11 @@ COMMANDS: Final[dict[str, str]] = {
 """By the command's name."""
 
 OPTIONS: Final[dict[str, str]] = {
+    "underclock saved --csv": "--json has the same numbers",
+    "underclock saved --openmetrics": "--json has the same numbers; `underclock run "
+    "--metrics-port` answers Prometheus while a run lasts",
+    "underclock saved --textfile": "`underclock run --metrics-port` answers Prometheus while a run "
+    "lasts",
     "underclock run --node-power": "ranks keep the power limits they have; `underclock apply` sets "
     "one of a plan, and nvidia-smi -pl any",
     "underclock --install-completion": (

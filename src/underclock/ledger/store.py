@@ -1,32 +1,30 @@
-"""The ledger's file: SQLite, the user's own, written by any number of jobs at once.
+"""The ledger's file: JSON lines, the user's own, to which any number of jobs append at once.
 
-It keeps SQLite's rollback journal: write-ahead logging needs memory that all writers share, which a
-home on a network file system does not give to nodes of a cluster. A write is one transaction every
-few minutes, so nothing is lost by that, and a kill at any instant leaves the file before or after.
+A run is one write at the file's end, under a lock where the file system has locks. What a kill or a
+full disk cut short is a line by itself, which readers leave out.
 """
 
+import errno
+import fcntl
+import io
 import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from underclock.errors import DataError
-from underclock.ledger.entries import LedgerEntry
-from underclock.records.schemas import SCHEMAS
+from underclock.ledger.entries import LedgerRun
 
 LEDGER: Final = "UNDERCLOCK_LEDGER"
 """Names the file; empty for none."""
-_APPLICATION_ID: Final = 0x756E646C  # "undl", in the file's header
-_BUSY_S = 20.0  # that a writer waits for others
-_TABLE = (
-    "CREATE TABLE entries (run TEXT NOT NULL, gpu TEXT NOT NULL, body TEXT NOT NULL, "
-    "PRIMARY KEY (run, gpu))"
-)
+_BEGINS, _SQLITE = b'{"kind":"ledger"', b"SQLite format 3"
 _ASIDE = f"name another file with {LEDGER}, or move it away: the next run begins a new one"
+_WAITS, _WAIT_S = 200, 0.05  # for the lock; whoever holds it for longer was stopped
 
 
 def ledger_path(environment: Mapping[str, str]) -> Path | None:
@@ -35,87 +33,92 @@ def ledger_path(environment: Mapping[str, str]) -> Path | None:
     if named is not None:
         return Path(named) if named.strip() else None
     home = environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(home) / "underclock" / "ledger.db"
+    return Path(home) / "underclock" / "ledger.jsonl"
 
 
-def write_entries(path: Path, entries: Iterable[LedgerEntry]) -> None:
-    """Write entries, each in the place of the one that it had before.
-
-    Raises:
-        DataError: It is of a newer version, damaged, something else, or the system refuses.
-    """
-    rows = [(each.run, each.gpu, msgspec.json.encode(each).decode()) for each in entries]
-    with _translated(path):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.close(descriptor)
-        with closing(_connected(path, "rw")) as connection:
-            connection.execute("BEGIN IMMEDIATE")  # so that one of several makes the table
-            try:
-                if not _is_made(path, connection):
-                    connection.execute(_TABLE)
-                    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                    connection.execute(f"PRAGMA user_version = {SCHEMAS['ledger']}")
-                connection.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", rows)
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-
-
-def read_entries(path: Path) -> tuple[LedgerEntry, ...]:
-    """Return all entries; none where there is no file yet.
+def append_run(path: Path, run: LedgerRun) -> None:
+    """Append a run; a later line of the same run stands for the earlier ones.
 
     Raises:
-        DataError: As of `write_entries`.
+        DataError: The file is something else, or the system refuses.
     """
-    if not path.exists():
-        return ()
-    with _translated(path), closing(_connected(path, "ro")) as connection:
-        connection.execute("BEGIN")  # one state of it, whoever writes meanwhile
-        if not _is_made(path, connection):
-            return ()
-        bodies = connection.execute("SELECT body FROM entries ORDER BY rowid").fetchall()
-    try:
-        return tuple(msgspec.json.decode(body, type=LedgerEntry) for (body,) in bodies)
-    except (msgspec.DecodeError, TypeError) as exc:
-        raise DataError(f"{path} holds an entry that is none: {exc}", hint=_ASIDE) from exc
+    line = msgspec.json.encode(run) + b"\n"
+    with _opened(path, "a+") as file:
+        _lock(file)
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":  # what was cut short
+            line = b"\n" + line
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file.fileno())
 
 
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"{path.resolve().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S)
-
-
-def _is_made(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether a file is a ledger; not yet, where it is empty.
+def read_runs(path: Path) -> tuple[tuple[LedgerRun, ...], tuple[str, ...]]:
+    """Return all runs, none where there is no file yet, and sentences on what is not among them.
 
     Raises:
-        DataError: It is something else, or of another version.
+        DataError: The file is something else, or the system refuses.
     """
-    found = connection.execute("PRAGMA application_id").fetchone()[0]
-    schema = connection.execute("PRAGMA user_version").fetchone()[0]
-    if not found and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-        return False
-    if found != _APPLICATION_ID:
-        raise DataError(f"{path} is a database, but no ledger", hint=_ASIDE)
-    if schema != SCHEMAS["ledger"]:
-        raise DataError(
-            f"the ledger {path} was written by another version of underclock: it has schema "
-            f"{schema}, this version reads and writes {SCHEMAS['ledger']}",
-            hint=f"upgrade underclock (pip install -U underclock), or {_ASIDE}",
-        )
-    return True
+    runs, bad, notes = dict[str, LedgerRun](), list[str](), list[str]()
+    old = path.with_suffix(".db")
+    if old != path and old.is_file():
+        notes.append(f"not counted: {old}, a ledger of an earlier underclock, which was SQLite")
+    lines = list[bytes]()
+    if path.exists():
+        with _opened(path, "r") as file:
+            lines = file.readall().split(b"\n")
+    decoder = msgspec.json.Decoder(LedgerRun)
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line:
+                run = decoder.decode(line)
+                runs[run.run] = run
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            bad.append(f"line {number} of {path} is no run: {exc}")
+    if bad:
+        more = f"; and {len(bad) - 1} more" if len(bad) > 1 else ""
+        notes.append(f"not counted: {bad[0]}{more}")
+    return tuple(runs.values()), tuple(notes)
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Turn errors of the system and of SQLite into ours."""
+def _opened(path: Path, mode: str) -> Iterator[io.FileIO]:
+    """Open a ledger, or a file that may become one; what is none is refused without a wait."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK, 0o600)
+
     try:
-        yield
+        if mode != "r":
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with io.FileIO(path, mode, opener=opener) as file:
+            _check(path, file.fileno())
+            yield file
     except OSError as exc:
         raise DataError(f"cannot use the ledger {path}: {exc.strerror}", hint=_ASIDE) from exc
-    except sqlite3.OperationalError as exc:  # busy, full, read only: the file is whole
-        raise DataError(f"cannot use the ledger {path}: {exc}", hint=_ASIDE) from exc
-    except sqlite3.DatabaseError as exc:
-        raise DataError(f"the ledger {path} is damaged: {exc}", hint=_ASIDE) from exc
+
+
+def _check(path: Path, file: int) -> None:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise DataError(f"the ledger {path} is no ordinary file", hint=_ASIDE)
+    first = os.pread(file, len(_BEGINS), 0)
+    if first.startswith(_SQLITE):
+        raise DataError(
+            f"{path} is a ledger of an earlier underclock, which was SQLite; now it is JSON lines",
+            hint=_ASIDE,
+        )
+    if first != _BEGINS[: len(first)]:
+        raise DataError(f"{path} is no ledger: it does not begin with a run", hint=_ASIDE)
+
+
+def _lock(file: io.FileIO) -> None:
+    """Keep other writers out until the file is closed; go on where that takes too long."""
+    for _ in range(_WAITS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_WAIT_S)  # noqa: TID251 - another process gives it back in real time
+        except OSError:  # a file system without locks
+            return
+        else:
+            return

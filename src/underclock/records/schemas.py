@@ -21,7 +21,6 @@ SCHEMAS: Final = {
     "job plan": 1,
     "serving plan": 1,
     "GPU model": 1,
-    "ledger": 1,
 }
 
 

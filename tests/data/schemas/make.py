@@ -10,13 +10,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from made_entries import entry, untold
 from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
-from underclock.ledger.store import write_entries
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Record, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.schemas import SCHEMAS
@@ -107,9 +105,6 @@ def main(folder: Path) -> None:
             board = Path(aside) / "board.db"
             save(replace(sample_set, evidence=Evidence.SIMULATED, gpu=gpu), board)
             merge([board], to)
-        to = folder / f"ledger.{SCHEMAS['ledger']}.db"
-        if not to.exists():
-            write_entries(to, [entry(), untold(run="run 2")])
 
 
 if __name__ == "__main__":

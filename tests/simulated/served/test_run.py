@@ -18,7 +18,7 @@ from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.ledger.store import LEDGER, read_entries
+from underclock.ledger.store import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.conductor.log import read_log
@@ -84,7 +84,7 @@ def test_clocks_follow_the_plan_and_are_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The guard learns at auto first, so that one run has steps of both."""
-    log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.db"
+    log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.jsonl"
     monkeypatch.setenv(LEDGER, str(ledger))
     # With all that a trainer loads, and not before its conductor is there: machines may be slow.
     Path(command[1]).write_text(_AWAITING.format(log=str(log)) + _SCRIPT)
@@ -105,7 +105,8 @@ def test_clocks_follow_the_plan_and_are_given_back(
     assert (truth["core_lock"], truth["limit_w"]) == (None, 350.0)
     steps = [line for line in read_log(log) if isinstance(line, StepLine)]
     assert _usual_j(steps, "plan") < 0.97 * _usual_j(steps, "learning")
-    (entry,) = read_entries(ledger)  # of the log's own lines, and nothing else
+    ((saved,), _) = read_runs(ledger)
+    (entry,) = saved.gpus  # of the log's own lines, and nothing else
     drawn_j = sum(step.steps * step.energy_j for step in steps if step.energy_j is not None)
     # Of steps that neither ran at auto nor followed the plan nobody can tell what they saved.
     assert entry.energy_j is not None

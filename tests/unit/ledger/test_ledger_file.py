@@ -1,5 +1,7 @@
-"""The ledger's file: several jobs at once, other versions, kills, what is none."""
+"""The ledger's file: several jobs at once, kills, torn lines, what is none."""
 
+import fcntl
+import os
 import signal
 import sqlite3
 import subprocess
@@ -7,20 +9,23 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from made_entries import entry, untold
+from made_entries import gpu, run, untold
 from underclock.errors import DataError
-from underclock.ledger.store import LEDGER, ledger_path, read_entries, write_entries
+from underclock.ledger import store
+from underclock.ledger.store import LEDGER, append_run, ledger_path, read_runs
 
 _WRITING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from made_entries import entry
-from underclock.ledger.store import write_entries
+from made_entries import gpu, run
+from underclock.ledger.store import append_run
+gpus = [gpu(gpu=f"gpu {{at}}") for at in range(64)]
 for at in range({count}):
-    write_entries(Path({path!r}), [entry(run=f"run {{at}}", gpu=sys.argv[1])])
+    append_run(Path({path!r}), run(*gpus, run=f"{{sys.argv[1]}} {{at}}"))
     print(at, flush=True)
 """
 _TESTS = str(Path(__file__).parents[2])
@@ -31,97 +36,138 @@ def _writer(path: Path, name: str, count: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", code, name], stdout=subprocess.PIPE)
 
 
-def test_an_entry_is_replaced_by_the_same_runs_next_one(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "ledger.db"
-    assert read_entries(path) == ()
+def test_the_last_line_of_a_run_stands_for_the_earlier_ones(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "ledger.jsonl"
+    assert read_runs(path) == ((), ())
 
-    write_entries(path, [untold(), entry(gpu="gpu 1")])
-    write_entries(path, [entry(lasted_s=7200.0)])
+    append_run(path, run(untold()))
+    append_run(path, run(run="run 2"))
+    append_run(path, run(lasted_s=7200.0))
 
-    assert {each.gpu: each.lasted_s for each in read_entries(path)} == {
-        "gpu 0": 7200.0,
-        "gpu 1": 3600.0,
-    }
+    runs, notes = read_runs(path)
+    assert {each.run: each.lasted_s for each in runs} == {"run 1": 7200.0, "run 2": 3600.0}
+    assert notes == ()
+    assert len(path.read_text().splitlines()) == 3
     assert [oct(each.stat().st_mode & 0o777) for each in (path, path.parent)] == ["0o600", "0o700"]
     assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.untraced
 def test_two_jobs_write_at_once_and_begin_the_file_together(tmp_path: Path) -> None:
-    path, count = tmp_path / "ledger.db", 12
-    writers = [_writer(path, name, count) for name in ("gpu 0", "gpu 1")]
+    path, count = tmp_path / "ledger.jsonl", 12
+    writers = [_writer(path, name, count) for name in ("one", "other")]
 
     assert [each.wait() for each in writers] == [0, 0]
     for each in writers:
         each.communicate()
-    assert len(read_entries(path)) == 2 * count
+    runs, notes = read_runs(path)
+    assert (len(runs), notes) == (2 * count, ())
 
 
 @pytest.mark.untraced
-def test_a_kill_while_it_writes_leaves_every_entry_that_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    with _writer(path, "gpu 0", 10_000) as writer:
+def test_a_kill_while_it_writes_leaves_every_run_that_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with _writer(path, "run", 10_000) as writer:
         assert writer.stdout is not None
         written = [int(writer.stdout.readline()) for _ in range(5)]
         writer.send_signal(signal.SIGKILL)
         written += map(int, writer.stdout.read().split())
 
-    runs = {each.run for each in read_entries(path)}
+    runs = {each.run for each in read_runs(path)[0]}
     assert {f"run {at}" for at in written} <= runs
-    write_entries(path, [entry(run="after")])
-    assert len(read_entries(path)) == len(runs) + 1
+    append_run(path, run(run="after"))
+    assert len(read_runs(path)[0]) == len(runs) + 1
 
 
-def _changed(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(statement)
+@pytest.mark.parametrize("cut", [1, 10, 100])
+def test_a_line_that_was_cut_short_spoils_no_other_one(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "ledger.jsonl"
+    append_run(path, run())
+    append_run(path, run(run="run 2"))
+    os.truncate(path, path.stat().st_size - cut)
 
+    append_run(path, run(run="run 3"))
 
-def test_a_ledger_of_a_newer_version_is_left_alone_and_says_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    write_entries(path, [entry()])
-    _changed(path, "PRAGMA user_version = 2")
-    before = path.read_bytes()
-
-    for use in (lambda: read_entries(path), lambda: write_entries(path, [entry()])):
-        with pytest.raises(DataError, match="it has schema 2, this version reads") as raised:
-            use()
-        assert "pip install -U underclock" in raised.value.hint
-        assert LEDGER in raised.value.hint
-    assert path.read_bytes() == before
+    runs, notes = read_runs(path)
+    whole = ["run 1", "run 2", "run 3"] if cut == 1 else ["run 1", "run 3"]
+    assert [each.run for each in runs] == whole
+    assert len(notes) == (cut > 1)
+    assert all(f"line 2 of {path} is no run" in note for note in notes)
 
 
 @pytest.mark.parametrize(
-    ("statement", "reason"),
-    [
-        ("PRAGMA application_id = 7", "is a database, but no ledger"),
-        ("UPDATE entries SET body = '{}'", "holds an entry that is none"),
-        ("UPDATE entries SET body = 7", "holds an entry that is none"),
-    ],
+    ("field", "value"),
+    [("began_s", 1e15), ("began_s", -1.0), ("lasted_s", 1e300), ("lasted_s", -1.0), ("gpus", [{}])],
 )
-def test_what_is_no_ledger_is_refused(tmp_path: Path, statement: str, reason: str) -> None:
+def test_a_value_that_cannot_be_is_left_out_with_a_sentence(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    append_run(path, run())
+    odd = {**msgspec.to_builtins(run(run="odd")), field: value}
+    path.write_bytes(path.read_bytes() + msgspec.json.encode(odd) + b"\n\xff\xfe\n")
+
+    runs, (note,) = read_runs(path)
+
+    assert [each.run for each in runs] == ["run 1"]
+    assert note.startswith(f"not counted: line 2 of {path} is no run: ")
+    assert note.endswith("; and 1 more")
+    assert field in note
+
+
+def _refused(path: Path, words: str) -> None:
+    for use in (lambda: read_runs(path), lambda: append_run(path, run())):
+        with pytest.raises(DataError, match=words) as raised:
+            use()
+        assert LEDGER in raised.value.hint
+
+
+def test_what_is_no_ledger_is_refused_and_never_written(tmp_path: Path) -> None:
+    fifo, text, plan = (tmp_path / name for name in ("fifo", "notes", "plan.json"))
+    os.mkfifo(fifo)
+    text.write_text("my notes\n" * 40)
+    plan.write_text('{"kind":"plan","schema":9}')
+
+    _refused(fifo, "is no ordinary file")
+    _refused(Path("/dev/null"), "is no ordinary file")
+    _refused(tmp_path, "cannot use the ledger .*: Is a directory")
+    for file in (text, plan):
+        before = file.read_bytes()
+        _refused(file, "is no ledger: it does not begin with a run")
+        assert file.read_bytes() == before
+    with pytest.raises(DataError, match="cannot use the ledger"):
+        append_run(text / "ledger.jsonl", run())
+
+
+def test_a_ledger_that_was_sqlite_is_named_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    write_entries(path, [entry()])
-    _changed(path, statement)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE entries (run TEXT)")
+    before = path.read_bytes()
 
-    with pytest.raises(DataError, match=reason):
-        read_entries(path)
+    _refused(path, "a ledger of an earlier underclock, which was SQLite")
+    assert path.read_bytes() == before
+    assert read_runs(tmp_path / "ledger.jsonl") == (
+        (),
+        (f"not counted: {path}, a ledger of an earlier underclock, which was SQLite",),
+    )
 
 
-def test_a_file_of_something_else_is_never_written(tmp_path: Path) -> None:
-    text = tmp_path / "ledger.db"
-    text.write_text("my notes, which nobody may lose\n" * 40)
-    with pytest.raises(DataError, match=r"ledger\.db is damaged: file is not a database"):
-        write_entries(text, [entry()])
-    assert text.read_text().startswith("my notes")
+def test_a_writer_that_was_stopped_holds_up_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    append_run(path, run())
+    monkeypatch.setattr(store, "_WAITS", 2)
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        append_run(path, run(gpu(gpu="gpu 1"), run="run 2"))
 
-    for path in (tmp_path, text / "ledger.db"):
-        with pytest.raises(DataError, match="cannot use the ledger"):
-            write_entries(path, [entry()])
+    assert len(read_runs(path)[0]) == 2
 
 
 def test_the_user_says_where_it_is_or_that_there_is_none() -> None:
-    assert ledger_path({LEDGER: "/a/b.db"}) == Path("/a/b.db")
+    assert ledger_path({LEDGER: "/a/b.jsonl"}) == Path("/a/b.jsonl")
     assert ledger_path({LEDGER: ""}) is None
-    assert ledger_path({"XDG_DATA_HOME": "/data"}) == Path("/data/underclock/ledger.db")
-    assert ledger_path({}) == Path.home() / ".local/share/underclock/ledger.db"
+    assert ledger_path({"XDG_DATA_HOME": "/data"}) == Path("/data/underclock/ledger.jsonl")
+    assert ledger_path({}) == Path.home() / ".local/share/underclock/ledger.jsonl"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError
-from underclock.ledger.store import read_entries
 from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import LatencyTable
@@ -45,13 +44,6 @@ def test_a_file_of_the_current_schema_is_read(kind: str) -> None:
     assert getattr(found, "schema", SCHEMAS[kind]) == SCHEMAS[kind]
     if isinstance(found, SampleSet):
         assert len(found.samples) == found.expected_samples == 4
-
-
-def test_a_ledger_of_the_current_schema_is_read() -> None:
-    first, second = read_entries(FILES / f"ledger.{SCHEMAS['ledger']}.db")
-
-    assert first.auto_j is not None
-    assert second.untold
 
 
 @pytest.mark.parametrize("path", EARLIER, ids=lambda path: path.name)

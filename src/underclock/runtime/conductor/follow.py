@@ -9,7 +9,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from underclock.ledger.store import ledger_path
 from underclock.records import AUTO, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
-from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
+from underclock.runtime.conductor.booking import Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
 from underclock.runtime.conductor.log import LineListener, Log
 from underclock.runtime.conductor.metrics import Metrics
@@ -372,7 +372,11 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     opened = [_page(told.page) for told in run.gpus]
     names = [NvmlGpu(told.index).info().name for told in run.gpus]
     metrics = _metrics(run, options)
-    listeners = [*filter(None, [metrics]), *_booked(run, plan, names)]
+    listeners: list[LineListener] = [] if metrics is None else [metrics]
+    ledger = ledger_path(os.environ)
+    if ledger is not None:
+        boards = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
+        listeners.append(Booking(ledger, RunTally(plan, boards, run.first, os.environ)))
     log = Log(Path(options["log"]), listeners)
     clock = SystemClock()
     followers = []
@@ -450,15 +454,6 @@ def _metrics(run: Run, options: Mapping[str, Any]) -> Metrics | None:
     if file is not None:
         metrics.keep(Path(file))
     return metrics
-
-
-def _booked(run: Run, plan: Plan | JobPlan, names: Sequence[str]) -> list[LineListener]:
-    """Return who writes the run into the user's ledger, where there is to be one."""
-    path = ledger_path(os.environ)
-    if path is None:
-        return []
-    gpus = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
-    return [Booking(path, RunTally(BookedRun.of(plan, gpus, run.first, os.environ)))]
 
 
 def _low_mhz(gpu: NvmlGpu) -> int:

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.booking import BookedRun
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.armed import restore
@@ -32,7 +30,7 @@ from underclock.runtime.undo.ownership import runtime_folder
 from underclock.store import as_record
 from underclock.units import parse_duration
 
-_HOLD = "underclock.runtime.conductor.booking:hold_booked"
+_HOLD = "underclock.runtime.conductor.process:hold"
 _GOVERN = "underclock.runtime.conductor.governing:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
@@ -183,12 +181,7 @@ def holding(
         )
         asked = _settings(plan, info)
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
-        booked = BookedRun.of(plan, [(opened.uuid(), info.name)], 0, os.environ)
-        options = {
-            "set": {opened.uuid(): {str(setting): value for setting, value in asked.items()}},
-            "booked": asdict(booked),
-            "index": index,
-        }
+        options = {opened.uuid(): {str(setting): value for setting, value in asked.items()}}
         with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
             yield held
 

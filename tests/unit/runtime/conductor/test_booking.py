@@ -1,7 +1,6 @@
 """What a run's log comes to in the ledger."""
 
-import sqlite3
-from contextlib import closing
+import fcntl
 from pathlib import Path
 
 import msgspec
@@ -9,11 +8,11 @@ import pytest
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.ledger.entries import LedgerEntry, SavedAgainst
-from underclock.ledger.store import read_entries, write_entries
+from underclock.ledger.entries import LedgerGpu, LedgerRun, SavedAgainst
+from underclock.ledger.store import read_runs
 from underclock.records import Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
-from underclock.runtime.conductor.booking import BookedRun, Booking, RunTally
+from underclock.runtime.conductor.booking import Booking, RunTally
 from underclock.runtime.machine.steps import State
 
 _GPUS = (("GPU-0", "H200"), ("GPU-1", "H200"))
@@ -77,11 +76,17 @@ def _compared(arm: str, change: float | None, *, verdict: str = "", gpu: int = 0
     )
 
 
-def _booked(lines: list[Line], made: Plan | None = None) -> tuple[LedgerEntry, ...]:
-    tally = RunTally(BookedRun.of(made or _promising(), _GPUS, 0, {}))
+def _run_of(lines: list[Line], made: Plan | None = None) -> LedgerRun | None:
+    tally = RunTally(made or _promising(), _GPUS, 0, {})
     for line in lines:
         tally.add(line)
-    return tally.entries(60.0)
+    return tally.run(60.0)
+
+
+def _booked(lines: list[Line], made: Plan | None = None) -> tuple[LedgerGpu, ...]:
+    run = _run_of(lines, made)
+    assert run is not None
+    return run.gpus
 
 
 def test_blocks_at_auto_tell_what_steps_under_the_plan_would_have_drawn() -> None:
@@ -97,15 +102,17 @@ def test_blocks_at_auto_tell_what_steps_under_the_plan_would_have_drawn() -> Non
     ]
     first, second = _booked(lines)
 
-    assert (first.energy_j, first.held_j) == (540.0, 240.0)
+    assert first.energy_j == 540.0
     assert (first.steps, first.held_steps) == (25, 15)
     assert first.auto_j == pytest.approx(300.0 + 240.0 / 0.8)
     assert first.auto_interval_j == pytest.approx((300.0 + 240.0 / 0.85, 300.0 + 240.0 / 0.75))
-    assert (first.against, first.untold) == (SavedAgainst.BLOCKS, "")
+    assert first.untold == ""
     assert second.auto_j == pytest.approx(600.0)  # it drew more, and that counts
     assert (first.rank, second.rank) == (0, 1)
-    assert first.run == second.run
     assert first.gpu != second.gpu
+    run = _run_of(lines)
+    assert run is not None
+    assert run.against is SavedAgainst.BLOCKS
 
 
 def test_two_arms_save_each_against_auto_and_equal_ones_nothing() -> None:
@@ -133,24 +140,53 @@ def test_a_promise_is_of_steps_that_followed_the_plan_throughout() -> None:
         _steps("plan", 10, 27.0, state=State.LOST),
         _steps("reduced", 10, 27.0),
     ]
-    (entry, _) = _booked(lines)
+    run = _run_of(lines)
+    assert run is not None
+    (entry, _) = run.gpus
 
-    assert (entry.energy_j, entry.held_j, entry.held_steps) == (570.0, 270.0, 10)
+    assert (entry.energy_j, entry.held_steps) == (570.0, 10)
     assert (entry.steps, entry.untold_j) == (40, 540.0)
     assert entry.auto_j == pytest.approx(300.0 + 270.0 / 0.9)
     assert entry.auto_interval_j == pytest.approx((300.0 + 270.0 / 0.92, 300.0 + 270.0 / 0.88))
-    assert entry.against is SavedAgainst.PROMISE
+    assert run.against is SavedAgainst.PROMISE
 
 
 def test_a_promise_is_as_good_as_its_evidence_and_blocks_as_good_as_the_run() -> None:
     simulated = _promising(evidence=Evidence.SIMULATED)
-    promised = _booked([_run(), _steps("plan", 1, 27.0)], simulated)
-    blocks = _booked(
+    promised = _run_of([_run(), _steps("plan", 1, 27.0)], simulated)
+    blocks = _run_of(
         [_run(arms="auto,plan"), _steps("plan", 1, 27.0), _compared("plan", -0.1)], simulated
     )
 
-    assert promised[0].evidence is Evidence.SIMULATED
-    assert blocks[0].evidence is Evidence.MEASURED
+    assert promised is not None
+    assert blocks is not None
+    assert promised.evidence is Evidence.SIMULATED
+    assert blocks.evidence is Evidence.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("time_s", "energy_j", "told"),
+    [
+        (0.101, 27.0, True),
+        (0.11, 25.0, True),
+        (0.12, 27.0, False),
+        (0.101, 30.0, False),
+        (0.697, 87.5, False),  # 5.54 % of it were booked for a plan of 590 µs and 174 mJ
+    ],
+)
+def test_a_promise_is_not_told_of_steps_that_are_not_the_plans(
+    time_s: float, energy_j: float, *, told: bool
+) -> None:
+    steps = msgspec.structs.replace(_steps("plan", 10, energy_j), time_s=time_s)
+    (entry, _) = _booked([_run(), steps])
+
+    assert (entry.auto_j is not None) == told
+    assert entry.energy_j == pytest.approx(10 * energy_j)
+    if not told:
+        assert entry.untold == (
+            f"cannot tell, because steps took {1e3 * time_s:.3g} ms and {energy_j:.3g} J, and the "
+            "plan is of one of 101 ms and 27 J: --arms auto,plan tells"
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,63 +246,68 @@ def test_a_plan_that_sets_nothing_saves_nothing_by_definition() -> None:
 
 
 def test_a_run_that_sets_nothing_is_not_in_the_ledger() -> None:
-    assert not _booked([_run(dry=True), _steps("plan", 3, 1.0)])
-    assert not _booked([])
+    assert _run_of([_run(dry=True), _steps("plan", 3, 1.0)]) is None
+    assert _run_of([]) is None
 
 
-def test_jobs_have_the_names_that_users_know_and_ranks_their_own() -> None:
-    one = _GPUS[:1]
-    made = _promising()
+@pytest.mark.parametrize(
+    ("gpus", "first", "environment", "job", "ranks"),
+    [
+        (1, 0, {"SLURM_JOB_ID": "17", "RANK": "5"}, "slurm 17", [5]),
+        (2, 8, {"SLURM_JOB_ID": "17", "UNDERCLOCK_JOB": "mine"}, "mine", [8, 9]),
+        (1, 0, {"RANK": "first"}, "small", [0]),
+    ],
+)
+def test_jobs_have_the_names_that_users_know_and_ranks_their_own(
+    gpus: int, first: int, environment: dict[str, str], job: str, ranks: list[int]
+) -> None:
+    tally = RunTally(_promising(), _GPUS[:gpus], first, environment)
+    tally.add(_run())
+    run = tally.run(60.0)
 
-    slurm = BookedRun.of(made, one, 0, {"SLURM_JOB_ID": "17", "RANK": "5"})
-    assert (slurm.job, slurm.ranks) == ("slurm 17", (5,))
-    named = BookedRun.of(made, _GPUS, 8, {"SLURM_JOB_ID": "17", "UNDERCLOCK_JOB": "mine"})
-    assert (named.job, named.ranks) == ("mine", (8, 9))
-    assert BookedRun.of(made, one, 0, {"RANK": "first"}).job == "small"
-    assert len(named.plan) == 16
+    assert run is not None
+    assert (run.job, [each.rank for each in run.gpus]) == (job, ranks)
+    assert len(run.plan) == 16
 
 
 def test_it_is_written_as_it_goes_on_and_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    booking = Booking(path, RunTally(BookedRun.of(_promising(), _GPUS, 0, {})), every_s=0.005)
+    path = tmp_path / "ledger.jsonl"
+    booking = Booking(path, RunTally(_promising(), _GPUS, 0, {}), every_s=0.005)
     booking.write(_run())
     booking.write(_steps("plan", 10, 27.0))
-    while not read_entries(path):
+    while not read_runs(path)[0]:
         pass
     booking.write(_steps("plan", 10, 27.0))
     booking.close()
 
-    assert [entry.energy_j for entry in read_entries(path)] == [540.0, None]
+    ((run,), _) = read_runs(path)
+    assert [entry.energy_j for entry in run.gpus] == [540.0, None]
 
 
 def test_a_ledger_that_others_keep_busy_keeps_no_step_waiting(tmp_path: Path) -> None:
-    path, clock = tmp_path / "ledger.db", SystemClock()
-    write_entries(path, [])
-    booking = Booking(path, RunTally(BookedRun.of(_promising(), _GPUS, 0, {})), every_s=0.005)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
+    path, clock = tmp_path / "ledger.jsonl", SystemClock()
+    path.touch()
+    booking = Booking(path, RunTally(_promising(), _GPUS, 0, {}), every_s=0.005)
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
         booking.write(_run())
         clock.sleep_s(0.1)  # by now it waits for the other
         began_s = clock.now_s()
         for _ in range(1000):
             booking.write(_steps("plan", 1, 27.0))
         took_s = clock.now_s() - began_s
-        other.execute("COMMIT")
     booking.close()
 
-    assert took_s < 1.0  # of the 20 that it would wait for the file
-    assert read_entries(path)[0].steps == 1000
+    assert took_s < 1.0  # of the 10 that it would wait for the file
+    assert read_runs(path)[0][0].gpus[0].steps == 1000
 
 
 def test_what_cannot_be_written_is_told_once_and_ends_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    booking = Booking(
-        tmp_path / "file" / "ledger.db",
-        RunTally(BookedRun.of(_promising(), _GPUS, 0, {})),
-        every_s=0.005,
-    )
+    tally = RunTally(_promising(), _GPUS, 0, {})
+    booking = Booking(tmp_path / "file" / "ledger.jsonl", tally, every_s=0.005)
     booking.write(_run())
     booking.close()
     booking.close()
