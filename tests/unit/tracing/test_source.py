@@ -176,16 +176,15 @@ def test_a_step_that_was_never_traced_has_nothing_to_run() -> None:
     assert "underclock trace" in refused.value.hint
 
 
-@pytest.mark.parametrize("command", ["measure {} -o s.db", "watch {}"])
-def test_commands_tell_which_file_runs_and_refuse_one_that_changed(
-    command: str, script: Path, capsys: pytest.CaptureFixture[str]
+def test_it_is_said_which_file_runs_and_one_that_changed_is_refused(
+    script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The simulated driver stands in for a real GPU, as far as PyTorch is not asked."""
     path = script.parent / "step.json"
     source = source_of(f"{script}:step", script.parent)
     write_document(path, Step(name="s", kernels=(Kernel(name="a"),), order=(0,), source=source))
     script.write_text(_CODE + "# changed\n")
-    arguments = [*command.format(path).split(), "--gpu", "nvml:0"]
+    arguments = ["measure", str(path), "-o", "s.db", "--gpu", "nvml:0"]
     said = []
     for more in ([], ["--source", f"{script}:step"]):
         with simulated_driver("rtx3080ti"), pytest.raises(SystemExit):

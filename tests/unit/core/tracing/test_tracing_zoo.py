@@ -1,4 +1,4 @@
-"""Every recording of a training step on an H200, as `studies/traced.py --record` writes them."""
+"""Every recording of a training step on an H200 (docs/evidence/h200/ordinary.md)."""
 
 from pathlib import Path
 

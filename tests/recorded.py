@@ -1,7 +1,7 @@
 """What was seen of a training step, as a file: with it a step can be traced without a GPU.
 
-``python studies/traced.py --record FOLDER [NAME …]`` writes one ``NAME.json.gz`` for each step
-of ``studies/zoo/ordinary.py``, on a machine with a GPU.
+Those of ``studies/zoo/ordinary.py`` were written on an H200 by a study that is gone
+(``git show 94fdc672:studies/traced.py``, ``--record FOLDER``).
 """
 
 import gzip
