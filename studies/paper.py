@@ -8,18 +8,11 @@ from itertools import groupby
 
 from pages import fill, markdown
 from underclock.paper.comparison import basis_of
-from underclock.paper.outputs import FIGURE_NUMBERS, agreement_text, number_text
+from underclock.paper.outputs import agreement_text, number_text
 from underclock.paper.records import Study
 from underclock.paper.study import PAPERS_GPU, Conditions, run_study
 
 _GIVEN = ("Set-up", "Not deployed")
-_DRAWINGS = {
-    "frontier": "time and energy of the step: frontier per pass and per kernel, and Table 2",
-    "relaxed": "relaxed waste: least energy against the time budget",
-    "validation": "all pairs of repeats of auto and of the discovered clocks",
-    "batch": "the discovered clocks at other batches",
-    "tensor-parallel": "the discovered clocks under tensor parallelism",
-}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -52,7 +45,6 @@ def main() -> None:
     gpus = (PAPERS_GPU, f"{PAPERS_GPU}#paper")
     studies = [run_study(Conditions(gpu=gpu)) for gpu in gpus]
     again = studies[0].a4000
-    drawings = [(str(number), _DRAWINGS[key]) for key, number in FIGURE_NUMBERS.items()]
     fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in zip(gpus, studies, strict=True)]
     fitted.append(f"- {again.missing or f'{again.gpu}: {again.calibration}'}")
     told = []
@@ -64,7 +56,6 @@ def main() -> None:
         {
             "fitted": "\n".join(fitted),
             "numbers": "\n".join(told),
-            "drawings": _table(("figure", "drawing"), drawings),
         },
         repeats="One study a board; only the simulated GPU's noise scatters; its seed is fixed.",
     )
