@@ -272,11 +272,11 @@ def found(case: Case) -> Found:
         return bool([1 for line in policy.differences() if line.rounds >= rounds])
 
     with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
-        run, lines, rounds = held(made, rig, lengths, way=case.way, seed=seed, is_over=is_over)
+        run, lines, seen = held(made, rig, lengths, way=case.way, seed=seed, is_over=is_over)
         gain = rig.device.unit.gain
     with simulated_rig(model, seed=seed + 1, unit=unit) as rig:
-        auto = at_auto(step, rig, lengths, len(rounds) + 1)
-    true_j = true_saving_j(lines, rounds, auto)
+        auto = at_auto(step, rig, lengths, len(seen) + 1)
+    true_j = true_saving_j(lines, seen, auto)
     return Found(case=case, gpu=gpu, run=run, true_j=true_j, gain=gain)
 
 

@@ -69,12 +69,6 @@ _LIVE_S = 5.0
     metavar="PORT",
     help="Where Prometheus may ask this machine.",
 )
-@click.option(
-    "--metrics-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="For node exporter's textfile collector, such as run.prom; gone at the end.",
-)
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")

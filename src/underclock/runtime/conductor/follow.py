@@ -360,7 +360,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         options: ``run``: the run's folder; ``log``: where steps are noted; ``dry``: whether
             nothing is set; ``arms``, ``window`` and ``seed``: as `policy.policy_of` takes them;
             ``leader``: host and port of who decides for a job on several machines, or nothing;
-            ``metrics_port`` and ``metrics_file``: where Prometheus may ask or read, or nothing.
+            ``metrics_port``: where Prometheus may ask, or nothing.
 
     Raises:
         NotPermittedError: A clock cannot be set. DataError: The run's files cannot be read.
@@ -371,15 +371,17 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     chosen = 0 if ranks is None else ranks.job.chosen
     opened = [_page(told.page) for told in run.gpus]
     names = [NvmlGpu(told.index).info().name for told in run.gpus]
-    metrics = _metrics(run, options)
-    listeners: list[LineListener] = [] if metrics is None else [metrics]
+    followers: list[Follower] = []
+    listeners: list[LineListener] = []
+    if options["metrics_port"] is not None:
+        uuids, port = [told.uuid for told in run.gpus], options["metrics_port"]
+        listeners.append(Metrics(uuids, port, lambda at: followers[at].energy_j))
     ledger = ledger_path(os.environ)
     if ledger is not None:
         boards = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
         listeners.append(Booking(ledger, RunTally(plan, boards, run.first, os.environ)))
     log = Log(Path(options["log"]), listeners)
     clock = SystemClock()
-    followers = []
     for rank, (told, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
         if setter is not None:
@@ -397,8 +399,6 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    if metrics is not None:
-        metrics.energy_j = lambda at: followers[at].energy_j
     promise = plan.headline.cost if isinstance(plan, Plan) else plan.promise
     log.write(
         RunLine(
@@ -442,18 +442,6 @@ def _page(path: str) -> Page:
         raise DataError(
             f"cannot open the page of marks {path}: {exc.strerror}", hint="start the run anew"
         ) from exc
-
-
-def _metrics(run: Run, options: Mapping[str, Any]) -> Metrics | None:
-    port, file = options["metrics_port"], options["metrics_file"]
-    if port is None and file is None:
-        return None
-    metrics = Metrics([told.uuid for told in run.gpus])
-    if port is not None:
-        metrics.serve(port)
-    if file is not None:
-        metrics.keep(Path(file))
-    return metrics
 
 
 def _low_mhz(gpu: NvmlGpu) -> int:

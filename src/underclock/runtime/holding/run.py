@@ -97,7 +97,6 @@ class HowToRun:
         leader: Host and port, as ``node0:29600``, at which the machine of rank 0 decides for a job
             on several machines; empty for one.
         metrics_port: On which Prometheus may ask this machine; ``None`` for no such thing.
-        metrics_file: For node exporter's textfile collector, gone when the run ends; likewise.
         live_s: Every so often ``tell`` hears how the last steps went; ``None`` for never.
         tell: Told what a reader should know as it goes on; by default stderr is.
         ended: Told at the end how it went, whatever ended it; by default ``tell`` has one line.
@@ -112,7 +111,6 @@ class HowToRun:
     first_rank: int = 0
     leader: str = ""
     metrics_port: int | None = None
-    metrics_file: Path | None = None
     live_s: float | None = None
     tell: Callable[[str], None] = say
     ended: Callable[[Ran], None] | None = None
@@ -362,7 +360,6 @@ def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
         "seed": secrets.randbits(32),
         "leader": leader,
         "metrics_port": how.metrics_port,
-        "metrics_file": None if how.metrics_file is None else str(how.metrics_file.absolute()),
     }
     held = HeldRun(run, how, options)
     try:

@@ -1,26 +1,24 @@
-"""Numbers of a live run for Prometheus: counted from its log, answered, and kept in a file."""
+"""Numbers of a live run for Prometheus: counted from its log, and answered."""
 
+import builtins
+import re
+import shutil
+import subprocess
 import urllib.request
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import NotSupportedError
 from underclock.ledger.entries import hashed
-from underclock.ledger.openmetrics import (
-    FamilyKind,
-    MetricFamily,
-    openmetrics_text,
-    prometheus_text,
-)
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.conductor import metrics as live
 from underclock.runtime.conductor.metrics import Metrics
 
-_ID = f'gpu="0",hw_id="{hashed("GPU-1")}"'
+_ID = f'gpu="0",hw_id="{hashed("GPU-1")}",hw_type="gpu"'
 
 
-def _step(energy_j: float | None) -> StepLine:
+def _step(energy_j: float | None, power_w: float | None = None) -> StepLine:
     return StepLine(
         gpu=0,
         step=0,
@@ -33,83 +31,82 @@ def _step(energy_j: float | None) -> StepLine:
         hits=3,
         energy_j=energy_j,
         core_mhz=1500.0,
+        power_w=power_w,
         overruled=("hot",),
     )
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    made = Metrics(["GPU-1"])
-    made.energy_j = lambda _gpu: 25.0
+def metrics() -> Iterator[Metrics]:
+    made = Metrics(["GPU-1"], 0, lambda _gpu: 25.0)
     made.write(_step(20.0))
     made.write(_step(None))
     made.write(AskLine(gpu=0, at_s=0.0, domain="core", to_mhz=1110, call_s=0.005))
     made.write(EventLine(gpu=0, at_s=0.0, text="noted"))
-    return made
+    yield made
+    made.close()
+
+
+def _scraped(metrics: Metrics) -> str:
+    url = f"http://127.0.0.1:{metrics.server.server_port}/metrics"
+    with urllib.request.urlopen(url) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 def test_steps_and_asks_are_counted_and_what_is_missing_is_not(metrics: Metrics) -> None:
-    lines = [line for line in metrics.text(openmetrics_text).splitlines() if line[0] != "#"]
+    lines = _scraped(metrics).splitlines()
+    shown = [line for line in lines if line[0] != "#" and "_created" not in line]
 
-    assert lines == [
+    assert shown == [
         f'underclock_steps_total{{{_ID},state="clocks follow the plan"}} 2.0',
-        f'underclock_asks_total{{{_ID},domain="core"}} 1.0',
-        f'hw_energy_joules_total{{{_ID},hw_type="gpu"}} 25.0',
+        f'underclock_asks_total{{domain="core",{_ID}}} 1.0',
+        f"hw_energy_joules_total{{{_ID}}} 25.0",
         f"underclock_step_energy_joules_total{{{_ID}}} 20.0",
         f"underclock_planned_changes_total{{{_ID}}} 8.0",
         f"underclock_hits_total{{{_ID}}} 6.0",
         f"underclock_overruled_locks_total{{{_ID}}} 2.0",
         f"underclock_step_seconds{{{_ID}}} 0.2",
-        f"underclock_core_hertz{{{_ID}}} 1500000000.0",
+        f"underclock_core_hertz{{{_ID}}} 1.5e+09",
     ]
 
 
-def test_a_scrape_gets_the_form_that_it_asks_for(metrics: Metrics) -> None:
-    port = metrics.serve(0)
-    found = []
-    for accepted in ("application/openmetrics-text;version=1.0.0", "text/plain"):
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}/metrics", headers={"Accept": accepted}
-        )
-        with urllib.request.urlopen(asked) as answer:  # noqa: S310 - our own
-            found.append((answer.headers["Content-Type"].partition(";")[0], answer.read().decode()))
+def test_a_gauge_is_what_was_seen_last(metrics: Metrics) -> None:
+    metrics.write(_step(20.0, power_w=200.0))
+    metrics.write(_step(20.0, power_w=100.0))
 
-    assert found == [
-        ("application/openmetrics-text", metrics.text(openmetrics_text)),
-        ("text/plain", metrics.text(prometheus_text)),
-    ]
-    with pytest.raises(NotSupportedError, match=f"port {port}: Address already in use"):
-        Metrics([]).serve(port)
-    with pytest.raises(NotSupportedError, match="port 70000"):
-        Metrics([]).serve(70_000)
+    assert f"hw_power_watts{{{_ID}}} 100.0" in _scraped(metrics)
+    assert f"hw_energy_joules_total{{{_ID}}} 25.0" in _scraped(metrics)  # the counter stood still
 
 
-def test_a_file_is_kept_while_it_runs(
-    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_port_that_is_taken_or_none_is_refused(metrics: Metrics) -> None:
+    for port in (metrics.server.server_port, 70_000):
+        with pytest.raises(NotSupportedError, match=f"cannot serve metrics on port {port}: "):
+            Metrics([], port, lambda _gpu: None)
+
+
+def test_without_prometheus_client_the_line_that_installs_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live, "_FILE_EVERY_S", 0.005)
-    path = tmp_path / "run.prom"
-    metrics.keep(path)
-    while path.read_text() != metrics.text(prometheus_text):
-        pass
-    metrics.close()
+    known = builtins.__import__
 
-    assert not path.exists()
-    with pytest.raises(UsageError, match="there is no folder"):
-        metrics.keep(tmp_path / "no" / "run.prom")
+    def without(name: str, *rest: Any) -> Any:
+        if name == "prometheus_client":
+            raise ModuleNotFoundError(name)
+        return known(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(NotSupportedError, match="needs prometheus_client") as raised:
+        Metrics([], 0, lambda _gpu: None)
+    assert raised.value.hint == "pip install 'underclock[metrics]'"
 
 
-def test_labels_and_words_are_escaped_and_empty_families_left_out() -> None:
-    odd = MetricFamily("odd", FamilyKind.GAUGE, "", 'back\\slash, "quote", new\nline')
-    odd.set(float("inf"), {"name": 'a"b\\c\nd'})
-    odd.set(float("nan"), {})
-    empty = MetricFamily("empty", FamilyKind.COUNTER, "", "nothing")
-
-    assert openmetrics_text([odd, empty]) == (
-        "# TYPE odd gauge\n"
-        '# HELP odd back\\\\slash, \\"quote\\", new\\nline\n'
-        'odd{name="a\\"b\\\\c\\nd"} +Inf\n'
-        "odd NaN\n"
-        "# EOF\n"
+def test_prometheus_own_linter_finds_nothing(metrics: Metrics) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("there is no promtool here: apt-get install prometheus")
+    text = re.sub(r"(?m)^.*_created.*\n", "", _scraped(metrics))
+    ended = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
-    assert prometheus_text([odd, empty]).startswith('# HELP odd back\\\\slash, "quote", new\\nline')
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, "")
