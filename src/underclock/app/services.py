@@ -104,10 +104,7 @@ def restore(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A step that each runs over and over; else they rest.",
 )
-@click.option("--everyone", is_flag=True, help="Let all users look; only you and root may set.")
-def simulate(
-    *, name: str, socket: Path, count: int, seed: int, load: Path | None, everyone: bool
-) -> None:
+def simulate(*, name: str, socket: Path, count: int, seed: int, load: Path | None) -> None:
     """Serve simulated GPUs to every process here, until Ctrl-C.
 
     Processes with UNDERCLOCK_SIMULATOR=SOCKET see them as nvml:0 and on; what one sets outlives it.
@@ -123,7 +120,7 @@ def simulate(
     step = read_document(load, Step) if load else None
     model = name.removeprefix("sim:")
     try:
-        with served_gpus(model, socket, count=count, seed=seed, load=step, everyone=everyone):
+        with served_gpus(model, socket, count=count, seed=seed, load=step):
             say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
             threading.Event().wait()
     except InterruptedBySignal:

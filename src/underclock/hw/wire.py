@@ -161,7 +161,7 @@ class Connection:
 
 
 @contextmanager
-def listening(path: Path, *, mode: int = 0o600) -> Iterator[socket.socket]:
+def listening(path: Path) -> Iterator[socket.socket]:
     """Listen on a socket that takes its place only once it does, and is gone afterwards.
 
     One that is left of a process that ended is replaced.
@@ -178,7 +178,7 @@ def listening(path: Path, *, mode: int = 0o600) -> Iterator[socket.socket]:
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         try:
-            _bind(server, made, mode)
+            _bind(server, made)
             _check_room(path)
             made.rename(path)  # over one that no process answers on
         except OSError as exc:
@@ -197,14 +197,13 @@ def listening(path: Path, *, mode: int = 0o600) -> Iterator[socket.socket]:
                     path.unlink()
 
 
-def _bind(server: socket.socket, at: Path, mode: int) -> None:
-    """Bind and listen; other users cannot connect before the mode lets them."""
+def _bind(server: socket.socket, at: Path) -> None:
+    """Bind and listen; this user and root alone may connect."""
     before = os.umask(0o177)
     try:
         server.bind(str(at))
     finally:
         os.umask(before)
-    at.chmod(mode)
     server.listen(_QUEUE)
 
 
@@ -239,9 +238,7 @@ def _answers(path: Path) -> bool:
 
 
 @contextmanager
-def answering(
-    path: Path, serve: Callable[[socket.socket], None], *, mode: int = 0o600
-) -> Iterator[None]:
+def answering(path: Path, serve: Callable[[socket.socket], None]) -> Iterator[None]:
     """Answer the processes that connect to a socket, each in a thread, for the length of a block.
 
     Raises:
@@ -267,7 +264,7 @@ def answering(
                 return
             threading.Thread(target=answer, args=(connection,), daemon=True).start()
 
-    with listening(path, mode=mode) as server:
+    with listening(path) as server:
         threading.Thread(target=accept, args=(server,), daemon=True).start()
         try:
             yield
@@ -279,11 +276,11 @@ def answering(
                         connection.shutdown(socket.SHUT_RDWR)
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int, int]:
-    """Return pid, user and group of the process that connected, as the kernel vouches for them."""
+def peer_of(connection: socket.socket) -> int:
+    """Return the number of the process that connected, as the kernel vouches for it."""
     sent = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(sent)
-    return pid, uid, gid
+    pid: int = _CREDENTIALS.unpack(sent)[0]
+    return pid
 
 
 class Life:

@@ -25,7 +25,13 @@ def main() -> None:
 
         ending = carry_out(json.loads(sys.argv[1]), watching, _say)
     except (UnderclockError, OSError) as exc:
-        ours = exc if isinstance(exc, UnderclockError) else _of_a_file(exc)
+        # Of whatever file it is: everything was undone, and why must be known.
+        hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
+        ours = (
+            exc
+            if isinstance(exc, UnderclockError)
+            else DataError(f"cannot go on: {exc}", hint=hint)
+        )
         error = "; ".join((str(ours), *getattr(exc, "__notes__", ())))
         _say({"state": "refused", "error": error, "hint": ours.hint, "kind": type(ours).__name__})
         sys.exit(ours.exit_code)
@@ -41,14 +47,6 @@ def _open_the_first_three() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-def _of_a_file(exc: OSError) -> DataError:
-    """Say of whatever file it is: everything was undone, and why must be known."""
-    return DataError(
-        f"cannot go on: {exc}",
-        hint=f"see to the folder of runs, or name another with {RUNTIME_DIR}",
-    )
 
 
 def _say(message: Mapping[str, Any]) -> None:

@@ -233,7 +233,12 @@ class Shown:
                 at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
                 words.append(self._counted(at_s, gauge.energy_j))
             if gauge.limit_w is not None:
-                words.append(self._limited(gauge.limit_w))
+                last_w, self.limit_w = self.limit_w, gauge.limit_w
+                if last_w is not None and last_w != gauge.limit_w:
+                    words.append(
+                        f"somebody changed the power limit from {last_w:g} to {gauge.limit_w:g} W, "
+                        "and the plan is for the first: plan again for the other"
+                    )
         return tuple(filter(None, words))
 
     def upto_s(self) -> float:
@@ -260,16 +265,6 @@ class Shown:
         return (
             f"the energy counter fell from {last_j:.0f} to {energy_j:.0f} J: what the step drew in "
             "which it did is not known"
-        )
-
-    def _limited(self, limit_w: float) -> str:
-        """Take note of the power limit; return who must have changed it."""
-        last_w, self.limit_w = self.limit_w, limit_w
-        if last_w is None or last_w == limit_w:
-            return ""
-        return (
-            f"somebody changed the power limit from {last_w:g} to {limit_w:g} W, and the plan is "
-            "for the first: plan again for the other"
         )
 
     def line(self, gpu: int, step: PassedStep, arm: str) -> StepLine:

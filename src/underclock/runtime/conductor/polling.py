@@ -163,16 +163,13 @@ class PollingThread:
         while True:
             self._wanted.wait()
             with self._polls:
-                if self._wanted.is_set():  # else nobody will hear of what is seen
-                    self._poll()
+                now_s = self._clock.now_s()
+                # What is seen once the block is over would reach no reader.
+                for page, tell in self._pages if self._wanted.is_set() else ():
+                    seen = page.poll() if page.next_s <= now_s else None
+                    if seen is not None:
+                        self._seen.append((tell, *seen))
+                        page.expect_after(*seen[:2])
             next_s = min((page.next_s for page, _ in self._pages), default=math.inf)
             wait_s = next_s - self._clock.now_s()
             self._clock.sleep_s(min(max(wait_s, _LEAST_CLOSE_S), _WAITING_S))
-
-    def _poll(self) -> None:
-        now_s = self._clock.now_s()
-        for page, tell in self._pages:
-            seen = page.poll() if page.next_s <= now_s else None
-            if seen is not None:
-                self._seen.append((tell, *seen))
-                page.expect_after(*seen[:2])

@@ -171,7 +171,9 @@ def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
             now_s = time.monotonic()
             if now_s < due_s or now_s >= watching.next_s:  # else it has said nothing
                 watching.tend(now_s)
-            if watching.watches and (now_s >= due_s or _can_be_read(others)):
+            if watching.watches and (
+                now_s >= due_s or (others and select.select(others, [], [], 0.0)[0])
+            ):
                 work.wake(now_s)
     except WorkDone as done:
         return str(done)
@@ -205,32 +207,24 @@ def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Endin
         UnderclockError: As `conduct`.
     """
     module, _, name = order["work"].partition(":")
-    trainer = _pidfd_of(Process(*order["trainer"]))
-    with nvml_session():
-        refuse_beside_others(order["gpus"])
-        begin: Begin = getattr(importlib.import_module(module), name)
-        return conduct(
-            [settable_gpu(uuid) for uuid in order["gpus"]],
-            lambda gpus: begin(gpus, order["options"]),
-            trainer=trainer,
-            folder=runtime_folder(),
-            watching=watching,
-            tell=tell,
-        )
-
-
-def _pidfd_of(trainer: Process) -> int:
+    trainer = Process(*order["trainer"])
     try:
         pidfd = os.pidfd_open(trainer.pid)
     except ProcessLookupError:
         pidfd = -1
     if not trainer.lives:  # the number may be another's by now
         raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
-    return pidfd
-
-
-def _can_be_read(descriptors: tuple[int, ...]) -> bool:
-    return bool(descriptors and select.select(descriptors, [], [], 0.0)[0])
+    with nvml_session():
+        refuse_beside_others(order["gpus"])
+        begin: Begin = getattr(importlib.import_module(module), name)
+        return conduct(
+            [settable_gpu(uuid) for uuid in order["gpus"]],
+            lambda gpus: begin(gpus, order["options"]),
+            trainer=pidfd,
+            folder=runtime_folder(),
+            watching=watching,
+            tell=tell,
+        )
 
 
 class _Hold:

@@ -94,7 +94,12 @@ class Run:
         """
         try:
             tidy()
-            folder = _new_folder()
+            me = Process.of(os.getpid())
+            if me is None:
+                raise AssertionError("this process runs")
+            name = f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
+            folder = runtime_folder() / name
+            folder.mkdir(mode=0o700)
             write_document(folder / _PLAN, plan)
             (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
             digest, job = digest_of(plan), plan.job if isinstance(plan, JobPlan) else None
@@ -217,15 +222,6 @@ def _remove(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if each.lstat().st_uid == os.geteuid():
                 shutil.rmtree(each, ignore_errors=True)
-
-
-def _new_folder() -> Path:
-    me = Process.of(os.getpid())
-    if me is None:
-        raise AssertionError("this process runs")
-    folder = runtime_folder() / f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
-    folder.mkdir(mode=0o700)
-    return folder
 
 
 def _pages(folder: Path) -> Path:

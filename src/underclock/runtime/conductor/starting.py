@@ -190,12 +190,7 @@ def _woken_by_signals() -> Iterator[list[int]]:
             yield [ours.fileno()]
         finally:
             signal.set_wakeup_fd(before)
-            _pass_on(ours, before)
-
-
-def _pass_on(came: socket.socket, to: int) -> None:
-    """Tell of signals whoever waited for them before us, as an event loop does."""
-    with contextlib.suppress(OSError):
-        numbers = came.recv(_CHUNK)
-        if to >= 0:
-            os.write(to, numbers)
+            with contextlib.suppress(OSError):  # as an event loop tells who waited before us
+                numbers = ours.recv(_CHUNK)
+                if before >= 0:
+                    os.write(before, numbers)

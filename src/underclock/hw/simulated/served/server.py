@@ -134,15 +134,12 @@ def served_gpus(
     seed: int = 0,
     load: Step | None = None,
     speed: float = 1.0,
-    everyone: bool = False,
 ) -> Iterator[Served]:
     """Serve simulated GPUs over a socket for the length of a block.
 
     Args:
         load: A step that each of them runs over and over; by default they rest.
         speed: Virtual seconds in one of the machine's.
-        everyone: Whether all users may look at them, as at real ones; only root, and who serves
-            them, may set them.
 
     Raises:
         UsageError: No such model, a kernel does not say what it does, or a process listens there.
@@ -160,17 +157,16 @@ def served_gpus(
                 stack.enter_context(VirtualLauncher(gpu).loop(kernels))
         stack.callback(served.clock.stop)
         threading.Thread(target=served.clock.run, args=(served.due_s,), daemon=True).start()
-        mode = 0o666 if everyone else 0o600
-        stack.enter_context(answering(path, functools.partial(_serve, served), mode=mode))
+        stack.enter_context(answering(path, functools.partial(_serve, served)))
         yield served
 
 
 def _serve(served: Served, connection: socket.socket) -> None:
     """Answer one process until it goes; its locks stay."""
-    pid, uid, _ = peer_of(connection)
+    pid = peer_of(connection)
     with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
         reader = Reader(connection, life.fds)
-        client = _Client(served, reader, life, pid=pid, root=uid in {0, os.geteuid()})
+        client = _Client(served, reader, life, pid=pid)
         with contextlib.closing(client):
             while True:
                 answer = client.answer(reader.receive())
@@ -185,12 +181,12 @@ def _unknown(message: Message) -> Message:
 class _Client:
     """One process that is connected; it has at most one stream, and a page that comes with it."""
 
-    def __init__(self, served: Served, reader: Reader, life: Life, *, pid: int, root: bool) -> None:
+    def __init__(self, served: Served, reader: Reader, life: Life, *, pid: int) -> None:
         self._served, self._gpus, self._clock = served, served.gpus, served.clock
         self._reader = reader
-        self._pid, self._root = pid, root
+        self._pid = pid
         self._driver = SimulatedDriver(
-            served.gpus, root=root, clock=served.clock, caller_lives=lambda: not life.is_over()
+            served.gpus, root=True, clock=served.clock, caller_lives=lambda: not life.is_over()
         )
         self._stream: Stream | None = None
         self._page: tuple[int, int] | None = None  # descriptor and length
@@ -258,8 +254,6 @@ class _Client:
         """Let something happen to one GPU, or to all."""
 
         def act(message: Message) -> Message:
-            if not self._root:
-                raise ValueError("only who serves the GPUs, or root, lets things go wrong")
             with self._clock.lock:
                 self._clock.catch_up()
                 for gpu in self._gpus if message.get("gpu") is None else (self._gpu(message),):
