@@ -1,4 +1,4 @@
-"""`measure --ray`: simulated GPUs in actors of one local Ray, killed in between."""
+"""`measure --ray`: simulated GPUs in tasks of one local Ray, killed in between."""
 
 import os
 import signal
@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from made_boards import made_board
-from underclock.app import main
-from underclock.app.raying import RayWorkers, gpus_of, measure_together
+from underclock.app import main, raying
+from underclock.app.raying import measure_together
 from underclock.campaign.survey import Campaign, Grid
 from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.records import Kernel, MeasurementSettings, Step
-from underclock.store import read_parts, read_samples, save, write_document
+from underclock.store import read_parts, read_samples, write_document
 from underclock.workloads import workload
 
 pytestmark = [
@@ -48,53 +47,74 @@ def step() -> Step:
     return workload("gpt3-xl")
 
 
+def measuring_processes() -> list[int]:
+    """Return the processes of Ray that measure now."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                if (each / "cmdline").read_bytes().startswith(b"ray::_measured"):
+                    found.append(int(each.name))
+            except OSError:
+                continue  # it has ended
+    return found
+
+
 @pytest.mark.usefixtures("_ray")
-def test_a_killed_workers_windows_are_taken_by_others_and_none_twice(
+def test_a_killed_process_is_started_again_and_nothing_is_lost_or_taken_twice(
     tmp_path: Path, step: Step
 ) -> None:
     killed: list[int] = []
-    seen: list[RayWorkers] = []
     told = count(1)
 
     def kill(_tally: object) -> None:
-        alive = sorted({*seen[0].processes.values()}.difference(killed))
-        if next(told) in {3, 12} and alive:
-            os.kill(alive[0], signal.SIGKILL)
-            killed.append(alive[0])
+        if next(told) == 2:
+            killed.extend(measuring_processes()[:1])
+            os.kill(killed[0], signal.SIGKILL)
 
+    campaign = Campaign(grid=Grid.COARSE, core_mhz=(210, 630, 1050, None), mem_mhz=(None,))
     (found,) = measure_together(
         step,
         gpus=["sim:rtx3080ti"] * 3,
         to=tmp_path / "all.db",
-        campaign=FEW,
+        campaign=campaign,
         measuring=BRIEF,
         progress=kill,
-        told=seen.append,
     )
 
-    assert len(killed) == 2
-    counts = {window.what for window in found.windows}
-    assert len(counts) == len(found.windows) == 1 + 2 * len(step.kernels)
+    assert killed
+    kernels = [window for window in found.windows if window.kernel]
+    assert len({window.what for window in kernels}) == len(kernels) == 4 * len(step.kernels)
+    assert len(found.in_situ) == 6
     parts = read_parts(tmp_path / "all.db")
     assert [part.provenance.seed for part in parts if part.provenance] == [0, 1, 2]
     assert sum(len(part.windows) for part in parts) == len(found.windows)
 
 
 @pytest.mark.usefixtures("_ray")
-def test_boards_that_differ_are_measured_as_one_campaign(
+def test_boards_that_differ_share_the_kernels_and_the_same_call_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     step = workload("gpt3-xl")
     write_document(tmp_path / "step.json", step)
-    boards = measure_together(
-        step,
-        gpus=["sim:rtx3080ti#1", "sim:rtx3080ti#2"],
-        to=tmp_path / "two.db",
-        campaign=Campaign(max_samples=60),
-    )
-    assert [len(board.in_situ) for board in boards] == [4, 4]
-    assert sum(len(board.windows) for board in boards) == 60
+
+    def both(most: int) -> list[int]:
+        boards = measure_together(
+            step,
+            gpus=["sim:rtx3080ti#1", "sim:rtx3080ti#2"],
+            to=tmp_path / "two.db",
+            campaign=Campaign(max_samples=most),
+        )
+        names = [{window.kernel for window in each.windows} - {""} for each in boards]
+        assert not names[0] & names[1]
+        assert [len(board.in_situ) for board in boards] == [2, 2]
+        return [len(board.windows) for board in boards]
+
+    assert both(60) == [30, 30]
+    before = {window.time_s for window in read_samples("two.db").windows}
+    assert both(80) == [40, 40]
+    assert before <= {window.time_s for window in read_samples("two.db").windows}
 
     asked = "step.json --gpu sim:rtx3080ti*1 --max-samples 5 -o all.db --ray"
     main(["measure", *asked.split()])
@@ -111,7 +131,12 @@ def test_boards_that_differ_are_measured_as_one_campaign(
 @pytest.mark.parametrize(
     ("gpus", "campaign", "error", "words"),
     [
-        (["sim:rtx3080ti"], Campaign(clocks="steer"), NotSupportedError, "clocks are steered here"),  # type: ignore[arg-type]
+        (
+            ["sim:rtx3080ti"] * 2,
+            Campaign(clocks="steer"),  # type: ignore[arg-type]
+            NotSupportedError,
+            "clocks are steered here",
+        ),
         (["nvml"], Campaign(), DeviceError, "the Ray cluster has no GPU"),
         (["replay:t.csv"], Campaign(), UsageError, "cannot run kernels"),
     ],
@@ -126,6 +151,28 @@ def test_what_many_gpus_cannot_do_is_said(
 ) -> None:
     with pytest.raises(error, match=words):
         measure_together(step, gpus=gpus, to=tmp_path / "a.db", campaign=campaign)
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_gpu_that_falls_silent_ends_the_campaign(
+    tmp_path: Path, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raying, "_SILENT_S", 12.0)
+
+    def stop(_tally: object) -> None:
+        for each in measuring_processes():
+            os.kill(each, signal.SIGSTOP)
+
+    with pytest.raises(DeviceError, match="silent for 12 s: its node may be gone") as caught:
+        measure_together(
+            step,
+            gpus=["sim:rtx3080ti"],
+            to=tmp_path / "a.db",
+            campaign=Campaign(grid=Grid.COARSE),
+            progress=stop,
+        )
+    assert "the same command goes on" in caught.value.hint
+    assert list((tmp_path / "a.db.parts").glob("0-of-1.*.db"))
 
 
 def test_a_step_that_only_runs_whole_is_measured_without_ray(tmp_path: Path) -> None:
@@ -145,7 +192,6 @@ def test_no_ray_is_said(
     write_document(tmp_path / "step.json", step)
     code, said = fails("measure step.json --gpu sim:rtx3080ti*many -o a.db --ray")
     assert (code, "cannot read 'sim:rtx3080ti*many' as GPUs" in said) == (2, True)
-    assert gpus_of("sim:a*2,sim:b#1") == ("sim:a", "sim:a", "sim:b#1")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NotSupportedError, match="Ray is not installed") as caught:
         measure_together(step, gpus=["sim:rtx3080ti"], to=tmp_path / "a.db")
@@ -169,43 +215,3 @@ def test_a_ray_that_does_not_answer_is_said(
         measure_together(
             step, gpus=["sim:rtx3080ti"], to=tmp_path / "a.db", address="10.0.0.1:6379"
         )
-
-
-@pytest.fixture
-def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Be where samples of two boards lie."""
-    monkeypatch.chdir(tmp_path)
-    for number in (1, 2):
-        save(made_board(number), tmp_path / f"{number}.db")
-    return tmp_path
-
-
-@pytest.mark.usefixtures("_ray")
-def test_a_grid_of_plans_is_the_same_with_ray_and_without(
-    samples: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = "1.db 2.db --max-slowdown 0 --max-slowdown 1% --latency free"
-    main(["plan", *asked.split(), "-o", "here"])
-    said = capsys.readouterr().out
-    main(["plan", *asked.split(), "-o", "there", "--ray"])
-    assert capsys.readouterr().out == said
-
-    names = sorted(path.name for path in (samples / "here").iterdir())
-    assert names == [f"{n}-{budget}%-free.plan.json" for n in (1, 2) for budget in (0, 1)]
-    for name in names:
-        assert (samples / "there" / name).read_bytes() == (samples / "here" / name).read_bytes()
-        assert name in said
-
-
-def test_a_grid_of_plans_says_what_is_wrong(
-    samples: Path, fails: Callable[[str], tuple[int, str]]
-) -> None:
-    for arguments, words in (
-        ("1.db 2.db", "2 plans go into a folder"),
-        ("1.db 1.db -o 1.db", "go into a folder"),
-    ):
-        code, said = fails(f"plan {arguments}")
-        assert (code, words in said) == (2, True), said
-    (samples / "to").mkdir()
-    code, said = fails("plan 1.db 1.db -o to")
-    assert (code, "two plans would be called 1-0%-known.plan.json" in said) == (2, True)

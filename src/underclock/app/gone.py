@@ -35,6 +35,7 @@ OPTIONS: Final[dict[str, str]] = {
     "underclock saved --textfile": "`underclock run --metrics-port` answers Prometheus while a run "
     "lasts",
     "underclock run --metrics-file": "--metrics-port answers Prometheus",
+    "underclock plan --ray": "a plan takes seconds: `underclock plan` on each machine makes them",
     "underclock run --node-power": "ranks keep the power limits they have; `underclock apply` sets "
     "one of a plan, and nvidia-smi -pl any",
     "underclock --install-completion": (

@@ -16,7 +16,6 @@ from underclock.app.options import (
     json_option,
     output_option,
     own_file,
-    ray_option,
     seed_option,
     source_option,
     step_file,
@@ -82,7 +81,13 @@ _NONE_ALONE = (
 @click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
 @click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
 @click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
-@ray_option("Measure on many GPUs: all of a cluster with --gpu nvml, or sim:rtx3080ti*8.")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="",
+    metavar="[ADDRESS]",
+    help="Measure on many GPUs: all of a cluster with --gpu nvml, or sim:rtx3080ti*8.",
+)
 @source_option
 @seed_option
 @json_option
@@ -116,9 +121,9 @@ def command(
     With --near a plan is made another board's own: its clocks and few others are measured there,
     into samples that `underclock plan` takes.
 
-    With --ray many GPUs share one campaign: each has an actor of Ray and a file of its own beside
-    FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away for one
-    on this host.
+    With --ray each of many GPUs measures a share of the kernels, in a task of Ray and into a file
+    beside FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away
+    for one on this host.
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
     """
@@ -178,9 +183,14 @@ def _measure_together(
 ) -> None:
     """Measure on many GPUs, and say what was."""
     from underclock.app.output import told_of_boards
-    from underclock.app.raying import gpus_of, measure_together
+    from underclock.app.raying import measure_together
 
-    gpus = gpus_of(gpu)
+    gpus: list[str] = []
+    for part in gpu.split(","):
+        one, mark, count = part.rpartition("*")
+        if mark and not (count.isascii() and count.isdecimal() and int(count)):
+            raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
+        gpus += [one] * int(count) if mark else [part]
     measuring = _measuring(gpus[0], campaign, *pace)
     with progress_bar("measuring") as show:
         boards = measure_together(

@@ -12,11 +12,12 @@ from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.loop import CampaignRun, Listed, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
-from underclock.campaign.recording import OnFile, Recorder, WindowPolicy, record
+from underclock.campaign.recording import Recorder, WindowPolicy, record
+from underclock.campaign.share import SharedRecorder, StepsFirst, share_of
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
 from underclock.core.step.whole import WHOLE
-from underclock.errors import DataError, UsageError
+from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.lease import ClockLeases
@@ -93,7 +94,10 @@ def measure(
         campaign.check_goal(measurer, header)
         if campaign.on(measurer) is Grid.ADAPTIVE and not path.exists():
             check_time_limit(
-                measurer, header, campaign.time_limit_s, steers=campaign.steers(measurer)
+                measurer,
+                share_of(header, campaign),
+                campaign.time_limit_s,
+                steers=campaign.steers(measurer),
             )
         if one is not None and step is not None:
             header = msgspec.structs.replace(
@@ -106,15 +110,13 @@ def measure(
 
         def take(recorder: Recorder) -> None:
             spent_s = recorder.file.gpu_s
-            expected = expected_of(measurer, recorder.samples, campaign, spent_s)
+            expected = expected_of(
+                measurer, share_of(recorder.samples, campaign), campaign, spent_s
+            )
             if expected is not None and expect is not None:
                 expect(expected)
             left = None if expected is None else TimeLeft(expected, measurer.now_s)
-            policy: WindowPolicy = (
-                Steering(recorder, campaign)
-                if campaign.steers(measurer)
-                else policy_of(recorder, points, campaign, seed)
-            )
+            policy = _policy_of(recorder, points, campaign, seed)
             CampaignRun(recorder, policy, campaign, progress or _nobody, left).run()
 
         return record(measurer, path, header, take, whole=one is not None)
@@ -142,17 +144,29 @@ def surveyed(
     return survey(measurer, step, campaign, provenance)
 
 
-def policy_of(
-    recorder: OnFile,
-    points: Points,
-    campaign: Campaign,
-    seed: int,
-    workers: int = 1,
+def _policy_of(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
+    """Return what says which windows are wanted."""
+    if campaign.share[1] == 1:
+        if campaign.steers(recorder.measurer):
+            return Steering(recorder, campaign)
+        return _locking(recorder, points, campaign, seed)
+    if campaign.steers(recorder.measurer):
+        raise NotSupportedError(
+            "clocks are steered here, one mix after the other, which many GPUs do not share",
+            hint="with root clocks are held; or measure each GPU by itself, then merge",
+        )
+    mine = {kernel.name for kernel in share_of(recorder.samples, campaign).kernels}
+    points = [(clocks, [each for each in some if each.name in mine]) for clocks, some in points]
+    kernels = _locking(SharedRecorder(recorder, campaign), points, campaign, seed)
+    return StepsFirst(recorder, kernels, campaign)
+
+
+def _locking(
+    recorder: Recorder | SharedRecorder, points: Points, campaign: Campaign, seed: int
 ) -> WindowPolicy:
-    """Return what says which windows are wanted where clocks are held; see `Adaptive`."""
     if campaign.on(recorder.measurer) is not Grid.ADAPTIVE:
         return Listed(recorder, points, campaign)
-    return Adaptive(recorder, points, campaign, seed=seed, workers=workers)
+    return Adaptive(recorder, points, campaign, seed=seed)
 
 
 def file_of(path: Path, gpu: str) -> Path:

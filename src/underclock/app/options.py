@@ -120,11 +120,6 @@ def choice_option(
     )
 
 
-def ray_option(help_text: str) -> Callable[[_F], _F]:
-    """Return the ``--ray`` option: empty for a cluster that is found or started, else where."""
-    return click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help=help_text)
-
-
 def folder_option(help_text: str, default: Path | None = None) -> Callable[[_F], _F]:
     """Return the ``-o`` option of a command that leaves several files."""
     return click.option(

@@ -15,7 +15,6 @@ from underclock.app.options import (
     baseline_option,
     choice_option,
     delivered,
-    ray_option,
 )
 from underclock.app.output import STDOUT, Delivery, counted_bar, print_json, say
 from underclock.errors import InfeasibleError, UsageError
@@ -81,7 +80,6 @@ if TYPE_CHECKING:
     help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
 )
 @click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
-@ray_option("Plan on many machines: several SAMPLES, budgets or latencies, -o names a folder.")
 @delivered("plan")
 def command(
     *,
@@ -89,14 +87,12 @@ def command(
     latency: tuple[str, ...],
     max_slowdown: tuple[float, ...],
     board_spread: float | None,
-    ray: str | None,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
     """Choose clocks for every kernel of SAMPLES: a samples file or a CSV table.
 
-    Several files, budgets or latencies make a plan of each, into the folder after -o; --ray plans
-    them on the processes of a Ray cluster, to which the files must be visible.
+    Several files, budgets or latencies make a plan of each, into the folder after -o.
 
     SAMPLES may be a job of many GPUs too, from `underclock job`: every rank is then as slow as no
     other notices.
@@ -111,8 +107,8 @@ def command(
     from underclock.store import kind_of
 
     cells = list(itertools.product(samples, max_slowdown or (None,), latency))
-    if ray is not None or len(cells) > 1:
-        _plan_grid(cells, ray, to, asked)
+    if len(cells) > 1:
+        _plan_grid(cells, to, asked)
         return
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
@@ -169,12 +165,10 @@ def _planned(
 
 def _plan_grid(
     cells: "Sequence[tuple[Path, float | None, str]]",
-    ray: str | None,
     to: Delivery,
     asked: dict[str, Any],
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
-    from underclock.app.raying import shared_out
     from underclock.report.answer import headline
     from underclock.store import check_output, write_document
 
@@ -191,13 +185,9 @@ def _plan_grid(
         )
     for path, (file, _, takes) in zip(paths, cells, strict=True):
         check_output(path, force=to.force, inputs=(file, Path(takes)), begins="{")
-    # Ray's processes have folders of their own.
-    given = [
-        (file.resolve(), budget, str(Path(takes).resolve()) if Path(takes).is_file() else takes)
-        for file, budget, takes in cells
-    ]
     plans = []
-    for path, made in zip(paths, shared_out(_planned, given, asked, ray), strict=True):
+    for path, cell in zip(paths, cells, strict=True):
+        made = _planned(*cell, **asked)
         write_document(path, made, force=to.force)
         plans.append(made)
         if not to.as_json:
@@ -210,7 +200,7 @@ def _plan_grid(
 
 _OF_JOBS = {
     *("samples", "output", "max_slowdown", "as_json", "force"),
-    *("ray", "latency", "min_dwell", "board_spread"),
+    *("latency", "min_dwell", "board_spread"),
 }
 
 

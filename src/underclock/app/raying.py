@@ -1,128 +1,84 @@
-"""measure --ray and plan --ray: campaigns on many GPUs, and grids of plans, on actors of Ray.
+"""measure --ray: a campaign on many GPUs, each over its share of the kernels.
 
-An actor has its GPU, its lease on the clocks and its own time; the driver has the one policy, and
-writes a file for each. What an actor has not handed over when it dies is measured by another.
+Every GPU runs `measure` in a task of Ray. What a task has taken goes to a desk, an actor that holds
+it until the driver has it on file; all files are merged at the end.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from underclock.app.backends import default_measuring, open_measurer
-from underclock.app.measuring import policy_of, surveyed
+from underclock.app.backends import default_measuring, open_gpu
+from underclock.app.measuring import measure
 from underclock.campaign.progress import Tally
-from underclock.campaign.recording import Outbox, Recorder
 from underclock.campaign.survey import Campaign
-from underclock.campaign.together import Answered, Died, Joined, Refused, TogetherRun, Told
-from underclock.core.design.wanted import Wanted
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
 from underclock.records import MeasurementSettings, SampleSet, Step
-from underclock.store import check_output, is_merged, merge
+from underclock.store import SampleFile, check_output, is_merged, merge
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
-_R = TypeVar("_R")
+_LOOK_S = 1.0  # between looks at the tasks, and between what one of them hands over
+_ANSWER_S = 60.0  # until Ray itself is taken to be gone
+_SILENT_S = 900.0  # the same of a GPU: opening it may trace and compile a step
+_GOES_ON = "what was measured is on file: the same command goes on from there"
+_Part = tuple[int, str]  # a share, and the board that measured it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A GPU that an actor measures.
+class _Desk:
+    """The files of all parts, and what came since the driver last looked."""
 
-    Attributes:
-        gpu: ``sim:NAME``, or ``nvml`` for one that Ray gives it.
-        node: Ray's name of the host; empty for any.
-        seed: Of a simulated GPU's noise.
-    """
+    def __init__(self, files: dict[_Part, bytes]) -> None:
+        self._files = files
+        self._told: dict[_Part, tuple[Tally | None, bytes]] = {}
 
-    gpu: str
-    node: str = ""
-    seed: int = 0
+    def file(self, part: _Part) -> bytes:
+        """Return what there is of a part."""
+        self._told[part] = None, self._files.get(part, b"")
+        return self._files.get(part, b"")
+
+    def tell(self, part: _Part, tally: Tally, body: bytes) -> None:
+        """Take what a part's file holds by now."""
+        self._files[part] = body
+        self._told[part] = tally, body
+
+    def emptied(self) -> dict[_Part, tuple[Tally | None, bytes]]:
+        """Return what came since the last time."""
+        told, self._told = self._told, {}
+        return told
 
 
-class _Worker:
-    """A GPU that is open in a process of Ray's, which takes the windows that it is given."""
-
-    def __init__(
-        self,
-        name: str,
-        placed: Placed,
-        step: Step,
-        campaign: Campaign,
-        measuring: MeasurementSettings,
-        run: StepFile | None,
-    ) -> None:
-        self._name, self._placed, self._step = name, placed, step
-        self._campaign, self._measuring, self._run = campaign, measuring, run
-        self._stack = ExitStack()
-        self._warmed = False
-
-    def join(self) -> Told:
-        """Open the GPU."""
-        try:
-            return self._join()
-        except UnderclockError as exc:
-            return Refused(worker=self._name, error=exc)
-
-    def _join(self) -> Joined:
-        gpu, seed = self._placed.gpu, self._placed.seed
+def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | None:  # noqa: ANN401
+    """Measure a share in a process of Ray's; return what is wrong."""
+    ray = _ray()
+    try:
+        board = f"seed-{asked['seed']}"
         if not parse_gpu(gpu).is_simulated:
-            gpu = f"nvml:{_ray().get_gpu_ids()[0]}"
-        opened = open_measurer(
-            gpu, measuring=self._measuring, seed=seed, step=self._step, run=self._run, anew=True
-        )
-        self._measurer = measurer = self._stack.enter_context(opened)
-        if self._campaign.steers(measurer):
-            raise NotSupportedError(
-                "clocks are steered here, one mix after the other, which many GPUs do not share",
-                hint="with root clocks are held; or measure each GPU by itself, then merge",
-            )
-        offered = [clocks for clocks in measurer.settings() if not clocks.is_auto]
-        if offered and Capability.LOCK in measurer.capabilities:
-            # A worker that was killed here may have left clocks held: the end of a lease frees all.
-            with measurer.hold(offered[0]):
-                pass
-        header, points = surveyed(
-            measurer,
-            measurer.step or self._step,
-            self._campaign,
-            gpu=gpu,
-            measuring=self._measuring,
-            seed=seed,
-        )
-        self._campaign.check_goal(measurer, header)
-        self._outbox = Outbox(header)
-        self._recorder = Recorder(measurer, self._outbox)
-        return Joined(
-            worker=self._name,
-            header=header,
-            points=points,
-            capabilities=measurer.capabilities,
-            process=os.getpid(),
-        )
+            gpu = f"nvml:{ray.get_gpu_ids()[0]}"
+            with open_gpu(parse_gpu(gpu)) as opened:
+                board = (opened.gpu.info().uuid or "").removeprefix("GPU-").partition("-")[0]
+        part = asked["campaign"].share[0], board
+        with TemporaryDirectory() as folder:
+            file, told_s = Path(folder) / "samples.db", time.monotonic()
+            if body := ray.get(desk.file.remote(part)):
+                file.write_bytes(body)
 
-    def take(self, wanted: Sequence[Wanted]) -> Told:
-        """Take windows at the clocks of each, in turn."""
-        try:
-            for one in wanted:
-                if one.warm or not self._warmed:
-                    header = self._outbox.header
-                    self._measurer.warm(header.launches or header.kernels)
-                    self._warmed = True
-                with self._measurer.hold(one.asked):
-                    self._recorder.take(one)
-            self._outbox.note(self._measurer.notes())
-        except UnderclockError as exc:
-            return Refused(worker=self._name, error=exc)
-        windows, notes = self._outbox.emptied()
-        return Answered(worker=self._name, windows=windows, notes=notes)
+            def tell(tally: Tally) -> None:
+                nonlocal told_s
+                if tally.doing == "done" or time.monotonic() - told_s >= _LOOK_S:
+                    with SampleFile.open(file, writable=False) as made:
+                        ray.get(desk.tell.remote(part, tally, made.body()))
+                    told_s = time.monotonic()
 
-    def close(self) -> None:
-        """Give the GPU back."""
-        self._stack.close()
+            measure(gpu=gpu, to=file, progress=tell, **asked)
+    except UnderclockError as exc:  # as a value, for Ray would wrap it
+        return exc
+    return None
 
 
 def _ray() -> Any:  # noqa: ANN401 - Ray is not needed, and its types neither
@@ -143,17 +99,8 @@ def _ray() -> Any:  # noqa: ANN401 - Ray is not needed, and its types neither
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """Connect to a Ray cluster, or start one here.
-
-    Args:
-        address: Of the cluster; empty: the one that RAY_ADDRESS or this host has, or else a new
-            one on this host.
-
-    Raises:
-        NotSupportedError: Ray is not installed.
-        DeviceError: It cannot be reached.
-    """
+def _connected(address: str) -> Iterator[Any]:
+    """Connect to a Ray cluster, by default the one of RAY_ADDRESS or of this host, or start one."""
     ray = _ray()
     begins = not ray.is_initialized()
     if begins:
@@ -171,59 +118,6 @@ def connected(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-class RayWorkers:
-    """Actors of Ray, each with a GPU.
-
-    Attributes:
-        actors: Those that run, by the name of their worker.
-        processes: Of those that have joined.
-    """
-
-    def __init__(self, ray: Any, placed: dict[str, Placed], *given: object) -> None:  # noqa: ANN401 - see `_ray`
-        self._ray, self._placed, self._given = ray, placed, given
-        self.actors: dict[str, Any] = {}
-        self.processes: dict[str, int] = {}
-        self._asked: dict[Any, str] = {}
-
-    def start(self, worker: str) -> None:
-        """Begin to open a worker's GPU."""
-        placed = self._placed[worker]
-        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
-        if placed.node:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(placed.node, soft=False)
-            options["num_gpus"] = 1
-        actor = self._ray.remote(_Worker).options(**options).remote(worker, placed, *self._given)
-        self.actors[worker] = actor
-        self._asked[actor.join.remote()] = worker
-
-    def take(self, worker: str, wanted: Sequence[Wanted]) -> None:
-        """Begin to take windows."""
-        self._asked[self.actors[worker].take.remote(list(wanted))] = worker
-
-    def told(self) -> Told:
-        """Wait until something happens."""
-        ready, _ = self._ray.wait(list(self._asked), num_returns=1)
-        worker = self._asked.pop(ready[0])
-        try:
-            told: Told = self._ray.get(ready[0])
-        except self._ray.exceptions.RayActorError as exc:
-            del self.actors[worker]
-            self.processes.pop(worker, None)
-            return Died(worker=worker, why=str(exc).partition("\n")[0])
-        if isinstance(told, Joined):
-            self.processes[worker] = told.process
-        return told
-
-    def close(self) -> None:
-        """Give the GPUs back and end all actors."""
-        ends = [actor.close.remote() for actor in self.actors.values()]
-        self._ray.wait(ends, num_returns=max(1, len(ends)), timeout=30.0) if ends else None
-        for actor in self.actors.values():
-            self._ray.kill(actor)
-
-
 def measure_together(
     step: Step | str | Path | None,
     *,
@@ -235,23 +129,21 @@ def measure_together(
     seed: int = 0,
     progress: Callable[[Tally], None] | None = None,
     run: StepFunction | StepFile | None = None,
-    told: Callable[[RayWorkers], None] | None = None,
 ) -> tuple[SampleSet, ...]:
-    """Measure a step's kernels on many GPUs as one campaign, each in an actor of Ray.
+    """Measure a step's kernels on many GPUs, each over its share, in tasks of Ray.
 
-    Each worker's file lies in a folder beside the merged one, from which the same call goes on.
+    Each GPU's file lies in a folder beside the merged one, from which the same call goes on.
 
     Args:
         step: What to measure: a step or its file.
-        gpus: A simulated GPU for each worker; or ``nvml`` alone, for every GPU of the cluster.
-        to: Merged samples file, made anew of all workers' files.
+        gpus: A simulated GPU for each share; or ``nvml`` alone, for every GPU of the cluster.
+        to: Merged samples file, made anew of all GPUs' files.
         address: Of the Ray cluster; empty for one that is found or started.
         campaign: Which clocks, how often; its time limit is of each GPU, its samples are of all.
         measuring: How long to wait and measure.
-        seed: Of the first simulated GPU's noise; others have the next ones.
-        progress: Told of every answer.
+        seed: Of the first simulated GPU's noise; the next have the next ones.
+        progress: Called with how far all GPUs are.
         run: Where the step's function may be found.
-        told: Given the workers before they start.
 
     Returns:
         The samples of each board.
@@ -259,8 +151,8 @@ def measure_together(
     Raises:
         NotSupportedError: Ray is not installed, or clocks are steered.
         UsageError: A table, a step that only runs whole, or a file of another campaign.
-        DataError: Workers have unlike GPUs, drivers or power limits.
-        DeviceError: Ray cannot be reached, or no worker is left.
+        DataError: GPUs are unlike, or their drivers or power limits.
+        DeviceError: Ray or a GPU cannot be reached or does not answer, or a process dies twice.
     """
     to, traced = Path(to), as_step(step)
     if traced is None or traced.obstacle:
@@ -268,107 +160,97 @@ def measure_together(
             "many GPUs share the kernels of a step; here is no step, or one that only runs whole",
             hint="`underclock trace` makes a step; what runs whole is measured without --ray",
         )
-    names = [parse_gpu(gpu) for gpu in gpus]
-    for name in names:
-        name.need(Capability.RUN)
+    for gpu in gpus:
+        parse_gpu(gpu).need(Capability.RUN)
     campaign = campaign or Campaign()
-    measuring = measuring or default_measuring(gpus[0], adaptive=campaign.may_adapt)
     check_output(to, force=is_merged(to), over_samples=is_merged(to))
     folder = to.with_name(f"{to.name}.parts")
     if is_merged(to) and not folder.is_dir():
         raise UsageError(
-            f"{to} cannot be gone on with: the workers' files are not in {folder}",
+            f"{to} cannot be gone on with: the GPUs' files are not in {folder}",
             hint="name another file with -o, and merge the two",
         )
-    folder.mkdir(exist_ok=True)
-    with connected(address) as ray:
-        placed = _placed(ray, gpus, seed)
-        workers = RayWorkers(ray, placed, traced, campaign, measuring, run)
-        if told is not None:
-            told(workers)
+    with _connected(address) as ray:
+        real = not parse_gpu(gpus[0]).is_simulated
+        placed = ["nvml"] * int(ray.cluster_resources().get("GPU", 0)) if real else gpus
+        if not placed:
+            raise DeviceError(
+                "the Ray cluster has no GPU",
+                hint="start Ray where the GPUs are: `ray start --address=... --num-gpus=8`",
+            )
+        folder.mkdir(exist_ok=True)
+        most = campaign.max_samples and -(-campaign.max_samples // len(placed))
+        desk = ray.remote(num_cpus=0)(_Desk).remote(_files(folder, len(placed)))
+        task = ray.remote(num_cpus=0, num_gpus=int(real), max_retries=1)(_measured)
+        tasks = []
+        for n, gpu in enumerate(placed):
+            asked = {
+                "step": traced,
+                "campaign": replace(campaign, share=(n, len(placed)), max_samples=most),
+                "measuring": measuring or default_measuring(gpus[0], adaptive=campaign.may_adapt),
+                "run": run,
+                "seed": seed + n,
+            }
+            tasks.append(task.remote(desk, gpu, asked))
         try:
-            paths = TogetherRun(
-                workers,
-                list(placed),
-                folder,
-                campaign,
-                lambda gathered, points: policy_of(gathered, points, campaign, seed, len(placed)),
-                virtual=names[0].is_simulated,
-                progress=progress or (lambda _tally: None),
-            ).run()
+            _wait(ray, desk, tasks, folder, progress or (lambda _tally: None))
         finally:
-            workers.close()
-    left = [path for path in sorted(folder.glob("*.db")) if path not in paths]
-    return merge([*paths, *left], to, force=True)
+            for each in tasks:
+                ray.cancel(each, force=True)
+            ray.kill(desk)
+    return merge(sorted(folder.glob("*.db")), to, force=True)
 
 
-def gpus_of(text: str) -> tuple[str, ...]:
-    """Return the GPUs of workers: ``sim:rtx3080ti*8`` is eight alike, and commas part others.
-
-    Raises:
-        UsageError: How many there are is no number.
-    """
-    gpus: list[str] = []
-    for part in text.split(","):
-        gpu, mark, count = part.rpartition("*")
-        if mark and not (count.isascii() and count.isdecimal() and int(count)):
-            raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
-        gpus += [gpu] * int(count) if mark else [part]
-    return tuple(gpus)
+def _files(folder: Path, of: int) -> dict[_Part, bytes]:
+    """Return the parts of an earlier run on as many GPUs."""
+    parts = [(path, path.name.split(".")) for path in folder.glob(f"*-of-{of}.*.db")]
+    return {(int(n.partition("-")[0]), board): path.read_bytes() for path, (n, board, _) in parts}
 
 
-def shared_out(
-    work: Callable[..., _R],
-    cells: Sequence[tuple[object, ...]],
-    asked: Mapping[str, object],
-    address: str | None,
-) -> Iterator[_R]:
-    """Yield what every cell of a grid gives, in order; on Ray's processes where one is named.
-
-    Args:
-        work: Called with a cell and by name with what is asked.
-        address: As of `connected`; ``None``: here, one after the other.
+def _wait(
+    ray: Any,  # noqa: ANN401 - see `_ray`
+    desk: Any,  # noqa: ANN401 - see `_ray`
+    tasks: Sequence[Any],
+    folder: Path,
+    progress: Callable[[Tally], None],
+) -> None:
+    """Write what tasks hand over until all have ended.
 
     Raises:
-        UnderclockError: As the work, or Ray.
+        DeviceError: Ray or a GPU does not answer, or a GPU's process died twice.
+        UnderclockError: As a task said.
     """
-    if address is None:
-        for cell in cells:
-            yield work(*cell, **asked)
-        return
-
-    def told(*cell: object) -> object:
+    tallies: dict[int, Tally] = {}
+    heard_s, running = dict.fromkeys(range(len(tasks)), time.monotonic()), list(tasks)
+    while running:
+        ended, running = ray.wait(running, timeout=_LOOK_S)
         try:
-            return work(*cell, **asked)
-        except UnderclockError as exc:  # as a value, for Ray would wrap it
-            return exc
-
-    with connected(address) as ray:
-        remote = ray.remote(told)
-        for made in [remote.remote(*cell) for cell in cells]:
-            found = ray.get(made)
-            if isinstance(found, UnderclockError):
-                raise found
-            yield found
-
-
-def _placed(ray: Any, gpus: Sequence[str], seed: int) -> dict[str, Placed]:  # noqa: ANN401 - see `_ray`
-    """Return the workers by name, each with its GPU.
-
-    Raises:
-        DeviceError: The cluster has no GPU.
-    """
-    if parse_gpu(gpus[0]).is_simulated:
-        return {str(n): Placed(gpu=gpu, seed=seed + n) for n, gpu in enumerate(gpus)}
-    found = {
-        f"{node['NodeManagerHostname']}-{n}": Placed(gpu="nvml", node=node["NodeID"])
-        for node in ray.nodes()
-        if node["Alive"]
-        for n in range(int(node["Resources"].get("GPU", 0)))
-    }
-    if not found:
-        raise DeviceError(
-            "the Ray cluster has no GPU",
-            hint="start Ray where the GPUs are: `ray start --address=... --num-gpus=8`",
-        )
-    return found
+            for (n, board), (tally, body) in ray.get(
+                desk.emptied.remote(), timeout=_ANSWER_S
+            ).items():
+                heard_s[n] = time.monotonic()
+                tallies |= {n: tally} if tally else {}
+                if body:
+                    partial = folder / f"{n}-of-{len(tasks)}.{board}.partial"
+                    partial.write_bytes(body)
+                    partial.replace(partial.with_suffix(".db"))
+            wrong = [ray.get(each, timeout=_ANSWER_S) for each in ended]
+        except ray.exceptions.RayError as exc:
+            why = str(exc).partition("\n")[0]
+            raise DeviceError(f"Ray or a process of it is gone: {why}", hint=_GOES_ON) from exc
+        for each in filter(None, wrong):
+            raise each
+        for each in ended:
+            heard_s.pop(tasks.index(each))
+        if running and time.monotonic() - min(heard_s.values()) > _SILENT_S:
+            raise DeviceError(
+                f"a GPU of the Ray cluster has been silent for {_SILENT_S:.0f} s: its node may be "
+                "gone",
+                hint=f"`ray status` shows the nodes; {_GOES_ON}",
+            )
+        if tallies:
+            totals = [tally.total for tally in tallies.values()]
+            done, gpu_s = zip(*((each.done, each.gpu_s) for each in tallies.values()), strict=True)
+            total = sum(filter(None, totals)) if all(totals) else None
+            doing = f"{len(running)} GPUs measure"
+            progress(Tally(done=sum(done), total=total, gpu_s=max(gpu_s), doing=doing))

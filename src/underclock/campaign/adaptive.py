@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from underclock.arrays import Bools
-from underclock.campaign.recording import OnFile, WindowPolicy
+from underclock.campaign.recording import Recorder, WindowPolicy
+from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
-from underclock.core.design.wanted import IDLING, WHOLE_STEPS, Wanted, shared_steps
+from underclock.core.design.wanted import IDLING, WHOLE_STEPS, Wanted
 from underclock.core.inference.search import searched
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
@@ -22,7 +22,6 @@ from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.step.cap import driver_says
-from underclock.core.step.table import step_means
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, Clocks, Evidence, Kernel, Mix, SampleSet, Window
@@ -35,9 +34,6 @@ _NEAR_POINTS = 2  # the same where a plan of another GPU of the model says which
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
-# The same where several GPUs share the looks: one more tells less by then, and takes the campaign a
-# minute or two of bringing a GPU to the step's heat, in which the others take hundreds of windows.
-_SHARED_BASELINE_PART = 0.75
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
 
 _USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
@@ -74,12 +70,11 @@ class Adaptive(WindowPolicy):
 
     def __init__(
         self,
-        recorder: OnFile,
+        recorder: Recorder | SharedRecorder,
         points: Points,
         campaign: Campaign,
         *,
         seed: int,
-        workers: int = 1,
     ) -> None:
         header = recorder.samples
         everywhere = [clocks for clocks, some in points if len(some) == len(header.kernels)]
@@ -98,65 +93,23 @@ class Adaptive(WindowPolicy):
         self._kernels = header.kernels
         self._settings = header.settings
         self._whole = bool(self._runs and campaign.in_situ and header.order)
-        launches = header.measuring.launches if header.measuring else 0
-        self._steps, self._rounds = shared_steps(workers, launches)
         self._table: TableFit | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
         self._taken: Counter[tuple[str, Clocks]] = Counter()
         self._first: list[Wanted] | None = None
-        self._pending: Sequence[Wanted] = ()
-        self._believed: KnownCosts | None = None  # the last fit, by which pending windows are told
 
-    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
+    def next(self, spent_s: float) -> list[Wanted]:
         """Return what to measure next: what every campaign needs, then what tells most."""
-        samples, self._pending = self._recorder.samples, pending
-        alone = [one for one in pending if one.kernel and one.mix == ALONE]
+        samples = self._recorder.samples
         self._taken = Counter((sample.kernel, sample.asked) for sample in samples.samples)
-        self._taken.update((one.kernel, one.asked) for one in alone)
-        waiting = {(one.kernel, one.mix, one.asked) for one in pending if not one.is_step}
         for phase in (self._owed, self._at_auto, self._shared):
-            found = phase(samples, spent_s)
-            new = (one for one in found if (one.kernel, one.mix, one.asked) not in waiting)
-            if wanted := self._in_random_order(new):
+            if wanted := self._in_random_order(phase(samples, spent_s)):
                 return wanted
         try:
-            fit = self._fit(self._as_if_measured(samples, alone))
+            fit = self._fit(samples)
         except CannotFitError:
             return self._in_random_order(self._more())
-        self._believed = fit
         return self._telling(fit)
-
-    def _as_if_measured(self, samples: SampleSet, pending: Sequence[Wanted]) -> SampleSet:
-        """Return samples with what is pending, as the last fit expects it.
-
-        So that what is chosen now tells something else (kriging believer: Ginsbourger et al., 2010,
-        doi:10.1007/978-3-642-10701-6_6).
-        """
-        if self._believed is None or not self._pending:
-            return samples
-        posterior = self._believed.posterior
-        column = {clocks: c for c, clocks in enumerate(posterior.settings)}
-        row = {kernel.name: k for k, kernel in enumerate(self._kernels)}
-        known = [one for one in pending if one.asked in column]
-        windows = list(samples.windows)
-        if samples.in_situ:
-            last, steps = samples.in_situ[-1], sum(one.is_step for one in self._pending)
-            time_s, energy_j = step_means(samples.in_situ)
-            again = msgspec.structs.replace(last.untimed(), time_s=time_s, energy_j=energy_j)
-            windows += [again] * steps
-        for one in known:
-            place = row[one.kernel], column[one.asked]
-            time_s, power_w = np.exp([posterior.log_s[place], posterior.log_w[place]]).tolist()
-            windows.append(
-                Window(
-                    kernel=one.kernel,
-                    asked=one.asked,
-                    repeat=self._taken[one.kernel, one.asked],
-                    time_s=time_s,
-                    energy_j=time_s * power_w,
-                )
-            )
-        return msgspec.structs.replace(samples, windows=tuple(windows))
 
     def _fit(self, samples: SampleSet) -> KnownCosts:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
@@ -189,18 +142,16 @@ class Adaptive(WindowPolicy):
     def _at_auto(self, samples: SampleSet, spent_s: float) -> list[Wanted]:
         """Return what is missing of the step and its kernels at auto, to which all is compared."""
         kernels = list(self._not_yet(self._kernel(each, self._baseline) for each in self._kernels))
-        steps = self._steps if self._whole else 0
+        steps = WHOLE_STEPS if self._whole else 0
         hurried = self._is_short_of_time()
         if hurried:
             # Looks at a step of some seconds would take all of it, and tell of no kernel.
             if kernels:
                 return kernels
             steps = min(steps, int(self._lasts_for_a_step(samples, spent_s)))
-        missing = steps - len(samples.in_situ) - sum(one.is_step for one in self._pending)
+        missing = steps - len(samples.in_situ)
         # Kernels one by one leave the GPU cooler than the step does.
-        runs = [
-            Wanted(timed=False, warm=hurried and not n, rounds=self._rounds) for n in range(missing)
-        ]
+        runs = [Wanted(timed=False, warm=hurried and not n) for n in range(missing)]
         return runs or kernels
 
     def _is_short_of_time(self) -> bool:
@@ -318,7 +269,7 @@ class Adaptive(WindowPolicy):
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
-            some.append(Wanted(timed=False, warm=True, rounds=self._rounds))
+            some.append(Wanted(timed=False, warm=True))
         return some
 
     def _unused(self, settings: Sequence[Clocks]) -> Bools:
@@ -358,8 +309,7 @@ class Adaptive(WindowPolicy):
 
     def _rests_on_baseline(self, fit: KnownCosts) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
-        part = _BASELINE_PART if self._rounds is None else _SHARED_BASELINE_PART
-        return fit.baseline.spread[1] ** 2 > part * self._unsure**2
+        return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
 
 
 def _is_capped(window: Window) -> bool:

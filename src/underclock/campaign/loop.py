@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
-from underclock.campaign.recording import OnFile, Recorder, WindowPolicy
+from underclock.campaign.recording import Recorder, WindowPolicy
+from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.core.design.agenda import fewest_measurements
 from underclock.core.design.wanted import Wanted
@@ -24,7 +25,9 @@ from underclock.units import format_duration
 class Listed(WindowPolicy):
     """Takes every window of a list: the whole step, then kernels, clocks by clocks."""
 
-    def __init__(self, recorder: OnFile, points: Points, campaign: Campaign) -> None:
+    def __init__(
+        self, recorder: Recorder | SharedRecorder, points: Points, campaign: Campaign
+    ) -> None:
         self._recorder = recorder
         whole = (
             Capability.RUN in recorder.measurer.capabilities
@@ -41,11 +44,10 @@ class Listed(WindowPolicy):
         ]
         self.total = len(self._every)
 
-    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
+    def next(self, spent_s: float) -> Sequence[Wanted]:
         """Return what is not on file yet."""
         del spent_s
         left = Counter((w.kernel, w.mix, w.asked) for w in self._recorder.samples.windows)
-        left.update((one.kernel, one.mix, one.asked) for one in pending)
         wanted = []
         for one in self._every:
             what = one.kernel, one.mix, one.asked

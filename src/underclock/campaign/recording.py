@@ -4,10 +4,8 @@ import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -19,8 +17,8 @@ from underclock.core.step.whole import WHOLE, as_one
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.base import Capability, Durations, Measurer, Reading
 from underclock.physics.cap import WINDOW_S
-from underclock.records import ALONE, Clocks, Kernel, MeasurementSettings, SampleSet, Window
-from underclock.store import SampleFile, joined
+from underclock.records import ALONE, SampleSet, Window
+from underclock.store import SampleFile
 from underclock.units import format_duration
 
 _TIMED = 4  # runs of the step of which launches are timed; more tell hardly more of it
@@ -45,53 +43,13 @@ class WindowPolicy(ABC):
         """Try what the campaign rests on, before anything is warmed for it; usually nothing."""
 
     @abstractmethod
-    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> Sequence[Wanted]:
-        """Return what to measure next, what is at the same clocks in a row; nothing at the end.
-
-        Args:
-            pending: What is wanted already and not on file, where several GPUs measure at once.
-        """
+    def next(self, spent_s: float) -> Sequence[Wanted]:
+        """Return what to measure next, what is at the same clocks in a row; nothing at the end."""
 
     def at_once(self, window: Window) -> Sequence[Wanted]:
         """Return what a window just taken calls for at the clocks held; usually nothing."""
         del window
         return ()
-
-
-@dataclass(slots=True)
-class Outbox:
-    """Where a worker's windows lie until they are handed over to the only writer of its file."""
-
-    header: SampleSet
-    gpu_s: float = 0.0
-    taken: int = 0
-    windows: list[tuple[Window, float]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def sample_set(self) -> SampleSet:
-        """Return the header: what is on file is the campaign's."""
-        return self.header
-
-    def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
-        """Add one window."""
-        self.windows.append((window, gpu_s))
-        self.spend(gpu_s)
-        self.taken += 1
-
-    def spend(self, gpu_s: float) -> None:
-        """Count GPU time."""
-        self.gpu_s += gpu_s
-
-    def note(self, sentences: Iterable[str]) -> None:
-        """Add what a reader of the windows must know."""
-        self.notes.extend(sentences)
-
-    def emptied(self) -> tuple[tuple[tuple[Window, float], ...], tuple[str, ...]]:
-        """Return the windows and the notes that came since the last time."""
-        windows, notes = tuple(self.windows), tuple(self.notes)
-        self.windows.clear()
-        self.notes.clear()
-        return windows, notes
 
 
 class Recorder:
@@ -104,9 +62,7 @@ class Recorder:
         can_time: Whether launches can be timed; ``False`` from where it was seen that they cannot.
     """
 
-    def __init__(
-        self, measurer: Measurer, file: SampleFile | Outbox, *, whole: bool = False
-    ) -> None:
+    def __init__(self, measurer: Measurer, file: SampleFile, *, whole: bool = False) -> None:
         self.measurer = measurer
         self.file = file
         self.whole = whole
@@ -163,13 +119,10 @@ class Recorder:
         may_fail = wanted.is_step and wanted.mix == ALONE and not wanted.timed
         timed = wanted.timed
         if may_fail:
-            # Where several share the looks at a step, each times the first of its own.
-            timed = self.can_time and (self.whole or repeat < (1 if wanted.rounds else _TIMED))
+            timed = self.can_time and (self.whole or repeat < _TIMED)
         if timed:
             try:
-                reading = self.measurer.measure(
-                    launches, repeat, mix=wanted.mix, timed=True, least=wanted.rounds
-                )
+                reading = self.measurer.measure(launches, repeat, mix=wanted.mix, timed=True)
             except (NotSupportedError, MeasurementError) as exc:
                 if not may_fail:
                     raise
@@ -181,7 +134,7 @@ class Recorder:
                 return dataclasses.replace(reading, durations=None)
         # What is wrong with more than the timing is raised here.
         mix = ALONE if self.whole else None
-        return self.measurer.measure(launches, repeat, mix=mix, least=wanted.rounds)
+        return self.measurer.measure(launches, repeat, mix=mix)
 
     def _give_up(self, why: str) -> None:
         """Go on without timing launches; the file says so."""
@@ -200,53 +153,6 @@ class Recorder:
     def _passed_s(self) -> float:
         before_s, self._told_s = self._told_s, self.measurer.now_s()
         return self._told_s - before_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """What a policy asks of GPUs that are open in other processes."""
-
-    capabilities: frozenset[Capability]
-    measuring: MeasurementSettings
-
-    def can_measure(self, kernel: Kernel, clocks: Clocks) -> bool:
-        """Whether there is an answer: a GPU gives one to whatever it lists."""
-        del kernel, clocks
-        return True
-
-    def repeats(self, kernel: Kernel, clocks: Clocks) -> int | None:
-        """Return ``None``: a GPU answers anew each time."""
-        del kernel, clocks
-        return None
-
-    def takes_s(self, launch_s: float, *, timed: bool = False) -> float:
-        """Return about how long it takes to measure a kernel whose launch takes that long."""
-        del timed
-        return self.measuring.takes_s(launch_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """What all workers have on file, as the policy of one campaign sees it.
-
-    Attributes:
-        measurer: The workers' GPUs.
-        read: Returns what is in each worker's file.
-    """
-
-    measurer: Elsewhere
-    header: SampleSet
-    read: Callable[[], tuple[SampleSet, ...]]
-    can_time: ClassVar[bool] = True
-
-    @property
-    def samples(self) -> SampleSet:
-        """Everything on file, as if of one board."""
-        return msgspec.structs.replace(joined(self.read()), settings=self.header.settings)
-
-
-OnFile = Recorder | Gathered
-"""What a policy decides from."""
 
 
 def record(

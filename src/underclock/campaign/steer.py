@@ -1,6 +1,5 @@
 """A steering campaign: kernels at many clocks, though nobody may set one."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -49,9 +48,9 @@ class Steering(WindowPolicy):
         reading = self._recorder.measurer.measure((), mix=mix, timed=True)
         window_of(Wanted("", mix), 0, reading, self._recorder.file.header)
 
-    def next(self, spent_s: float, pending: Sequence[Wanted] = ()) -> list[Wanted]:
+    def next(self, spent_s: float) -> list[Wanted]:
         """Return the mix that tells most, by what is on file."""
-        del spent_s, pending
+        del spent_s
         samples = self._recorder.samples
         if not self._whole:
             samples = msgspec.structs.replace(samples, order=())

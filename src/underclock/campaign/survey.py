@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from underclock.core.planning.goal import Goal
 from underclock.errors import NotSupportedError, UsageError
@@ -19,9 +18,6 @@ from underclock.records import (
     Step,
 )
 from underclock.units import format_mhz, member
-
-if TYPE_CHECKING:
-    from underclock.campaign.recording import Elsewhere
 
 
 class Grid(StrEnum):
@@ -78,6 +74,8 @@ class Campaign:
     """What the plans that an adaptive campaign measures for minimise."""
     slowdowns: tuple[float, ...] = SLOWDOWNS
     """The time budgets that it measures for, where waste is what they minimise."""
+    share: tuple[int, int] = (0, 1)
+    """Which of how many shares of the kernels, and of the runs of the whole step, is measured."""
     near: Plan | None = None
     """Visit auto and the clocks near this plan's only: on another GPU of its model."""
 
@@ -216,7 +214,7 @@ class Campaign:
             return True
         return self.grid is Grid.ADAPTIVE or (self.grid is None and (limited or not named))
 
-    def on(self, measurer: "Measurer | Elsewhere") -> Grid:
+    def on(self, measurer: Measurer) -> Grid:
         """Return the grid of this campaign on a measurer."""
         if self.grid is not None:
             return self.grid

@@ -265,7 +265,6 @@ class Measurer(Protocol):
         *,
         mix: Mix | None = None,
         timed: bool = False,
-        least: int | None = None,
     ) -> Reading:
         """Measure a sequence at the clocks now held.
 
@@ -274,7 +273,6 @@ class Measurer(Protocol):
             repeat: Which repeat this is; a table answers with the row of that number.
             mix: What it runs with; by default nothing. Time and energy are those of a round.
             timed: Whether to watch the launches inside too.
-            least: Launches, or rounds, in the window; ``None`` for as many as settings say.
 
         Raises:
             MeasurementError: The numbers cannot be trusted.

@@ -190,7 +190,6 @@ class GpuMeasurer:
         *,
         mix: Mix | None = None,
         timed: bool = False,
-        least: int | None = None,
     ) -> Reading:
         """Measure a sequence at the clocks now held, over a window aligned to counter ticks.
 
@@ -204,7 +203,7 @@ class GpuMeasurer:
             start = self._next_tick(self._clock)
             end_utilisation = self._gpu.utilisation()
             before = loop.progress()
-            least = least or self._measuring.launches
+            least = self._measuring.launches
             if len(kernels) > 1 and mix is not None and (mix.hot or mix.idle_s):
                 least = min(least, _WHOLE_ROUNDS)
             after = self._wait(loop, before, start, watch or self._clock, least)

@@ -80,14 +80,12 @@ class ReplayMeasurer:
         *,
         mix: Mix | None = None,
         timed: bool = False,
-        least: int | None = None,
     ) -> Reading:
         """Answer with a row.
 
         Raises:
             MeasurementError: The table has none, or more was asked for than an isolated kernel.
         """
-        del least  # a row is of as many as were
         if mix is not None or timed:
             raise MeasurementError(
                 "a table knows isolated kernels only: nothing runs, in company or to be timed",

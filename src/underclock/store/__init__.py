@@ -9,6 +9,6 @@ from underclock.store.given import (
     read_samples,
     save,
 )
-from underclock.store.merged import is_merged, joined, merge, read_merged, read_parts
+from underclock.store.merged import is_merged, joined, merge, read_parts
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table

@@ -19,7 +19,7 @@ from underclock.store.documents import (
     write_document,
 )
 from underclock.store.files import SQLITE_MAGIC
-from underclock.store.merged import is_merged, read_merged
+from underclock.store.merged import is_merged, joined, read_parts
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
 
@@ -75,7 +75,7 @@ def read_samples(source: SampleSource) -> SampleSet:
     path = Path(source)
     head = read_bytes(path, most=len(SQLITE_MAGIC))
     if head == SQLITE_MAGIC:
-        return read_merged(path) if is_merged(path) else SampleFile.read(path)
+        return joined(read_parts(path)) if is_merged(path) else SampleFile.read(path)
     if path.suffix == ".db":
         raise DataError(
             f"{path} is not a samples file: it is no SQLite database",

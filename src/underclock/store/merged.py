@@ -1,8 +1,7 @@
 """Samples files of several boards, or of several runs on one, in one file; and apart again.
 
 Every file stands in the merged one as it was, byte for byte: its provenance, its GPU time and what
-it notes stay with its windows. They are told apart by board when they are read, and what several
-files hold of one board are then repeats.
+it notes stay with its windows. What several files hold of one thing are repeats.
 """
 
 import sqlite3
@@ -50,8 +49,8 @@ def merge(paths: Sequence[Path], to: Path, *, force: bool = False) -> tuple[Samp
             limit, evidence or step than the first.
     """
     check_output(to, force=force and is_merged(to), inputs=paths, over_samples=is_merged(to))
-    parts = [(path, body) for path in paths for body in _bodies(path)]
-    sets = [(path, _part(path, body)) for path, body in parts]
+    bodies = [(path, body) for path in paths for body in _bodies(path)]
+    sets = [(path, _part(path, body)) for path, body in bodies]
     _check(sets)
     partial = to.with_name(f".{to.name}.partial")
     try:
@@ -60,12 +59,15 @@ def merge(paths: Sequence[Path], to: Path, *, force: bool = False) -> tuple[Samp
             connection.execute(f"PRAGMA application_id = {MERGED_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMAS['merged samples']}")
             connection.execute("CREATE TABLE parts (body BLOB NOT NULL, checksum INTEGER NOT NULL)")
-            rows = [(body, zlib.crc32(body)) for _, body in parts]
+            rows = [(body, zlib.crc32(body)) for _, body in bodies]
             connection.executemany("INSERT INTO parts VALUES (?, ?)", rows)
         partial.replace(to)
     except (OSError, sqlite3.Error) as exc:
         raise UsageError(f"cannot write {to}: {exc}") from exc
-    return by_board([each for _, each in sets])
+    boards: dict[str | None, list[SampleSet]] = {}
+    for _, part in sets:
+        boards.setdefault(part.gpu.uuid, []).append(part)
+    return tuple(joined(each) for each in boards.values())
 
 
 def read_parts(path: Path) -> tuple[SampleSet, ...]:
@@ -75,23 +77,6 @@ def read_parts(path: Path) -> tuple[SampleSet, ...]:
         DataError: It is missing or damaged.
     """
     return tuple(_part(path, body) for body in _bodies(path))
-
-
-def read_merged(path: Path) -> SampleSet:
-    """Read a merged file as one sample set, with a warning where it is of several boards.
-
-    Raises:
-        DataError: It is missing or damaged.
-    """
-    return joined(read_parts(path))
-
-
-def by_board(parts: Sequence[SampleSet]) -> tuple[SampleSet, ...]:
-    """Return one sample set of each board, of those that are of one driver, limit and step."""
-    boards: dict[str | None, list[SampleSet]] = {}
-    for part in parts:
-        boards.setdefault(part.gpu.uuid, []).append(part)
-    return tuple(joined(each) for each in boards.values())
 
 
 def joined(parts: Sequence[SampleSet]) -> SampleSet:

@@ -13,14 +13,11 @@ import pytest
 from score import Score, score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.recording import Elsewhere, Gathered
 from underclock.campaign.survey import Campaign, Grid, survey
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.base import Capability
 from underclock.hw.measurer import BRISK, GpuMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
@@ -483,32 +480,3 @@ def test_a_saving_far_away_is_found_beside_one_next_to_auto(
 
     assert min(s.energy_j for s in found.samples) < 1.01 * least_j
     assert sum(next_door) <= 4
-
-
-def test_what_is_pending_is_taken_for_measured(tmp_path: Path) -> None:
-    """What is wanted beside it is something else, and no fit is made of what nobody expects."""
-    clocks = (1050, 1260, 1470, 1680, None)
-    campaign = Campaign(grid=Grid.COARSE, core_mhz=clocks, mem_mhz=(None,))
-    found = measure("gpt3-xl", gpu="sim:rtx3080ti", to=tmp_path / "s.db", campaign=campaign)
-
-    points = [(each, list(found.kernels)) for each in found.settings]
-    runs = frozenset({Capability.RUN})
-    elsewhere = Elsewhere(capabilities=runs, measuring=BRISK)
-    gathered = Gathered(elsewhere, found, lambda: (found,))
-    policy = Adaptive(gathered, points, Campaign(precision=1e-5), seed=0)
-
-    steps = policy.next(0.0)
-    one = [each for each in policy.next(0.0, steps) if not each.is_step]
-    other = [each for each in policy.next(0.0, [*steps, *one]) if not each.is_step]
-
-    assert [each.is_step for each in steps] == [True] * 3
-    assert one
-    assert other
-    reference = {each.kernel for each in one} & {each.kernel for each in other}
-    # All settings were measured once here, so large kernels may be worth a third window; without
-    # what is pending the same windows would be wanted again, all of them.
-    again = [each for each in policy.next(0.0, steps) if not each.is_step]
-    pairs, more, same = ({(e.kernel, e.asked) for e in few} for few in (one, other, again))
-    assert same == pairs
-    assert len(more - pairs) >= len(more) // 4
-    assert len(reference) < len(one)

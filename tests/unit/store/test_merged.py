@@ -15,7 +15,6 @@ from underclock.store import (
     is_merged,
     joined,
     merge,
-    read_merged,
     read_parts,
     read_samples,
 )
@@ -84,7 +83,7 @@ def test_runs_on_one_board_are_repeats_and_each_keeps_its_provenance(tmp_path: P
     parts = read_parts(tmp_path / "all.db")
     assert [each.provenance for each in parts] == [BOARD.provenance, other.provenance]
     alike = joined([read_samples(path) for path in files])
-    assert alike == read_merged(tmp_path / "all.db")
+    assert alike == read_samples(tmp_path / "all.db")
     same = joined([msgspec.structs.replace(each, provenance=BOARD.provenance) for each in parts])
     assert same.provenance == BOARD.provenance
 
