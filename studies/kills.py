@@ -4,14 +4,14 @@
     nice python studies/kills.py COUNT [SEED] --governed
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
-on a real driver. The conductor sets clocks, power limit and persistence every 2 ms. Who is killed,
+on a real driver. The conductor sets clocks and the power limit every 2 ms. Who is killed,
 by which signal and when are random: while processes start, while they arm, while a setter or the
 undo runs. The trainer is any process (`sleep`): the undo knows nothing of it but its end. The
 launcher starts the conductor and waits for its end, as `underclock run` does. With ``--governed``
 the conductor governs by a serving plan instead: the launcher says every 2 ms which step begins.
 
 Guardians are conductor, watcher and launcher. A kill counts as good only if, once those have ended
-who were left, locks, limit and persistence are as found and no journal is left. Its time runs from
+who were left, locks and limit are as found and no journal is left. Its time runs from
 the last signal to the last look at which something was still set; looks are about 1 ms apart. Where
 all three were killed, or stopped for good, `underclock restore --all` comes by a timer, in any
 phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), or the next run.

@@ -29,7 +29,6 @@ _CHANGES: tuple[tuple[Setting, Value], ...] = (
     (Setting.MEMORY, None),
     (Setting.LIMIT, 250.0),
     (Setting.CORE, None),
-    (Setting.PERSISTENCE, 1.0),
 )
 
 

@@ -15,7 +15,6 @@ from underclock.testing import SimulatedMachine
 IDLE_S = 0.05
 _PARAMETERS = {
     "set_power_limit": {"power_limit_mw"},
-    "set_persistence_mode": {"enabled"},
     "set_gpu_locked_clocks": {"min_clock_mhz", "max_clock_mhz"},
     "reset_gpu_locked_clocks": set(),
     "set_mem_locked_clocks": {"min_clock_mhz", "max_clock_mhz"},
@@ -74,8 +73,6 @@ class FakeZeusd(socketserver.ThreadingUnixStreamServer):
 def _apply(gpu: Any, name: str, values: dict[str, str]) -> None:
     if name == "set_power_limit":
         gpu.limit_power(int(values["power_limit_mw"]) / 1e3)
-    elif name == "set_persistence_mode":
-        gpu.persistent = {"true": True, "false": False}[values["enabled"]]
     else:
         bounds = (
             (int(values["min_clock_mhz"]), int(values["max_clock_mhz"]))

@@ -393,7 +393,6 @@ def gpu(rig: Rig) -> SettableNvmlGpu:
         (Setting.CORE, (900, 1500), (900, 1500)),
         (Setting.MEMORY, 5001.0, (5001, 5001)),
         (Setting.LIMIT, 300.5, 300.5),
-        (Setting.PERSISTENCE, 1.0, 1.0),
     ],
 )
 def test_what_is_set_is_read_and_put_back(
@@ -410,10 +409,10 @@ def test_what_is_set_is_read_and_put_back(
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [(Setting.LIMIT, None), (Setting.PERSISTENCE, None), (Setting.LIMIT, (100, 200))],
+    [(Setting.LIMIT, None), (Setting.LIMIT, (100, 200))],
 )
 def test_what_is_no_value_is_refused(setting: Setting, value: Value, gpu: SettableNvmlGpu) -> None:
-    with pytest.raises(ValueError, match=r"is no (limit|persistence)"):
+    with pytest.raises(ValueError, match="is no limit"):
         gpu.write(setting, value)
 
 

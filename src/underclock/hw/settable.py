@@ -1,6 +1,6 @@
 """What can be set on one GPU and put back, and what else is in force.
 
-Two clock locks, the power limit, persistence mode. It stands on nvidia-ml-py and the standard
+Two clock locks and the power limit. It stands on nvidia-ml-py and the standard
 library alone: the process that gives clocks back after another one's death imports nothing more.
 """
 
@@ -22,13 +22,12 @@ class Setting(StrEnum):
     CORE = "core"
     MEMORY = "memory"
     LIMIT = "limit"
-    PERSISTENCE = "persistence"
 
 
 CLOCKS = (Setting.CORE, Setting.MEMORY)
 
 Value = float | tuple[int, int] | None
-"""MHz of a locked clock or between which it is locked, W of the limit, 0 or 1 of persistence."""
+"""MHz of a locked clock or between which it is locked, W of the limit."""
 
 
 class SettableGpu(Protocol):
@@ -78,12 +77,9 @@ def write_setting(handle: Any, setting: Setting, value: Value) -> None:
         set_by(f"lock the {setting} at {at}", lock, handle, low, high)
     elif value is None or isinstance(value, tuple):
         raise ValueError(f"{value} is no {setting}")
-    elif setting is Setting.LIMIT:
+    else:
         limit = pynvml.nvmlDeviceSetPowerManagementLimit
         set_by(f"set the power limit to {value:g} W", limit, handle, round(value * 1e3))
-    else:
-        mode = pynvml.nvmlDeviceSetPersistenceMode
-        set_by("set persistence mode", mode, handle, int(value))
 
 
 class SettableNvmlGpu:
@@ -100,16 +96,11 @@ class SettableNvmlGpu:
 
     def read(self, setting: Setting) -> Value:
         """Return what is set; ``None`` for a clock, whose lock only a simulated driver tells."""
-        limit, mode = (
-            pynvml.nvmlDeviceGetPowerManagementLimit,
-            pynvml.nvmlDeviceGetPersistenceMode,
-        )
+        limit = pynvml.nvmlDeviceGetPowerManagementLimit
         try:
             if setting in CLOCK_NUMBERS:
                 return locked_mhz(self._handle, CLOCK_NUMBERS[setting])
-            if setting is Setting.LIMIT:
-                return float(call("read the power limit", limit, self._handle)) / 1e3
-            return float(call("read the persistence mode", mode, self._handle))
+            return float(call("read the power limit", limit, self._handle)) / 1e3
         except NotSupportedError:
             return None
 

@@ -178,11 +178,8 @@ def _asked(setting: Setting, value: Value) -> tuple[str, dict[str, object], str]
         return f"set_{domain}_locked_clocks", bounds, f"lock the {setting} at {low} to {high} MHz"
     if value is None or isinstance(value, tuple):
         raise ValueError(f"{value} is no {setting}")
-    if setting is Setting.LIMIT:
-        limit: dict[str, object] = {"power_limit_mw": round(value * 1e3)}
-        return "set_power_limit", limit, f"set the power limit to {value:g} W"
-    mode = {"enabled": "true" if value else "false"}
-    return "set_persistence_mode", {**mode}, "set persistence mode"
+    limit: dict[str, object] = {"power_limit_mw": round(value * 1e3)}
+    return "set_power_limit", limit, f"set the power limit to {value:g} W"
 
 
 def _id_of(uuid: str, zeusd: Zeusd) -> int:

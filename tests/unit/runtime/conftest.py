@@ -20,7 +20,6 @@ class RememberingGpu:
             Setting.CORE: None,
             Setting.MEMORY: None,
             Setting.LIMIT: 350.0,
-            Setting.PERSISTENCE: 0.0,
         }
         self.refused: dict[Setting, UnderclockError] = {}
         self.unreadable: set[Setting] = set()

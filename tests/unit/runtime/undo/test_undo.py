@@ -295,7 +295,7 @@ GOOD: dict[str, Any] = {
     "uuid": "GPU-0",
     "pid": 1,
     "boot": boot_id(),
-    "found": {"core": None, "memory": None, "limit": 350.0, "persistence": 0.0},
+    "found": {"core": None, "memory": None, "limit": 350.0},
     "asked": {"core": [1200.0], "limit": [300.0]},
 }
 
