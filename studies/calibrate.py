@@ -281,7 +281,8 @@ def command(  # noqa: PLR0913 - one parameter an option
             print_json(found)
             return
         print(f"{gpu} against {found.evidence} rows: {points} rows a kernel fitted")
-        for name, each in (("all", found), *found.kernels.items()):
+        rows: list[tuple[str, Check | KernelCheck]] = [("all", found), *found.kernels.items()]
+        for name, each in rows:
             errors = f"time {each.time_mape:.1%}, power {each.power_mape:.1%}"
             print(f"{name}: mean error {errors}, {each.rows} rows")
     elif output is not None and output.suffix == ".json" and not check:

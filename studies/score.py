@@ -179,7 +179,7 @@ def command(*, plan: Path, table: Path, as_json: bool) -> None:
         print_json(found)
         return
     print(f"{found.plan} on {found.gpu.name}, {found.evidence}", *found.warnings, sep="\n")
-    lines = [("", "promised", "actual", "auto", "plan")]
+    lines: list[tuple[str, ...]] = [("", "promised", "actual", "auto", "plan")]
     for name, unit in (("time", "s"), ("energy", "J")):
         promised, actual = (
             getattr(found, f"promised_{name}_change"),
