@@ -29,7 +29,7 @@ from underclock.app.planning import costs_of
 from underclock.app.switching import KNOWN, switching_of
 from underclock.arrays import Floats, Ints
 from underclock.core.inference.joint import JointCosts
-from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved, settled_cost
 from underclock.core.planning.best_choice import TIME_POWER, tolerance_of
@@ -52,8 +52,9 @@ from underclock.core.solvers import (
     solution_of,
     solve,
 )
+from underclock.core.step.cap import settle
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import against_auto, grouped
+from underclock.core.step.under_cap import against_auto, cap_of, grouped, under_limit
 from underclock.core.step.whole import as_one, is_only_whole
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import (
@@ -75,6 +76,7 @@ from underclock.units import format_percent, name_hint
 
 _SMALL = 1e-6  # of auto's time: to what a search keeps a budget
 _ROUNDS = 6  # of aims below a budget
+_LESS = 0.99  # of the limit, to see how time follows power
 _LIMIT_STEP = 0.01  # of the GPU's own power limit
 _LEAST_LIMIT = 0.5  # of it, where the GPU does not say how low it goes
 _STEPS, _COUNTED = 2000, 1000  # of a controller, and the last of them
@@ -226,8 +228,8 @@ def _one_clock(contest: Contest, name: str) -> Rival:
 def _power_limit(contest: Contest, name: str) -> Rival:
     """The power limit under which auto takes least energy within the budget.
 
-    What the cap makes of the step under it is by `LimitedEstimate`, here against auto as it was
-    measured: what is missed of its power the cap makes good by time.
+    What the cap makes of the step under it is expected, against auto as it was measured: what is
+    missed of its power the cap makes good by time.
     """
     table, risk, own_w = contest.table, contest.risk, contest.gpu.power_limit_w
     if not isinstance(risk, CostEstimate) or table.power_cap is None or own_w is None:
@@ -236,11 +238,11 @@ def _power_limit(contest: Contest, name: str) -> Rival:
     own = contest.of_arm(Strategy.AUTO)
     found, at_w = own if own.keeps_budget else _NOTHING, None
     for limit_w in np.arange(own_w, least_w - _SMALL, -_LIMIT_STEP * own_w).tolist():
-        limited = LimitedEstimate.of(risk, limit_w, own_w)
+        limited = under_limit(table, limit_w, own_w)
         auto_s, auto_j = limited.table.auto_time_s, limited.table.auto_energy_j
         cost = against_auto(table, auto_s, auto_j)
         spread = risk.predicted_schedule(limited.at_auto)
-        slower = limited.s_per_w * spread.energy_spread
+        slower = _s_per_w(limited.table) * spread.energy_spread
         change = dataclasses.replace(
             _certain(cost),
             time_spread=math.hypot(spread.time_spread, slower),
@@ -251,6 +253,17 @@ def _power_limit(contest: Contest, name: str) -> Rival:
         if choice.keeps_budget and auto_j < (found.arm.energy_j or math.inf):
             found, at_w = choice, limit_w
     return Rival(name=name, free=found, achievable=found, power_limit_w=at_w)
+
+
+def _s_per_w(limited: CostTable) -> float:
+    """Return by what part time changes for each part of power that the cap leaves."""
+    cap = cap_of(limited)
+    asked = np.full(len(cap.order), cap.boost)
+    times = [
+        settle(each, limited.launches, asked).time_s.sum()
+        for each in (cap, dataclasses.replace(cap, limit_w=_LESS * cap.limit_w))
+    ]
+    return math.log(times[1] / times[0]) / math.log(_LESS)
 
 
 def _feedback(contest: Contest, name: str) -> Rival:

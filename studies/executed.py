@@ -30,7 +30,7 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import AUTO, Objective, Plan, SampleSet, Step
+from underclock.records import AUTO, Plan, SampleSet, Step
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled
 from underclock.store import read_samples
@@ -41,7 +41,6 @@ GPUS = ("rtx3080ti", "a100", "a40", "h200")
 BUDGETS = (0.0, 0.006, 0.01, 0.02)
 LATENCIES_S = (0.0, 10e-6, 1e-3, 6e-3, 20e-3, 150e-3)  # 0 is free switching
 WITHIN_TIME, WITHIN_ENERGY, WITHIN_BUDGET = 0.002, 0.003, 0.001
-AT_LIMIT = 0.7  # of the GPU's own power limit
 RUNS = 30  # each draws the noise of a beginning anew: 0.3 % of power, 0.03 % of time
 STEPS = 3
 WARM_S, AGAIN_S = 200.0, 3.0  # until the first run is at its own heat; between later ones
@@ -148,12 +147,6 @@ def switching(gpu: str, latency_s: float) -> GpuModel:
     return dataclasses.replace(gpu_model(gpu), switching=takes)
 
 
-def limited(gpu: str, limit_w: float) -> GpuModel:
-    """Return a GPU under another power limit."""
-    model = gpu_model(gpu)
-    return dataclasses.replace(model, limit_w=(limit_w, *model.limit_w[1:]))
-
-
 def planned(sample_set: SampleSet, budget: float, latency_s: float) -> Plan:
     """Plan a cell."""
     table = LatencyTable.constant(latency_s) if latency_s else None
@@ -209,33 +202,6 @@ def samples_of(gpu: str, folder: Path) -> SampleSet:
 def auto_course(step: Step) -> Scheduled:
     """Return a schedule that leaves every launch to the driver."""
     return Scheduled(clocks=(AUTO,) * len(step.order))
-
-
-def fastest_step(gpu: str, *, folder: Path, runs: int) -> str:
-    """Plan the fastest step at a part of the power limit, run it and say how fast it was."""
-    kept = folder / f"{gpu}.fastest.txt"
-    if kept.exists():
-        return kept.read_text()
-    step, limit_w = trace(WORKLOAD), AT_LIMIT * gpu_model(gpu).limit_w[0]
-    goal = Goal(objective=Objective.TIME, power_limit_w=limit_w)
-    made = plan(samples_of(gpu, folder), goal)
-    course, auto = course_of(made), made.arm("auto").cost
-    if course is None or auto is None:
-        raise AssertionError("a traced step has an order, and auto has costs")
-    ran, cap = (
-        executed(limited(gpu, limit_w), step, each, runs)
-        for each in (course.scheduled, auto_course(step))
-    )
-    kept.write_text(
-        f"- fastest step at {AT_LIMIT:.0%} of the power limit ({limit_w:g} W) on `sim:{gpu}`, free "
-        f"switching, against the driver's own cap: {percent(ran.time_s / cap.time_s - 1.0)} time "
-        f"and {percent(ran.energy_j / cap.energy_j - 1.0)} energy executed, "
-        f"{percent(made.promise.time_s / auto.time_s - 1.0)} time promised; executed over planned: "
-        f"time {percent(ran.time_s / made.promise.time_s - 1.0)}, energy "
-        f"{percent(ran.energy_j / made.promise.energy_j - 1.0)}, the cap's own step "
-        f"{percent(cap.time_s / auto.time_s - 1.0)} time"
-    )
-    return kept.read_text()
 
 
 def gpu_cells(
@@ -362,15 +328,10 @@ def main() -> None:
             )
             for gpu in given.gpus
         ]
-        ways = [
-            pool.submit(partial(fastest_step, folder=given.folder, runs=given.runs), gpu)
-            for gpu in given.gpus
-        ]
         for each in pending:
             known |= {one.key: one for one in each.result()}
-        fast = [way.result() for way in ways]
     cells = [known[key] for key in wanted]
-    parts = {"summary": "\n".join((*summary(cells), *fast)), "tables": "\n".join(sections(cells))}
+    parts = {"summary": "\n".join(summary(cells)), "tables": "\n".join(sections(cells))}
     whole = len(wanted) >= len(GPUS) * len(BUDGETS) * len(LATENCIES_S)
     repeats = f"Means of {given.runs} runs of {STEPS} steps each."
     fill("executed", parts, repeats=repeats, whole=whole)

@@ -28,7 +28,6 @@ from underclock.records import (
     Objective,
     Pass,
     Plan,
-    Proposal,
     Segment,
     Spread,
     Status,
@@ -117,15 +116,6 @@ LATENCY_PLAN = msgspec.structs.replace(
             hardware="Hopper (as cited by arXiv 2601.08539)",
         ),
         LatencyPoint(latency_s=0.5, time_change=None, energy_change=None, switches=None, gap=None),
-    ),
-    proposals=(
-        Proposal(
-            name="2 x larger micro-batches",
-            needs="memory for 2 x the activations",
-            time_change=0.0,
-            energy_change=-0.13,
-            switches=4,
-        ),
     ),
 )
 VALIDATION = Validation(

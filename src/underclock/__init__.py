@@ -88,8 +88,6 @@ if TYPE_CHECKING:
     from underclock.records import OtherArm as OtherArm
     from underclock.records import Pass as Pass
     from underclock.records import Plan as Plan
-    from underclock.records import PowerPoint as PowerPoint
-    from underclock.records import Proposal as Proposal
     from underclock.records import Provenance as Provenance
     from underclock.records import SampleSet as SampleSet
     from underclock.records import Segment as Segment
@@ -170,7 +168,7 @@ _HOMES = {
         "records": (
             "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
             "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
-            "Objective OtherArm Pass Plan PowerPoint Proposal Provenance "
+            "Objective OtherArm Pass Plan Provenance "
             "SampleSet Segment Spread Status Step StepSource Strategy ThrottleReason "
             "Utilisation Validation Verdict Window"
         ),

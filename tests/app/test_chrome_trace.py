@@ -26,7 +26,7 @@ HELD: Plan = replace(
     order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
     schedule=replace(SCHEDULE, launch_j=(2.0,) * 10),
 )
-FREE: Plan = replace(HELD, schedule=None, arms=HELD.arms[:-1], latency_curve=(), proposals=())
+FREE: Plan = replace(HELD, schedule=None, arms=HELD.arms[:-1], latency_curve=())
 
 
 @pytest.fixture(autouse=True)

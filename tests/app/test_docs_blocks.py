@@ -321,7 +321,7 @@ class _Shell:
             self.jobs.enter_context(served_gpus(served, Path(rest[2]), count=count))
         elif command == "trace" and rest[0] in _WORKLOADS and not _WHOLE:
             write_document(Path(rest[rest.index("-o") + 1]), _few())
-        elif (command in _OF_WHOLE_STEPS or "--power-limit" in rest) and not _WHOLE:
+        elif (command in _OF_WHOLE_STEPS) and not _WHOLE:
             pass  # they are of a step that was run whole; a table runs none
         else:
             assert _code(words if _WHOLE else _smaller(command, rest)) in _ENDINGS, words
@@ -362,7 +362,7 @@ def _smaller(command: str, rest: list[str]) -> list[str]:
     if command in _SMALLER:  # a table has no clocks to change
         return [command, *_SMALLER[command](rest)]
     if "sim:mygpu.json" in rest:
-        fewer = "--core-mhz 600,auto --mem-mhz auto --warmup 100ms --window 200ms"
+        fewer = "--core-mhz 600,auto --mem-mhz auto --window 100ms,200ms"
         return [command, *rest, *fewer.split()]
     return [command, *(_GPUS.get(word, word) for word in rest)]
 

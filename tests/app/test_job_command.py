@@ -73,7 +73,7 @@ def test_a_job_is_planned_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     main(f"{USUAL} --blocked-power 60 -o job.json".split())
     capsys.readouterr()
     usual = ["plan", "job.json", "--max-slowdown", "20%"]
-    main([*usual, "--latency", "1ms", "--board-spread", "1%", "-o", "plan.json"])
+    main([*usual, "--latency", "1ms", "-o", "plan.json"])
     assert "each instruction" in capsys.readouterr().out
     main([*usual, "--json"])
     said = capsys.readouterr()
@@ -111,9 +111,7 @@ def test_what_changing_clocks_takes_is_said_known_or_read(
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("plan job.json --raw", 2, "--raw says nothing of a job"),
-        ("plan job.json --power-limit 300", 2, "--power-limit says nothing of a job"),
-        ("plan profile.csv --board-spread 1%", 2, "--board-spread is of a job's boards"),
+        ("plan job.json --max-switches 3", 2, "--max-switches says nothing of a job"),
         ("plan job.json --latency measured", 2, "job.latency.json"),
         ("plan job.json --latency soon", 2, "soon"),
         ("report job.json -o page.html", 4, "a job file, and a page is of a plan"),

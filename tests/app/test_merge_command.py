@@ -53,7 +53,7 @@ def test_one_board_of_a_merged_file_is_planned_by_itself(
 def test_a_campaigns_file_is_named_after_host_and_gpu(
     folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]
 ) -> None:
-    few = "--core-mhz 1050,auto --mem-mhz auto --window 0.1s --warmup 0s"
+    few = "--core-mhz 1050,auto --mem-mhz auto --window 0s,0.1s"
     main(["trace", "gpt3-xl", "-o", "step.json"])
     main(f"measure step.json --gpu sim:rtx3080ti {few} -o %h-%g.db".split())
     capsys.readouterr()

@@ -34,7 +34,7 @@ def _second_of_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_rank_measures_the_step_that_it_traced_itself() -> None:
     write_document(Path("step.rank0.json"), _step("first", collective=False))
     write_document(Path("step.rank1.json"), _step("second", collective=False))
-    brief = "--core-mhz auto --warmup 0.1s --window 0.2s"
+    brief = "--core-mhz auto --window 0.1s,0.2s"
     main(f"measure step.json --gpu sim:rtx3080ti -o s.db {brief}".split())
     assert [kernel.name for kernel in read_samples(Path("s.db")).kernels] == ["second"]
 

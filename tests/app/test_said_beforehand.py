@@ -34,7 +34,7 @@ def _trace() -> None:
 
 
 def _measure(options: str) -> None:
-    short = "--gpu sim:rtx3080ti --warmup 0.1s --window 0.2s"
+    short = "--gpu sim:rtx3080ti --window 0.1s,0.2s"
     main(f"measure step.json -o s.db {short} {options}".split())
 
 
@@ -54,9 +54,9 @@ def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_measure_says_which_kernels_it_did_not_come_to(capsys: pytest.CaptureFixture[str]) -> None:
     _trace()
-    _measure("--clocks steer --max-samples 2")
+    _measure("--grid steer --max-samples 2")
     assert "it ended before any kernel was run alone" in capsys.readouterr().err
-    _measure("--clocks steer --max-samples 12")
+    _measure("--grid steer --max-samples 12")
     said = capsys.readouterr().err
     assert "it ended before any kernel" not in said
     assert re.search(r"and \d+ more were never run alone and take \d+ % of the step's time", said)

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from made_transfers import gpt, made_samples
-from underclock import Confirm, DataError, Goal, MatchWay, Plan, plan, save, transfer, write_report
+from underclock import Confirm, MatchWay, Plan, plan, save, transfer, write_report
 from underclock.app import main
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import GpuInfo, Kernel, Step
@@ -116,11 +116,6 @@ def test_what_cannot_be_carried_over_is_refused(
     said = capsys.readouterr().err
     assert sentence in said
     assert "hint" in said
-
-
-def test_a_limit_that_was_not_measured_at_is_refused() -> None:
-    with pytest.raises(DataError, match="planned at the power limit of its samples"):
-        transfer(made_samples(gpt()), gpt(batch=8), goal=Goal(power_limit_w=900.0))
 
 
 @pytest.mark.untraced

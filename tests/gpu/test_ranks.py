@@ -46,7 +46,7 @@ def test_every_rank_traces_its_own_gpu(name: str, tmp_path: Path) -> None:
 def test_ranks_measure_their_step_in_lockstep(name: str, tmp_path: Path) -> None:
     source, step = f"{ZOO}/parallel.py:{name}", str(tmp_path / "step.json")
     _on_ranks("trace", source, "-o", step)
-    brief = ("--core-mhz", "auto", "--warmup", "0.1s", "--window", "0.3s", "--source", source)
+    brief = ("--core-mhz", "auto", "--window", "0.1s,0.3s", "--source", source)
     samples = tmp_path / "samples.db"
     _on_ranks("measure", step, "--gpu", "nvml:0", "-o", str(samples), *brief)
     found = read_samples(samples)

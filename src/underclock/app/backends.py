@@ -60,7 +60,6 @@ def open_gpu(
     runs: bool = False,
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
-    limit_w: float | None = None,
     anew: bool = False,
 ) -> Iterator[OpenGpu]:
     """Open a GPU to read it, and to run kernels where wanted.
@@ -68,17 +67,16 @@ def open_gpu(
     Args:
         step: What they are of; a real GPU runs it from the start.
         run: The step's function, or where it may be found.
-        limit_w: Power limit of a simulated GPU, by default its model's; a real GPU keeps its own.
         anew: Whether the step may launch other numbers of kernels than when it was traced.
 
     Raises:
-        UsageError: A table, no such model or index, no such power limit, or no traced step.
+        UsageError: A table, no such model or index, or no traced step.
         DeviceError: A real GPU, or PyTorch, cannot do what is asked.
         MeasurementError: The step is not the one that was traced.
     """
     name.need(Capability.READ)
     if name.is_simulated:
-        with open_rig(name, seed=seed, limit_w=limit_w) as rig:
+        with open_rig(name, seed=seed) as rig:
             yield OpenGpu(
                 gpu=rig.gpu,
                 clock=rig.clock,
@@ -138,22 +136,13 @@ def open_rig(
     *,
     seed: int = 0,
     switching: SwitchingModel | None = None,
-    limit_w: float | None = None,
 ) -> Iterator[Rig]:
-    """Open a simulated GPU, with delays of switching and a power limit of its own where given.
+    """Open a simulated GPU, with delays of switching of its own where given.
 
     Raises:
-        UsageError: No such model, or it takes no such limit.
+        UsageError: No such model.
     """
     model = gpu_model(name.name)
-    if limit_w is not None:
-        _, least_w, most_w = model.limit_w
-        if not least_w <= limit_w <= most_w:
-            raise UsageError(
-                f"{model.name} takes no power limit of {limit_w:g} W",
-                hint=f"it takes {least_w:g} to {most_w:g} W",
-            )
-        model = replace(model, limit_w=(limit_w, least_w, most_w))
     if switching is not None:
         model = replace(model, switching=switching)
     with simulated_rig(model, seed=seed, unit=name.unit) as rig:
@@ -168,7 +157,6 @@ def open_measurer(
     seed: int = 0,
     step: Step | None = None,
     run: StepFunction | StepFile | None = None,
-    limit_w: float | None = None,
     anew: bool = False,
 ) -> Iterator[Measurer]:
     """Open what a ``--gpu`` option names, to measure on it: a table too.
@@ -186,9 +174,7 @@ def open_measurer(
         table = Path(name.name)
         yield ReplayMeasurer((read_table if kind_of(table) == "samples" else read_samples)(table))
         return
-    with open_gpu(
-        name, seed=seed, runs=True, step=step, run=run, limit_w=limit_w, anew=anew
-    ) as opened:
+    with open_gpu(name, seed=seed, runs=True, step=step, run=run, anew=anew) as opened:
         if opened.launcher is None:
             raise AssertionError("it was opened to run kernels")
         measurer = GpuMeasurer(
@@ -216,18 +202,17 @@ def open_scheduled(
     measuring: MeasurementSettings,
     seed: int = 0,
     switching: SwitchingModel | None = None,
-    limit_w: float | None = None,
 ) -> Iterator[tuple[Measurer, Measurer]]:
     """Open one GPU to measure on it in two ways: at clocks that are held, and under a schedule.
 
     Arguments are those of `open_rig`.
 
     Raises:
-        UsageError: A table, no such model, or no such limit.
+        UsageError: A table, or no such model.
         NotSupportedError: A real GPU, which nothing here can drive.
     """
     name.need(Capability.SCHEDULE)
-    with open_rig(name, seed=seed, switching=switching, limit_w=limit_w) as rig:
+    with open_rig(name, seed=seed, switching=switching) as rig:
         held, led = (
             GpuMeasurer(
                 rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring

@@ -36,8 +36,22 @@ OPTIONS: Final[dict[str, str]] = {
     "lasts",
     "underclock run --metrics-file": "--metrics-port answers Prometheus",
     "underclock plan --ray": "a plan takes seconds: `underclock plan` on each machine makes them",
-    "underclock run --node-power": "ranks keep the power limits they have; `underclock apply` sets "
-    "one of a plan, and nvidia-smi -pl any",
+    "underclock measure --clocks": "`--grid steer` steers clocks; they are held where that is "
+    "allowed",
+    "underclock measure --objective": "samples for a time budget serve plans of other objectives",
+    "underclock measure --repeats": "`Campaign(repeats=3)` in Python repeats a grid",
+    "underclock measure --seed": "`underclock.measure(..., seed=1)` in Python takes one",
+    "underclock measure --warmup": "`--window 0.5s,1s` warms each kernel for 0.5 s, and measures "
+    "for 1 s",
+    "underclock plan --accounting": "`underclock.plan(..., isolated=True)` in Python adds up "
+    "kernels measured alone",
+    "underclock plan --board-spread": "`underclock.plan_job(..., board_spread=0.01)` in Python "
+    "takes one",
+    "underclock plan --min-dwell": "`--latency` with the duration keeps clocks for as long",
+    "underclock plan --power-limit": "set the limit with `nvidia-smi -pl`, then measure and plan",
+    "underclock plan --raw": "`underclock.plan(..., raw=True)` in Python takes samples for the "
+    "truth",
+    "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
     "underclock --install-completion": (
         'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
         "and fish_source too"

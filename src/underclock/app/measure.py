@@ -10,19 +10,17 @@ from underclock.app.options import (
     DURATION,
     FRACTION,
     MHZ_LIST,
-    choice_option,
+    PACE,
     file_argument,
     gpu_option,
     json_option,
     output_option,
     own_file,
-    seed_option,
     source_option,
     step_file,
 )
 from underclock.app.output import print_json, progress_bar, say, warn
 from underclock.errors import UsageError
-from underclock.records import Objective
 
 if TYPE_CHECKING:
     from underclock.campaign.survey import Campaign
@@ -40,21 +38,16 @@ _NONE_ALONE = (
 @output_option("samples", required=True, stdout=False)
 @click.option(
     "--grid",
-    type=click.Choice(["adaptive", "coarse", "full"]),
-    help="[default: adaptive; coarse where clocks or repeats are named, or a table is replayed]",
+    type=click.Choice(["adaptive", "coarse", "full", "steer"]),
+    help="steer: by company, without root. [default: adaptive, steered where clocks may not be "
+    "held; coarse where clocks are named, or a table is replayed]",
 )
-@click.option(
-    "--clocks",
-    type=click.Choice(["lock", "steer"]),
-    help="Hold clocks, or steer them by company, without root. [default: lock where allowed]",
-)
-@choice_option("--objective", Objective, "Adaptive: of the plan to measure for.", default="waste")
 @click.option(
     "--max-slowdown",
     "slowdowns",
     type=FRACTION,
     multiple=True,
-    help="Adaptive: its time budget; more than once for several. [default: 0, 1%]",
+    help="Adaptive: time budget of the plan; more than once for several. [default: 0, 1%]",
 )
 @click.option(
     "--precision",
@@ -78,9 +71,13 @@ _NONE_ALONE = (
     metavar="PLAN",
     help="Only auto and the clocks near this plan's, which was made on another GPU of the model.",
 )
-@click.option("--repeats", default=1, show_default=True, help="Of each kernel at each clock pair.")
-@click.option("--warmup", type=DURATION, help="Of each kernel. [default: 0.5s; of a grid 25s]")
-@click.option("--window", type=DURATION, help="Measured after it. [default: 1s; of a grid 5s]")
+@click.option(
+    "--window",
+    "pace",
+    type=PACE,
+    metavar="[WARM,]MEASURED",
+    help="How long each kernel warms and is measured. [default: 0.5s,1s; of a grid 25s,5s]",
+)
 @click.option(
     "--ray",
     is_flag=False,
@@ -89,7 +86,6 @@ _NONE_ALONE = (
     help="Measure on many GPUs: all of a cluster with --gpu nvml, or sim:rtx3080ti*8.",
 )
 @source_option
-@seed_option
 @json_option
 def command(
     *,
@@ -97,11 +93,9 @@ def command(
     gpu: str,
     output: Path,
     near: Path | None,
-    warmup: float | None,
-    window: float | None,
+    pace: tuple[float | None, float] | None,
     ray: str | None,
     source: str,
-    seed: int,
     as_json: bool,
     **asked: Any,  # noqa: ANN401 - what a `Campaign` is asked for, by its names
 ) -> None:
@@ -136,8 +130,7 @@ def command(
             to=output,
             address=ray,
             campaign=campaign,
-            pace=(warmup, window),
-            seed=seed,
+            pace=pace,
             run=source_file,
             as_json=as_json,
         )
@@ -150,7 +143,7 @@ def command(
     served, gpu = gpu, in_virtual_time(gpu)
     if gpu != served:
         say(f"{served} is served: measuring its like in virtual time, {gpu}", err=True)
-    measuring = _measuring(gpu, campaign, warmup, window)
+    measuring = _measuring(gpu, campaign, *(pace or (None, None)))
     document = read_document(step, Step) if step else None
     if document is not None and follows(document, gpu):
         follow(document, gpu=gpu, run=step_file(step, source, quiet=True))
@@ -163,7 +156,6 @@ def command(
             to=output,
             campaign=campaign,
             measuring=measuring,
-            seed=seed,
             progress=show,
             expect=lambda expected: say(str(expected), err=True),
             run=source_file,
@@ -177,7 +169,7 @@ def _measure_together(
     *,
     to: Path,
     campaign: "Campaign",
-    pace: tuple[float | None, float | None],
+    pace: tuple[float | None, float] | None,
     as_json: bool,
     **given: Any,  # noqa: ANN401 - what `measure_together` has, by its names
 ) -> None:
@@ -191,7 +183,7 @@ def _measure_together(
         if mark and not (count.isascii() and count.isdecimal() and int(count)):
             raise UsageError(f"cannot read {part!r} as GPUs", hint="write sim:rtx3080ti*8")
         gpus += [one] * int(count) if mark else [part]
-    measuring = _measuring(gpus[0], campaign, *pace)
+    measuring = _measuring(gpus[0], campaign, *(pace or (None, None)))
     with progress_bar("measuring") as show:
         boards = measure_together(
             step, gpus=gpus, to=to, campaign=campaign, measuring=measuring, progress=show, **given
@@ -219,15 +211,12 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
 
 def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
     """Return what is to be visited; what was not named is as usual."""
-    from underclock.campaign.survey import Campaign
+    from underclock.campaign.survey import Campaign, ClockControl
     from underclock.records import Plan
     from underclock.store import read_document
 
-    if asked["slowdowns"] and asked["objective"] != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {asked['objective']}",
-            hint="only waste has a time budget",
-        )
+    if asked["grid"] == ClockControl.STEER:
+        asked |= {"grid": None, "clocks": ClockControl.STEER}
     plan = None if near is None else read_document(near, Plan)
     named = {name: value for name, value in asked.items() if value not in {None, ()}}
     return Campaign(near=plan, **named)

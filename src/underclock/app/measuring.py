@@ -91,7 +91,7 @@ def measure(
         header, points = surveyed(
             measurer, one or step, campaign, gpu=gpu, measuring=measuring, seed=seed
         )
-        campaign.check_goal(measurer, header)
+        campaign.check_goal(measurer)
         if campaign.on(measurer) is Grid.ADAPTIVE and not path.exists():
             check_time_limit(
                 measurer,
@@ -202,7 +202,7 @@ def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> Non
     """Refuse a plan of another GPU model, power limit or step."""
     if plan is None:
         return
-    plan.check_gpu(measurer.info(), plan.gpu.power_limit_w)
+    plan.check_gpu(measurer.info())
     if step is None or step.fingerprint != plan.fingerprint:
         raise DataError(
             f"the plan is of {plan.workload}, and this is another step",

@@ -177,10 +177,17 @@ def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
     return tuple(clocks)
 
 
+def _parse_pace(text: str) -> tuple[float | None, float]:
+    """Read how long to warm and to measure in s: ``0.5s,1s``, or ``1s`` to measure alone."""
+    warm, comma, window = text.rpartition(",")
+    return (parse_duration(warm) if comma else None), parse_duration(window)
+
+
 FRACTION = _Parsed("fraction", parse_fraction)
 DURATION = _Parsed("duration", parse_duration)
 CLOCKS = _Parsed("core,memory", _parse_clocks)
 MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
+PACE = _Parsed("duration", _parse_pace)
 
 slowdown_option = click.option(
     "--max-slowdown",

@@ -10,22 +10,18 @@ import click
 from click.core import ParameterSource
 
 from underclock.app.options import (
-    DURATION,
     FRACTION,
     baseline_option,
     choice_option,
     delivered,
 )
-from underclock.app.output import STDOUT, Delivery, counted_bar, print_json, say
+from underclock.app.output import STDOUT, Delivery, print_json, say, share_bar
 from underclock.errors import InfeasibleError, UsageError
-from underclock.records import Accounting, Aggregate, Clocks, Granularity, Objective
+from underclock.records import Aggregate, Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from underclock.app.switching import Switching
-    from underclock.core.planning.goal import Goal
-    from underclock.core.planning.latency_curve import Progress
     from underclock.records import Plan
 
 
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 @choice_option(
     "--objective",
     Objective,
-    "waste: least energy within the time budget; time: the fastest step within the power limit.",
+    "waste: least energy within the time budget; edp: energy x time; ed2p; energy.",
     default="waste",
 )
 @click.option(
@@ -42,12 +38,6 @@ if TYPE_CHECKING:
     type=FRACTION,
     multiple=True,
     help="Time budget of waste: 1% or 0.01; more than once for several. [default: 0, strict]",
-)
-@click.option(
-    "--power-limit",
-    "power_limit_w",
-    type=float,
-    help="Power limit in W to plan for. [default: the GPU's own]",
 )
 @choice_option("--granularity", Granularity, "What gets clocks of its own.", default="kernel")
 @choice_option(
@@ -66,27 +56,12 @@ if TYPE_CHECKING:
     "SAMPLES, or what is reported of GPUs like it. More than once for several.",
 )
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
-@click.option("--min-dwell", type=DURATION, help="Least time between changes: 5ms.")
-@choice_option(
-    "--accounting",
-    Accounting,
-    "step: the step as it runs under its power cap, where it was run whole; isolated: sums of "
-    "kernels measured alone.",
-    default="step",
-)
-@click.option(
-    "--board-spread",
-    type=FRACTION,
-    help="Of a job: how far boards differ in speed, as a standard deviation. [default: 0]",
-)
-@click.option("--raw", is_flag=True, help="Take each sample for the truth; no fit, no intervals.")
 @delivered("plan")
 def command(
     *,
     samples: tuple[Path, ...],
     latency: tuple[str, ...],
     max_slowdown: tuple[float, ...],
-    board_spread: float | None,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
@@ -113,19 +88,10 @@ def command(
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
     if kind_of(file) == "job":
-        _plan_job(
-            file,
-            to,
-            latency=takes,
-            max_slowdown=budget or 0.0,
-            min_dwell_s=asked["min_dwell"] or 0.0,
-            board_spread=board_spread or 0.0,
-        )
+        _plan_job(file, to, latency=takes, max_slowdown=budget or 0.0)
         return
-    if board_spread is not None:
-        raise UsageError("--board-spread is of a job's boards", hint="plan a job.json with it")
-    with counted_bar("planning") as show:
-        made = _planned(file, budget, takes, progress=show, **asked)
+    with share_bar("planning"):
+        made = _planned(file, budget, takes, **asked)
     to.give(made, lambda: plan_tables(made))
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
@@ -137,36 +103,34 @@ def _planned(
     latency: str,
     *,
     baseline: Clocks | None,
-    accounting: str,
     max_switches: int | None,
-    min_dwell: float | None,
-    raw: bool,
-    progress: "Progress | None" = None,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> "Plan":
     """Plan one file for one budget and latency."""
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
+    from underclock.core.planning.goal import Goal
     from underclock.store import read_samples
 
-    goal = _goal(asked | {"max_slowdown": max_slowdown})
+    if max_slowdown is not None and asked["objective"] != Objective.WASTE:
+        raise UsageError(
+            f"--max-slowdown has no meaning for {asked['objective']}",
+            hint="only waste has a time budget",
+        )
+    goal = Goal(max_slowdown=max_slowdown or 0.0, **asked)
     sample_set = read_samples(samples)
-    found = switching_of(latency, sample_set, goal, samples)
-    return plan(
-        sample_set,
-        goal,
-        baseline=baseline,
-        switching=_limited(found, max_switches, min_dwell),
-        raw=raw or None,
-        isolated=accounting == Accounting.ISOLATED,
-        progress=progress,
-    )
+    switching = switching_of(latency, sample_set, goal, samples)
+    if switching is not None:
+        switching = replace(switching, max_switches=max_switches)
+    elif max_switches is not None:
+        raise UsageError(
+            "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
+        )
+    return plan(sample_set, goal, baseline=baseline, switching=switching)
 
 
 def _plan_grid(
-    cells: "Sequence[tuple[Path, float | None, str]]",
-    to: Delivery,
-    asked: dict[str, Any],
+    cells: "Sequence[tuple[Path, float | None, str]]", to: Delivery, asked: dict[str, Any]
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
     from underclock.report.answer import headline
@@ -185,26 +149,22 @@ def _plan_grid(
         )
     for path, (file, _, takes) in zip(paths, cells, strict=True):
         check_output(path, force=to.force, inputs=(file, Path(takes)), begins="{")
-    plans = []
+    plans = {}
     for path, cell in zip(paths, cells, strict=True):
-        made = _planned(*cell, **asked)
+        plans[path.name] = made = _planned(*cell, **asked)
         write_document(path, made, force=to.force)
-        plans.append(made)
         if not to.as_json:
             say(f"{path.name}: {headline(made)}")
     if to.as_json:
-        print_json({path.name: made for path, made in zip(paths, plans, strict=True)})
-    if any(made.headline.cost is None for made in plans):
+        print_json(plans)
+    if any(made.headline.cost is None for made in plans.values()):
         sys.exit(InfeasibleError.exit_code)
 
 
-_OF_JOBS = {
-    *("samples", "output", "max_slowdown", "as_json", "force"),
-    *("latency", "min_dwell", "board_spread"),
-}
+_OF_JOBS = {"samples", "output", "max_slowdown", "as_json", "force", "latency"}
 
 
-def _plan_job(job: Path, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - as `plan_job` has it
+def _plan_job(job: Path, to: Delivery, *, latency: str, max_slowdown: float) -> None:
     """Plan a job of many GPUs; refuse options that say nothing of one."""
     from underclock.app.job import plan_job
     from underclock.report import job_plan_tables
@@ -215,32 +175,7 @@ def _plan_job(job: Path, to: Delivery, **asked: Any) -> None:  # noqa: ANN401 - 
         if parameter.name not in _OF_JOBS and given is ParameterSource.COMMANDLINE:
             raise UsageError(
                 f"{parameter.opts[0]} says nothing of a job",
-                hint="a job has --max-slowdown, --latency, --min-dwell and --board-spread",
+                hint="a job has --max-slowdown and --latency",
             )
-    made = plan_job(job, **asked)
+    made = plan_job(job, latency=latency, max_slowdown=max_slowdown)
     to.give(made, lambda: job_plan_tables(made))
-
-
-def _goal(asked: dict[str, Any]) -> "Goal":
-    """Return what to plan for; what was not named is as usual."""
-    from underclock.core.planning.goal import Goal
-
-    objective, budget = asked["objective"], asked["max_slowdown"]
-    if budget is not None and objective != Objective.WASTE:
-        raise UsageError(
-            f"--max-slowdown has no meaning for {objective}", hint="only waste has a time budget"
-        )
-    return Goal(**{name: value for name, value in asked.items() if value is not None})
-
-
-def _limited(
-    switching: "Switching | None", max_switches: int | None, min_dwell_s: float | None
-) -> "Switching | None":
-    """Return what changing clocks takes, within the user's limits; ``None`` where it is free."""
-    if switching is not None:
-        return replace(switching, max_switches=max_switches, min_dwell_s=min_dwell_s or 0.0)
-    if max_switches is not None or min_dwell_s is not None:
-        raise UsageError(
-            "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
-        )
-    return None

@@ -11,7 +11,7 @@ from underclock.app.switching import Achievable, Switching, achievable, switchin
 from underclock.arrays import Ints
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import inferred_costs
-from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.row_runs import odd_rows
@@ -19,13 +19,11 @@ from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import Progress
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     compare_strategies,
     one_clock_only,
 )
-from underclock.core.planning.under_cap import power_curve
 from underclock.core.step.table import CostTable, cost_table
 from underclock.core.step.whole import (
     WHOLE,
@@ -40,11 +38,9 @@ from underclock.records import (
     Choice,
     Clocks,
     Evidence,
-    GpuInfo,
     Granularity,
     Objective,
     Plan,
-    PowerPoint,
     SampleSet,
     Strategy,
 )
@@ -62,18 +58,12 @@ class PlanCosts:
     """
 
     table: CostTable
-    risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts | None = None
+    risk: CostEstimate | CarriedEstimate | JointCosts | None = None
 
     @classmethod
-    def of(cls, risk: CostEstimate | LimitedEstimate | CarriedEstimate | JointCosts) -> Self:
+    def of(cls, risk: CostEstimate | CarriedEstimate | JointCosts) -> Self:
         """Take what is known to be sure and unsure of costs."""
         return cls(table=risk.table, risk=risk)
-
-    @property
-    def known(self) -> CostTable:
-        """Costs under the limit that was measured at, where the table is under another."""
-        risk = self.risk
-        return risk.estimated.table if isinstance(risk, LimitedEstimate) else self.table
 
 
 def plan(
@@ -85,7 +75,6 @@ def plan(
     latency: str | None = None,
     raw: bool | None = None,
     isolated: bool = False,
-    progress: Progress | None = None,
 ) -> Plan:
     """Choose clocks for every kernel, and compare with simpler ways of choosing.
 
@@ -103,8 +92,6 @@ def plan(
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
         isolated: Whether costs are sums of kernels measured alone, as in arXiv 2601.08539. By
             default they are those of the step as it runs under its cap, where it was run whole.
-        progress: Told of plans at other latencies: how many are done, of how many, and what is done
-            next.
 
     Raises:
         UsageError: Switching with an objective that has no time budget, or said twice.
@@ -120,12 +107,11 @@ def plan(
     whole = is_only_whole(sample_set)
     if whole:
         goal = _of_the_step(goal, switching)
-    check_goal(sample_set.gpu, goal, alone=isolated or raw is True)
     if switching is not None:
         check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
-    costs = under_goal(of_kernels, costs_of(of_kernels, baseline, raw=raw, isolated=isolated), goal)
-    return decided(sample_set, goal, costs, switching, progress)
+    costs = costs_of(of_kernels, baseline, raw=raw, isolated=isolated)
+    return decided(sample_set, goal, costs, switching)
 
 
 def decided(
@@ -133,7 +119,6 @@ def decided(
     goal: Goal,
     costs: PlanCosts,
     switching: Switching | None,
-    progress: Progress | None = None,
 ) -> Plan:
     """Choose clocks where it is known what everything costs.
 
@@ -150,7 +135,7 @@ def decided(
         if table.power_cap is None:
             goal = _within_confidence(goal, risk, compared)
         sure = risk if isinstance(risk, CostEstimate | CarriedEstimate) else None
-        gained = achievable(sample_set, table, goal, switching, compared, progress, sure)
+        gained = achievable(sample_set, table, goal, switching, compared, sure)
     return _plan(sample_set, goal, costs, compared, gained, switching)
 
 
@@ -217,7 +202,6 @@ def _plan(
         granularity=goal.granularity,
         aggregate=goal.aggregate,
         accounting=table.accounting,
-        power_limit_w=goal.power_limit_w,
         baseline=table.settings[table.baseline],
         chosen=goal.chosen,
         arms=(*compared.arms, *gained.arms),
@@ -235,8 +219,6 @@ def _plan(
         latency_range_s=None if switching is None else switching.range_s,
         latency_curve=gained.curve,
         achievable_frontier=gained.frontier,
-        power_curve=_power_curve(sample_set, goal, costs.known),
-        proposals=gained.proposals,
         warnings=(*table.warnings, *told, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
     doubt = doubt_sentence(made)
@@ -255,15 +237,6 @@ def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Ch
     )
 
 
-def _power_curve(sample_set: SampleSet, goal: Goal, known: CostTable) -> tuple[PowerPoint, ...]:
-    """Return the fastest step at other limits, where time is what is minimised."""
-    gpu = sample_set.gpu
-    if goal.objective is not Objective.TIME or gpu.power_limit_w is None:
-        return ()
-    least_w, _ = gpu.power_range_w or (0.0, gpu.power_limit_w)
-    return power_curve(known, gpu.power_limit_w, least_w, granularity=goal.granularity)
-
-
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
@@ -276,55 +249,6 @@ def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:
     """Return the best clocks for the whole step; ``None`` when infeasible."""
     setting = settings.get(Strategy.BEST_FIXED)
     return None if setting is None else table.settings[int(setting[0])]
-
-
-def check_goal(gpu: GpuInfo, goal: Goal, *, alone: bool) -> None:
-    """Refuse a power limit that these samples cannot be planned under, before anything is fitted.
-
-    Raises:
-        UsageError: Costs are of kernels alone, or the GPU takes no such limit.
-    """
-    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
-        return
-    if alone:
-        raise _of_kernels_alone()
-    if gpu.power_limit_w is None:
-        return  # whoever has costs says what these are of first
-    limit_w = goal.power_limit_w or gpu.power_limit_w
-    least_w, most_w = gpu.power_range_w or (0.0, gpu.power_limit_w)
-    if not least_w <= limit_w <= most_w:
-        raise UsageError(
-            f"{gpu.name} takes no power limit of {limit_w:g} W",
-            hint=f"it takes {least_w:g} to {most_w:g} W",
-        )
-
-
-def _of_kernels_alone() -> UsageError:
-    return UsageError(
-        "a power limit holds the step as it runs, and these costs are of kernels alone",
-        hint="plan samples of a step that was run whole, without --raw and --accounting isolated",
-    )
-
-
-def under_goal(sample_set: SampleSet, costs: PlanCosts, goal: Goal) -> PlanCosts:
-    """Put costs under the power limit to plan for, which was checked.
-
-    Raises:
-        UsageError: Costs are of kernels alone, or the GPU's own limit is not known.
-    """
-    if goal.power_limit_w is None and goal.objective is not Objective.TIME:
-        return costs
-    risk, gpu = costs.risk, sample_set.gpu
-    if not isinstance(risk, CostEstimate) or risk.table.power_cap is None:
-        raise _of_kernels_alone()
-    if gpu.power_limit_w is None:
-        raise UsageError(
-            "the samples do not say at which power limit they were taken", hint="measure again"
-        )
-    limit_w = goal.power_limit_w or gpu.power_limit_w
-    if limit_w == gpu.power_limit_w:
-        return costs
-    return PlanCosts.of(LimitedEstimate.of(risk, limit_w, gpu.power_limit_w))
 
 
 def costs_of(

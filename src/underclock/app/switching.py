@@ -1,6 +1,5 @@
 """What changing clocks takes, and what a plan gains where it is not free."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,8 +7,12 @@ import numpy as np
 
 from underclock.core.planning.achievable import ScheduleRisk, achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import Own, Progress, budget_curve, latency_curve
-from underclock.core.planning.proposals import proposals
+from underclock.core.planning.latency_curve import (
+    Own,
+    budget_curve,
+    curve_latencies,
+    latency_curve,
+)
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
 from underclock.core.solvers import Effort
@@ -26,7 +29,6 @@ from underclock.records import (
     LatencyPoint,
     Objective,
     Plan,
-    Proposal,
     SampleSet,
 )
 from underclock.records.latencies import LONGEST_S, LatencyTable
@@ -37,7 +39,6 @@ KNOWN = "known"
 """What is written for whatever is known of the GPU."""
 FREE = {"free", "ideal"}
 """What is written for nothing at all."""
-_ASSUMED_S = (1e-3, 6e-3, 20e-3, 0.15)  # of a GPU of which nothing is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,8 @@ class Switching:
     """How long each change takes."""
     max_switches: int | None = None
     """Most changes in a step."""
-    min_dwell_s: float = 0.0
-    """Least time between changes, whatever the latency."""
     curve: bool = True
-    """Whether to plan at other latencies too, and with longer segments."""
+    """Whether to plan at two other latencies too."""
     wording: str = "as measured"
     """Which latency it is, in words."""
     range_s: tuple[float, float] | None = None
@@ -76,7 +75,6 @@ class Switching:
             latencies=self.latencies,
             max_slowdown=max_slowdown,
             max_switches=self.max_switches,
-            min_dwell_s=self.min_dwell_s,
         )
 
 
@@ -198,7 +196,6 @@ class Achievable:
     schedule: ClockSchedule | None = None
     curve: tuple[LatencyPoint, ...] = ()
     frontier: tuple[Cost, ...] = ()
-    proposals: tuple[Proposal, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -208,7 +205,6 @@ def achievable(
     goal: Goal,
     switching: Switching,
     compared: ComparedStrategies,
-    progress: Progress | None,
     risk: ScheduleRisk | None = None,
 ) -> Achievable:
     """Plan again under the GPU's own latency."""
@@ -221,7 +217,9 @@ def achievable(
         at, boost = table.baseline, cap_of(table).boost
         starts = [s if (s == at).all() else np.where(s == at, boost, s) for s in starts]
     if not switching.is_known:
-        curve = latency_curve(table, order, rules, starts, progress, latencies_s=_ASSUMED_S)
+        curve = latency_curve(
+            table, order, rules, starts, curve_latencies(None), effort=Effort.QUICK
+        )
         return Achievable(curve=curve)
     problem = sequence_problem(table, order, rules)
     effort = Effort.QUICK if switching.range_s else Effort.PLAN
@@ -249,17 +247,7 @@ def achievable(
     own = None
     if constant_s is not None and arm.cost is not None:
         own = Own(constant_s, arm, solution, kept, frontier)
-    if switching.range_s is not None:
-        curve = latency_curve(table, order, aimed, starts, latencies_s=switching.range_s, own=own)
-        return replace(found, curve=curve)
+    latencies_s = switching.range_s or curve_latencies(constant_s)
     return replace(
-        found,
-        curve=latency_curve(table, order, aimed, starts, progress, own=own),
-        proposals=proposals(
-            table,
-            order,
-            aimed,
-            progress,
-            below=math.inf if arm.energy_change is None else arm.energy_change,
-        ),
+        found, curve=latency_curve(table, order, aimed, starts, latencies_s, own, effort)
     )

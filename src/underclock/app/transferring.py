@@ -8,7 +8,7 @@ import numpy as np
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
-from underclock.app.planning import PlanCosts, check_goal, check_has_budget, costs_of, decided
+from underclock.app.planning import PlanCosts, check_has_budget, costs_of, decided
 from underclock.app.switching import Switching, switching_as_of, switching_of
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
@@ -143,12 +143,6 @@ def transfer(
     if to is None:
         raise DataError("there is no step to plan for", hint="`underclock trace` makes one")
     wanted = goal or (Goal() if given is None else Goal.of(given))
-    check_goal(sample_set.gpu, wanted, alone=False)
-    if wanted.power_limit_w not in {None, sample_set.gpu.power_limit_w}:
-        raise DataError(
-            "a step that was not measured is planned at the power limit of its samples",
-            hint="leave the limit away; measure the step to plan at another",
-        )
     found = carried(sample_set, to)
     switching = None if given is None else switching_as_of(given)
     if latency is not None:
@@ -192,7 +186,7 @@ def _given(
 
 def _check_of(plan: Plan, sample_set: SampleSet) -> None:
     """Refuse samples that a plan was not made of."""
-    plan.check_gpu(sample_set.gpu, plan.gpu.power_limit_w)
+    plan.check_gpu(sample_set.gpu)
     if plan.fingerprint != sample_set.fingerprint:
         raise DataError(
             f"the plan is of another step than the samples: {plan.workload} and "

@@ -45,7 +45,6 @@ from underclock.records import (
     Arm,
     Cost,
     MeasurementSettings,
-    Objective,
     OtherArm,
     Plan,
     Spread,
@@ -176,14 +175,13 @@ def _opened(
     seed: int,
     run: StepFunction | StepFile | None,
 ) -> Iterator[Runner]:
-    """Open a GPU that runs the arms; a simulated one has the plan's power limit.
+    """Open a GPU that runs the arms.
 
     By default each arm of whole steps is measured at its own heat.
 
     Args:
         course: How the step runs under the plan; ``None`` for its kernels one by one.
     """
-    limit_w = plan.power_limit_w
     if course is not None and measuring is None:
         measuring = OWN_HEAT if name.is_simulated else QUICK
     if course is not None and measuring is not None and course.changes:
@@ -193,12 +191,11 @@ def _opened(
             measuring=measuring,
             seed=seed,
             switching=switching_model(course.scheduled.table),
-            limit_w=limit_w,
         ) as (measurer, led):
             yield _whole(plan, course, measurer, led)
         return
     with open_measurer(
-        name.text, measuring=measuring, seed=seed, step=plan.step(), run=run, limit_w=limit_w
+        name.text, measuring=measuring, seed=seed, step=plan.step(), run=run
     ) as measurer:
         if course is not None:
             yield _whole(plan, course, measurer)
@@ -216,7 +213,7 @@ def _whole(
 
 def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
     """Refuse a plan that means nothing here; return what the reader must be told."""
-    told = plan.check_gpu(measurer.info(), plan.limit_w)
+    told = plan.check_gpu(measurer.info())
     if plan.evidence is not measurer.evidence:
         raise DataError(
             f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
@@ -241,8 +238,7 @@ def _check_options(repeats: int, tolerance: float) -> None:
 def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | None]:
     """Return the arm that ran, its costs, and the greatest change of time that it may have.
 
-    That is the budget, or where time is what is minimised the worse end of what was promised;
-    ``None`` where time was free.
+    That is the budget; ``None`` where time was free.
     """
     ran = plan.chosen if course is None else course.arm
     arm = plan.find(ran)
@@ -250,10 +246,7 @@ def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | Non
         raise DataError(
             f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
         )
-    bound = plan.max_slowdown
-    if plan.objective is Objective.TIME:
-        bound = arm.time_interval[1] if arm.time_interval else arm.cost.time_change
-    return arm, arm.cost, bound
+    return arm, arm.cost, plan.max_slowdown
 
 
 def _judged(

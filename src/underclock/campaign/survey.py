@@ -11,7 +11,6 @@ from underclock.records import (
     AUTO,
     Clocks,
     Kernel,
-    Objective,
     Plan,
     Provenance,
     SampleSet,
@@ -70,10 +69,8 @@ class Campaign:
     """Or when this much of the GPU's time is spent."""
     max_samples: int | None = None
     """Or this many samples are on file."""
-    objective: Objective = Objective.WASTE
-    """What the plans that an adaptive campaign measures for minimise."""
     slowdowns: tuple[float, ...] = SLOWDOWNS
-    """The time budgets that it measures for, where waste is what they minimise."""
+    """The time budgets of the plans that an adaptive campaign measures for."""
     share: tuple[int, int] = (0, 1)
     """Which of how many shares of the kernels, and of the runs of the whole step, is measured."""
     near: Plan | None = None
@@ -85,7 +82,6 @@ class Campaign:
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, member(kinds, given, name))
-        object.__setattr__(self, "objective", member(Objective, self.objective, "objective"))
         self._check_steering()
         self._check_ends()
         self._check_goals()
@@ -102,14 +98,10 @@ class Campaign:
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
                 f"least one; got {self.slowdowns}"
             )
-        if self.slowdowns != SLOWDOWNS and self.objective is not Objective.WASTE:
+        if self._has_budget and not (self.may_adapt and self.clocks is not ClockControl.STEER):
             raise UsageError(
-                f"a time budget has no meaning for {self.objective}: only waste has one"
-            )
-        if self._named_goal and not (self.may_adapt and self.clocks is not ClockControl.STEER):
-            raise UsageError(
-                f"only an adaptive campaign at held clocks measures for {self._named_goal}: grids "
-                "and steering measure for every plan"
+                "only an adaptive campaign at held clocks measures for a time budget: grids and "
+                "steering measure for every plan"
             )
 
     def _check_near(self) -> None:
@@ -136,43 +128,29 @@ class Campaign:
     @property
     def goals(self) -> tuple[Goal, ...]:
         """What the plans that an adaptive campaign measures for minimise."""
-        if self.objective is not Objective.WASTE:
-            return (Goal(objective=self.objective),)
         return tuple(Goal(max_slowdown=each) for each in self.slowdowns)
 
     @property
-    def _named_goal(self) -> str:
-        """What is measured for, in words, if not for what is usual."""
-        if self.objective is not Objective.WASTE:
-            return f"the objective {self.objective}"
-        return "" if self.slowdowns == SLOWDOWNS else "a time budget"
+    def _has_budget(self) -> bool:
+        """Whether time budgets other than the usual are measured for."""
+        return self.slowdowns != SLOWDOWNS
 
-    def check_goal(self, measurer: Measurer, header: SampleSet) -> None:
-        """Refuse a goal that a measurer cannot measure for.
+    def check_goal(self, measurer: Measurer) -> None:
+        """Refuse a time budget that a measurer cannot measure for.
 
         Raises:
             UsageError: All plans get the same samples there, or nothing tells of this one.
         """
-        if self._named_goal and self.on(measurer) is not Grid.ADAPTIVE:
+        if self._has_budget and self.on(measurer) is not Grid.ADAPTIVE:
             raise UsageError(
-                f"the table is replayed whole, so it is not measured for {self._named_goal}",
+                "the table is replayed whole, so it is not measured for a time budget",
                 hint="--max-samples N takes the rows that such a plan hangs on",
             )
-        if self._named_goal and self.steers(measurer):
+        if self._has_budget and self.steers(measurer):
             raise UsageError(
-                f"clocks are steered here, and steering does not measure for {self._named_goal}: "
-                "its samples serve every plan",
+                "clocks are steered here, and steering does not measure for a time budget: its "
+                "samples serve every plan",
                 hint="leave it away; `underclock plan` takes it",
-            )
-        if self.objective is not Objective.TIME:
-            return
-        whole = Capability.RUN in measurer.capabilities and self.in_situ and header.order
-        if not whole or header.gpu.power_limit_w is None:
-            raise UsageError(
-                "the fastest step within a power limit is told by a step that runs whole under "
-                "it, and "
-                + ("the power limit is not known" if whole else "only kernels alone are measured"),
-                hint="measure a traced step on a GPU, or for waste, energy, edp or ed2p",
             )
 
     def _check_steering(self) -> None:
@@ -195,7 +173,7 @@ class Campaign:
             if not able:
                 raise NotSupportedError(
                     "clocks cannot be steered here: that takes a GPU that runs kernels",
-                    hint="leave --clocks away",
+                    hint="leave --grid away",
                 )
             return True
         held = Capability.LOCK in measurer.capabilities or self.clocks is ClockControl.LOCK

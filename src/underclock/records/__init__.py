@@ -27,8 +27,6 @@ from underclock.records.choices import (
     Granularity,
     LatencyPoint,
     Objective,
-    PowerPoint,
-    Proposal,
     Segment,
     Status,
     Strategy,

@@ -28,7 +28,6 @@ class Objective(StrEnum):
     EDP = "edp"  # energy x time
     ED2P = "ed2p"  # energy x time squared
     ENERGY = "energy"  # energy, whatever the time
-    TIME = "time"  # time, while mean power stays within the power limit
 
 
 class Granularity(StrEnum):
@@ -315,27 +314,6 @@ class ClockSchedule(Record, frozen=True, kw_only=True):
         return tuple(aims_s)
 
 
-class PowerPoint(Record, frozen=True, kw_only=True):
-    """The fastest step within a power limit, against what the driver's own cap makes of it.
-
-    Attributes:
-        auto_time_s: Of a step that only the cap holds.
-        time_s: Of the fastest step found.
-        time_change: Of it against that, as ``energy_change``.
-    """
-
-    limit_w: float
-    auto_time_s: float
-    time_s: float
-    time_change: float
-    energy_change: float
-
-    def __post_init__(self) -> None:
-        check_positive(self, "limit_w", "auto_time_s", "time_s")
-        check_change(self, "time_change", "energy_change")
-        check_agrees("time_change", self.time_change, self.time_s / self.auto_time_s - 1.0)
-
-
 class LatencyPoint(Record, frozen=True, kw_only=True):
     """What can be achieved on a GPU whose clocks take a given time to change.
 
@@ -365,23 +343,3 @@ class LatencyPoint(Record, frozen=True, kw_only=True):
         found = {each is None for each in (self.time_change, self.energy_change, self.switches)}
         if len(found) > 1:
             raise ValueError("a schedule was found, with all that it costs, or none was")
-
-
-class Proposal(Record, frozen=True, kw_only=True):
-    """A way to run a step that makes switching pay, planned as if it were done.
-
-    Attributes:
-        needs: What it takes.
-        time_change: Fraction of the same step at auto, as ``energy_change``.
-        switches: In one such step.
-    """
-
-    name: str
-    needs: str
-    time_change: float
-    energy_change: float
-    switches: int
-
-    def __post_init__(self) -> None:
-        check_change(self, "time_change", "energy_change")
-        check_not_negative(self, "switches")

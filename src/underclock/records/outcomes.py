@@ -197,8 +197,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         promised = self.promised_energy_interval or (0.0, self.promised_energy_change)
         sides = [Verdict.of(self.energy_interval, promised[1] + self.tolerance)]
         budget = self.max_slowdown
-        if self.objective is Objective.TIME:
-            budget = (self.promised_time_interval or (0.0, self.promised_time_change))[1]
         if budget is not None:
             sides.append(Verdict.of(self.time_interval, budget + self.tolerance))
         if self.verdict is not Verdict.of_all(sides):

@@ -19,8 +19,6 @@ from underclock.records.choices import (
     Granularity,
     LatencyPoint,
     Objective,
-    PowerPoint,
-    Proposal,
     Strategy,
 )
 from underclock.records.common import (
@@ -29,7 +27,6 @@ from underclock.records.common import (
     as_frame,
     check_budget,
     check_mhz,
-    check_positive,
 )
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
@@ -50,8 +47,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         granularity: What got clocks of its own in the chosen arm.
         aggregate: Who kept the budget in the chosen arm.
         accounting: What the numbers are sums of.
-        power_limit_w: Limit planned for, where it is not the GPU's own; auto is then what its cap
-            is expected to make of the step.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         kernels: Clocks per kernel of the chosen arm.
         fixed: The best fixed clock pair; ``None`` when infeasible.
@@ -71,11 +66,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             switching was taken as free.
         achievable_frontier: What schedules under the same latency cost at other time budgets,
             fastest first; empty where switching was taken as free.
-        power_curve: The fastest step at other power limits, least first; empty unless time is
-            what is minimised.
         carried: How its kernels are known, where its step was not measured; else ``None``.
-        proposals: What longer segments would bring, greatest saving first; empty where switching
-            was taken as free.
     """
 
     schema: int = SCHEMAS["plan"]
@@ -88,7 +79,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     granularity: Granularity
     aggregate: Aggregate
     accounting: Accounting = Accounting.ISOLATED
-    power_limit_w: float | None = None
     baseline: Clocks
     kernels: dict[str, Choice]
     fixed: Clocks | None
@@ -104,8 +94,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     latency_range_s: tuple[float, float] | None = None
     latency_curve: tuple[LatencyPoint, ...] = ()
     achievable_frontier: tuple[Cost, ...] = ()
-    power_curve: tuple[PowerPoint, ...] = ()
-    proposals: tuple[Proposal, ...] = ()
     carried: CarriedOver | None = None
     warnings: tuple[str, ...] = ()
 
@@ -119,7 +107,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if self.fixed is not None:
             check_mhz(self.fixed, "core_mhz", "mem_mhz")
         check_budget(self.max_slowdown)
-        check_positive(self, "power_limit_w")
         self._check_arms()
         low, high = self.latency_range_s or (0.0, math.inf)
         if not 0.0 <= low < high:
@@ -176,11 +163,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return self.latency_curve[0] if self.latency_range_s and self.latency_curve else None
 
     @property
-    def limit_w(self) -> float | None:
-        """The power limit that its clocks and its auto belong to; ``None`` when unknown."""
-        return self.gpu.power_limit_w if self.power_limit_w is None else self.power_limit_w
-
-    @property
     def headline(self) -> Arm:
         """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
 
@@ -221,12 +203,11 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 f"the plan is not of a step: {exc}", hint="make it anew with `underclock plan`"
             ) from exc
 
-    def check_gpu(self, gpu: GpuInfo, limit_w: float | None) -> tuple[str, ...]:
+    def check_gpu(self, gpu: GpuInfo, *, any_limit: bool = False) -> tuple[str, ...]:
         """Refuse to be used on a GPU it was not made for; return what the reader must be told.
 
         Args:
-            limit_w: Which power limit it must have: the one planned for, to run the plan, or the
-                one measured at, to measure for it again. ``None`` when unknown.
+            any_limit: Whether another power limit will do.
 
         Raises:
             DataError: The GPU's model or power limit differs.
@@ -236,14 +217,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 f"the plan is for {self.gpu.name}, this is {gpu.name}",
                 hint="clocks mean nothing on another GPU model: plan on its own samples",
             )
-        found_w = gpu.power_limit_w
-        if limit_w is not None and found_w is None and self.power_limit_w is not None:
-            raise DataError(
-                f"the plan is for a power limit of {limit_w:g} W, and this GPU's limit is not "
-                "known",
-                hint="run it on a GPU that says its limit; a table was measured at its own",
-            )
-        if limit_w is not None and found_w is not None and abs(found_w - limit_w) > _SAME_W:
+        limit_w, found_w = self.gpu.power_limit_w, gpu.power_limit_w
+        known = limit_w is not None and found_w is not None and not any_limit
+        if known and abs(found_w - limit_w) > _SAME_W:
             raise DataError(
                 f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to "
                 f"{found_w:g} W",
@@ -260,19 +236,19 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return ()
 
     def check_to_hold(
-        self, gpu: GpuInfo, limit_w: float | None, *, anyway: bool, hint: str
+        self, gpu: GpuInfo, *, anyway: bool, hint: str, any_limit: bool = False
     ) -> tuple[str, ...]:
         """Refuse to be held where it was not made; return what the reader must be told.
 
         Args:
-            limit_w: As of `check_gpu`.
             anyway: Whether another board or driver will do.
             hint: What to do where it does not.
+            any_limit: As of `check_gpu`.
 
         Raises:
             DataError: Model or power limit differ; or board or driver, and that will not do.
         """
-        words = self.check_gpu(gpu, limit_w)
+        words = self.check_gpu(gpu, any_limit=any_limit)
         if None not in {self.gpu.driver, gpu.driver} and self.gpu.driver != gpu.driver:
             driver = f"the plan was made under driver {self.gpu.driver}, and this is {gpu.driver}"
             words = (*words, driver)
@@ -306,10 +282,8 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     def _facts(self) -> tuple[tuple[str, str], ...]:
         counts, budget = self.headline, self.max_slowdown
         bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
-        changes = _faster if self.objective is Objective.TIME else _changes
         return (
-            *((name, changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
-            *(() if self.power_limit_w is None else (("limit", f"{self.power_limit_w:g} W"),)),
+            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
@@ -352,11 +326,3 @@ def _of(arm: Arm) -> str:
 
 def _changes(cost: Cost | None) -> str:
     return "infeasible" if cost is None else str(cost)
-
-
-def _faster(cost: Cost | None) -> str:
-    """Say what a plan for time changes: that first."""
-    if cost is None:
-        return "infeasible"
-    energy, time = format_percent(cost.energy_change), format_percent(cost.time_change)
-    return f"{time} time, {energy} energy"

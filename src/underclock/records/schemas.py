@@ -13,7 +13,7 @@ SCHEMAS: Final = {
     "step": 6,
     "samples": 8,
     "merged samples": 1,
-    "plan": 9,
+    "plan": 10,
     "validation": 4,
     "latencies": 3,
     "study": 3,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from underclock.records import Arm, Choice, Clocks, Cost, Evidence, Objective, Plan, Strategy
+from underclock.records import Arm, Choice, Clocks, Cost, Evidence, Plan, Strategy
 from underclock.report.wording import (
     ACCOUNTING_WORDS,
     arm_title,
@@ -43,20 +43,19 @@ def headline(plan: Plan) -> str:
 
 
 def saving(plan: Plan) -> str:
-    """Say what the arm that counts saves, at what time; of a plan for time, that first."""
+    """Say what the arm that counts saves, at what time."""
     arm, best = plan.headline, plan.at_best
     if arm.cost is None:
         return f"No schedule keeps {change_text(plan.max_slowdown)} time"
     if gives_nothing(plan) or no_change(arm):
-        faster = plan.objective is Objective.TIME
-        nothing = "No faster step to promise" if faster else "No saving to promise"
+        nothing = "No saving to promise"
         if best is None or no_change(best):
             return nothing
-        least = changes_text(plan, best.energy_change, best.time_change)
+        least = changes_text(best.energy_change, best.time_change)
         most, quick = (duration_text(p.latency_s) for p in (plan.latency_curve[-1], best))
         return f"{nothing} where clocks take {most} to change, {least} where they take {quick}"
     if best is None or no_change(best):
-        return changes_text(plan, arm.energy_change, arm.time_change)
+        return changes_text(arm.energy_change, arm.time_change)
     changes = interval_text((arm.energy_change or 0.0, best.energy_change or 0.0))
     latencies = " and ".join(duration_text(p.latency_s) for p in reversed(plan.latency_curve))
     time = change_text(arm.time_change)
@@ -69,18 +68,6 @@ def basis(plan: Plan) -> str:
     own = plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
     table = ", of this table" if own else ""
     return f"{plan.stands_on} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
-
-
-def limit_sentence(plan: Plan) -> str | None:
-    """Say under which power limit all of it is, and how to set that; ``None`` at the GPU's own."""
-    limit_w, own_w = plan.power_limit_w, plan.gpu.power_limit_w
-    if limit_w is None or limit_w == own_w:
-        return None
-    than = "" if own_w is None else f" instead of {own_w:g} W"
-    return (
-        f"Planned for a power limit of {limit_w:g} W{than}; auto is what the driver's own cap "
-        f"would make of the step there. To set it on GPU 0: sudo nvidia-smi -i 0 -pl {limit_w:g}"
-    )
 
 
 def carried_sentence(plan: Plan) -> str | None:
@@ -138,7 +125,7 @@ def _safe(plan: Plan) -> str:
     fixed = plan.find(Strategy.BEST_FIXED)
     if fixed is None or no_change(fixed):
         return known
-    one = changes_text(plan, fixed.energy_change, fixed.time_change)
+    one = changes_text(fixed.energy_change, fixed.time_change)
     return f"{known} Whatever it is, the best fixed clock gives {one}."
 
 
@@ -170,31 +157,18 @@ def _bound_sentence(plan: Plan) -> str:
     return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
 
 
-def no_way_text(plan: Plan) -> str:
-    """Say that no way to lengthen segments pays, where such ways were looked for; else nothing."""
-    looked = plan.schedule is not None and plan.latency_range_s is None
-    if not looked or plan.proposals:
-        return ""
-    return (
-        "; no way that was tried to lengthen them (larger micro-batches, other orders) saves more"
-    )
-
-
 def has_latencies(plan: Plan) -> bool:
-    """Whether a plan knows of other latencies, and any of them or of its proposals saves."""
-    points, ways = plan.latency_curve, plan.proposals
-    return not (all(no_change(point) for point in points) and all(no_change(way) for way in ways))
+    """Whether a plan knows of other latencies, and saves at any of them."""
+    return not all(no_change(point) for point in plan.latency_curve)
 
 
 def doubt_sentence(plan: Plan) -> str | None:
     """Warn of a plan that may save nothing; ``None`` where it surely saves, or sets nothing."""
-    arm, faster = plan.headline, plan.objective is Objective.TIME
-    interval = arm.time_interval if faster else arm.energy_interval
+    interval = plan.headline.energy_interval
     if interval is None or gives_nothing(plan) or not interval[0] <= 0.0 <= interval[1]:
         return None
-    what, may = ("time", "be no faster") if faster else ("energy", "save nothing")
     return (
-        f"the plan may {may}: with 95 % confidence the step's {what} changes by "
+        "the plan may save nothing: with 95 % confidence the step's energy changes by "
         f"{interval_text(interval)}"
     )
 
@@ -202,21 +176,18 @@ def doubt_sentence(plan: Plan) -> str | None:
 def fixed_is_enough(plan: Plan) -> bool:
     """Whether one clock pair for the whole step does as well as what counts.
 
-    It saves as much at no more time, or more within the time budget; of a plan for time, it is as
-    fast.
+    It saves as much at no more time, or more within the time budget.
     """
-    arm, faster = plan.find(Strategy.BEST_FIXED), plan.objective is Objective.TIME
+    arm = plan.find(Strategy.BEST_FIXED)
     fixed, best = None if arm is None else arm.cost, plan.headline.cost
     if fixed is None or plan.headline.name is Strategy.BEST_FIXED:
         return False
-    if (fixed.time_change if faster else fixed.energy_change) >= -_AS_MUCH:
+    if fixed.energy_change >= -_AS_MUCH:
         return False
     if best is None:
         return True
     as_fast = fixed.time_change <= best.time_change + _AS_MUCH
     more = fixed.energy_change - best.energy_change
-    if faster:
-        return as_fast
     if more < -_AS_MUCH and plan.max_slowdown is not None:
         return True
     return more <= _AS_MUCH and as_fast
@@ -227,14 +198,12 @@ def fixed_sentence(plan: Plan) -> str | None:
     arm, best = plan.find(Strategy.BEST_FIXED), plan.headline
     if plan.fixed is None or plan.fixed.is_auto or arm is None or arm.cost is None:
         return None
-    changes = changes_text(plan, arm.energy_change, arm.time_change)
+    changes = changes_text(arm.energy_change, arm.time_change)
     text = f"best fixed clock, {clocks_text(plan.fixed)}: {changes}"
     if not fixed_is_enough(plan):
         return text
     if best.energy_change is None or no_change(best):
         return f"{text}: use that"
-    if plan.objective is Objective.TIME:
-        return f"{text}, as fast as {change_text(best.time_change)} within 0.1 points: use that"
     than = change_text(best.energy_change)
     if arm.cost.energy_change < best.energy_change - _AS_MUCH:
         return f"{text}, better than {than}: use that"
@@ -286,12 +255,9 @@ def frontier_of(plan: Plan) -> Sequence[Cost]:
 
 
 def larger_budgets(plan: Plan) -> tuple[tuple[float, float], ...]:
-    """Return larger time budgets, and the energy change expected with each on its frontier.
-
-    None where time is what is minimised.
-    """
+    """Return larger time budgets, and the energy change expected with each on its frontier."""
     frontier = frontier_of(plan)
-    if plan.objective is Objective.TIME or len(frontier) < 2:  # noqa: PLR2004 - one is no line
+    if len(frontier) < 2:  # noqa: PLR2004 - one is no line
         return ()
     return tuple(
         (slowdown, change)
@@ -328,9 +294,6 @@ def auto_plan_sentence(plan: Plan) -> str | None:
 
 
 def _nothing_text(plan: Plan) -> str:
-    if plan.objective is Objective.TIME:
-        within = "the power limit" if plan.limit_w is None else f"{plan.limit_w:g} W"
-        return f"the plan is auto: no other clocks surely make the step faster within {within}"
     if plan.max_slowdown is None:
         return f"the plan is auto: no other clocks are better for {plan.objective}"
     budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"

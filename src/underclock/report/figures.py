@@ -91,36 +91,6 @@ def _bars(
     return document(parts, width_px, top + 6, "Where the energy of a step goes, and what is saved")
 
 
-def power(plan: Plan) -> str:
-    """Draw the fastest step at other power limits; empty where it was not worked out."""
-    curve = plan.power_curve
-    if not curve:
-        return ""
-    drawn = [
-        Series(
-            name=name,
-            points=points,
-            colour=colour,
-            symbol="" if len(curve) > 1 else "circle",
-            hollow=colour == GREY,
-        )
-        for name, colour, points in (
-            ("the driver's own cap", GREY, tuple((p.limit_w, 1e3 * p.auto_time_s) for p in curve)),
-            ("fastest clocks", VERMILION, tuple((p.limit_w, 1e3 * p.time_s) for p in curve)),
-        )
-    ]
-    return figure(
-        Chart(
-            key="power",
-            title=f"Time of a step against the power limit ({plan.stands_on})",
-            x_title="power limit (W)",
-            y_title="time of a step (ms)",
-            series=tuple(drawn),
-            signed=False,
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontierLine:
     """A frontier that a plan has.

@@ -70,7 +70,6 @@ def page(plan: Plan, validation: Validation | None) -> str:
         budget=round(first.time_change or plan.max_slowdown or 0.01, 4),
         frontier_figure=figures.frontier(plan),
         energy_figure=figures.energy(uses),
-        power_figure=figures.power(plan),
         repeats_figure=figures.repeats(validation) if validation else None,
     )
 

@@ -18,8 +18,6 @@ from underclock.report.answer import (
     hold_commands,
     joules_column,
     larger_budgets,
-    limit_sentence,
-    no_way_text,
     saved_text,
     switching_sentence,
     top_savings,
@@ -53,7 +51,7 @@ def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...
     fixed = _fixed_lines(plan)
     first, last = (fixed, ()) if fixed_is_enough(plan) else ((), fixed)
     parts = [*_answer(plan), *first]
-    more = (*_latency_tables(plan), *_power_tables(plan))
+    more = _latency_tables(plan)
     if all(no_change(arm) for arm in plan.arms):
         parts += [_budgets_table(plan)] if larger_budgets(plan) else []
         return (*parts, *_energy_tables(plan), *more)
@@ -71,7 +69,6 @@ def _answer(plan: Plan) -> tuple[RenderableType, ...]:
         auto_plan_sentence(plan),
         promise_text(plan),
         carried_sentence(plan),
-        limit_sentence(plan),
         switching_sentence(plan),
     )
     return (Text(headline(plan), style="bold"), *(Text(line) for line in lines if line is not None))
@@ -91,7 +88,6 @@ def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
 
 def arms_table(plan: Plan) -> Table:
     """Return the ways of choosing clocks side by side; the one that counts has a star."""
-    limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
     return filled(
         f"{plan.workload} on {plan.gpu.name}: {plan.stands_on}",
         (
@@ -110,7 +106,7 @@ def arms_table(plan: Plan) -> Table:
             )
             for arm in plan.arms
         ),
-        f"* what the plan holds; time and energy against auto{limit}",
+        "* what the plan holds; time and energy against auto",
         bold=plan.arms.index(plan.headline),
     )
 
@@ -178,14 +174,14 @@ def _energy_tables(plan: Plan) -> tuple[Table, ...]:
 
 
 def _latency_tables(plan: Plan) -> tuple[Table, ...]:
-    """Return what other latencies and longer segments would bring; nothing where that is none."""
+    """Return what other latencies would bring; nothing where that is none."""
     if not has_latencies(plan):
         return ()
     caption = ""
     if plan.schedule is not None:
         caption = (
             f"this plan's own latency: {plan.schedule.latency}, "
-            f"{plan.schedule.switches} switches per step{no_way_text(plan)}"
+            f"{plan.schedule.switches} switches per step"
         )
     latencies = filled(
         f"achievable on {plan.gpu.name} if clocks took this long: {plan.stands_on}",
@@ -202,46 +198,7 @@ def _latency_tables(plan: Plan) -> tuple[Table, ...]:
         ),
         caption,
     )
-    if not plan.proposals:
-        return (latencies,)
-    proposals = filled(
-        f"proposed, to make switching pay: {plan.stands_on}",
-        (*words("way"), *numbers("time", "energy", "switches"), *words("needs")),
-        (
-            (
-                proposal.name,
-                change_text(proposal.time_change),
-                change_text(proposal.energy_change),
-                str(proposal.switches),
-                proposal.needs,
-            )
-            for proposal in plan.proposals
-        ),
-    )
-    return (latencies, proposals)
-
-
-def _power_tables(plan: Plan) -> tuple[Table, ...]:
-    """Return the frontier of time against power limit; none where it was not worked out."""
-    if not plan.power_curve:
-        return ()
-    table = filled(
-        f"the fastest step at other power limits: {plan.stands_on}",
-        numbers("power\nlimit", "the driver's\nown cap", "fastest\nclocks", "time", "energy"),
-        (
-            (
-                f"{point.limit_w:.0f} W",
-                duration_text(point.auto_time_s),
-                duration_text(point.time_s),
-                change_text(point.time_change),
-                change_text(point.energy_change),
-            )
-            for point in plan.power_curve
-        ),
-        "time and energy against the driver's own cap at the same limit, changes of clocks taken "
-        "as free; expected, not promised",
-    )
-    return (table,)
+    return (latencies,)
 
 
 def validation_table(validation: Validation) -> Table:

@@ -121,7 +121,7 @@ def plan_data(
     return packer.packed(
         tables=tables,
         bands=_bands(packer, plan) if plan.order else [],
-        cap_w=plan.limit_w,
+        cap_w=plan.gpu.power_limit_w,
         evidence=plan.evidence,
         lines=lines,
         auto=(auto.time_s, auto.energy_j),

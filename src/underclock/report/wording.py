@@ -16,7 +16,6 @@ from underclock.records import (
     LatencyPoint,
     Objective,
     Plan,
-    Proposal,
     Spread,
     Status,
     Strategy,
@@ -76,7 +75,6 @@ OBJECTIVE_SENTENCES = {
     Objective.EDP: "EDP: the least product of energy and time",
     Objective.ED2P: "ED²P: the least product of energy and time squared",
     Objective.ENERGY: "energy: the least energy, whatever the time",
-    Objective.TIME: "time: the fastest step within the power limit",
 }
 
 GRANULARITY_WORDS = {
@@ -111,12 +109,9 @@ def change_text(fraction: float | None, *, digits: int = 2) -> str:
     return DASH if fraction is None else format_percent(fraction, digits=digits)
 
 
-def changes_text(plan: Plan, energy: float | None, time: float | None) -> str:
-    """Write what changes, first what the plan minimises; a plan for a limit names it."""
-    limit = "" if plan.power_limit_w is None else f" at {plan.power_limit_w:g} W"
-    if plan.objective is Objective.TIME:
-        return f"{change_text(time)} time{limit}, {change_text(energy)} energy"
-    return f"{change_text(energy)} energy at {change_text(time)} time{limit and f',{limit}'}"
+def changes_text(energy: float | None, time: float | None) -> str:
+    """Write what changes."""
+    return f"{change_text(energy)} energy at {change_text(time)} time"
 
 
 def promise_text(plan: Plan) -> str | None:
@@ -131,8 +126,6 @@ def promise_text(plan: Plan) -> str | None:
         table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
         return f"promises {energy}{table}, each setting's own samples taken for the truth"
     energy += margin_text(arm.energy_interval)
-    if plan.objective is Objective.TIME:
-        return f"promises {time}{margin_text(arm.time_interval)} time, {energy} energy (95 %)"
     if plan.max_slowdown is None:
         return f"promises {energy}, {time} time (95 %)"
     slower = format_percent(plan.max_slowdown).removeprefix("+")
@@ -155,7 +148,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return f"{low.removesuffix(' %')} to {high}"
 
 
-def no_change(change: Arm | LatencyPoint | Proposal) -> bool:
+def no_change(change: Arm | LatencyPoint) -> bool:
     """Whether two digits show nothing of a change; what is infeasible changes nothing."""
     changes = (change.energy_change, change.time_change)
     return all(change_text(fraction) in {DASH, _ZERO} for fraction in changes)
@@ -221,8 +214,6 @@ def certificate_text(arm: Arm) -> str:
 
 def budget_text(plan: Plan) -> str:
     """Say in a sentence how much time the plan was allowed to take."""
-    if plan.objective is Objective.TIME:
-        return "none: time is what is minimised"
     if plan.max_slowdown is None:
         return "none: time was free"
     who = "each kernel" if plan.aggregate is Aggregate.LOCAL else "the whole step"
@@ -263,17 +254,13 @@ def verdict_text(validation: Validation) -> str:
         f"{change_text(v.promised_energy_change)}{margin_text(v.promised_energy_interval)} promised"
     )
     time = f"time {change_text(v.time_change.mean)} "
-    if v.objective is Objective.TIME:
-        promised = change_text(v.promised_time_change) + margin_text(v.promised_time_interval)
-        time += f"({interval_text(v.time_interval)}) against {promised} promised"
-    elif v.max_slowdown is None:
+    if v.max_slowdown is None:
         time += "was free"
     else:
         budget = change_text(v.max_slowdown)
         time += f"({interval_text(v.time_interval)}) against a budget of {budget}"
-    first, second = (time, energy) if v.objective is Objective.TIME else (energy, time)
     needed = f": {_needed_text(v)}" if v.verdict is Verdict.INCONCLUSIVE else ""
-    return f"{v.verdict}{needed}: {first}; {second}; tolerance {_tolerance_text(v)}"
+    return f"{v.verdict}{needed}: {energy}; {time}; tolerance {_tolerance_text(v)}"
 
 
 def _needed_text(validation: Validation) -> str:
@@ -294,10 +281,8 @@ def keeping_time_text(validation: Validation) -> str:
     """Say how many pairs are fast enough, to the tolerance that the verdict uses."""
     if validation.pairs_keeping_time is None:
         return "time was free"
-    is_promised = validation.objective is Objective.TIME
-    kept = "are as fast as promised" if is_promised else "keep the time budget"
     within = f", to {_tolerance_text(validation)}" if validation.tolerance else ""
-    return f"{validation.pairs_keeping_time} {kept}{within}"
+    return f"{validation.pairs_keeping_time} keep the time budget{within}"
 
 
 def accounting_text(validation: Validation) -> str:

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from score import Score, score
+from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.survey import Campaign, Grid, survey
+from underclock.campaign.survey import Campaign, Grid
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
 from underclock.errors import UsageError
-from underclock.hw.measurer import BRISK, GpuMeasurer
-from underclock.hw.simulated.rig import simulated_rig
+from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Evidence, Kind, Objective, SampleSet, Step, Window
+from underclock.records import AUTO, Kind, SampleSet, Step, Window
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
 from underclock.store import SampleFile
@@ -153,32 +152,10 @@ def test_slow_memory_is_found_where_it_pays(tmp_path: Path) -> None:
     assert slow["k3"] + slow["k7"] < 0.4 * slow.total()  # nor is it asked for where it does not
 
 
-@pytest.mark.parametrize("objective", ["energy", "ed2p"])
-def test_what_is_measured_depends_on_the_objective_it_is_for(
-    objective: str, sweep: Path, adapted: SampleSet, tmp_path: Path
-) -> None:
-    own = _adapt(sweep, tmp_path / "s.db", len(adapted.samples), objective=objective)
-    goal = Goal(objective=Objective(objective))
-    full, mine, other = (
-        _reached(goal, score(plan(rows, goal), sweep)) for rows in (sweep, own, adapted)
-    )
-
-    assert full - 1e-9 <= mine <= other
-    assert mine - full < 0.02
-
-
-def _reached(goal: Goal, cost: Score) -> float:
-    """Return what a goal minimises, over that of auto."""
-    power = {Objective.EDP: 1, Objective.ED2P: 2}.get(goal.objective, 0)
-    return (1.0 + cost.energy_change) * (1.0 + cost.time_change) ** power
-
-
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        ({"objective": "edp"}, "replayed whole, so it is not measured for the objective edp"),
         ({"slowdowns": (0.05,)}, "replayed whole, so it is not measured for a time budget"),
-        ({"objective": "time", "max_samples": 30}, "only kernels alone are measured"),
     ],
 )
 def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(
@@ -323,10 +300,6 @@ def test_a_table_without_a_common_pair_has_nothing_to_compare_with(tmp_path: Pat
         ({"slowdowns": (1.0,)}, "below 1"),
         ({"grid": Grid.FULL, "slowdowns": (0.05,)}, "measure for every plan"),
         ({"clocks": "steer", "slowdowns": (0.05,)}, "measure for every plan"),
-        ({"objective": "speed"}, "objective"),
-        ({"objective": "edp", "slowdowns": (0.05,)}, "no meaning for edp: only waste has one"),
-        ({"grid": Grid.FULL, "objective": "edp"}, "the objective edp: grids and steering"),
-        ({"clocks": "steer", "objective": "time"}, "the objective time: grids and steering"),
     ],
 )
 def test_campaigns_that_mean_nothing_are_refused(wrong: dict[str, object], sentence: str) -> None:
@@ -365,40 +338,6 @@ def test_a_simulated_gpu_is_measured_until_the_promise_is_sharp(tmp_path: Path) 
     # One kernel is measured again and again, to see what heat does.
     often = Counter((s.kernel, s.asked) for s in sample_set.samples).most_common(1)[0][1]
     assert often >= 2
-
-
-def test_a_step_is_measured_for_the_fastest_plan(tmp_path: Path) -> None:
-    told: list[Tally] = []
-    sample_set = measure(
-        _few_kernels(),
-        gpu="sim:rtx3080ti",
-        to=tmp_path / "s.db",
-        campaign=Campaign(precision=0.02, objective=Objective.TIME, max_samples=60),
-        measuring=BRISK,
-        progress=told.append,
-    )
-    assert told[-2].doing == "the promise is as sharp as asked"
-    made = plan(sample_set, Goal(objective=Objective.TIME))
-    low, high = made.arm(made.chosen).time_interval or (0.0, 1.0)
-    assert (high - low) / 2 <= 0.021
-
-
-def test_a_gpu_of_unknown_limit_is_not_measured_for_the_fastest_plan() -> None:
-    with simulated_rig("rtx3080ti") as rig:
-        measurer = GpuMeasurer(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
-        )
-        campaign = Campaign(objective=Objective.TIME)
-        header, _ = survey(measurer, _few_kernels(), campaign)
-        campaign.check_goal(measurer, header)
-        unknown = msgspec.structs.replace(
-            header, gpu=msgspec.structs.replace(header.gpu, power_limit_w=None)
-        )
-        with pytest.raises(UsageError, match="the power limit is not known"):
-            campaign.check_goal(measurer, unknown)
-        alone = Campaign(objective=Objective.TIME, in_situ=False)
-        with pytest.raises(UsageError, match="only kernels alone are measured"):
-            alone.check_goal(measurer, header)
 
 
 def test_a_campaign_does_not_stop_because_its_plan_is_auto(tmp_path: Path) -> None:

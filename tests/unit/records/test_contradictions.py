@@ -71,7 +71,7 @@ def twice(parts: Any) -> None:
         (PLAN, put("kernels", "kernel3", "energy_change", -1.5), "finite and above -1"),
         (LATENCY_PLAN, put("schedule", "switches", 7), "switches says 7"),
         (LATENCY_PLAN, put("latency_curve", 0, "switches", None), "with all that it costs"),
-        (LATENCY_PLAN, put("proposals", 0, "energy_change", -2.0), "finite and above -1"),
+        (LATENCY_PLAN, put("latency_curve", 0, "energy_change", -2.0), "finite and above -1"),
         (JUDGED, put("plan_time_s", [12.36, 12.38]), "2 totals of 3 repeats"),
         (JUDGED, put("repeats", 4), "3 totals of 4 repeats"),
         (JUDGED, put("auto_energy_j", [4210.0, 4212.0, 42.14]), "mean says"),

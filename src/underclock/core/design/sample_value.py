@@ -16,7 +16,6 @@ Shape letters: K kernels, C settings, S settings with auto.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -65,19 +64,6 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promised:
-    """What a plan promises, as a sum in J.
-
-    Attributes:
-        energy: How often its energy counts.
-        time_w: What its time counts, in J per second.
-    """
-
-    energy: float = 1.0
-    time_w: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOfInformation:
     """What one more sample of each entry is worth, in J per step. Shape (K, C).
 
@@ -96,7 +82,7 @@ class ValueOfInformation:
 
 
 def value_of_information(
-    candidates: Candidates, multiplier: float, planned: Ints, promised: Promised
+    candidates: Candidates, multiplier: float, planned: Ints
 ) -> ValueOfInformation:
     """Say what one more sample of each entry is worth, with its noise.
 
@@ -108,9 +94,7 @@ def value_of_information(
     time_s, energy_j = posterior.costs(candidates.counts)
     cost = energy_j + multiplier * time_s
     choice = _for_choice(candidates, cost, energy_j, multiplier)
-    by_power = promised.energy * energy_j
-    by_time = by_power + promised.time_w * time_s
-    promise = _for_promise(candidates, by_time, by_power, planned)
+    promise = _for_promise(candidates, energy_j, planned)
     return ValueOfInformation(
         choice=np.where(measurable, choice, 0.0), promise=np.where(measurable, promise, 0.0)
     )
@@ -155,19 +139,17 @@ def _for_choice(
     return value
 
 
-def _for_promise(
-    candidates: Candidates, by_time: Floats, by_power: Floats, planned: Ints
-) -> Floats:
+def _for_promise(candidates: Candidates, energy_j: Floats, planned: Ints) -> Floats:
     """Return by how much a sample would narrow the promise. Shape (K, C)."""
     posterior = candidates.posterior
-    promise = np.zeros_like(by_time)
+    promise = np.zeros_like(energy_j)
     locked = np.flatnonzero(planned >= 0)
     at = planned[locked]
     # What all kernels share a sample of one hardly tells.
-    moves = posterior.derivatives(by_time, by_power)
+    moves = posterior.derivatives(energy_j, energy_j)
     known = (kernel_variance(moves.by_kernel, posterior.kernel_cov) + moves.own)[locked, at]
     noise2 = posterior.noise**2
-    noise = (by_time**2 * noise2[0][:, None] + by_power**2 * noise2[1][:, None])[locked, at]
+    noise = (energy_j**2 * noise2[0][:, None] + energy_j**2 * noise2[1][:, None])[locked, at]
     total = math.sqrt(float(known.sum())) or 1.0
     told = np.minimum(known, noise / np.maximum(candidates.looks[locked, at], 1e-9))
     less = told**2 / np.maximum(told + noise, 1e-300)
@@ -188,19 +170,6 @@ def expected_gain(behind: Floats, spread: Floats) -> Floats:
 _MULTIPLIERS = (0.0, *np.geomspace(1e-2, 1e3, 51).tolist())
 
 
-def expected_improvement(candidates: Candidates, multiplier: float) -> Floats:
-    """Return by how much each entry of a table is expected to beat the best one known.
-
-    Args:
-        candidates: The entries; samples of them are exact.
-        multiplier: What a second costs, in J.
-
-    Returns:
-        In J per step. Shape (K, C).
-    """
-    return _Table.of(candidates).improvement(multiplier)
-
-
 def expected_improvement_within(candidates: Candidates, budget: float) -> Floats:
     """Return by how much each entry of a table is expected to better the plan within a budget.
 
@@ -217,7 +186,7 @@ def expected_improvement_within(candidates: Candidates, budget: float) -> Floats
     Returns:
         In J per step. Shape (K, C).
     """
-    table = _Table.of(candidates)
+    table = TableEntries.of(candidates)
     auto_s, auto_j = float(candidates.auto_s.sum()), float(candidates.auto_j.sum())
     limit_s = auto_s * (1.0 + budget)
     now = multiplier_within(table.known_s, table.known_j, limit_s)
@@ -232,7 +201,7 @@ def expected_improvement_within(candidates: Candidates, budget: float) -> Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class TableEntries:
     """A table of which some entries are known.
 
     Attributes:
@@ -303,24 +272,12 @@ def multiplier_within(time_s: Floats, energy_j: Floats, limit_s: float) -> float
         time_s: Of each setting; ``inf`` where it cannot be chosen. Shape (K, S).
         energy_j: Energy in J of the same. Shape (K, S).
     """
-    return _bisected(time_s, energy_j, lambda taken_s, _: taken_s > limit_s)[1]
-
-
-def multiplier_under(time_s: Floats, energy_j: Floats, limit_w: float) -> float:
-    """Return the greatest multiplier at which the choice draws no more than a mean power."""
-    return _bisected(time_s, energy_j, lambda taken_s, taken_j: taken_j <= limit_w * taken_s)[0]
-
-
-def _bisected(
-    time_s: Floats, energy_j: Floats, is_below: Callable[[float, float], bool]
-) -> tuple[float, float]:
-    """Return the multipliers next to where a condition on the choice's time and energy ends."""
     known = np.isfinite(time_s)
     low, high = 0.0, _STEEPEST * float((energy_j[known] / time_s[known]).max())
     kernels = np.arange(len(time_s))
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         at = kernels, np.argmin(energy_j + middle * time_s, axis=1)
-        below = is_below(float(time_s[at].sum()), float(energy_j[at].sum()))
-        low, high = (middle, high) if below else (low, middle)
-    return low, high
+        late = float(time_s[at].sum()) > limit_s
+        low, high = (middle, high) if late else (low, middle)
+    return high

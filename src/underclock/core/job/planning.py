@@ -73,10 +73,10 @@ class JobGoal:
             object.__setattr__(self, name, as_fraction(getattr(self, name), name))
         for name, least, most, example in (
             ("max_slowdown", -0.999, 0.999, "--max-slowdown 1%"),
-            ("board_spread", 0.0, 0.3, "--board-spread 3%"),
+            ("board_spread", 0.0, 0.3, "board_spread=0.03"),
             ("confidence", 0.5, 0.999, "--confidence 95%"),
             ("latency_s", 0.0, 1e6, "--latency 6ms"),
-            ("min_dwell_s", 0.0, 1e6, "--min-dwell 50ms"),
+            ("min_dwell_s", 0.0, 1e6, "min_dwell_s=0.05"),
             ("points", 2, 1000, "20 points"),
         ):
             value = getattr(self, name)

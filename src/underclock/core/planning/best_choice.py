@@ -29,7 +29,6 @@ from underclock.core.planning.under_cap import (
     as_it_runs,
     cheapest_within,
     fastest,
-    fastest_alone,
     is_held,
     proof_of_held,
 )
@@ -105,8 +104,6 @@ def best_choice(
         effort: How far to look where costs are expected ones.
     """
     goal = task.goal
-    if goal.objective is Objective.TIME:
-        return _fastest(table, task, effort if risk is not None else Effort.PROOF)
     if goal.objective is not Objective.WASTE:
         return _free(table, task, Effort.PROOF)
     far = Effort.PROOF if risk is None else effort
@@ -217,20 +214,6 @@ def _better(
     return min(kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None)
 
 
-def _fastest(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
-    """Return the choice of least time under the power cap; auto where it gains nothing."""
-    if task.is_settled:
-        choice = solution_of(task.problem, task.groups.time_s.argmin(axis=1))
-        return Candidate(setting=task.groups.spread(choice.choice), proof=_proof(choice))
-    alone = task.aggregate is Aggregate.LOCAL
-    fast = fastest_alone(table, task.groups) if alone else fastest(table, task.groups, effort)
-    if fast is None:
-        return _auto(table, task)
-    if fast.cost.time_s >= table.auto_time_s:
-        return dataclasses.replace(_auto(table, task), proof=fast.proof)
-    return Candidate(setting=fast.setting, proof=fast.proof)
-
-
 def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     """Return the best choice of expected costs, whatever its windows."""
     solution = _solve(table, task, effort)
@@ -253,9 +236,11 @@ def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate 
         setting = task.groups.spread(below.choice)
     else:
         fast = fastest(table, task.groups, effort)
-        if fast is None or fast.cost.time_change + aim.paid(fast.setting) > aim.slowdown:
+        if fast is None:
             return None
-        setting = fast.setting
+        setting, cost = fast
+        if cost.time_change + aim.paid(setting) > aim.slowdown:
+            return None
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
 
 

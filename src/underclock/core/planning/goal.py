@@ -1,6 +1,5 @@
 """What a plan minimises, within which time budget, and at what granularity."""
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,8 +20,6 @@ class Goal:
     """Of the arm whose clocks the plan holds."""
     aggregate: Aggregate = Aggregate.GLOBAL
     """Of that arm."""
-    power_limit_w: float | None = None
-    """Limit of the GPU's power to plan for; by default the one it was measured at."""
 
     def __post_init__(self) -> None:
         """Read choices and fractions given as text; reject unknown ones, and impossible budgets.
@@ -38,11 +35,6 @@ class Goal:
             object.__setattr__(self, name, member(choices, getattr(self, name), name))
         slowdown = as_fraction(self.max_slowdown, "max_slowdown")
         object.__setattr__(self, "max_slowdown", slowdown)
-        if self.power_limit_w is not None and not 0.0 < self.power_limit_w < math.inf:
-            raise UsageError(
-                f"a power limit of {self.power_limit_w:g} W has no meaning",
-                hint="for example --power-limit 300",
-            )
         if not -1.0 < self.max_slowdown < 1.0:
             raise UsageError(
                 "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
@@ -58,7 +50,6 @@ class Goal:
             max_slowdown=plan.max_slowdown or 0.0,
             granularity=plan.granularity,
             aggregate=plan.aggregate,
-            power_limit_w=plan.power_limit_w,
         )
 
     @property

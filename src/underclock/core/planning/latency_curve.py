@@ -4,7 +4,8 @@ Shape letters: K kernels.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,21 +18,14 @@ from underclock.core.solvers import Effort, SequenceProblem, Solution, infeasibl
 from underclock.core.step.table import CostTable
 from underclock.records import Arm, Cost, LatencyPoint
 from underclock.records.latencies import LatencyTable
-from underclock.units import format_duration
 
-Progress = Callable[[int, int, str], None]
-"""Told of work as it goes on: how many parts are done, of how many, and what is done next."""
-
-KNOWN_HARDWARE: tuple[tuple[float, str], ...] = (
-    (50e-6, "Blackwell, 10-100 µs (unpublished)"),
+CURVE: tuple[tuple[float, str], ...] = (
     (1e-3, "Ascend NPU"),
     (6e-3, "Hopper (as cited by arXiv 2601.08539)"),
-    (24.5e-3, "V100, call and settling"),
     (0.15, "Quadro RTX 6000"),
 )
-"""Latencies that were reported, in s, from call to new clock; FACTS says how sure each is."""
+"""Latencies that were reported, in s, from call to new clock, and of what hardware."""
 
-CURVE_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 0.5)
 _ROUNDING = 1e-9  # of auto's time or energy
 
 
@@ -50,42 +44,44 @@ class Own(NamedTuple):
     frontier: tuple[Cost, ...]
 
 
+def curve_latencies(own_s: float | None) -> tuple[float, ...]:
+    """Return three latencies in s, ascending; a GPU's own takes the place of the nearest."""
+    curve = [latency_s for latency_s, _ in CURVE]
+    if own_s is not None and own_s > 0.0:
+        nearest = min(curve, key=lambda each: abs(math.log(each / own_s)))
+        curve[curve.index(nearest)] = own_s
+    return tuple(curve)
+
+
 def latency_curve(
     table: CostTable,
     order: Sequence[int],
     rules: Rules,
     per_kernel: Sequence[Ints],
-    progress: Progress | None = None,
-    *,
-    latencies_s: Sequence[float] = (),
+    latencies_s: Sequence[float],
     own: Own | None = None,
+    effort: Effort = Effort.PLAN,
 ) -> tuple[LatencyPoint, ...]:
-    """Plan at every latency of a curve; at those of known hardware within other budgets as well.
+    """Plan at several latencies, and within other budgets.
 
     Every change of either clock is taken to need the latency, and nothing else.
 
     Args:
         per_kernel: Choices to start from. Shapes (K,).
-        latencies_s: Where to plan, looking less far; by default everywhere.
-        own: What the plan holds, where its latency is one of this kind.
+        latencies_s: Where to plan.
+        own: What the plan holds, where its latency is one of these.
+        effort: How far to look.
     """
-    hardware = dict(KNOWN_HARDWARE)
-    tell = progress or (lambda _done, _total, _doing: None)
     free = dataclasses.replace(rules, latencies=LatencyTable.free())
     problem = sequence_problem(table, order, free)
     points: list[LatencyPoint] = []
     starts = [choice[problem.order] for choice in per_kernel]
-    effort = Effort.QUICK if latencies_s else Effort.PLAN
-    told = latencies_s or (*hardware,)
-    latencies_s = latencies_s or (*CURVE_S, *hardware)
-    downwards_s = sorted({*latencies_s, *(() if own is None else (own.latency_s,))}, reverse=True)
     # What cannot be done at the shortest latency cannot be at a longer one.
-    shortest = solve(_at(problem, rules, downwards_s[-1]), effort, starts)
+    shortest = solve(_at(problem, min(latencies_s)), effort, starts)
     schedule, kept = infeasible(), 0.0 if own is None else own.kept
     # From the slowest down: a schedule for a longer latency keeps the rules of a shorter one.
-    for latency_s in downwards_s:
-        tell(len(points), len(downwards_s), f"plans at a latency of {format_duration(latency_s)}")
-        mine, at = own is not None and latency_s == own.latency_s, _at(problem, rules, latency_s)
+    for latency_s in sorted(latencies_s, reverse=True):
+        mine, at = own is not None and latency_s == own.latency_s, _at(problem, latency_s)
         if own is not None and mine:
             schedule = own.schedule
         elif schedule.energy_j * (1.0 - effort.gap) <= shortest.bound_j:
@@ -96,7 +92,7 @@ def latency_curve(
             schedule = solve(at, effort, [*starts, *previous])
         cost = schedule_cost(table, problem, schedule)
         frontier = own.frontier if own is not None and mine else ()
-        if cost is not None and not mine and latency_s in told:
+        if cost is not None and not mine:
             frontier = budget_curve(table, at, cost, kept, [*starts, schedule.choice])
         points.append(
             LatencyPoint(
@@ -105,11 +101,10 @@ def latency_curve(
                 energy_change=cost.energy_change if cost else None,
                 switches=schedule.switches if cost else None,
                 gap=own.arm.gap if own and schedule is own.schedule else schedule.gap,
-                hardware=hardware.get(latency_s, ""),
+                hardware=dict(CURVE).get(latency_s, ""),
                 frontier=frontier,
             )
         )
-    tell(len(points), len(points), "plans at other latencies")
     return tuple(reversed(points))
 
 
@@ -146,8 +141,8 @@ def budget_curve(
     return tuple(falling)
 
 
-def _at(problem: SequenceProblem, rules: Rules, latency_s: float) -> SequenceProblem:
+def _at(problem: SequenceProblem, latency_s: float) -> SequenceProblem:
     """Return the problem with one latency for every change of either clock."""
-    dwell_s = np.full(problem.dwell_s.shape, max(latency_s, rules.min_dwell_s))
+    dwell_s = np.full(problem.dwell_s.shape, latency_s)
     np.fill_diagonal(dwell_s, 0.0)
     return dataclasses.replace(problem, dwell_s=dwell_s)

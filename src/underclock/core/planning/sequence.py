@@ -29,21 +29,17 @@ class Rules:
     Attributes:
         max_slowdown: Time budget as a fraction above auto.
         max_switches: Most changes in a step; ``None`` for no limit.
-        min_dwell_s: Least time between changes, whatever the latency.
     """
 
     latencies: LatencyTable
     max_slowdown: float = 0.0
     max_switches: int | None = None
-    min_dwell_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not -1.0 < self.max_slowdown < math.inf:
             raise ValueError(f"max_slowdown must be above -1, got {self.max_slowdown}")
         if self.max_switches is not None and self.max_switches < 0:
             raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
-        if not 0.0 <= self.min_dwell_s < math.inf:
-            raise ValueError(f"min_dwell_s must not be negative, got {self.min_dwell_s}")
 
 
 def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> SequenceProblem:
@@ -121,7 +117,7 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
         # Calls follow each other; what they ask for happens side by side.
         calls_s += call_s
         delay_s = np.maximum(delay_s, own_delay_s + own_stall_s + _LATE_BY * jitter_s)
-    dwell_s = np.maximum(_CALL_TAIL * calls_s + delay_s, rules.min_dwell_s)
+    dwell_s = _CALL_TAIL * calls_s + delay_s
     np.fill_diagonal(dwell_s, 0.0)
     return stall_s, dwell_s, np.sqrt(variance)
 

@@ -29,7 +29,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.solvers import Effort, Problem, subsampled, supported
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import Grouped, against_auto, grouped
-from underclock.records import Aggregate, Arm, Cost, Granularity, Objective, Status, Strategy
+from underclock.records import Aggregate, Arm, Cost, Granularity, Status, Strategy
 
 _FRONTIER_POINTS = 200
 
@@ -164,8 +164,6 @@ def _at_least(
 
     def value(setting: Ints) -> float:
         cost = choice_cost(table, setting)
-        if goal.objective is Objective.TIME:
-            return cost.time_s
         return cost.energy_j * cost.time_s ** TIME_POWER.get(goal.objective, 0)
 
     kept = [setting for setting in stricter if keeps(table, goal, risk, setting)]

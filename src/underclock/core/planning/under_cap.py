@@ -29,19 +29,14 @@ from underclock.core.step.cap import greatest_mean_w
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import (
     Grouped,
-    against_auto,
     cap_of,
-    grouped,
     settled_step,
     step_cost,
-    under_limit,
 )
-from underclock.records import Cost, Granularity, PowerPoint, Status
+from underclock.records import Cost, Status
 
-ROUNDS = 24
-"""Choices that are looked at for the fastest step."""
-_ROUNDS = 12  # choices looked at within a time budget, or for a point of a curve
-_PARTS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_FASTEST_ROUNDS = 24  # choices looked at for the fastest step
+_ROUNDS = 12  # choices looked at within a time budget
 _ROUNDING_MHZ = 1e-6
 _SMALL = 1e-9  # of a time or an energy: what rounding leaves
 
@@ -142,29 +137,10 @@ def proof_of_held(table: CostTable, groups: Grouped, effort: Effort, setting: In
     return dataclasses.replace(proof, status=Status.BOUNDED)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fastest:
-    """The fastest choice that was met.
+def fastest(table: CostTable, groups: Grouped, effort: Effort) -> tuple[Ints, Cost] | None:
+    """Return the choice whose step takes least time under the cap, and what the step takes.
 
-    Attributes:
-        setting: Of each kernel. Shape (K,).
-        cost: Of the step, as it settles under the cap.
-        proof: How good it is, or auto where that is faster: of time, against every choice that
-            keeps the limit.
-    """
-
-    setting: Ints
-    cost: Cost
-    proof: Proof
-
-
-def fastest(
-    table: CostTable, groups: Grouped, effort: Effort, *, rounds: int = ROUNDS
-) -> Fastest | None:
-    """Return the choice whose step takes least time under the cap; ``None`` if none keeps it.
-
-    Args:
-        rounds: How many choices to look at, where windows of the first exceed the limit.
+    ``None`` where no choice keeps the limit. A setting of each kernel. Shape (K,).
     """
     cap = cap_of(table)
 
@@ -177,65 +153,7 @@ def fastest(
         fading=cap.fading,
         order=groups.member[cap.order],
         judge=lambda choice: cap.limit_w * settled(choice).time_s,
-    ).fastest(effort, rounds=rounds)
+    ).fastest(effort, rounds=_FASTEST_ROUNDS)
     if below.choice is None:
         return None
-    cost = settled(below.choice)
-    reached_s = min(cost.time_s, table.auto_time_s)
-    proof = Proof.within(below.bound_j, cap.limit_w * reached_s)
-    return Fastest(setting=groups.spread(below.choice), cost=cost, proof=proof)
-
-
-def fastest_alone(table: CostTable, groups: Grouped) -> Fastest | None:
-    """Return each group's fastest setting that keeps the limit alone; ``None`` if one has none."""
-    cap = cap_of(table)
-    known = np.isfinite(groups.time_s)
-    # What runs beside others draws its part of the limit all through the step.
-    beside_j = table.fixed_j
-    own_j = groups.energy_j - groups.added(np.broadcast_to(beside_j[:, None], table.time_s.shape))
-    left_w = cap.limit_w - float(beside_j.sum()) / table.auto_time_s
-    with np.errstate(invalid="ignore"):
-        keeps = known & (own_j <= left_w * groups.time_s)
-    if not keeps.any(axis=1).all():
-        return None
-    setting = groups.spread(np.where(keeps, groups.time_s, np.inf).argmin(axis=1))
-    # Each keeps the limit for as long as it runs, so all of them together do.
-    proof = Proof(status=Status.OPTIMAL, gap=0.0)
-    if beside_j.any():  # of which a faster step has less time to draw it in
-        proof = Proof(status=Status.BOUNDED, gap=None)
-    return Fastest(setting=setting, cost=step_cost(table, setting[cap.order]), proof=proof)
-
-
-def power_curve(
-    table: CostTable, known_limit_w: float, least_w: float, *, granularity: Granularity
-) -> tuple[PowerPoint, ...]:
-    """Find the fastest step at limits from half of the GPU's own to all of it.
-
-    Args:
-        table: Costs of the step under the limit it was measured at.
-    """
-    points: list[PowerPoint] = []
-    met: list[Ints] = []
-    for part in _PARTS:
-        limit_w = part * known_limit_w
-        if limit_w < least_w:
-            continue
-        limited = under_limit(table, limit_w, known_limit_w).table
-        groups, order = grouped(limited, granularity), cap_of(limited).order
-        fast = fastest(limited, groups, Effort.QUICK, rounds=_ROUNDS)
-        # What is fast under a lower limit is no slower under this one.
-        met += [] if fast is None else [fast.setting]
-        costs = [step_cost(limited, setting[order]) for setting in met]
-        cost = min(costs, key=lambda each: each.time_s, default=None)
-        if cost is None or cost.time_s > limited.auto_time_s:
-            cost = against_auto(limited, limited.auto_time_s, limited.auto_energy_j)
-        points.append(
-            PowerPoint(
-                limit_w=limit_w,
-                auto_time_s=limited.auto_time_s,
-                time_s=cost.time_s,
-                time_change=cost.time_change,
-                energy_change=cost.energy_change,
-            )
-        )
-    return tuple(points)
+    return groups.spread(below.choice), settled(below.choice)

@@ -103,7 +103,7 @@ class EagerLauncher(StepLauncher):
             raise NotSupportedError(
                 "company cannot run between the launches of a step that is no graph: "
                 f"{step.obstacle}",
-                hint="with root, clocks are held instead: leave --clocks steer away",
+                hint="with root, clocks are held instead: leave --grid steer away",
             )
 
     def _places(self) -> tuple[int, ...]:

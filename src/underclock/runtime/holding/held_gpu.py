@@ -176,10 +176,10 @@ def holding(
         opened = NvmlGpu(index)
         info = opened.info()
         warnings = (
-            *plan.check_to_hold(info, None, anyway=anyway, hint=_ELSEWHERE),
+            *plan.check_to_hold(info, anyway=anyway, hint=_ELSEWHERE, any_limit=True),
             *_other_limit(plan, info),
         )
-        asked = _settings(plan, info)
+        asked = _settings(plan)
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
         options = {opened.uuid(): {str(setting): value for setting, value in asked.items()}}
         with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
@@ -187,9 +187,9 @@ def holding(
 
 
 def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
-    """Say where a plan that sets no power limit was made under another."""
+    """Say where a plan was made under another power limit."""
     limit_w, found_w = plan.gpu.power_limit_w, info.power_limit_w
-    if plan.power_limit_w is None and limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
+    if limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
         words = (
             f"the plan was made at a power limit of {limit_w:g} W, this GPU has {found_w:g} W: its "
             "clocks are worth something else here"
@@ -198,15 +198,12 @@ def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
     return ()
 
 
-def _settings(plan: Plan, info: GpuInfo) -> Settings:
+def _settings(plan: Plan) -> Settings:
     fixed = plan.fixed or Clocks()
     values: Settings = {
         Setting.CORE: fixed.core_mhz,
         Setting.MEMORY: fixed.mem_mhz,
-        Setting.LIMIT: plan.power_limit_w,
     }
-    if info.power_limit_w == plan.power_limit_w:
-        values[Setting.LIMIT] = None  # it has that limit already
     asked: Settings = {setting: value for setting, value in values.items() if value is not None}
     if not asked:
         why = (

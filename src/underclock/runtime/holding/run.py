@@ -379,9 +379,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
     held = [("a part of the step", pair) for pair in pairs]
 
     def check(_rank: int, gpu: NvmlGpu) -> None:
-        for sentence in plan.check_to_hold(
-            gpu.info(), plan.limit_w, anyway=how.anyway, hint=_ELSEWHERE
-        ):
+        for sentence in plan.check_to_hold(gpu.info(), anyway=how.anyway, hint=_ELSEWHERE):
             how.tell(sentence)
         check_clocks(held, listed_clocks(gpu))
 

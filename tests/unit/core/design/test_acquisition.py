@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.design.sample_value import (
     Candidates,
-    Promised,
     ValueOfInformation,
     expected_gain,
     value_of_information,
@@ -65,9 +64,7 @@ def _candidates(posterior: Posterior, looks: Floats | None = None) -> Candidates
 def _value(
     posterior: Posterior, *, planned: int = 0, multiplier: float = 50.0
 ) -> ValueOfInformation:
-    return value_of_information(
-        _candidates(posterior), multiplier, np.full(_K, planned), Promised()
-    )
+    return value_of_information(_candidates(posterior), multiplier, np.full(_K, planned))
 
 
 @given(st.integers(0, 1000), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
@@ -110,29 +107,6 @@ def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> Non
     assert (choice[:, 2] > 100 * choice[:, 3]).all()
 
 
-@pytest.mark.parametrize("moved", [0, 1])
-def test_a_promise_of_time_rests_on_times_alone(moved: int) -> None:
-    discrepancy = np.zeros((2, _K, _C))
-    discrepancy[moved] = 0.02**2  # of time, or of power
-    posterior = dataclasses.replace(_known(_posterior(2)), discrepancy=discrepancy)
-
-    worth = value_of_information(
-        _candidates(posterior), 50.0, np.full(_K, 2), Promised(energy=0.0, time_w=50.0)
-    ).promise
-
-    assert (worth[:, 2] > 0).all() == (moved == 0)
-
-
-def test_a_promise_of_a_product_is_one_of_time_and_energy() -> None:
-    candidates, planned = _candidates(_posterior(4)), np.full(_K, 2)
-    energy, both = (
-        value_of_information(candidates, 50.0, planned, promised).promise[:, 2]
-        for promised in (Promised(), Promised(time_w=50.0))
-    )
-
-    assert (both > energy).all()
-
-
 def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
     behind, spread = np.array([-1.0, -1.0, 0.0, 1.0]), np.array([0.0, 1e-6, 0.1, 1e-6])
 
@@ -144,12 +118,10 @@ def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
 def test_where_looks_left_something_open_another_one_tells_little() -> None:
     posterior = _posterior(3)
     looks = np.zeros((_K, _C))
-    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1), Promised()).total
+    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1)).total
     k, c = np.unravel_index(int(before.argmax()), before.shape)
     looks[k, c] = 100.0
-    after = value_of_information(
-        _candidates(posterior, looks), 50.0, np.full(_K, -1), Promised()
-    ).total
+    after = value_of_information(_candidates(posterior, looks), 50.0, np.full(_K, -1)).total
 
     assert after[k, c] < 0.2 * before[k, c]
     untouched = looks == 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.design.sample_value import (
     Candidates,
-    expected_improvement,
+    TableEntries,
     expected_improvement_within,
 )
 from underclock.core.model.posterior import Posterior
@@ -71,7 +71,7 @@ def test_it_is_never_negative_and_only_where_one_can_look(seed: int, budget: flo
 
     for value in (
         expected_improvement_within(candidates, budget),
-        expected_improvement(candidates, 1.0 + budget),
+        TableEntries.of(candidates).improvement(1.0 + budget),
     ):
         assert np.isfinite(value).all()
         assert (value >= 0).all()
@@ -90,7 +90,7 @@ def test_within_a_budget_it_is_no_more_than_at_the_multiplier_of_that_budget(
     # With all the time in the world, a second is worth nothing.
     assert (
         expected_improvement_within(candidates, 0.9)
-        <= expected_improvement(candidates, 0.0) + 1e-12
+        <= TableEntries.of(candidates).improvement(0.0) + 1e-12
     ).all()
     assert (within <= candidates.auto_j.sum()).all()
 
@@ -101,7 +101,7 @@ def test_it_is_the_mean_of_what_a_row_may_save() -> None:
     drawn_j = np.exp(0.02 * math.sqrt(2) * np.random.default_rng(0).normal(size=400_000))
     expected_j = np.maximum(1.0 - drawn_j, 0.0).mean()
 
-    gain = expected_improvement(candidates, 0.0)
+    gain = TableEntries.of(candidates).improvement(0.0)
 
     assert gain[0, 1] == pytest.approx(expected_j, rel=0.03)
     assert (np.delete(gain, 1, axis=1) == 0).all()
@@ -171,7 +171,7 @@ def test_a_better_row_known_leaves_less_to_improve() -> None:
             told, log_w=np.where(np.arange(5) == 2, told.log_w - 1.0, told.log_w)
         )
         before, after = (
-            expected_improvement(dataclasses.replace(candidates, posterior=each), 1.0)
+            TableEntries.of(dataclasses.replace(candidates, posterior=each)).improvement(1.0)
             for each in (told, better)
         )
 

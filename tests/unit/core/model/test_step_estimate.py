@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
@@ -267,61 +267,6 @@ def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
     table = estimate(slow).table
 
     assert table.settings[cap_of(table).boost] == Clocks(core_mhz=1500)
-
-
-@pytest.fixture(scope="module")
-def limited(found: CostEstimate) -> LimitedEstimate:
-    return LimitedEstimate.of(found, 0.7 * _LIMIT_W, _LIMIT_W)
-
-
-def test_under_a_lower_limit_auto_is_what_the_cap_leaves(limited: LimitedEstimate) -> None:
-    table = limited.table
-    settled = settled_step(table, np.full(len(_ORDER), table.baseline))
-
-    assert cap_of(table).limit_w == pytest.approx(0.7 * _LIMIT_W, rel=0.01)
-    assert (settled.core_mhz < 1700).all()
-    assert settled.mean_mhz < 1700
-    # Less power takes more time.
-    assert -1.0 < limited.s_per_w < 0.0
-    assert table.auto_time_s > limited.estimated.table.auto_time_s
-
-
-def test_staying_below_the_cap_alone_changes_nothing(limited: LimitedEstimate) -> None:
-    change = limited.predicted_change(np.full(len(_KERNELS), limited.table.baseline))
-
-    assert dataclasses.astuple(change) == (0.0, 0.0, 0.0, 0.0, None)
-
-
-def test_errors_that_plan_and_cap_share_cancel(limited: LimitedEstimate) -> None:
-    near = np.array([limited.at_auto[list(_ORDER).index(k)] for k in range(len(_KERNELS))])
-    change = limited.predicted_change(near)
-    slow = limited.predicted_change(np.zeros(len(_KERNELS), dtype=np.int64))
-
-    # The clocks nearest to where the cap holds all launches are auto but for half a step of them.
-    assert abs(change.time_change) < 0.08
-    assert change.time_spread < 1e-9
-    assert slow.time_spread > 1e-5
-    assert slow.energy_spread > 1e-5
-    assert slow.time_change > 0.0
-
-
-@pytest.mark.slow
-def test_a_limit_is_put_on_no_kernels_alone(campaign: SampleSet) -> None:
-    alone = estimate(campaign, isolated=True)
-
-    with pytest.raises(ValueError, match="kernels alone have no step"):
-        LimitedEstimate.of(alone, 200.0, _LIMIT_W)
-
-
-@pytest.mark.slow
-def test_under_a_limit_a_step_whose_temperature_nobody_read_stays_as_warm(
-    campaign: SampleSet, limited: LimitedEstimate
-) -> None:
-    unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
-    warm = LimitedEstimate.of(estimate(having(campaign, in_situ=unread)), 0.7 * _LIMIT_W, _LIMIT_W)
-
-    slow = warm.table.settings.index(Clocks(core_mhz=900))
-    assert (warm.table.energy_j[:, slow] > limited.table.energy_j[:, slow]).all()
 
 
 def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from underclock.core.planning.achievable import achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import (
-    KNOWN_HARDWARE,
+    CURVE,
     Own,
     budget_curve,
+    curve_latencies,
     latency_curve,
 )
-from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.solvers import Solution, violations
@@ -29,6 +29,7 @@ from underclock.records.latencies import Domain, LatencyTable, Switch
 
 PASSES = (Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER)
 LAYERS = 4
+LATENCIES_S = (*(latency_s for latency_s, _ in CURVE), 1e-6, 1e-4, 1e-2, 0.5)
 
 
 def table(*, seed: int = 0, passes: tuple[Pass, ...] = PASSES) -> CostTable:
@@ -78,7 +79,7 @@ def plan(costs: CostTable, kept: Rules) -> tuple[float, float, int]:
 @pytest.mark.parametrize(("seed", "budget"), [(0, 0.0), (4, 0.01)])
 def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
     costs = table(seed=seed)
-    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=budget), [])
+    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=budget), [], LATENCIES_S)
     energies = [point.energy_change for point in curve]
     assert [point.latency_s for point in curve] == sorted(point.latency_s for point in curve)
     for shorter, longer in itertools.pairwise(energies):
@@ -86,7 +87,7 @@ def test_more_latency_never_saves_more(seed: int, budget: float) -> None:
         assert longer is not None
         assert shorter <= longer + 2e-4  # the gap at which solving stops
     assert all(p.time_change is not None and p.time_change <= budget + 1e-9 for p in curve)
-    assert {point.hardware for point in curve} - {""} == {name for _, name in KNOWN_HARDWARE}
+    assert {point.hardware for point in curve} - {""} == {name for _, name in CURVE}
 
 
 @pytest.mark.untraced
@@ -121,8 +122,8 @@ def test_it_saves_at_least_what_simpler_arms_do_where_they_can_be_followed(seed:
 @pytest.mark.untraced
 def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
     costs = table(seed=1, passes=(Pass.FORWARD, Pass.BACKWARD))
-    curve = latency_curve(costs, order_of(costs), rules(min_dwell_s=2e-3), [])
-    alone = plan(costs, rules(6e-3, min_dwell_s=2e-3))
+    curve = latency_curve(costs, order_of(costs), rules(), [], curve_latencies(None))
+    alone = plan(costs, rules(6e-3))
     point = next(point for point in curve if point.latency_s == 6e-3)
     assert point.energy_change == pytest.approx(alone[1], abs=1e-4)
     assert point.gap is not None
@@ -133,24 +134,12 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
 def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
     for seed in range(3):
         costs = table(seed=seed)
-        curve = latency_curve(costs, order_of(costs), rules(max_slowdown=0.02, max_switches=3), [])
+        curve = latency_curve(
+            costs, order_of(costs), rules(max_slowdown=0.02, max_switches=3), [], LATENCIES_S
+        )
         energies = [point.energy_change or 0.0 for point in curve]
         assert energies[0] <= energies[1]
         assert all(point.gap is not None and point.gap >= 0.0 for point in curve)
-
-
-def test_progress_is_told_from_nothing_done_to_all() -> None:
-    costs = table(passes=(Pass.FORWARD,))
-    told: list[tuple[int, int, str]] = []
-    kept = rules(10.0, max_slowdown=-0.5)  # nothing to look for
-    latency_curve(costs, order_of(costs), kept, [], lambda *each: told.append(each))
-    curve, told[:] = list(told), []
-    proposals(costs, order_of(costs), kept, lambda *each: told.append(each))
-    for each in (curve, told):
-        total = each[0][1]
-        assert [(done, of) for done, of, _ in each] == [(i, total) for i in range(total + 1)]
-    assert curve[0][2] == "plans at a latency of 500 ms"
-    assert told[0][2] == "plans 2 x larger micro-batches"
 
 
 def test_free_switching_saves_at_least_what_one_setting_per_kernel_does() -> None:
@@ -176,7 +165,7 @@ def test_the_plan_stands_on_its_curves_as_it_is(latency_s: float, budget: float)
 
     frontier = budget_curve(costs, problem, arm.cost, aim - budget, [schedule.choice])
     own = Own(latency_s, arm, schedule, aim - budget, frontier)
-    curve = latency_curve(costs, order_of(costs), kept, [], latencies_s=(1e-3, 20.0), own=own)
+    curve = latency_curve(costs, order_of(costs), kept, [], (1e-3, latency_s, 20.0), own)
     assert [point.latency_s for point in curve] == [1e-3, latency_s, 20.0]
     assert (curve[1].energy_change, curve[1].gap) == (arm.energy_change, arm.gap)
     assert curve[1].frontier == frontier
@@ -205,7 +194,7 @@ def test_limits_on_switching_are_kept() -> None:
     free = plan(table(), rules(max_slowdown=0.02))[2]
     assert free > 4
     assert plan(table(), rules(max_slowdown=0.02, max_switches=4))[2] <= 4
-    assert plan(table(), rules(max_slowdown=0.02, min_dwell_s=10.0))[2] == 0
+    assert plan(table(), rules(10.0, max_slowdown=0.02))[2] == 0
 
 
 def switch(domain: Domain, **fields: float) -> Switch:
@@ -350,8 +339,6 @@ def test_an_unknown_order_is_refused() -> None:
         {"max_slowdown": -1.0},
         {"max_slowdown": math.inf},
         {"max_switches": -1},
-        {"min_dwell_s": -1.0},
-        {"min_dwell_s": math.nan},
     ],
 )
 def test_rules_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
@@ -366,9 +353,8 @@ def test_a_budget_nobody_meets_says_what_the_fastest_takes() -> None:
     assert arm.cost is None
     assert schedule.status is Status.INFEASIBLE
     assert fastest_change(costs, problem) == pytest.approx(0.0, abs=1e-9)
-    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=-0.5), [])
+    curve = latency_curve(costs, order_of(costs), rules(max_slowdown=-0.5), [], LATENCIES_S)
     assert {(p.energy_change, p.switches) for p in curve} == {(None, None)}
-    assert proposals(costs, order_of(costs), rules(max_slowdown=-0.5)) == ()
 
 
 def test_a_schedule_is_told_as_its_segments() -> None:
@@ -409,30 +395,18 @@ def test_a_schedule_that_leaves_the_step_at_auto_says_how_long_launches_take() -
     assert math.fsum(told.launch_j) == pytest.approx(costs.auto_energy_j)
 
 
-@pytest.mark.untraced
-def test_longer_segments_save_more_where_switching_is_slow() -> None:
-    costs = table()
-    order = order_of(costs)
-    kept = rules(4e-3, max_slowdown=0.02)
-    now = plan(costs, kept)[1]
-    planned = proposals(costs, order, kept)
-    assert [p.energy_change for p in planned] == sorted(p.energy_change for p in planned)
-    larger = next(p for p in planned if p.name.startswith("4 x larger"))
-    assert larger.energy_change < now - 1e-3
-    assert larger.time_change <= 0.02 + 1e-9
-    # The passes and the optimizer each lie in one stretch already.
-    assert not any("optimizer" in p.name for p in planned)
-
-
-def test_a_scattered_optimizer_is_proposed_to_be_gathered() -> None:
-    costs = table()
-    order = list(order_of(costs))
-    scattered = (*order[-2:-1], *order[:-2], order[-1])
-    names = [p.name for p in proposals(costs, scattered, rules(max_slowdown=0.02))]
-    assert any("optimizer's kernels in one stretch" in name for name in names)
-
-
-def test_a_step_of_one_pass_has_no_passes_to_group() -> None:
-    costs = table(passes=(Pass.FORWARD,))
-    names = [p.name for p in proposals(costs, order_of(costs), rules(max_slowdown=0.02))]
-    assert not any("backward" in name for name in names)
+@pytest.mark.parametrize(
+    ("own_s", "curve"),
+    [
+        (None, (1e-3, 6e-3, 0.15)),
+        (0.0, (1e-3, 6e-3, 0.15)),
+        (20e-6, (20e-6, 6e-3, 0.15)),
+        (6e-3, (1e-3, 6e-3, 0.15)),
+        (20e-3, (1e-3, 20e-3, 0.15)),
+        (0.5, (1e-3, 6e-3, 0.5)),
+    ],
+)
+def test_a_curve_has_three_latencies_and_a_gpus_own_among_them(
+    own_s: float | None, curve: tuple[float, ...]
+) -> None:
+    assert curve_latencies(own_s) == curve

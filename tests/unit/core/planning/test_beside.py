@@ -22,22 +22,19 @@ from steps_beside import (
     taken,
 )
 from underclock.campaign.worth import worth_of_samples
-from underclock.core.model.cost_estimate import CostEstimate, LimitedEstimate
+from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.planning.achievable import achieved, as_schedule
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
-from underclock.core.planning.proposals import proposals
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.step.table import cost_table
-from underclock.core.step.under_cap import auto_core_mhz
+from underclock.core.step.under_cap import auto_core_mhz, under_limit
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
 from underclock.records import (
     Accounting,
-    Objective,
-    Pass,
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
@@ -175,27 +172,13 @@ def test_no_further_sample_of_it_is_worth_a_second() -> None:
     assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
 
 
-def test_longer_segments_leave_it_beside_what_it_is_overlapped() -> None:
-    table = _found(0.0, 0.0).table
-    kernels = [
-        msgspec.structs.replace(kernel, pass_=Pass.BACKWARD) if k in {3, 4} else kernel
-        for k, kernel in enumerate(table.kernels)
-    ]
-    table = dataclasses.replace(table, kernels=tuple(kernels))
-    rules = Rules(latencies=LatencyTable.constant(2e-5), max_slowdown=0.02)
-
-    assert proposals(table, ORDER, rules)
-
-
 def test_another_limit_leaves_it_as_it_is() -> None:
     found = _found(0.0, 0.0)
     limit_w = campaign_beside(0.0, 0.0).gpu.power_limit_w or 0.0
-    limited = LimitedEstimate.of(found, 0.9 * limit_w, limit_w)
-    solved = solve_strategies(limited.table, Goal(objective=Objective.TIME), limited)
+    limited = under_limit(found.table, 0.9 * limit_w, limit_w).table
 
-    assert limited.table.auto_time_s > found.table.auto_time_s
-    assert np.ptp(limited.table.energy_j[5]) == pytest.approx(0.0, abs=1e-6)
-    assert all(arm.cost is not None for arm in solved.arms)
+    assert limited.auto_time_s > found.table.auto_time_s
+    assert np.ptp(limited.energy_j[5]) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -> None:

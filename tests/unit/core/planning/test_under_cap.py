@@ -21,9 +21,7 @@ from underclock.core.planning.under_cap import (
     as_it_runs,
     cheapest_within,
     fastest,
-    fastest_alone,
     is_held,
-    power_curve,
     proof_of_held,
 )
 from underclock.core.solvers import Effort, Problem, solve
@@ -103,46 +101,31 @@ def settled_all(table: CostTable) -> list[tuple[Ints, Cost, bool]]:
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(seeds, st.floats(0.7, 1.1))
-def test_the_fastest_step_is_what_it_settles_at_and_its_gap_holds(seed: int, limit: float) -> None:
+def test_the_fastest_step_is_what_it_settles_at(seed: int, limit: float) -> None:
     table = step(seed, limit=limit)
     found = fastest(table, grouped(table, Granularity.KERNEL), Effort.PROOF)
     tried = settled_all(table)
-    free = [cost.time_s for _, cost, held in tried if not held]
     if found is None:
-        assert not free
+        assert all(held for _, _, held in tried)
         return
-    assert found.cost == step_cost(table, found.setting[order_of(table)])
-    assert found.proof.gap is not None
-    assert (found.proof.status is Status.OPTIMAL) == (found.proof.gap <= 1e-9)
-    reached_s = min(found.cost.time_s, table.auto_time_s)
-    assert min(free, default=math.inf) >= reached_s * (1.0 - found.proof.gap) * (1.0 - 1e-9)
-    assert found.cost.time_s <= 1.02 * min(cost.time_s for _, cost, _ in tried)
+    setting, cost = found
+    assert cost == step_cost(table, setting[order_of(table)])
+    assert cost.time_s <= 1.02 * min(cost.time_s for _, cost, _ in tried)
 
 
-def test_windows_make_the_step_faster_than_its_mean_alone_does() -> None:
+def test_windows_make_the_step_as_fast_as_it_can_be() -> None:
     """The mean of both halves leaves power that the hot one cannot have."""
     table = step(3, limit=0.7)
-    groups = grouped(table, Granularity.KERNEL)
-    mean = fastest(table, groups, Effort.PROOF, rounds=1)
-    windows = fastest(table, groups, Effort.PROOF)
-    assert mean is not None
-    assert windows is not None
-    assert is_held(table, mean.setting[order_of(table)])
-    assert windows.cost.time_s < mean.cost.time_s
+    found = fastest(table, grouped(table, Granularity.KERNEL), Effort.PROOF)
+    assert found is not None
     least_s = min(cost.time_s for _, cost, _ in settled_all(table))
-    assert windows.cost.time_s == pytest.approx(least_s, rel=1e-3)
+    assert found[1].time_s == pytest.approx(least_s, rel=1e-3)
 
 
-def test_each_kernel_alone_keeps_the_limit() -> None:
+def test_a_limit_below_all_powers_is_kept_by_no_choice() -> None:
     table = step()
-    alone = fastest_alone(table, grouped(table, Granularity.KERNEL))
-    assert alone is not None
     assert table.power_cap is not None
-    assert not is_held(table, alone.setting[order_of(table)])
-    power_w = table.energy_j / table.time_s
-    assert (power_w[range(3), alone.setting] <= table.power_cap.limit_w).all()
     cold = dataclasses.replace(table, power_cap=dataclasses.replace(table.power_cap, limit_w=1.0))
-    assert fastest_alone(cold, grouped(cold, Granularity.KERNEL)) is None
     assert fastest(cold, grouped(cold, Granularity.KERNEL), Effort.PROOF) is None
 
 
@@ -156,8 +139,6 @@ def test_kernels_alone_have_no_cap() -> None:
     with pytest.raises(ValueError, match="no step"):
         fastest(table, groups, Effort.PROOF)
     with pytest.raises(ValueError, match="no step"):
-        fastest_alone(table, groups)
-    with pytest.raises(ValueError, match="no step"):
         cheapest_within(table, groups, Effort.PROOF, Aim(slowdown=0.0))
     with pytest.raises(ValueError, match="no step"):
         proof_of_held(table, groups, Effort.PROOF, np.zeros(3, dtype=np.int64))
@@ -168,27 +149,6 @@ def test_the_measured_step_at_auto_is_not_held_by_a_model_of_it() -> None:
     table = step()
     assert not is_held(table, np.full(30, table.baseline))
     assert is_held(table, np.full(30, 4))
-
-
-def test_the_curve_over_power_limits_is_never_slower_than_the_cap() -> None:
-    table = step(1, limit=0.9)
-    assert table.power_cap is not None
-    limit_w = table.power_cap.limit_w
-    points = power_curve(table, limit_w, 0.55 * limit_w, granularity=Granularity.KERNEL)
-    assert [point.limit_w / limit_w for point in points] == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
-    for point in points:
-        assert point.time_s <= point.auto_time_s
-        assert point.time_change == pytest.approx(point.time_s / point.auto_time_s - 1.0)
-    assert any(point.time_change < 0.0 for point in points)
-    assert [p.time_s for p in points] == sorted((p.time_s for p in points), reverse=True)
-
-
-def test_a_limit_below_what_every_choice_draws_leaves_auto() -> None:
-    table = step(1, limit=0.3)
-    assert table.power_cap is not None
-    (point, *_) = power_curve(table, table.power_cap.limit_w, 0.0, granularity=Granularity.KERNEL)
-    assert (point.time_change, point.energy_change) == (0.0, 0.0)
-    assert point.time_s == point.auto_time_s
 
 
 def arm_of(solved: SolvedStrategies, name: Strategy = Strategy.KERNEL_GLOBAL) -> Arm:
@@ -223,7 +183,7 @@ def test_a_budget_that_only_windows_can_keep_is_kept() -> None:
     groups = grouped(table, Granularity.KERNEL)
     quickest = fastest(table, groups, Effort.PROOF)
     assert quickest is not None
-    budget = quickest.cost.time_change + 1e-5
+    budget = quickest[1].time_change + 1e-5
     budget_s = table.auto_time_s * (1.0 + budget)
     problem = Problem(time_s=groups.time_s, energy_j=groups.energy_j, budget_s=budget_s)
     late = groups.spread(solve(problem).choice)
@@ -237,14 +197,6 @@ def test_a_budget_that_only_windows_can_keep_is_kept() -> None:
     # Where even the fastest step is late, nothing keeps it.
     nothing = arm_of(solve_strategies(table, Goal(max_slowdown=-0.05)))
     assert nothing.status is Status.INFEASIBLE
-
-
-def test_where_no_choice_is_below_the_limit_time_is_left_at_auto() -> None:
-    table = step(1, limit=0.15)
-    solved = solve_strategies(table, Goal(objective=Objective.TIME))
-    setting = solved.settings[Strategy.KERNEL_GLOBAL]
-    assert (setting == table.baseline).all()
-    assert arm_of(solved).time_change == 0.0
 
 
 class Sure:
@@ -281,7 +233,7 @@ def test_with_confidence_too_what_is_held_is_no_worse_than_auto(seed: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", [Objective.EDP, Objective.ENERGY, Objective.TIME])
+@pytest.mark.parametrize("objective", [Objective.EDP, Objective.ENERGY])
 @pytest.mark.parametrize("aggregate", Aggregate)
 def test_other_objectives_claim_no_more_than_is_known(
     objective: Objective, aggregate: Aggregate
@@ -297,14 +249,6 @@ def test_other_objectives_claim_no_more_than_is_known(
             one = len(set(setting.tolist())) == 1
             if is_held(table, setting[order_of(table)]) and not one:
                 assert arm.status is Status.BOUNDED
-
-
-def test_one_clock_for_all_is_the_fastest_as_it_settles() -> None:
-    table = step(3, limit=0.8)
-    goal = Goal(objective=Objective.TIME)
-    arm = arm_of(solve_strategies(table, goal), Strategy.BEST_FIXED)
-    fixed = [step_cost(table, np.full(30, s)).time_s for s in range(6)]
-    assert arm.time_s == pytest.approx(min(fixed))
 
 
 def schedule(table: CostTable, budget: float, latency_s: float, sure: Sure | None = None) -> Arm:
