@@ -72,7 +72,7 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     """
     plan, sample_set = as_record(plan, Plan), read_samples(table)
     check_kernels_alone(sample_set)
-    warnings = plan.check_gpu(sample_set.gpu, plan.limit_w)
+    warnings = plan.check_gpu(sample_set.gpu)
     costs = cost_table(sample_set, baseline=plan.baseline)
     cost = _cost(plan, costs)
     auto = Cost(

@@ -4,16 +4,13 @@ Inherit a contract in a test module and provide the fixtures it names; pytest ru
 """
 
 import contextlib
-import itertools
-import statistics
 from collections.abc import Callable
 from typing import ClassVar
 
 from underclock.errors import UnderclockError
-from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer, Ticker
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Measurer
 from underclock.hw.lease import ClockLeases, check_applied
 from underclock.records import AUTO, Clocks, Kernel, Mix
-from underclock.records.latencies import Domain
 
 _LONGEST_SWITCH_S = 5.0
 _LONGEST_TICK_S = 2.0
@@ -183,45 +180,6 @@ class LauncherContract:
         except ValueError:
             return
         raise AssertionError("launched nothing, over and over")
-
-
-class TickerContract:
-    """What every ticker shows.
-
-    Fixtures: ``ticker``; ``gpu``, on which it runs and whose core clock may be locked; ``clock``,
-    the host's.
-    """
-
-    def test_its_ticks_ascend_and_enclose_the_call(self, ticker: Ticker, clock: Clock) -> None:
-        """Ticks are on the host's clock, from before the call to after it."""
-        called_s = []
-
-        def during() -> None:
-            called_s.append(clock.now_s())
-            clock.sleep_s(0.01)
-            called_s.append(clock.now_s())
-
-        edges_s = ticker.trace(
-            during, domain=Domain.CORE, tick_s=2e-6, lead_s=0.01, tail_s=0.01
-        ).tolist()
-        assert edges_s == sorted(edges_s)
-        assert len(edges_s) > 1000
-        assert edges_s[0] < called_s[0] < called_s[1] < edges_s[-1]
-
-    def test_its_ticks_are_as_long_as_the_core_is_slow(
-        self, ticker: Ticker, gpu: Gpu, clock: Clock
-    ) -> None:
-        """Half the clock takes twice the time, give or take what a timer takes itself."""
-        cores_mhz = gpu.supported_core_mhz()
-        tick_s = []
-        for mhz in (cores_mhz[len(cores_mhz) // 4], cores_mhz[len(cores_mhz) // 2]):
-            with ClockLeases(gpu).hold(Clocks(core_mhz=mhz)):
-                clock.sleep_s(_LONGEST_SWITCH_S)
-                edges_s = ticker.trace(
-                    lambda: None, domain=Domain.CORE, tick_s=20e-6, lead_s=0.05, tail_s=0.05
-                )
-            tick_s.append(statistics.median(b - a for a, b in itertools.pairwise(edges_s)) * mhz)
-        assert 0.9 < tick_s[0] / tick_s[1] < 1.1
 
 
 class MeasurerContract:

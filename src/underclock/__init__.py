@@ -38,7 +38,6 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that a training 
 if TYPE_CHECKING:
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
-    from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
     from underclock.app.report import write_report as write_report
@@ -146,7 +145,6 @@ _HOMES = {
     name: home
     for home, names in {
         "app.job": "pipeline_job plan_job",
-        "app.latency": "measure_latency",
         "app.measuring": "measure",
         "app.planning": "plan",
         "app.report": "write_report",

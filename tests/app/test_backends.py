@@ -7,7 +7,6 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.doctor import examine
-from underclock.app.latency import measure_latency
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
@@ -64,9 +63,8 @@ def test_what_names_no_gpu_is_refused(text: str, words: str, hint: str) -> None:
     ("use", "lacking"),
     [
         (examine, Capability.READ),
-        (measure_latency, Capability.SWITCH),
     ],
-    ids=["doctor", "latency"],
+    ids=["doctor"],
 )
 def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: Capability) -> None:
     with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {lacking}: a table only"):
@@ -76,7 +74,7 @@ def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: C
 @pytest.mark.parametrize(
     ("use", "lacking"),
     [
-        (measure_latency, Capability.SWITCH),
+        (lambda gpu: parse_gpu(gpu).need(Capability.SCHEDULE), Capability.SCHEDULE),
     ],
 )
 def test_a_real_gpu_is_told_what_only_a_simulated_one_can(
@@ -90,10 +88,9 @@ def test_a_unit_is_known_wherever_its_model_is() -> None:
     (finding,) = examine("sim:a100#3").gpus
 
     assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
-    assert measure_latency("sim:a100#3", targets=2, repeats=1).gpu == finding.gpu
 
 
-@pytest.mark.parametrize("use", [examine, measure_latency])
+@pytest.mark.parametrize("use", [examine])
 def test_a_model_nobody_knows_is_refused_with_the_nearest(use: Callable[[str], object]) -> None:
     with pytest.raises(UsageError, match="no simulated GPU is called 'rtx9999'"):
         use("sim:rtx9999#1")

@@ -343,7 +343,6 @@ def _one_memory_clock(rest: Sequence[str]) -> list[str]:
 
 
 _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
-    "latency": lambda rest: [*rest, "--targets", "2", "--repeats", "2"],
     "tune": lambda rest: [
         "--precision",
         "5%",

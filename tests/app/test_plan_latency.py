@@ -3,13 +3,15 @@
 import contextlib
 import io
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from underclock import Campaign, Goal, LatencyTable, measure, plan, trace
-from underclock.app import main
+from underclock.app import main, planning
 from underclock.hw.measurer import BRISK
 from underclock.records import (
     Clocks,
@@ -41,6 +43,14 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _raw() -> Iterator[None]:
+    """Take samples for the truth: fits would take the time of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "plan", partial(planning.plan, raw=True))
+        yield
+
+
 def run(*arguments: object) -> int:
     try:
         main([str(argument) for argument in arguments])
@@ -50,7 +60,7 @@ def run(*arguments: object) -> int:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
-    assert run("plan", *arguments, "--raw", "--max-slowdown", "1%", "--json") == 0
+    assert run("plan", *arguments, "--max-slowdown", "1%", "--json") == 0
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     return found
 
@@ -59,7 +69,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 def at_6ms(samples: Path) -> tuple[Path, str]:
     """Plan once for clocks that take 6 ms; return the plan's file, and what was said."""
     file, said = samples.with_name("plan.json"), io.StringIO()
-    given = ("--raw", "--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
+    given = ("--latency", "6ms", "--max-switches", "4", "--max-slowdown", "1%")
     with contextlib.redirect_stdout(said):
         assert run("plan", samples, *given, "-o", file) == 0
     return file, said.getvalue()
@@ -73,7 +83,7 @@ def test_a_latency_adds_an_arm_a_schedule_and_a_curve(at_6ms: tuple[Path, str]) 
     assert schedule["latency"] == "6ms, assumed"  # type: ignore[index]
     launches = sum(s["launches"] for s in schedule["segments"])  # type: ignore[index]
     assert launches == len(plan["order"])  # type: ignore[arg-type]
-    assert len(plan["latency_curve"]) > 8  # type: ignore[arg-type]
+    assert [p["latency_s"] for p in plan["latency_curve"]] == [1e-3, 6e-3, 0.15]  # type: ignore[attr-defined]
     own = next(p for p in plan["latency_curve"] if p["latency_s"] == 6e-3)  # type: ignore[attr-defined]
     assert own["energy_change"] == arms["achievable"]["energy_change"]  # one latency, one number
     frontier = [cost["energy_change"] for cost in plan["achievable_frontier"]]  # type: ignore[attr-defined]
@@ -82,20 +92,10 @@ def test_a_latency_adds_an_arm_a_schedule_and_a_curve(at_6ms: tuple[Path, str]) 
     assert frontier == sorted(frontier, reverse=True)
 
 
-def test_only_what_saves_more_than_the_step_as_it_is_is_proposed(
-    samples: Path, at_6ms: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    quick: dict[str, object] = json.loads(at_6ms[0].read_text())
-    for made in (quick, planned(capsys, samples, "--latency", "150ms")):
-        arms = {arm["name"]: arm for arm in made["arms"]}  # type: ignore[attr-defined]
-        now = arms["achievable"]["energy_change"]
-        assert all(way["energy_change"] < now for way in made["proposals"])  # type: ignore[attr-defined]
-
-
 def test_without_a_latency_what_is_reported_of_such_gpus_is_planned_for(
     samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ("--raw", "--max-slowdown", "1%", "-o", tmp_path / "plan.json")
+    given = ("--max-slowdown", "1%", "-o", tmp_path / "plan.json")
     assert run("plan", samples, *given) == 0
     said = " ".join(capsys.readouterr().out.split())
     plan: dict[str, object] = json.loads((tmp_path / "plan.json").read_text())
@@ -132,7 +132,7 @@ def test_of_a_gpu_of_which_nothing_is_reported_some_latencies_stand_beside_the_b
     )
     assert made.schedule is None
     assert made.headline.name == made.chosen
-    assert [point.latency_s for point in made.latency_curve] == [1e-3, 6e-3, 0.02, 0.15]
+    assert [point.latency_s for point in made.latency_curve] == [1e-3, 6e-3, 0.15]
     said = str(switching_sentence(made))
     assert "How long a GPU of tomorrow takes is not known: it would be -" in said
 
@@ -153,14 +153,12 @@ def test_a_person_sees_the_curve_with_known_hardware_and_so_does_the_page(
     (plan, out), page = at_6ms, tmp_path / "page.html"
     assert "achievable here" in out
     assert "Hopper" in out
-    assert "larger micro-batches" in out
     assert max(map(len, out.splitlines())) <= 80
 
     assert run("report", plan, "-o", page) == 0
     text = page.read_text()
     assert "If changing clocks took longer" in text
     assert "6ms, assumed" in text
-    assert "larger micro-batches" in text
 
 
 def test_measured_latencies_are_looked_for_beside_the_samples(
@@ -168,7 +166,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
 ) -> None:
     beside = samples.with_suffix(".latency.json")
     assert run("plan", samples, "--latency", "measured") == 2
-    assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
+    assert f"save a `LatencyTable` as {beside}" in capsys.readouterr().err
     table = LatencyTable.constant(5e-3)
     write_document(beside, table)
     plan = planned(capsys, samples, "--latency", "measured")
@@ -191,7 +189,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
 def test_what_means_nothing_is_a_sentence(
     arguments: str, code: int, sentence: str, samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", samples, "--raw", *arguments.split()) == code
+    assert run("plan", samples, *arguments.split()) == code
     assert sentence in capsys.readouterr().err
 
 
@@ -202,7 +200,7 @@ def test_latencies_of_another_gpu_are_refused(
     other = LatencyTable(evidence=None, gpu=GpuInfo(name="H100"), switches=assumed.switches)
     path = tmp_path / "other.json"
     write_document(path, other)
-    assert run("plan", samples, "--raw", "--latency", path) == 4
+    assert run("plan", samples, "--latency", path) == 4
     assert "those of H100" in capsys.readouterr().err
 
 
@@ -212,14 +210,14 @@ def test_a_clock_without_latencies_is_named(
     memory = [s for s in LatencyTable.constant(5e-3).switches if s.domain is Domain.MEMORY]
     path = tmp_path / "memory.json"
     write_document(path, LatencyTable(evidence=None, gpu=None, switches=tuple(memory)))
-    assert run("plan", samples, "--raw", "--latency", path) == 4
+    assert run("plan", samples, "--latency", path) == 4
     assert "no switch of the core clock" in capsys.readouterr().err
 
 
 def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("plan", samples, "--raw", "--latency", "6ms", "--max-switches", "4") == 0
+    assert run("plan", samples, "--latency", "6ms", "--max-switches", "4") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("No saving to promise, simulated on RTX 3080 Ti:")
     assert "no schedule was found that surely saves energy at ≤ 0 % slower" in said
@@ -250,7 +248,7 @@ def test_a_budget_no_schedule_meets_leaves_a_plan_and_the_code_of_the_infeasible
             clocks = Clocks(core_mhz=core_mhz)
             file.append(Window(kernel=kernel, asked=clocks, time_s=time_s, energy_j=100.0))
     plan = tmp_path / "plan.json"
-    given = ("--raw", "--latency", "10s", "--max-slowdown", "-5%", "-o", plan)
+    given = ("--latency", "10s", "--max-slowdown", "-5%", "-o", plan)
 
     assert run("plan", table, *given) == 6
     said = capsys.readouterr()

@@ -28,7 +28,6 @@ _COMMANDS = {
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",
     "report": "Write a plan as one offline page.",
-    "latency": "Measure how long a GPU takes to change its clocks.",
     "doctor": "Show what this machine and the simulator can do.",
     "simulate": "Serve simulated GPUs to every process here.",
     "demo": "All of it on the simulated GPU.",

@@ -13,12 +13,11 @@ from underclock.app import measure as measuring
 from underclock.app import run as running
 from underclock.app.options import DURATION, FRACTION, folder_option
 from underclock.app.output import (
-    counted_bar,
     make_folder,
     phase_bar,
     print_table,
-    progress_bar,
     say,
+    share_bar,
     warn,
 )
 from underclock.errors import InfeasibleError
@@ -88,7 +87,7 @@ def command(
             measuring.command(words, standalone_mode=False)
         else:
             _done_apart("measure", *words)
-        made = _plan(samples, goal, name, latency)
+        made = _plan(samples, goal, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
     else:
@@ -121,23 +120,18 @@ def _done_apart(*words: str) -> None:
         sys.exit(code)
 
 
-def _plan(samples: Path, goal: "Goal", gpu: "GpuName", latency: str | None) -> "Plan":
-    """Plan at the latency that was named, or at what is measured or known."""
-    from underclock.app.latency import measure_latency
+def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
+    """Plan at the latency that was named, or at what is known."""
     from underclock.app.planning import plan
     from underclock.app.switching import KNOWN, switching_of
-    from underclock.store import read_samples, write_document
+    from underclock.store import read_samples
 
-    measured = samples.with_suffix(".latency.json")
-    if latency is None and gpu.is_simulated and not measured.exists():
-        with progress_bar("changing clocks") as show:
-            write_document(measured, measure_latency(gpu.text, progress=show))
     sample_set = read_samples(samples)
     switching = switching_of(latency or KNOWN, sample_set, goal, samples)
     if switching is not None:
         switching = replace(switching, curve=False)  # `plan` tells of other latencies
-    with counted_bar("planning") as show_plans:
-        return plan(sample_set, goal, switching=switching, progress=show_plans)
+    with share_bar("planning"):
+        return plan(sample_set, goal, switching=switching)
 
 
 def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:

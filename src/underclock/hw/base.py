@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from underclock.records import (
     Clocks,
@@ -21,10 +21,6 @@ from underclock.records import (
     ThrottleReason,
     Utilisation,
 )
-from underclock.records.latencies import Domain
-
-if TYPE_CHECKING:  # numpy takes longer to load than all else here
-    from underclock.arrays import Floats
 
 
 class Clock(Protocol):
@@ -164,48 +160,12 @@ class Reading:
     durations: Durations | None = None  # of the launches inside; None where they were not asked for
 
 
-class Ticker(Protocol):
-    """Runs a kernel that does the same tiny work over and over, and notes when each was done.
-
-    On a real GPU that is one warp on every SM, so that it draws little power, and its times must be
-    put on the host's clock: delays are differences between the two.
-    """
-
-    def trace(
-        self,
-        during: Callable[[], None],
-        *,
-        domain: Domain,
-        tick_s: float,
-        lead_s: float,
-        tail_s: float,
-    ) -> "Floats":
-        """Tick, and do something meanwhile.
-
-        Args:
-            during: Called while it ticks; it may take its time.
-            domain: What bounds the work: ticks are as long as this domain's clock is slow.
-            tick_s: About how long one takes at the domain's fastest clock; a ticker whose timer is
-                too coarse for that makes them longer.
-            lead_s: Ticks for this long before the call; the GPU is busy when it begins.
-            tail_s: Ticks for this long after it.
-
-        Returns:
-            Start of the first tick, then the end of every tick, on the host's clock, ascending.
-            Shape (N + 1,) for N ticks.
-
-        Raises:
-            DeviceError: The GPU does not answer.
-        """
-
-
 class Capability(StrEnum):
     """What there may be to ask of what a ``--gpu`` option names; ends the sentence "it cannot"."""
 
     READ = "show what its clocks do"
     RUN = "run kernels, be warmed by them and run a whole step"
     LOCK = "hold clocks"
-    SWITCH = "be watched changing its clocks"
     SCHEDULE = "run a schedule of clocks"
     MIX = "run kernels in company and time them inside"
 

@@ -1,4 +1,4 @@
-"""The nouns of ``underclock latency``: how long one GPU takes to change its clocks.
+"""How long one GPU takes to change its clocks.
 
 A change has three parts, and a switch keeps them apart. First the setter *call* blocks the host;
 then, counted from the call's return, the GPU is not at the new clock for the *delay*; then it may
@@ -12,7 +12,6 @@ from underclock.errors import DataError
 from underclock.records.common import Clocks, Evidence, Record, check_mhz
 from underclock.records.measured import GpuInfo, Provenance
 from underclock.records.schemas import SCHEMAS
-from underclock.units import format_mhz
 
 _P95 = 1.645  # standard deviations of a normal one
 LONGEST_S = 60.0  # slower than any driver by far
@@ -138,13 +137,13 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         if self.gpu.name != info.name:
             raise DataError(
                 f"the latencies are those of {self.gpu.name}, not of {info.name}",
-                hint="measure this GPU with `underclock latency`",
+                hint="name latencies of this GPU, or a duration such as 6ms",
             )
         notes: tuple[str, ...] = ()
         if self.gpu.is_another_board(info):
             words = (
                 f"the latencies were measured on board {self.gpu.uuid}, and this is board "
-                f"{info.uuid}: `underclock latency` measures this one"
+                f"{info.uuid}"
             )
             notes = (words,)
         if self.gpu.driver != info.driver:
@@ -225,11 +224,6 @@ def changed(before: Clocks, after: Clocks) -> tuple[tuple[Domain, int | None, in
     """Return which clocks differ, core first, and from what to what."""
     both = ((domain, mhz_of(before, domain), mhz_of(after, domain)) for domain in Domain)
     return tuple(change for change in both if change[1] != change[2])
-
-
-def switch_text(domain: Domain, from_mhz: int | None, to_mhz: int | None) -> str:
-    """Name a switch in a sentence."""
-    return f"{domain} {format_mhz(from_mhz)} to {format_mhz(to_mhz)} MHz"
 
 
 def _around(to_mhz: int | None, sampled: tuple[int | None, ...]) -> tuple[int | None, ...]:

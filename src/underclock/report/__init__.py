@@ -4,7 +4,6 @@ jinja2 loads when a page is made, not before.
 """
 
 from underclock.report.job import job_page, job_plan_tables, job_tables
-from underclock.report.measured_tables import latency_table
 from underclock.report.page import page
 from underclock.report.plan_tables import (
     arms_table,

@@ -145,7 +145,7 @@ def _schedule_sentence(plan: Plan) -> str:
     most = duration_text(plan.latency_range_s[1])
     return (
         f"This is achievable at latencies that are reported of GPUs like this one; what is held is "
-        f"for {most}, {changes} changes of clocks per step. `underclock latency` measures it."
+        f"for {most}, {changes} changes of clocks per step."
     )
 
 

@@ -17,7 +17,7 @@ _MADE_BY: Final = {
     "step": "underclock trace",
     "plan": "underclock plan",
     "validation": "underclock validate",
-    "latencies": "underclock latency",
+    "latencies": "underclock.save(LatencyTable(...), FILE)",
     "study": "underclock paper",
     "job": "underclock job",
     "job plan": "underclock plan",

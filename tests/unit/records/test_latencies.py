@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
-from underclock.records.latencies import Domain, LatencyTable, Switch, switch_text
+from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.store import read_document, write_document
 
 _GPU = GpuInfo(name="G", driver="580")
@@ -138,7 +138,7 @@ def test_a_table_of_another_gpu_is_refused_and_another_driver_is_told() -> None:
     assert "driver 580, and this is driver unknown" in _TABLE.check_gpu(GpuInfo(name="G"))[0]
     with pytest.raises(DataError, match="those of G, not of H") as caught:
         _TABLE.check_gpu(GpuInfo(name="H", driver="580"))
-    assert "underclock latency" in caught.value.hint
+    assert "such as 6ms" in caught.value.hint
 
 
 def test_what_no_switch_can_be_is_refused_by_name() -> None:
@@ -179,8 +179,4 @@ def test_a_file_of_something_else_says_what_makes_one(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text('{"kind": "latencies", "schema": 3, "name": "x"}')
     with pytest.raises(DataError, match="not a readable latencies file") as caught:
         read_document(tmp_path / "step.json", LatencyTable)
-    assert "underclock latency" in caught.value.hint
-
-
-def test_a_switch_has_a_name() -> None:
-    assert switch_text(_MEMORY, None, 5001) == "memory auto to 5001 MHz"
+    assert "LatencyTable" in caught.value.hint

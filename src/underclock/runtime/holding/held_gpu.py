@@ -234,7 +234,7 @@ def governor(
     Args:
         plan: A table of clocks by phase, batch and context, or the file of one.
         gpu: Where; a real GPU, or one that `underclock simulate` serves.
-        latency: What a change takes, as ``underclock latency`` measures it, e.g. ``6ms``; by
+        latency: What a change takes, e.g. ``6ms``, or a file of a `LatencyTable`; by
             default the longest that is reported.
         anyway: Whether another board of the plan's model will do.
 
