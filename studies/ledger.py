@@ -29,7 +29,7 @@ from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Latency, SwitchingModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.ledger.entries import LedgerGpu, LedgerRun, totals
+from underclock.ledger.runs import LedgerGpu, LedgerRun, totals
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import RunLine, StepLine
@@ -108,7 +108,7 @@ class Found:
     @property
     def interval_j(self) -> tuple[float, float]:
         """Of what was saved, as ``underclock saved`` tells it of this run alone."""
-        ((total,), _) = totals([self.run])
+        (total,) = totals([self.run])
         return total.saved_interval_j
 
     @property
@@ -284,7 +284,7 @@ def row(name: str, some: Sequence[Found]) -> tuple[object, ...]:
     """Return what many runs come to, as a row of a table."""
     told = [each for each in some if not each.entry.untold]
     inside = sum(each.is_inside for each in told)
-    (total,), _ = totals([each.run for each in told])
+    (total,) = totals([each.run for each in told])
     true_j = math.fsum(each.true_j or 0.0 for each in told)
     low_j, high_j = total.saved_interval_j
     widths = [

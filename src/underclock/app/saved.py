@@ -13,13 +13,12 @@ from underclock.app.output import print_json, print_table, say, warn
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
-    from underclock.ledger.entries import SavedTotal
+    from underclock.ledger.runs import SavedTotal
 
 _KWH_J, _HOUR_S = 3.6e6, 3600.0
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _PRICE = re.compile(rf"{_NUMBER}\s*([A-Z]{{3}})\s*/\s*([kM])Wh")
 _GRID = re.compile(rf"{_NUMBER}\s*(k?)g(?:\s*CO2e?)?\s*/\s*kWh")
-_PUE = re.compile(_NUMBER)
 _MOST_PUE = 5.0  # more is a slip; less than 1 is impossible
 _MOST_G = 2000.0  # oil shale and lignite burned badly are below; more is a slip of the unit
 _CAPTION = (
@@ -46,8 +45,7 @@ def command(
 
     Example: underclock saved --by month --price 0.25EUR/kWh --grid 380g/kWh --pue 1.3
     """
-    from underclock.ledger.entries import SavedBy, totals
-    from underclock.ledger.store import LEDGER, ledger_path, read_runs
+    from underclock.ledger.runs import LEDGER, ledger_path, read_runs, totals
     from underclock.report.terminal import filled, numbers, words
 
     path = ledger_path(os.environ)
@@ -55,18 +53,15 @@ def command(
         raise UsageError(f"the ledger is turned off: {LEDGER} is empty", hint=f"unset {LEDGER}")
     units = _units(price, grid, pue)
     runs, notes = read_runs(path)
-    told, untold = totals(runs, None if by is None else SavedBy(by))
+    sums = totals(runs, by)
     if as_json:
-        rows = [{**msgspec.to_builtins(each), "saved": _saved(each, units)} for each in told]
+        rows = [{**msgspec.to_builtins(each), "saved": _saved(each, units)} for each in sums]
         rates = {"price": price, "grid": grid, "pue": pue}
-        print_json(
-            {"ledger": str(path), "saved": rows, "untold": untold, "rates": rates, "notes": notes}
-        )
+        print_json({"ledger": str(path), "saved": rows, "rates": rates, "notes": notes})
         return
     warn(notes)
     if not runs:
         say(f"nothing is in {path} yet: `underclock run plan.json -- COMMAND` writes there")
-    counts = ("drawn, kWh", "GPU hours", "runs", "GPUs", "steps")
     cells = [
         (
             f"{each.group or 'all'}: {each.evidence}, {each.against}",
@@ -74,17 +69,18 @@ def command(
             *(f"{each.energy_j / _KWH_J:.3g}", f"{each.gpu_s / _HOUR_S:.3g}"),
             *map(str, (each.runs, each.gpus, each.steps)),
         )
-        for each in told
+        for each in sums
+        if each.runs
     ]
     if cells:
-        columns = (*words(by or "runs"), *numbers(*units, *counts))
+        counts = numbers("drawn, kWh", "GPU hours", "runs", "GPUs", "steps")
+        columns = (*words(by or "runs"), *numbers(*units), *counts)
         print_table(filled("Saved against auto clocks", columns, cells, _CAPTION))
-    for each in untold:
-        group = f"{each.group}: " if each.group else ""
-        say(
-            f"not counted, {each.evidence}: {group}{each.energy_j / _KWH_J:.3g} kWh of {each.runs} "
-            f"runs of which it cannot be told: {'; '.join(each.why)}"
-        )
+    for each in sums:
+        if each.why:
+            group = f"{each.group}: " if each.group else ""
+            kwh = f"{group}{each.untold_j / _KWH_J:.3g} kWh of which it cannot be told"
+            say(f"not counted, {each.evidence}: {kwh}: {'; '.join(each.why)}")
     if not price:
         say("no money is shown, for no price was said: --price 0.25EUR/kWh")
     if not grid:
@@ -96,7 +92,7 @@ def command(
 def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, float]:
     """Return what is shown of a joule that GPUs draw, by the heading of its column."""
     units = {"kWh": 1.0 / _KWH_J}
-    found = _PUE.fullmatch((pue or "1").strip())
+    found = re.fullmatch(_NUMBER, (pue or "1").strip())
     factor = float(found[1]) if found else math.nan
     if not 1.0 <= factor <= _MOST_PUE:
         raise UsageError(

@@ -1,4 +1,1 @@
-"""What runs saved: a JSON line for each run, in the user's own file, and sums of those lines.
-
-Conductors append (`store`), ``underclock saved`` adds up (`entries`).
-"""
+"""What runs saved: conductors append to the user's file, ``underclock saved`` adds up."""

@@ -18,7 +18,7 @@ from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.ledger.store import LEDGER, read_runs
+from underclock.ledger.runs import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.conductor.log import read_log

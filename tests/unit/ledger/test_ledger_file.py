@@ -14,15 +14,15 @@ import pytest
 
 from made_entries import gpu, run, untold
 from underclock.errors import DataError
-from underclock.ledger import store
-from underclock.ledger.store import LEDGER, append_run, ledger_path, read_runs
+from underclock.ledger import runs as ledger
+from underclock.ledger.runs import LEDGER, append_run, ledger_path, read_runs
 
 _WRITING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from made_entries import gpu, run
-from underclock.ledger.store import append_run
+from underclock.ledger.runs import append_run
 gpus = [gpu(gpu=f"gpu {{at}}") for at in range(64)]
 for at in range({count}):
     append_run(Path({path!r}), run(*gpus, run=f"{{sys.argv[1]}} {{at}}"))
@@ -158,7 +158,7 @@ def test_a_writer_that_was_stopped_holds_up_no_other_one(
 ) -> None:
     path = tmp_path / "ledger.jsonl"
     append_run(path, run())
-    monkeypatch.setattr(store, "_WAITS", 2)
+    monkeypatch.setattr(ledger, "_WAITS", 2)
     with path.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         append_run(path, run(gpu(gpu="gpu 1"), run="run 2"))

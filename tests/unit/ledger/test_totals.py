@@ -6,12 +6,11 @@ import msgspec
 import pytest
 
 from made_entries import BEGAN_S, HOUR_S, KWH_J, gpu, run, untold
-from underclock.ledger.entries import (
+from underclock.ledger.runs import (
     COUNTER,
     HEAT,
     LedgerRun,
     SavedAgainst,
-    SavedBy,
     SavedTotal,
     hashed,
     totals,
@@ -20,8 +19,8 @@ from underclock.records import Evidence
 
 
 def _only(*runs: LedgerRun) -> SavedTotal:
-    (total,), rest = totals(runs)
-    assert not rest
+    (total,) = totals(runs)
+    assert not total.why
     return total
 
 
@@ -35,23 +34,23 @@ def test_one_run_is_what_it_drew_against_auto() -> None:
 
 
 def test_what_cannot_be_told_is_apart() -> None:
-    told, rest = totals([run(gpu(), untold(gpu="gpu 1"))])
+    (total,) = totals([run(gpu(), untold(gpu="gpu 1")), run(untold(), run="run 2")])
 
-    assert [total.energy_j for total in told] == [0.9 * KWH_J]
-    assert [(each.runs, each.energy_j) for each in rest] == [(1, 0.9 * KWH_J)]
-    assert rest[0].why == ("cannot tell, because 2 rounds are too few",)
+    assert (total.runs, total.gpus, total.energy_j) == (1, 1, 0.9 * KWH_J)
+    assert total.untold_j == pytest.approx(1.8 * KWH_J)
+    assert total.why == ("cannot tell, because 2 rounds are too few",)
 
 
 def test_steps_of_which_it_cannot_be_told_are_apart_from_the_rest_of_their_run() -> None:
-    told, rest = totals([run(gpu(untold_j=7.0))])
+    (total,) = totals([run(gpu(untold_j=7.0))])
 
-    assert (told[0].energy_j, told[0].saved_j) == pytest.approx((0.9 * KWH_J, 0.1 * KWH_J))
-    assert (rest[0].energy_j, rest[0].runs) == (7.0, 1)
-    assert "neither auto nor as planned" in rest[0].why[0]
+    assert (total.energy_j, total.saved_j) == pytest.approx((0.9 * KWH_J, 0.1 * KWH_J))
+    assert (total.untold_j, total.runs) == (7.0, 1)
+    assert "neither auto nor as planned" in total.why[0]
 
 
 def test_evidence_is_never_added_up_nor_are_promises_and_blocks() -> None:
-    told, _ = totals(
+    told = totals(
         [
             run(),
             run(run="run 2", evidence=Evidence.SIMULATED),
@@ -88,16 +87,16 @@ def test_errors_add_up_within_a_comparison_and_in_squares_between_them() -> None
 @pytest.mark.parametrize(
     ("by", "groups"),
     [
-        (SavedBy.JOB, ["bert", "gpt"]),
-        (SavedBy.GPU, ["A100 gpu 1", "H200 gpu 0"]),
-        (SavedBy.MONTH, ["2025-11", "2025-12"]),
+        ("job", ["bert", "gpt"]),
+        ("gpu", ["A100 gpu 1", "H200 gpu 0"]),
+        ("month", ["2025-11", "2025-12"]),
         (None, [""]),
     ],
 )
-def test_runs_are_summed_by_job_gpu_or_month(by: SavedBy | None, groups: list[str]) -> None:
+def test_runs_are_summed_by_job_gpu_or_month(by: str | None, groups: list[str]) -> None:
     other = run(gpu(gpu="gpu 1", name="A100"), run="run 2", job="bert", began_s=BEGAN_S - 1.0)
 
-    assert [total.group for total in totals([run(), other], by)[0]] == groups
+    assert [total.group for total in totals([run(), other], by)] == groups
 
 
 def test_a_gpu_of_a_run_has_a_saving_or_says_why_not() -> None:

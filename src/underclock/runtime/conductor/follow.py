@@ -19,7 +19,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
-from underclock.ledger.store import ledger_path
+from underclock.ledger.runs import ledger_path
 from underclock.records import AUTO, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine

@@ -7,7 +7,7 @@ What OpenTelemetry's semantic conventions for hardware name is called as there (
 from collections.abc import Callable, Sequence
 
 from underclock.errors import NotSupportedError
-from underclock.ledger.entries import hashed
+from underclock.ledger.runs import hashed
 from underclock.records.runs import AskLine, Line, StepLine
 
 _OF_STEPS: tuple[tuple[str, str, Callable[[StepLine], float | None]], ...] = (

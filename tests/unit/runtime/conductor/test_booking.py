@@ -8,8 +8,7 @@ import pytest
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.ledger.entries import LedgerGpu, LedgerRun, SavedAgainst
-from underclock.ledger.store import read_runs
+from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs
 from underclock.records import Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.conductor.booking import Booking, RunTally
