@@ -218,8 +218,8 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 hint="clocks mean nothing on another GPU model: plan on its own samples",
             )
         limit_w, found_w = self.gpu.power_limit_w, gpu.power_limit_w
-        known = limit_w is not None and found_w is not None and not any_limit
-        if known and abs(found_w - limit_w) > _SAME_W:
+        read = limit_w is not None and found_w is not None and not any_limit
+        if read and not math.isclose(limit_w or 0.0, found_w or 0.0, abs_tol=_SAME_W, rel_tol=0.0):
             raise DataError(
                 f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to "
                 f"{found_w:g} W",
