@@ -17,7 +17,6 @@ def gpu(**fields: Any) -> LedgerGpu:
         "name": "H200",
         "rank": 0,
         "steps": 100,
-        "held_steps": 100,
         "energy_j": 0.9 * KWH_J,
         "auto_j": KWH_J,
         "auto_interval_j": (0.95 * KWH_J, 1.05 * KWH_J),

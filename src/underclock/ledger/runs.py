@@ -20,7 +20,7 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -59,7 +59,6 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
 
     Attributes:
         gpu: As `hashed` makes it of the board's UUID.
-        held_steps: Of the steps seen, those in which clocks were held as planned.
         energy_j: That steps drew by the GPU's counter, but for ``untold_j``; ``None`` where none is
             known.
         auto_j: What the steps in ``energy_j`` would have drawn at auto, with its 95 % interval as
@@ -71,7 +70,6 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
     name: str
     rank: _Count
     steps: _Count
-    held_steps: _Count
     energy_j: _Amount | None
     auto_j: _Amount | None
     auto_interval_j: tuple[float, float] | None
@@ -223,14 +221,12 @@ def read_runs(path: Path) -> tuple[tuple[LedgerRun, ...], tuple[str, ...]]:
     Raises:
         DataError: The file is something else, or the system refuses.
     """
-    runs, bad, notes = dict[str, LedgerRun](), list[str](), list[str]()
+    runs, bad, notes, lines = dict[str, LedgerRun](), list[str](), list[str](), list[bytes]()
+    with suppress(FileNotFoundError), _opened(path, "r") as file:
+        lines = file.readall().split(b"\n")
     old = path.with_suffix(".db")
     if old != path and old.is_file():
         notes.append(f"not counted: {old}, a ledger of an earlier underclock, which was SQLite")
-    lines = list[bytes]()
-    if path.exists():
-        with _opened(path, "r") as file:
-            lines = file.readall().split(b"\n")
     decoder = msgspec.json.Decoder(LedgerRun)
     for number, line in enumerate(lines, start=1):
         try:
@@ -256,6 +252,8 @@ def _opened(path: Path, mode: str) -> Iterator[io.FileIO]:
             _check(path, file.fileno())
             yield file
     except OSError as exc:
+        if mode == "r" and isinstance(exc, FileNotFoundError):
+            raise
         raise DataError(f"cannot use the ledger {path}: {exc.strerror}", hint=_ASIDE) from exc
 
 

@@ -152,7 +152,6 @@ class RunTally:
             name=self._gpus[gpu][1],
             rank=self._first + gpu,
             steps=besides.steps + sum(drawn.steps for drawn in mine.values()),
-            held_steps=sum(mine[arm].steps for arm in (_PLAN, _FIXED) if arm in mine),
             energy_j=energy_j if is_known else None,
             auto_j=None if why else auto_j,
             auto_interval_j=None if why else (low_j, high_j),

@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from underclock.hw.base import Clock
 from underclock.runtime.machine.position import Position
@@ -29,16 +28,9 @@ Tell = Callable[[int, float, int], None]
 """Hears of a mark, when it was reached, and the number of its step."""
 
 
-class _How(NamedTuple):
-    """How to poll for a mark."""
-
-    early: float  # how long before it is expected one begins, in waits
-    between: float  # polls when it is due, in waits
-    off: float  # polls elsewhere, as a part of how far off that is
-
-
-_BRIEFLY = _How(early=2.0, between=1.0, off=0.5)
-_CLOSELY = _How(early=4.0, between=0.5, off=0.25)
+_BRIEFLY, _CLOSELY = (2.0, 1.0, 0.5), (4.0, 0.5, 0.25)
+"""How long before a mark is expected polls begin, how far they are apart where it is due, in waits,
+and elsewhere, as a part of how far off that is."""
 
 
 def wake_on_time() -> None:
@@ -91,7 +83,7 @@ class Polling:
         """Say when the next mark is expected; infinite where nothing is known."""
         self._expected_s = mark_s
         if mark_s < math.inf:
-            early_s = max(self._how.early * self._close_s, _UNSURE * self._position.unsure_s)
+            early_s = max(self._how[0] * self._close_s, _UNSURE * self._position.unsure_s)
             self._first_s = mark_s - early_s
         self._choose_next(now_s)
 
@@ -109,13 +101,13 @@ class Polling:
             self.next_s = now_s + self._wait_s(now_s - self._expected_s)
 
     @property
-    def _how(self) -> _How:
+    def _how(self) -> tuple[float, float, float]:
         return _CLOSELY if self._position.closely else _BRIEFLY
 
     def _wait_s(self, overdue_s: float) -> float:
         """Return how long to wait between polls for a mark that is due."""
-        how = self._how
-        wait_s = max(how.between * self._close_s, how.off * abs(overdue_s), _LEAST_CLOSE_S)
+        _, between, off = self._how
+        wait_s = max(between * self._close_s, off * abs(overdue_s), _LEAST_CLOSE_S)
         return min(wait_s, _WAITING_S)
 
     def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:
