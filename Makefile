@@ -70,7 +70,7 @@ study: $(VENV)/.job  ## make study STUDY=paper: fill that study's page of docs/e
 	OMP_NUM_THREADS=1 $(BIN)/python studies/$(STUDY).py
 
 clean:
-	rm -rf $(VENV) dist underclock-docs underclock-demo underclock-paper .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) dist underclock-docs underclock-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "underclock needs Python 3.11 or newer; set PYTHON=/path/to/it"; exit 1; }

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from pages import fill, markdown
-from underclock.paper.comparison import basis_of
-from underclock.paper.outputs import agreement_text, number_text
-from underclock.paper.records import Study
-from underclock.paper.study import PAPERS_GPU, Conditions, run_study
-
-_GIVEN = ("Set-up", "Not deployed")
+from underclock.paper.command import number_text
+from underclock.paper.study import PAPERS_GPU, Conditions, Study, basis_of, run_study
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -22,8 +18,6 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _quoted(study: Study) -> str:
     parts = []
     for group, numbers in groupby(study.quoted, key=lambda number: number.group):
-        if group in _GIVEN:
-            continue
         rows = [
             [
                 number.name,
@@ -37,16 +31,15 @@ def _quoted(study: Study) -> str:
             for number in numbers
         ]
         parts.append(f"## {group}\n\n" + _table(("", "paper", "ours", "difference", "", ""), rows))
-    return f"{agreement_text(study)}.\n\n" + "\n".join(parts)
+    return f"{study.agreement}.\n\n" + "\n".join(parts)
 
 
 def main() -> None:
     """Fill the page."""
     gpus = (PAPERS_GPU, f"{PAPERS_GPU}#paper")
     studies = [run_study(Conditions(gpu=gpu)) for gpu in gpus]
-    again = studies[0].a4000
     fitted = [f"- `{gpu}`: {study.calibration}" for gpu, study in zip(gpus, studies, strict=True)]
-    fitted.append(f"- {again.missing or f'{again.gpu}: {again.calibration}'}")
+    fitted.append(f"- {studies[0].second}")
     told = []
     for gpu, study in zip(gpus, studies, strict=True):
         warnings = [f"**{warning}**\n" for warning in study.warnings]

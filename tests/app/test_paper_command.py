@@ -20,9 +20,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("paper --gpu sim:rtx3080ti#papers", 2, "boards with a name are sim:rtx3080ti#paper"),
         ("paper --gpu cpu", 2, "unknown GPU 'cpu'"),
         ("paper --gpu replay:sweep.csv", 2, "'replay:sweep.csv' is not simulated"),
-        ("paper --gpu nvml:0 -o out", 2, "'nvml:0' is not simulated"),
+        ("paper --gpu nvml:0", 2, "'nvml:0' is not simulated"),
         ("paper --grid fine", 2, "invalid value"),
-        ("paper -o /proc/out", 2, "cannot make /proc/out"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_a_code(

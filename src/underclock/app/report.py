@@ -18,7 +18,6 @@ _OTHERS: Final = {
     "latencies": "give the plan that was made with it",
     "job": "`underclock plan job.json -o plan.json` makes a plan of it",
     "fit": "`underclock plan` makes a plan of the same samples",
-    "study": "its page was written beside it",
 }
 
 

@@ -1,27 +1,45 @@
 """What arXiv 2601.08539 reports, as data: the test. It is read to be compared with, never fitted.
 
-`quoted.csv` has every number that is quoted, in the order of the paper; `table1.csv` is Table 1,
-in which kernels that lower both clocks and clock changes of a layer are counted. Percentages are
-changes against auto clocks on the paper's RTX 3080 Ti. Only numbers are carried over. Tables 1 and
-2 are complete; of the figures only what the text gives in numbers is here. A switch took at least
-0.1 s; the paper's results assume none.
+J. Spaan, K.-H. Chen, A.-L. Varbanescu: Reducing Compute Waste in LLMs through Kernel-Level DVFS.
+
+`quoted.csv` has every number that is quoted, in the order of the paper; `table1.csv` is Table 1.
+Percentages are changes against auto clocks on the paper's RTX 3080 Ti. Tables 1 and 2 are complete;
+of the figures only what the text gives in numbers is here.
 """
 
 import csv
 import itertools
 from dataclasses import dataclass
 from importlib import resources
+from typing import NamedTuple
 
 import msgspec
 
-from underclock.paper.records import PercentChange, QuotedNumber
-from underclock.records import Aggregate, Clocks, Granularity, Objective
+from underclock.records import Aggregate, Clocks, Granularity, Objective, Record
 from underclock.units import parse_mhz
 
-SOURCE = (
-    "J. Spaan, K.-H. Chen, A.-L. Varbanescu: Reducing Compute Waste in LLMs through Kernel-Level "
-    "DVFS. arXiv 2601.08539, Computing Frontiers 2026"
-)
+
+class Change(NamedTuple):
+    """Of time and energy of the step against auto, in percent."""
+
+    time_pct: float
+    energy_pct: float
+
+
+class QuotedNumber(Record, frozen=True, kw_only=True):
+    """One number that is quoted from the paper, and ours.
+
+    Attributes:
+        unit: Of all three numbers; empty for a count.
+        ours: ``None`` where there is none.
+    """
+
+    group: str
+    name: str
+    unit: str
+    paper: float
+    ours: float | None = None
+    difference: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +50,7 @@ class PublishedKernel:
     kernel: str
     invocations: int
     clocks: Clocks
-    change: PercentChange
+    change: Change
 
 
 def _rows(file: str) -> list[dict[str, str]]:
@@ -46,9 +64,9 @@ QUOTED = {
 """Every number by its name, nothing of ours beside it."""
 
 
-def change(name: str) -> PercentChange:
+def change(name: str) -> Change:
     """Return a change that is quoted in two numbers."""
-    return PercentChange(
+    return Change(
         time_pct=QUOTED[f"{name}: time"].paper, energy_pct=QUOTED[f"{name}: energy"].paper
     )
 
@@ -82,9 +100,7 @@ def _table1() -> tuple[PublishedKernel, ...]:
             kernel=row["kernel"],
             invocations=int(row["invocations"]),
             clocks=Clocks(core_mhz=parse_mhz(row["core_mhz"]), mem_mhz=parse_mhz(row["mem_mhz"])),
-            change=PercentChange(
-                time_pct=float(row["time_pct"]), energy_pct=float(row["energy_pct"])
-            ),
+            change=Change(time_pct=float(row["time_pct"]), energy_pct=float(row["energy_pct"])),
         )
         for row in _rows("table1.csv")
     )

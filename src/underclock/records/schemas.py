@@ -16,7 +16,6 @@ SCHEMAS: Final = {
     "plan": 10,
     "validation": 4,
     "latencies": 3,
-    "study": 3,
     "job": 1,
     "job plan": 1,
     "serving plan": 1,

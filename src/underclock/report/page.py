@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from underclock.records import Plan, Validation
 from underclock.report import answer, figures, wording
@@ -13,30 +13,24 @@ from underclock.units import format_mhz
 
 def rendered(
     template: str,
-    filters: Mapping[str, Callable[..., object]] | None = None,
-    *,
-    package: str = "underclock.report",
     **values: object,
 ) -> str:
     """Render a template; everything it is given is escaped.
 
     Args:
-        template: File name under ``templates``, of the package or of this room.
-        filters: Beside those that all pages have.
+        template: File name under ``templates``.
         values: What the template shows; a name it uses and is not given is an error.
     """
     import jinja2  # noqa: PLC0415 - a command that prints tables need not load it
 
     environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader(name) for name in (package, "underclock.report")]
-        ),
+        loader=jinja2.PackageLoader("underclock.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({**_FILTERS, **(filters or {})})
+    environment.filters.update(_FILTERS)
     return environment.get_template(template).render(**values)
 
 

@@ -18,13 +18,13 @@ _MADE_BY: Final = {
     "plan": "underclock plan",
     "validation": "underclock validate",
     "latencies": "underclock.save(LatencyTable(...), FILE)",
-    "study": "underclock paper",
     "job": "underclock job",
     "job plan": "underclock plan",
     "serving plan": "underclock plan",
 }
 GONE: Final[dict[str, str]] = {
     "fit": "it holds constants of a GPU, which `underclock plan` fits by itself",
+    "study": "it holds numbers of the paper's study, and `underclock paper --json` prints them",
     "score": "it says what a plan costs on a full table, and `python studies/score.py` prints that",
     "T4": "it holds results of an autotuner, and a CSV table of its rows is read",
     "Kernel Tuner cache": "it holds results of a tuner, and a CSV table of its rows is read",
