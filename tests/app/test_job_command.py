@@ -24,7 +24,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_is_written_and_described(capsys: pytest.CaptureFixture[str]) -> None:
-    main(f"{USUAL} --transfer 5ms --load 2ms --data 2 -o job.json".split())
+    main(f"{USUAL} --transfer 5ms --all-reduce 2ms --data 2 -o job.json".split())
     said = capsys.readouterr()
     assert "1f1b of profile: 4 ranks, 2 pipelines side by side, 3 microbatches" in said.out
     assert "replayed" in said.out

@@ -37,6 +37,7 @@ OPTIONS: Final[dict[str, str]] = {
     "underclock saved --textfile": "`underclock run --metrics-port` answers Prometheus while a run "
     "lasts",
     "underclock run --metrics-file": "--metrics-port answers Prometheus",
+    "underclock job 1f1b --load": "`underclock.pipeline_job(..., load_s=...)` has it",
     "underclock paper -o": "the tables and --json have its numbers",
     "underclock plan --ray": "a plan takes seconds: `underclock plan` on each machine makes them",
     "underclock measure --clocks": "`--grid steer` steers clocks; they are held where that is "

@@ -24,7 +24,23 @@ _SCHEDULES = {
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-@click.group(name="job")
+class _Schedules(click.Group):
+    """Serves one command under the name of every schedule."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_SCHEDULES, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _scheduled if cmd_name in _SCHEDULES else super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        rows = [(name, each.get_short_help_str()) for name, each in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*_SCHEDULES.items(), *rows])
+
+
+@click.group(name="job", cls=_Schedules)
 def command() -> None:
     """Describe a job of many GPUs: who does what, and who waits for whom.
 
@@ -59,63 +75,56 @@ def _cost_options(command: _Command) -> _Command:
     return command
 
 
-def _add(schedule: str, summary: str) -> None:
-    """Give a schedule its command."""
+@click.command()
+@click.option("--stages", type=int, required=True, help="Ranks of one pipeline.")
+@click.option(
+    "--microbatches", type=int, required=True, help="That a pipeline takes in an iteration."
+)
+@_cost_options
+@click.option(
+    "--blocked-power",
+    type=float,
+    metavar="W",
+    help="What a rank draws while it waits. [default: a fifth of its stage's greatest]",
+)
+@click.option("--chunks", type=int, default=1, help="Pieces of the model on each rank.")
+@click.option("--data", type=int, default=1, help="Pipelines that train together.")
+@click.option("--tensor", type=int, default=1, help="Ranks that share each stage.")
+@click.option(
+    "--transfer",
+    default="",
+    metavar="TIMES",
+    help="What a microbatch takes from stage to stage: 5ms, or one time per boundary.",
+)
+@click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
+@click.option("--gpu-name", help="What the profile was measured on.")
+@delivered("job")
+@click.pass_context
+def _scheduled(
+    context: click.Context,
+    *,
+    profile: Path | None,
+    samples: tuple[Path, ...],
+    transfer: str,
+    all_reduce: float,
+    blocked_power: float | None,
+    to: Delivery,
+    **asked: Any,  # noqa: ANN401 - of a `Layout` mostly, by its names
+) -> None:
+    """Lay out a job by its schedule; stages and ranks are counted from 0."""
+    from underclock.report import job_tables
 
-    @command.command(name=schedule, help=f"{summary}\n\nStages and ranks are counted from 0.")
-    @click.option("--stages", type=int, required=True, help="Ranks of one pipeline.")
-    @click.option(
-        "--microbatches", type=int, required=True, help="That a pipeline takes in an iteration."
+    to.check(profile, *samples)
+    job = pipeline_job(
+        context.info_name or "",
+        profile,
+        samples=samples,
+        blocked_w=blocked_power,
+        reduce_s=all_reduce,
+        transfer_s=tuple(parse_duration(each) for each in transfer.split(",") if each),
+        **asked,
     )
-    @_cost_options
-    @click.option(
-        "--blocked-power",
-        type=float,
-        metavar="W",
-        help="What a rank draws while it waits. [default: a fifth of its stage's greatest]",
-    )
-    @click.option("--chunks", type=int, default=1, help="Pieces of the model on each rank.")
-    @click.option("--data", type=int, default=1, help="Pipelines that train together.")
-    @click.option("--tensor", type=int, default=1, help="Ranks that share each stage.")
-    @click.option(
-        "--transfer",
-        default="",
-        metavar="TIMES",
-        help="What a microbatch takes from stage to stage: 5ms, or one time per boundary.",
-    )
-    @click.option("--load", type=DURATION, default="0s", help="Bringing a microbatch's data takes.")
-    @click.option("--all-reduce", type=DURATION, default="0s", help="Summing gradients takes.")
-    @click.option("--gpu-name", help="What the profile was measured on.")
-    @delivered("job")
-    def scheduled(
-        *,
-        profile: Path | None,
-        samples: tuple[Path, ...],
-        transfer: str,
-        load: float,
-        all_reduce: float,
-        blocked_power: float | None,
-        to: Delivery,
-        **asked: Any,  # noqa: ANN401 - of a `Layout` mostly, by its names
-    ) -> None:
-        from underclock.report import job_tables
-
-        to.check(profile, *samples)
-        job = pipeline_job(
-            schedule,
-            profile,
-            samples=samples,
-            blocked_w=blocked_power,
-            load_s=load,
-            reduce_s=all_reduce,
-            transfer_s=tuple(parse_duration(each) for each in transfer.split(",") if each),
-            **asked,
-        )
-        to.give(job, lambda: job_tables(job))
-
-
-for _name, _summary in _SCHEDULES.items():
-    _add(_name, _summary)
+    to.give(job, lambda: job_tables(job))
 
 
 @command.command(name="traced")
