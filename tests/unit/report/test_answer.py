@@ -288,10 +288,6 @@ def test_without_a_frontier_nothing_is_expected() -> None:
     assert expected_energy_change((), 0.0) is None
 
 
-def arm(name: Strategy, time: float, energy: float) -> Arm:
-    return Arm.of(name, cost(time, energy), Status.OPTIMAL, 0.0)
-
-
 def said_of(plan: Plan) -> str:
     return " ".join("".join(printed(each) for each in plan_tables(plan)).split())
 
@@ -319,7 +315,7 @@ def test_where_energy_goes_is_told_by_pass_and_operator() -> None:
         ("norm", 5, 0.5, 0.4),
     )
     assert auto_clock_sentence(plan) == "at auto the step runs at 1700 MHz in the mean"
-    shown = " ".join("".join(printed(each) for each in plan_tables(plan)).split())
+    shown = said_of(plan)
     assert "forward 7 75.0% 80.0%" in shown
     assert "linear 4 50.0% 60.0%" in shown
     assert "in the mean" in shown
