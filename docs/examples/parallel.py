@@ -2,7 +2,7 @@
 
 ``torchrun --nproc-per-node 2 parallel.py`` trains on as many GPUs, or on the CPU where there are
 none. What its collectives are is seen on the CPU already:
-``torchrun --nproc-per-node 2 -m underclock trace parallel.py --assume -o step.json``.
+``underclock trace --assume -o step.json -- torchrun --nproc-per-node 2 parallel.py``.
 """
 
 import os

@@ -38,6 +38,7 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that a training 
 if TYPE_CHECKING:
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
+    from underclock.app.launching import trace_command as trace_command
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
     from underclock.app.report import write_report as write_report
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from underclock.errors import NotSupportedError as NotSupportedError
     from underclock.errors import UnderclockError as UnderclockError
     from underclock.errors import UsageError as UsageError
+    from underclock.hw.cuda.boundaries import step as step
     from underclock.integrations import accelerate_tracker as accelerate_tracker
     from underclock.integrations import lightning_callback as lightning_callback
     from underclock.integrations import transformers_callback as transformers_callback
@@ -134,9 +136,9 @@ if TYPE_CHECKING:
     from underclock.runtime.trainer.pace import Pace as Pace
     from underclock.store import load as load
     from underclock.store import save as save
-    from underclock.tracing.source import Script as Script
     from underclock.tracing.source import StepFile as StepFile
     from underclock.tracing.source import TracePhase as TracePhase
+    from underclock.tracing.source import TrainingCommand as TrainingCommand
     from underclock.tracing.trace import trace as trace
 
     __version__: str
@@ -144,6 +146,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
+        "app.launching": "trace_command",
         "app.job": "pipeline_job plan_job",
         "app.measuring": "measure",
         "app.planning": "plan",
@@ -156,6 +159,7 @@ _HOMES = {
         "campaign.survey": "Campaign ClockControl Grid",
         "core.planning.goal": "Goal",
         "core.planning.serving": "ServingBudget",
+        "hw.cuda.boundaries": "step",
         "errors": (
             "DataError DeviceError InfeasibleError MeasurementError NotAppliedError "
             "NotPermittedError NotSupportedError UnderclockError UsageError"
@@ -184,7 +188,7 @@ _HOMES = {
         "runtime.trainer.notes": "Hook",
         "runtime.trainer.pace": "Pace",
         "store": "load save",
-        "tracing.source": "Script StepFile TracePhase",
+        "tracing.source": "StepFile TracePhase TrainingCommand",
         "tracing.trace": "trace",
     }.items()
     for name in names.split()

@@ -1,9 +1,6 @@
 """`underclock tune`: from a training command to its clocks, in one folder."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +9,6 @@ import pytest
 
 from small_training import SCRIPT
 from underclock.app import main
-from underclock.app import measure as measuring
-from underclock.app import trace as tracing
-from underclock.app.tuning import measured_by, run_apart, traced_by, training_of
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Evidence, Kernel, Kind, Plan, Step
 from underclock.runtime.undo.ownership import RUNTIME_DIR
@@ -33,70 +27,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
-
-
-def test_a_script_is_measured_where_it_lies() -> None:
-    script = training_of(["python", "train.py", "4"], assume=False)
-    assert measured_by(script, 0.0) == ["--source", str(Path("train.py").resolve())]
-
-
-def test_commands_of_their_own_are_told_what_is_meant() -> None:
-    script = training_of(["python", "train.py", "4", "--lr", "1"], assume=False)
-    step, samples = Path("tuned/step.json"), Path("tuned/samples.db")
-    traced = tracing.command.make_context("trace", traced_by(script, step)).params
-    assert traced["workload"] == str(script.path)
-    assert traced["arguments"] == script.arguments
-    assert (traced["steps"], traced["output"]) == ("20:22", step)
-
-    words = measured_by(script, 0.3, time_limit=90.0, precision=0.07)
-    words = [f"{step}", "--gpu", "nvml:1", "-o", f"{samples}", *words]
-    measured = measuring.command.make_context("measure", words).params
-    assert measured["source"] == str(Path("train.py").resolve())
-    assert (measured["slowdowns"], measured["precision"]) == ((0.3,), 0.07)
-    assert measured["time_limit_s"] == 90.0
-
-
-@pytest.mark.parametrize(
-    ("ends", "code"), [("0", 0), ("5", 5), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
-)
-def test_how_a_process_of_its_own_ended_is_passed_on(
-    ends: str, code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    said = f"import os, signal, sys; print('told', flush=True); sys.exit({ends})"
-
-    assert run_apart([sys.executable, "-c", said]) == code
-    assert capfd.readouterr().out == "told\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_ends_tune_ends_the_process_of_its_own_first(number: signal.Signals) -> None:
-    child = (
-        "import signal, sys, threading\n"
-        "def end(number, frame):\n    print('ended by', number, flush=True); sys.exit(3)\n"
-        f"signal.signal({int(number)}, end)\n"
-        "print('runs', flush=True)\n"
-        "signal.pause()\n"
-    )
-    parent = (
-        "import sys\nfrom underclock.app.signals import interruptible\n"
-        "from underclock.app.tuning import run_apart\n"
-        f"with interruptible():\n    run_apart([sys.executable, '-c', {child!r}])\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", parent],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        process_group=0,
-    ) as tuning:
-        assert tuning.stdout is not None
-        assert tuning.stdout.readline() == "runs\n"
-        if number == signal.SIGINT:
-            os.killpg(tuning.pid, number)  # as a terminal does
-        else:
-            tuning.terminate()
-        assert tuning.stdout.read() == f"ended by {int(number)}\n"
-    assert tuning.returncode != 0
 
 
 def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,10 +94,9 @@ def _on_file() -> tuple[object, ...]:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("tune --gpu sim:rtx3080ti", "nothing to tune"),
-        ("tune --gpu sim:rtx3080ti -- torchrun train.py", "is no Python script"),
-        ("tune --gpu sim:rtx3080ti -- python -m train", "is no Python script"),
-        ("tune --gpu sim:rtx3080ti -- python nothing.py", "no such file"),
+        ("tune --gpu sim:rtx3080ti", "there is no command to run"),
+        ("tune --gpu sim:rtx3080ti -- no-such-launcher train.py", "there is no command"),
+        ("tune --gpu sim:rtx3080ti -- true", "true ended with exit code 0 before a first step"),
         ("tune --gpu replay:table.csv -- python train.py", "nothing trains"),
         ("tune --gpu sim:rtx3080ti --max-slowdown abc -- python train.py", "abc"),
         ("tune --gpu sim:rtx3080ti -o train.py -- python train.py", "cannot make train.py"),

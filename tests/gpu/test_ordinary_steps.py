@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.errors import MeasurementError, UsageError
+from underclock.errors import MeasurementError
 from underclock.records import Pass
 
 torch = pytest.importorskip("torch")
@@ -17,8 +17,9 @@ pytest.importorskip("cuda.bindings.driver")
 if not torch.cuda.is_available():
     pytest.skip("PyTorch sees no GPU", allow_module_level=True)
 
-from underclock.tracing.captured import held_script, measured_step, trace_script, trace_step  # noqa: E402
-from underclock.tracing.source import Script, load_step  # noqa: E402
+from underclock.app.launching import trace_command  # noqa: E402
+from underclock.tracing.captured import measured_step, trace_step  # noqa: E402
+from underclock.tracing.source import TrainingCommand, load_step  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,20 +105,8 @@ def test_pytorch_s_generator_works_after_a_capture_that_failed() -> None:
 
 
 def test_a_script_is_traced_as_it_runs() -> None:
-    script = Script(path=ZOO / "train.py", arguments=("--steps", "20"), first=4, last=5)
-    step = trace_script(script).step
-    assert not step.obstacle
-    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in step.kernels}
-
-
-def test_a_script_is_held_so_that_its_step_can_be_run_again() -> None:
-    script = Script(path=ZOO / "train.py", arguments=("--steps", "20"), first=4, last=5)
-    with held_script(script, name="train") as launcher:
-        launcher.captured.parts.replay()
-        torch.cuda.synchronize()
-
-
-def test_a_script_that_ends_too_soon_is_a_sentence() -> None:
-    script = Script(path=ZOO / "train.py", arguments=("--steps", "3"), first=4, last=5)
-    with pytest.raises(UsageError, match="ended after 3 steps"):
-        trace_script(script)
+    command = TrainingCommand.of([str(ZOO / "train.py"), "--steps", "20"], latest=4)
+    (rank,) = trace_command(command)
+    assert rank.step.name == "train"
+    assert not rank.step.obstacle
+    assert {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER} <= {k.pass_ for k in rank.step.kernels}

@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, str]] = {
 """By the command's name."""
 
 OPTIONS: Final[dict[str, str]] = {
+    "underclock trace --steps": "--step N looks at step N at the latest",
     "underclock simulate --everyone": "root and the user who serves reach the GPUs",
     "underclock saved --csv": "--json has the same numbers",
     "underclock saved --openmetrics": "--json has the same numbers; `underclock run "

@@ -145,7 +145,7 @@ def _traced(
 ) -> None:
     """Make a job of TRACES of all its ranks, as they were seen; energies are the profile's.
 
-    TRACES are files, or a folder of them: what `torchrun -m underclock trace` left, or other Chrome
+    TRACES are files, or a folder of them: what `underclock trace` left, or other Chrome
     traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank. What
     runs for which microbatch is told by PyTorch's pipelines, by ranges that you put,
     record_function("forward mb=3 stage=1"), or else by what repeats.

@@ -1,5 +1,7 @@
 """``underclock measure``."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +21,32 @@ from underclock.app.options import (
     source_option,
     step_file,
 )
-from underclock.app.output import print_json, progress_bar, say, warn
+from underclock.app.output import phase_bar, print_json, progress_bar, say, warn
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
     from underclock.campaign.survey import Campaign
     from underclock.records import MeasurementSettings, SampleSet, Step
+    from underclock.tracing.source import TrainingCommand
 
+_WORDS = "underclock.words"
 _NONE_ALONE = (
     "it ended before any kernel was run alone: `underclock measure` with a longer --time-limit, or "
     "more --max-samples, goes on from here"
 )
 
 
-@click.command(name="measure")
+class _KeepsWords(click.Command):
+    """A command that keeps what was written after its name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(name="measure", cls=_KeepsWords)
 @file_argument("step", required=False)
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @gpu_option
 @output_option("samples", required=True, stdout=False)
 @click.option(
@@ -90,6 +103,7 @@ _NONE_ALONE = (
 def command(
     *,
     step: Path | None,
+    command_line: tuple[str, ...],
     gpu: str,
     output: Path,
     near: Path | None,
@@ -104,7 +118,10 @@ def command(
     Goes on where an earlier run into the same file stopped. A replayed table brings its own
     kernels and needs no STEP.
 
-    A step with collectives is measured as it is trained, under torchrun: the first rank measures
+    A step of a training COMMAND is measured in that command's own process: it runs for real until
+    the step is captured, and ends once that is measured; files that it replaced are put back.
+
+    A step with collectives that a function runs is measured under torchrun: the first rank measures
     its GPU, the others run what it runs. Of STEP each reads its own, step.rank0.json and so on;
     with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
 
@@ -120,8 +137,14 @@ def command(
     for one on this host.
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
+
+    Example: underclock measure step.json --gpu nvml:0 -o samples.db -- python train.py
     """
     campaign, step = _campaign(asked, near), own_file(step)
+    if training := _training(step, command_line, gpu):
+        words = click.get_current_context().meta[_WORDS]
+        _measure_in_command(training, words[: words.index("--")] if command_line else words)
+        return
     source_file = step_file(step or near, source)
     if ray is not None:
         _measure_together(
@@ -161,6 +184,53 @@ def command(
             run=source_file,
         )
     _show(sample_set, document, output, as_json=as_json)
+
+
+def _training(
+    step: Path | None, command_line: tuple[str, ...], gpu: str
+) -> "TrainingCommand | None":
+    """Return the command in whose process a step is measured; ``None`` where it is measured here.
+
+    Raises:
+        UsageError: There is no such command, or the GPU is simulated.
+    """
+    from underclock.hw.gpu_names import GpuKind, parse_gpu
+    from underclock.records import Step
+    from underclock.store import read_document
+    from underclock.tracing.held import is_handed_over
+    from underclock.tracing.source import StepFile, TrainingCommand
+
+    if is_handed_over():
+        return None
+    real = parse_gpu(gpu).kind is GpuKind.REAL
+    if command_line:
+        if not real:
+            raise UsageError(
+                f"{gpu} needs no command: the step's kernels are enough", hint="leave -- away"
+            )
+        return TrainingCommand.of(command_line)
+    source = read_document(step, Step).source if step is not None and real else None
+    if step is None or source is None or source.steps is None:
+        return None
+    command = StepFile(folder=step.parent).load(source)
+    return command if isinstance(command, TrainingCommand) else None
+
+
+def _measure_in_command(command: "TrainingCommand", words: tuple[str, ...]) -> None:
+    """Measure in the process of a command that trains, which prints what this one would."""
+    from underclock.app.launching import looked_at, looking_folder
+    from underclock.tracing.source import TracePhase
+
+    say(f"running {shlex.join(command.words)} for real, until its step was measured", err=True)
+    with looking_folder() as folder, phase_bar("measuring", TracePhase) as show:
+        looked_at(
+            command,
+            folder,
+            measure=words,
+            say=lambda sentence: say(sentence, err=True),
+            phase=show,
+        )
+        sys.stdout.write((folder / "stdout").read_text())
 
 
 def _measure_together(

@@ -1,6 +1,7 @@
 """``underclock trace``."""
 
 import os
+import shlex
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -17,8 +18,6 @@ from underclock.records import Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from underclock.tracing.source import Script
-
 _MOST_DIGITS = 12
 
 
@@ -33,11 +32,9 @@ _MOST_DIGITS = 12
     help="Trace it at several sizes, each with each, into the folder -o: batch=1,8 context=1k,8k.",
 )
 @click.option(
-    "--steps",
-    metavar="A:B",
-    help="Of a training script: step A is profiled, B-1 captured; counted from 0. [default: 20:22, "
-    "2:4 with --assume]",
+    "--step", default=20, help="Of a command: look at this step at the latest. [default: 20]"
 )
+@click.option("--allow-writes", is_flag=True, help="Of a command: keep what it writes over files.")
 @click.option(
     "--assume", is_flag=True, help="Without a GPU: run it on the CPU, and assume a GPU's kernels."
 )
@@ -48,54 +45,97 @@ def command(
     arguments: tuple[str, ...],
     sizes: tuple[str, ...],
     grid: tuple[str, ...],
-    steps: str | None,
+    step: int,
+    allow_writes: bool,
     assume: bool,
     to: Delivery,
 ) -> None:
     """List the kernels of one training step of WORKLOAD.
 
     WORKLOAD is gpt3-125m … gpt3-175b, gpt3-xl; or path/to/train.py:step, a function that runs one
-    step on this machine's GPU, which is captured and left as it was; or path/to/train.py, a
-    training script, run with ARGUMENTS (after --) until its steps A:B were looked at.
+    step on this machine's GPU, which is captured and left as it was; or a command that trains,
+    after --, in one process or in several. The command runs for real until a step that is like
+    those before it was looked at, and is ended there; files that it replaced are put back.
 
     Sizes: batch, sequence, layers, hidden, heads, vocabulary, positions, sm_count,
     threads_per_sm, tp (GPUs of tensor parallelism; the kernels are those of one). Of a function
     they are the arguments that it is called with; 8k is 8192.
 
-    Under torchrun every rank traces its own GPU, and writes step.rank0.json and so on, beside what
-    its profiler saw (step.rank0.trace.json.gz), for `underclock job traced`; the first one tells
-    what it found.
+    Of a command of several ranks each writes step.rank0.json and so on, and what its profiler saw
+    (step.rank0.trace.json.gz), for `underclock job traced`.
 
     Example: underclock trace gpt3-xl --size batch=8 -o step.json
 
     Example: underclock trace serve.py:decode --grid batch=1,8,32 context=1k,8k -o family
 
-    Example: underclock trace train.py --assume -o step.json -- --lr 3e-4
+    Example: underclock trace -o step.json -- python train.py --lr 3e-4
 
-    Example: underclock trace train.py --steps 20:22 -o step.json -- --lr 3e-4
+    Example: underclock trace -o step.json -- torchrun --nproc-per-node 2 train.py
     """
     from underclock.tracing.ranks import ProcessRank, told_of_ranks
-    from underclock.tracing.source import TracePhase
+    from underclock.tracing.source import TracePhase, is_command
     from underclock.tracing.trace import trace
 
+    if is_command(workload):
+        if grid or sizes:
+            raise UsageError(
+                "a command's sizes are its own", hint="give it its arguments after --, not --size"
+            )
+        if ProcessRank.of(os.environ) is not None:
+            raise UsageError(
+                "this process is one of several ranks, and a command is run once for all of them",
+                hint="put the launcher behind: underclock trace -o step.json -- torchrun ...",
+            )
+        words = (workload, *arguments)
+        _trace_command(words, to, latest=step, assume=assume, allow_writes=allow_writes)
+        return
     if grid:
         _trace_family(workload, _members((*grid, *arguments), sizes), to, assume=assume)
         return
+    _check_no_command(workload, arguments)
     given, rank = to.output, ProcessRank.of(os.environ)
     tells = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
     to = replace(to, output=place, as_json=to.as_json and tells)
     to.check()
     folder = to.output.parent if to.output and to.output != STDOUT else None
-    what = _what(workload, arguments, steps, assume=assume)
     numbers = dict(map(_size, sizes))
     keep = _keep(to, workload) if rank is not None and folder else None
     shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
-        step = trace(what, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
-    differs = told_of_ranks(step, given, rank) if given and rank else ()
-    warnings = (*(step.warnings if tells else ()), *differs)
-    to.give(step, lambda: _lines(step) if tells else (), warnings=warnings)
+        traced = trace(workload, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
+    differs = told_of_ranks(traced, given, rank) if given and rank else ()
+    warnings = (*(traced.warnings if tells else ()), *differs)
+    to.give(traced, lambda: _lines(traced) if tells else (), warnings=warnings)
+
+
+def _trace_command(
+    words: tuple[str, ...], to: Delivery, *, latest: int, assume: bool, allow_writes: bool
+) -> None:
+    """Trace a command that trains; of several ranks each has files of its own."""
+    from underclock.app.launching import trace_command
+    from underclock.tracing.source import TracePhase, TrainingCommand
+
+    to.check()
+    command = TrainingCommand.of(words, latest=latest)
+    say(
+        f"running {shlex.join(command.words)} for real, until one of its steps was traced", err=True
+    )
+    with phase_bar("tracing", TracePhase) as show:
+        ranks = trace_command(
+            command,
+            to=None if to.output is None or to.output == STDOUT else to.output,
+            assume=assume,
+            allow_writes=allow_writes,
+            force=to.force,
+            progress=show,
+            say=lambda sentence: say(sentence, err=True),
+        )
+    first, *_ = ranks
+    written = to if len(ranks) == 1 else replace(to, output=None)
+    written.give(first.step, lambda: _lines(first.step), warnings=first.warnings)
+    if len(ranks) > 1 and not to.as_json:
+        say(f"{len(ranks)} ranks: {', '.join(str(rank.file) for rank in ranks if rank.file)}")
 
 
 def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
@@ -109,36 +149,20 @@ def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
     return lambda trace: leave_trace(path, trace, source=source)
 
 
-def _what(
-    workload: str, arguments: tuple[str, ...], steps: str | None, *, assume: bool
-) -> "str | Script":
-    """Tell a script from all else, which takes neither arguments nor steps."""
-    from underclock.tracing.source import Script
-
+def _check_no_command(workload: str, arguments: tuple[str, ...]) -> None:
+    """Refuse arguments of what is no command, and files that are no step."""
     if workload.endswith(".py"):
-        if not Path(workload).is_file():
-            raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
-        first, last = _steps(steps or ("2:4" if assume else "20:22"))
-        return Script(path=Path(workload), arguments=arguments, first=first, last=last)
+        raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
     if workload.endswith((".json", ".json.gz")):
         raise UsageError(
             f"{workload!r} is a file, and tracing runs a step",
             hint="what profilers saw of a job's ranks is read by underclock job traced FILE FILE",
         )
-    for given, what in ((arguments, "arguments"), (steps, "--steps")):
-        if given:
-            raise UsageError(
-                f"{workload!r} is no script and takes no {what}",
-                hint="name a script: underclock trace train.py --steps 20:22 -- ARGUMENTS",
-            )
-    return workload
-
-
-def _steps(text: str) -> tuple[int, int]:
-    first, _, end = text.partition(":")
-    if not (first.isdecimal() and end.isdecimal()):
-        raise UsageError(f"cannot read {text!r} as steps", hint="write A:B, such as 20:22")
-    return int(first), int(end) - 1
+    if arguments:
+        raise UsageError(
+            f"{workload!r} is no command and takes no arguments",
+            hint="name one that trains: underclock trace -o step.json -- python train.py",
+        )
 
 
 def _lines(step: Step) -> "Iterator[str]":

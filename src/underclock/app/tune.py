@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import GpuName
     from underclock.records import Plan, Step
-    from underclock.tracing.source import Script
+    from underclock.tracing.source import TrainingCommand
 
 
 @click.command(name="tune")
@@ -60,33 +60,33 @@ def command(
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
     from underclock.app.report import write_report
-    from underclock.app.tuning import measured_by, planned_before, runs_elsewhere, training_of
+    from underclock.app.tuning import planned_before, runs_elsewhere
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import parse_gpu
     from underclock.store import write_document
     from underclock.tracing.held import may_lock
+    from underclock.tracing.source import TrainingCommand
 
     goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
     assume = runs_elsewhere(name)
-    script = training_of(command_line, assume=assume)
+    training = TrainingCommand.of(command_line)
     make_folder(output)
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
     )
-    step = _traced(script, step_file, assume=assume)
+    step = _traced(training, step_file, assume=assume)
     held = assume or may_lock()
     say(f"clocks are {'held' if held else 'steered'} to measure")
     own = (time_limit, precision, latency) != (None, None, None)
     made = None if own else planned_before(plan_file, samples, name, goal)
     if made is None:
         # What is steered serves every plan.
-        budget = max_slowdown if held else 0.0
-        words = measured_by(script, budget, time_limit=time_limit, precision=precision)
+        words = ["--max-slowdown", f"{max_slowdown:.15g}"] if held and max_slowdown else []
+        words += [] if time_limit is None else ["--time-limit", f"{time_limit:f}s"]
+        words += [] if precision is None else ["--precision", f"{precision:.15g}"]
         words = [f"{step_file}", "--gpu", gpu, "-o", f"{samples}", *words]
-        if assume:
-            measuring.command(words, standalone_mode=False)
-        else:
-            _done_apart("measure", *words)
+        words += [] if assume else ["--", *training.words]
+        measuring.command(words, standalone_mode=False)
         made = _plan(samples, goal, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
@@ -99,25 +99,31 @@ def command(
         _hold(plan_file, name, arms, command_line)
 
 
-def _traced(script: "Script", file: Path, *, assume: bool) -> "Step":
-    from underclock.app.tuning import traced_by, traced_once
+def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
+    """Return the step on file, or trace it; of several ranks the first one's is tuned."""
+    from underclock.app.launching import trace_command
+    from underclock.app.tuning import traced_before
+    from underclock.store import write_document
     from underclock.tracing.source import TracePhase
 
-    if not assume and not file.exists():
-        _done_apart("trace", *traced_by(script, file))
-    with phase_bar("tracing", TracePhase) as show:
-        step = traced_once(script, file, assume=assume, progress=show)
+    step = traced_before(command, file, assume=assume)
+    if step is None:
+        _say_meanwhile(f"running {shlex.join(command.words)} for real, until a step was traced")
+        with phase_bar("tracing", TracePhase) as show:
+            ranks = trace_command(
+                command, to=file, assume=assume, force=True, progress=show, say=_say_meanwhile
+            )
+        step = ranks[0].step
+        write_document(file, step)
+        if len(ranks) > 1:
+            say(f"{len(ranks)} ranks train together; the step of the first is tuned, for all")
     assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
     say(f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches a step{assumed}")
     return step
 
 
-def _done_apart(*words: str) -> None:
-    """Run a command in a process of its own; end as it does where it fails, for it said why."""
-    from underclock.app.tuning import APART, run_apart
-
-    if code := run_apart([*APART, *words]):
-        sys.exit(code)
+def _say_meanwhile(sentence: str) -> None:
+    say(sentence, err=True)
 
 
 def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":

@@ -22,6 +22,9 @@ from underclock.records import AUTO, Clocks, Kernel, Mix
 
 _LOOK_S = 1e-3  # a signal can end such a wait, which it could not inside of the store's own
 _LONGEST_S = 10.0
+_PARTING_S = 5.0
+_AGREEMENT = "underclock/agreement"
+_FAILED = f"{_AGREEMENT}/failed"
 _MEETINGS = itertools.count()
 _LINES = itertools.count()  # of this process; every rank's process makes as many
 
@@ -262,6 +265,84 @@ def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
 
 def _store(torch: Any) -> Any:
     return torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
+
+
+class JobRanks:
+    """The ranks of one job, which agree on what each of them does next.
+
+    Each rank says a word and hears the words of all, in the order of the ranks; a rank that cannot
+    go on says why, and every rank that asks then or later raises that. A process that trains alone
+    is rank 0 of 1 and agrees with itself.
+
+    Args:
+        torch: PyTorch; the script may have made its ranks meet.
+        clock: Times the waiting.
+        longest_s: Longest wait for the word of another rank, in s.
+
+    Attributes:
+        number: This rank, from 0.
+        world: How many ranks the job has.
+    """
+
+    def __init__(self, torch: Any, clock: Clock, *, longest_s: float) -> None:
+        self._clock = clock
+        self._longest_s = longest_s
+        self._words = 0
+        self.number, self.world = 0, 1
+        self._store: Any = None
+        if is_distributed(torch) and torch.distributed.get_world_size() > 1:
+            self.number = int(torch.distributed.get_rank())
+            self.world = int(torch.distributed.get_world_size())
+            self._store = _store(torch).clone()  # a connection that the job does not wait on
+
+    def agree(self, word: str) -> tuple[str, ...]:
+        """Say a word and return the words of all ranks.
+
+        Raises:
+            MeasurementError: A rank failed, or says nothing in time; names it.
+        """
+        self._words += 1
+        if self._store is None:
+            return (word,)
+        keys = [self._key(rank) for rank in range(self.world)]
+        self._store.set(keys[self.number], word)
+        begun_s = self._clock.now_s()
+        while not self._store.check(keys):
+            if self._store.check([_FAILED]):
+                rank, _, why = bytes(self._store.get(_FAILED)).decode().partition(" ")
+                raise MeasurementError(
+                    f"rank {rank} of {self.world} cannot go on: {why}",
+                    hint="what failed there is printed by that rank; all ranks end here",
+                )
+            if self._clock.now_s() - begun_s > self._longest_s:
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                raise MeasurementError(
+                    f"rank {', '.join(map(str, missing))} of {self.world} did not come to the end "
+                    f"of the same step within {self._longest_s:.0f} s",
+                    hint="every rank must take the same steps: run the command by itself first",
+                )
+            self._clock.sleep_s(_LOOK_S)
+        return tuple(bytes(self._store.get(key)).decode() for key in keys)
+
+    def fail(self, why: str) -> None:
+        """Have every other rank learn that this one cannot go on, and why."""
+        if self._store is not None:
+            self._store.compare_set(_FAILED, "", f"{self.number} {why}")
+
+    def part(self) -> None:
+        """Leave last where this rank may keep the store by which the others hear one another."""
+        if self._store is None:
+            return
+        key = f"{_AGREEMENT}/parted"
+        here, begun_s = int(self._store.add(key, 1)), self._clock.now_s()
+        while self.number == 0 and here < self.world:
+            if self._clock.now_s() - begun_s > _PARTING_S:
+                return
+            self._clock.sleep_s(_LOOK_S)
+            here = int(self._store.add(key, 0))
+
+    def _key(self, rank: int) -> str:
+        return f"{_AGREEMENT}/{self._words}/{rank}"
 
 
 class StoreLine:

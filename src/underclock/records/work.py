@@ -166,8 +166,7 @@ class StepSource(Record, frozen=True, kw_only=True):
         if self.steps is None:
             sizes = (f"--size {text}" for text in self.arguments)
             return " ".join([f"{self.file}:{self.function}", *sizes])
-        first, last = self.steps
-        return " ".join([f"{self.file} --steps {first}:{last + 1}", *self.arguments])
+        return " ".join([f"{self.file} --step {self.steps[0]}", *self.arguments])
 
 
 def check_order(kernels: Sequence[Kernel], order: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A user's training step, a function or one of a script's: captured and held ready, or assumed.
+"""A user's training step, a function: captured and held ready, or assumed.
 
 What cannot be captured is traced by the profiler alone: its kernels and passes are known, but
 cannot be isolated, and the step's ``obstacle`` says why. Without a GPU a step runs on the CPU, and
@@ -6,7 +6,7 @@ the kernels that a GPU would run are assumed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,19 +21,16 @@ from underclock.core.tracing.profile import captured_calls, saw_all, synchronisi
 from underclock.core.tracing.step import nodes_of
 from underclock.errors import NoMemoryError, NotSupportedError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.capture import CannotCaptureError, Captured, capture, captured
+from underclock.hw.cuda.capture import CannotCaptureError, Captured, captured
 from underclock.hw.cuda.dispatched import operators_seen
 from underclock.hw.cuda.driver import installed, torch
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import candidates, check_inputs
-from underclock.hw.cuda.script import Steps
-from underclock.hw.cuda.script import held as held_in_script
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Batches, Snapshot, preserved, same_batches
 from underclock.hw.cuda.torch_step import (
-    check_free,
     check_same,
     detached_after,
     profile,
@@ -45,11 +42,9 @@ from underclock.hw.cuda.torch_step import (
 )
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
-from underclock.records.launches import Operator, Traced, TracedActivity
-from underclock.tracing.source import NOBODY, Onlooker, Script, StepFunction, TracePhase
+from underclock.records.launches import Traced, TracedActivity
+from underclock.tracing.source import NOBODY, Onlooker, StepFunction, TracePhase
 
-_Seen = tuple[Mapping[str, Any], Sequence[Operator]]
-"""PyTorch's trace of a step on the CPU, and the step's operators."""
 _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
@@ -138,134 +133,30 @@ def running_step(
         yield EagerLauncher(run=step, traced=traced, nodes=nodes, snapshot=warm)
 
 
-def trace_script(script: Script, *, onlooker: Onlooker = NOBODY) -> Traced:
-    """Trace a step of a script; errors as of `held_script`."""
-    try:
-        with held_script(script, name=script.path.stem, onlooker=onlooker) as launcher:
-            return launcher.traced
-    except _UncapturableError as exc:
-        return exc.traced
+def assume_step(step: StepFunction, *, onlooker: Onlooker) -> Step:
+    """Trace a step on the CPU; leave everything that it changes as it was.
 
-
-@contextmanager
-def held_script(
-    script: Script, *, name: str, onlooker: Onlooker = NOBODY
-) -> Iterator[CudaLauncher]:
-    """Run a script to a step, hold it there with that step captured, and end it after the block.
-
-    The first of the script's steps is profiled (where not all was seen, one or two more), the last
-    one captured; it does all that it does in a plain run. What the script prints goes to stderr.
-
-    Raises:
-        NotSupportedError: There is no PyTorch with a CUDA device, or the step cannot be captured.
-        UsageError: The script takes too few steps, or none with an optimiser of PyTorch's.
-        MeasurementError: The script fails, or feeds its step with constants.
-        DeviceError: It does not fit into the GPU's memory.
-    """
-    library, clock = torch(), SystemClock()
-
-    def look(hand_over: Callable[[tuple[CudaLauncher, int]], None]) -> Steps:
-        # From the start, for gradients are gathered on the stream on which a weight was used first.
-        library.cuda.set_stream(library.cuda.Stream())
-        onlooker.tell(TracePhase.WARMING)
-        taken_s = []
-        for _ in range(script.first):
-            begun_s = clock.now_s()
-            yield
-            library.cuda.synchronize()
-            taken_s.append(clock.now_s() - begun_s)
-        onlooker.tell(TracePhase.PROFILING)
-        left = looks()
-        for _ in range(script.last - script.first):
-            if not left:
-                yield
-                continue
-            with recorded() as trace:
-                meet(library, clock)
-                yield
-                library.cuda.synchronize()
-            left = 0 if saw_all(trace) else left - 1
-        if onlooker.keep is not None:
-            onlooker.keep(trace)
-        plain = PlainRun.of(trace, min(taken_s[1:], default=None))  # the first begins anywhere
-        check_one_device(plain.seen, library.cuda.current_device())
-        inputs, before = candidates(library), Snapshot()
-        onlooker.tell(TracePhase.CAPTURING)
-        try:
-            waiting = waiting_operators(library, synchronising(trace))
-            with capture(waiting) as taken:
-                with recorded() as recording, taken.under_way():
-                    yield
-                graph = taken.captured()
-                traced = as_step(name, graph, captured_calls(recording), plain)
-                check_inputs(inputs, graph.nodes)
-                launcher = CudaLauncher(captured=graph, traced=traced, snapshot=before)
-                hand_over((launcher, library.cuda.current_device()))
-        except CannotCaptureError as exc:
-            raise _UncapturableError(profiled_only(name, exc, trace, plain)) from exc
-
-    check_free(library)
-    with recorded():  # in this thread first, or PyTorch's profiler complains
-        pass
-    with quiet(), held_in_script(script.path, script.arguments, look) as (launcher, device):
-        library.cuda.set_device(device)
-        yield launcher
-
-
-class _UncapturableError(NotSupportedError):
-    """Carries the trace of a step that cannot be captured."""
-
-    def __init__(self, traced: Traced) -> None:
-        super().__init__(
-            traced.step.obstacle,
-            hint="name a function that runs the step, which can be measured whole: train.py:step",
-        )
-        self.traced = traced
-
-
-def assume_step(what: StepFunction | Script, *, onlooker: Onlooker) -> Step:
-    """Trace a step on the CPU; leave everything that a function changes as it was.
-
-    A script is run up to the last step to look at, and that one is seen; where a plain run's trace
-    is to be kept, the one before it, or of a function one more, is profiled for that.
+    Where a plain run's trace is to be kept, one more run is profiled for that.
 
     Raises:
         NotSupportedError: There is no PyTorch.
-        UsageError: A script takes too few steps, or none with an optimiser of PyTorch's.
-        MeasurementError: The step, or the script, fails.
+        MeasurementError: The step fails.
         DataError: It runs no operator.
     """
     library = installed()
-    if isinstance(what, Script):
-        with recorded(library):  # in this thread first, or PyTorch's profiler complains
-            pass
-        look = partial(_look_on, what.last, onlooker)
-        with quiet(), held_in_script(what.path, what.arguments, look) as seen:
-            pass  # the script ends here
-        return assumed_step(what.path.stem, *seen)
-    found: list[_Seen] = []
-    runs = _look_on(_ASSUMED_WARM_UPS + (onlooker.keep is not None), onlooker, found.append)
-    with quiet(), preserved(what), same_batches(library), step_errors(), closing(runs):
-        for _ in runs:
-            what()
-    return assumed_step(getattr(what, "__name__", "step"), *found[0])
-
-
-def _look_on(last: int, onlooker: Onlooker, hand_over: Callable[[_Seen], None]) -> Steps:
-    """Look at one run after so many, at that before it too where its trace is kept."""
-    library = installed()
-    onlooker.tell(TracePhase.WARMING)
-    for _ in range(last - (onlooker.keep is not None)):
-        yield
-    onlooker.tell(TracePhase.PROFILING)
-    if onlooker.keep is not None:
-        with recorded(library) as plain:
-            meet(library, SystemClock())
-            yield
-        onlooker.keep(plain)
-    with operators_seen() as seen:
-        yield
-    hand_over(seen)
+    with quiet(), preserved(step), same_batches(library), step_errors():
+        onlooker.tell(TracePhase.WARMING)
+        for _ in range(_ASSUMED_WARM_UPS):
+            step()
+        onlooker.tell(TracePhase.PROFILING)
+        if onlooker.keep is not None:
+            with recorded(library) as plain:
+                meet(library, SystemClock())
+                step()
+            onlooker.keep(plain)
+        with operators_seen() as (trace, operators):
+            step()
+    return assumed_step(getattr(step, "__name__", "step"), trace, operators)
 
 
 def looked_again(

@@ -12,7 +12,7 @@ from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
-from underclock.tracing.source import Script, StepFile, StepFunction, untraced
+from underclock.tracing.source import StepFile, StepFunction, TrainingCommand, untraced
 
 if TYPE_CHECKING:
     from underclock.hw.cuda.eager import EagerLauncher
@@ -61,16 +61,17 @@ def held_launcher(
             f"the kernels of {step.name} are assumed: it was traced without a GPU",
             hint="trace it here, without --assume",
         )
-    if run is None:
-        run = StepFile()
-    what = run.load(step.source) if isinstance(run, StepFile) else run
+    what: StepFunction | TrainingCommand | None = None
+    if not is_handed_over():
+        run = run or StepFile()
+        what = run.load(step.source) if isinstance(run, StepFile) else run
     # PyTorch is imported only now: every mistake above is told without it.
     from underclock.tracing import captured  # noqa: PLC0415
 
     captured.check_device(gpu.uuid())
     ready: AbstractContextManager[CudaLauncher | EagerLauncher] = (
-        captured.held_script(what, name=step.name)
-        if isinstance(what, Script)
+        _handed_over()
+        if what is None or isinstance(what, TrainingCommand)
         else captured.measured_step(what, name=step.name)
     )
     with ready as launcher:
@@ -79,6 +80,34 @@ def held_launcher(
         if pace is not None:
             launcher.pace = pace
         yield launcher, now
+
+
+_handed: list["CudaLauncher"] = []
+
+
+@contextmanager
+def handing_over(launcher: "CudaLauncher") -> Iterator[None]:
+    """Have `held_launcher` take the step of the script that runs in this process."""
+    _handed.append(launcher)
+    try:
+        yield
+    finally:
+        _handed.pop()
+
+
+def is_handed_over() -> bool:
+    """Whether this process holds a script's captured step."""
+    return bool(_handed)
+
+
+@contextmanager
+def _handed_over() -> Iterator["CudaLauncher"]:
+    if not _handed:
+        raise UsageError(
+            "this step is of a training command, whose kernels run in its own process only",
+            hint="measure it with the command: underclock measure step.json ... -- python train.py",
+        )
+    yield _handed[-1]
 
 
 def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:

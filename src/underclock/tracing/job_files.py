@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from underclock.core.job.network import network_of
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import OWN, RankTrace, rank_trace
 from underclock.errors import DataError, UsageError
@@ -59,6 +58,9 @@ def job_of_traces(
     Raises:
         DataError: A file cannot be read or is no trace, or they are not all of one job.
     """
+    # Loads SciPy, which a training process that leaves a trace can do without.
+    from underclock.core.job.network import network_of  # noqa: PLC0415
+
     traces = list(_read(given))
     if not traces:
         raise DataError(

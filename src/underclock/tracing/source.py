@@ -9,8 +9,9 @@ import hashlib
 import importlib.util
 import inspect
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import wraps
@@ -26,7 +27,9 @@ from underclock.tracing.ranks import ProcessRank
 from underclock.units import name_hint
 from underclock.workloads import MODELS, workload
 
-_BEFORE = 2  # in the first the optimiser makes its state, in the second all is as in those after
+LEAST_STEP = 1
+"""Earliest step to look at: in the first the optimizer makes its state."""
+_HOW = "name what trains: -- python train.py --your --arguments, or -- torchrun ... train.py"
 
 StepFunction = Callable[[], object]
 
@@ -38,6 +41,7 @@ class TracePhase(StrEnum):
     PROFILING = "profiling the step"
     CAPTURING = "capturing the step"
     CHECKING = "capturing it again, to see that it stays the same"
+    MEASURING = "measuring the step's kernels"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,35 +57,56 @@ NOBODY = Onlooker()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """A training script and which of its steps to look at.
+class TrainingCommand:
+    """A command that trains, in one process or in several, and which of its steps to look at.
 
     Attributes:
-        first: The first step to look at, counted from 0.
+        words: The command, as a shell has it: ``python train.py``, ``torchrun … train.py``.
+        latest: Step that is looked at at the latest, counted from 0.
     """
 
-    path: Path
-    arguments: tuple[str, ...] = ()
-    first: int
-    last: int
+    words: tuple[str, ...]
+    latest: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse steps that cannot be looked at.
+        """Refuse what cannot be run, or cannot be looked at.
 
         Raises:
-            UsageError: There are fewer than two, or they are the script's very first.
+            UsageError: There is no such command, or the step is one of the first.
         """
-        if self.last <= self.first:
+        if not self.words:
+            raise UsageError("there is no command to run", hint=_HOW)
+        first = self.words[0]
+        if shutil.which(first) is None:
+            raise UsageError(f"there is no command {first!r}", hint=_HOW)
+        if self.latest < LEAST_STEP:
             raise UsageError(
-                f"cannot trace steps {self.first}:{self.last + 1} alone: one step is profiled, a "
-                "later one captured",
-                hint=f"give at least two: --steps {self.first}:{self.first + 2}",
+                f"cannot look at step {self.latest}: the first makes the optimizer's state",
+                hint=f"take a later one: --step {LEAST_STEP}",
             )
-        if self.first < _BEFORE:
-            raise UsageError(
-                f"cannot trace step {self.first}: the first {_BEFORE} make the optimiser's state",
-                hint="take later ones, such as --steps 20:22",
-            )
+
+    @classmethod
+    def of(cls, words: Sequence[str], *, latest: int = 20) -> "TrainingCommand":
+        """Return a command; a Python script alone is run by this Python."""
+        given = tuple(words)
+        if given and given[0].endswith(".py") and Path(given[0]).is_file():
+            given = (sys.executable, *given)
+        return cls(words=given, latest=latest)
+
+    @property
+    def script(self) -> Path | None:
+        """Return the first word that is a Python file; ``None`` where there is none."""
+        files = (Path(word) for word in self.words if word.endswith(".py"))
+        return next((file for file in files if file.is_file()), None)
+
+    @property
+    def name(self) -> str:
+        """Return what the step is called: as the script, the module, or the command."""
+        if self.script is not None:
+            return self.script.stem
+        if "-m" in self.words[:-1]:
+            return self.words[self.words.index("-m") + 1].rpartition(".")[2]
+        return Path(self.words[0]).name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +124,16 @@ class StepFile:
     named: str = ""
     tell: Callable[[str], None] = lambda _sentence: None
 
-    def load(self, source: StepSource | None) -> StepFunction | Script:
-        """Import a step's function, or say which script has it.
+    def load(self, source: StepSource | None) -> StepFunction | TrainingCommand:
+        """Import a step's function, or say which command runs the script that has it.
 
         Raises:
             UsageError: There is none, it changed, or it lies where nobody looks unless told.
         """
         text = self.named or self._allowed(source)
         if source is not None and source.steps is not None and text.endswith(".py"):
-            first, last = source.steps
-            self.tell(f"running {text} to its step {last}")
-            return Script(path=Path(text), arguments=source.arguments, first=first, last=last)
+            self.tell(f"running {text} to its step {source.steps[0]}")
+            return TrainingCommand.of((text, *source.arguments), latest=source.steps[0])
         self.tell(f"running {text} as the training step")
         sizes = source.sizes if source is not None else {}
         return sized(load_step(text), sizes) if sizes else load_step(text)
@@ -168,25 +192,51 @@ def sized_name(name: str, sizes: Mapping[str, int]) -> str:
 
 
 def source_of(
-    what: str | Script, folder: Path, sizes: Mapping[str, int] = MappingProxyType({})
+    what: str, folder: Path, sizes: Mapping[str, int] = MappingProxyType({})
 ) -> StepSource:
-    """Say where a function or a script is, for a file in some folder.
+    """Say where a function is, for a file in some folder.
 
     Args:
-        what: ``FILE.py:FUNCTION``, which was just imported, or a script that was run.
+        what: ``FILE.py:FUNCTION``, which was just imported.
         folder: Of the file that will name it.
         sizes: With which the function was called.
     """
-    script = what if isinstance(what, Script) else None
-    file, _, function = ("", "", "") if isinstance(what, Script) else what.rpartition(":")
-    path = (script.path if script else Path(file)).resolve()
-    return StepSource(
-        file=Path(os.path.relpath(path, folder.resolve())).as_posix(),
-        function=function,
-        sha256=_hash(path),
-        steps=(script.first, script.last) if script else None,
-        arguments=script.arguments if script else tuple(f"{k}={n}" for k, n in sizes.items()),
-    )
+    file, _, function = what.rpartition(":")
+    arguments = tuple(f"{name}={number}" for name, number in sizes.items())
+    return _source(Path(file), folder, function=function, arguments=arguments)
+
+
+def source_of_command(command: TrainingCommand, folder: Path) -> StepSource | None:
+    """Say where the script of a command is, for a file in some folder.
+
+    Returns:
+        ``None`` of a command other than ``python FILE.py …``, which is named again where it is run
+        again.
+    """
+    python, *rest = command.words
+    if command.script is None or rest[:1] != [str(command.script)] or not _is_python(python):
+        return None
+    steps = (command.latest, command.latest + 1)
+    return _source(command.script, folder, steps=steps, arguments=tuple(rest[1:]))
+
+
+def _source(path: Path, folder: Path, **rest: Any) -> StepSource:  # noqa: ANN401 - its other fields
+    found = path.resolve()
+    file = Path(os.path.relpath(found, folder.resolve())).as_posix()
+    return StepSource(file=file, sha256=_hash(found), **rest)
+
+
+def is_command(word: str) -> bool:
+    """Whether a word begins a command that trains, rather than naming a workload or a function."""
+    if word in MODELS or ".py:" in word:
+        return False
+    if word.endswith(".py"):
+        return Path(word).is_file()
+    return shutil.which(word) is not None
+
+
+def _is_python(word: str) -> bool:
+    return Path(word).name.startswith("python")
 
 
 def _hash(path: Path) -> str:

@@ -8,11 +8,9 @@ from typing import Any
 
 import msgspec
 
-from underclock.errors import UsageError
 from underclock.records import Step
 from underclock.tracing.source import (
     Onlooker,
-    Script,
     StepFunction,
     TracePhase,
     load_step,
@@ -23,7 +21,7 @@ from underclock.workloads import workload
 
 
 def trace(
-    what: str | StepFunction | Script,
+    what: str | StepFunction,
     *,
     folder: Path | None = None,
     assume: bool = False,
@@ -35,31 +33,28 @@ def trace(
 
     Args:
         what: A named workload (``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``); or a function that
-            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``; or a
-            training script, some of whose steps are looked at as it runs.
+            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``. A
+            command that trains is traced by `trace_command`.
         folder: Where the step will be written; its source is named relative to that. By default
             the working directory.
-        assume: Whether to run a function or a script on the CPU, and assume the kernels that a GPU
-            would run.
-        progress: Told of every phase of tracing a function or a script, as it begins.
-        keep: Given PyTorch's trace of a plain run of a function or a script.
+        assume: Whether to run a function on the CPU, and assume the kernels that a GPU would run.
+        progress: Called with every phase of tracing a function, as it begins.
+        keep: Called with PyTorch's trace of a plain run of a function.
         sizes: Of a named workload, those to change, e.g. ``batch=8``; see
             `underclock.workloads.Shape`. Of a function, arguments to call it with.
 
     Raises:
-        UsageError: No such workload, file or function, sizes that make no model, or a script that
-            takes too few steps.
+        UsageError: No such workload, file or function, or sizes that make no model.
         NotSupportedError: A function was given, and there is no PyTorch with a CUDA device.
         DeviceError: The step does not fit into the GPU's memory.
-        MeasurementError: It launches different kernels each time, or is fed with constants; or the
-            script failed.
+        MeasurementError: It launches different kernels each time, or is fed with constants.
         DataError: It launches none.
     """
     return next(iter(family(what, [sizes], folder, assume=assume, progress=progress, keep=keep)))
 
 
 def family(
-    what: str | StepFunction | Script,
+    what: str | StepFunction,
     members: Iterable[Mapping[str, int]],
     folder: Path | None = None,
     *,
@@ -77,25 +72,19 @@ def family(
     if isinstance(what, str) and not is_source(what):
         yield from (workload(what, dict(sizes)) for sizes in members)
         return
-    # What needs PyTorch is imported for functions and scripts only.
+    # What needs PyTorch is imported for functions only.
     from underclock.tracing import captured  # noqa: PLC0415
 
     run = load_step(what) if isinstance(what, str) else what
     onlooker = Onlooker(tell=progress, keep=keep)
     for sizes in members:
-        if sizes and not callable(run):
-            raise UsageError(
-                "a script's sizes are its own", hint="give it its arguments after --, not --size"
-            )
-        one = sized(run, sizes) if sizes and callable(run) else run
+        one = sized(run, sizes) if sizes else run
         if assume:
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells of itself
             step = captured.assume_step(one, onlooker=onlooker)
-        elif isinstance(one, Script):
-            step = captured.trace_script(one, onlooker=onlooker).step
         else:
             step = captured.trace_step(one, onlooker=onlooker).step
-        if isinstance(what, str | Script):
+        if isinstance(what, str):
             source = source_of(what, folder or Path(), sizes)
             step = msgspec.structs.replace(step, source=source)
         yield step

@@ -15,7 +15,7 @@ from underclock.records import Kind, Step
 from underclock.records.launches import module_calls
 from underclock.runtime.trainer.sites import sites_of
 from underclock.store import read_document
-from underclock.tracing.source import Script, StepFile, load_step
+from underclock.tracing.source import StepFile, load_step
 from underclock.tracing.trace import trace
 
 pytestmark = pytest.mark.slow
@@ -194,5 +194,3 @@ def test_sizes_that_a_function_does_not_take_are_refused(
     with pytest.raises(UsageError, match="decode takes no 'contest'") as caught:
         trace("serve.py:decode", assume=True, contest=3)
     assert "did you mean 'context'" in (caught.value.hint or "")
-    with pytest.raises(UsageError, match="a script's sizes are its own"):
-        trace(Script(path=Path("serve.py"), first=2, last=3), assume=True, batch=3)

@@ -1,6 +1,7 @@
 """Which files a step or a plan may have run on a real GPU."""
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from underclock.errors import UsageError
 from underclock.records import Kernel, Step, StepSource
 from underclock.store import write_document
 from underclock.testing import simulated_driver
-from underclock.tracing.source import Script, StepFile, source_of
+from underclock.tracing.source import StepFile, TrainingCommand, source_of, source_of_command
 
 _CODE = (
     "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef step():\n    return 7\n"
@@ -59,12 +60,13 @@ def test_what_is_as_it_was_is_run_and_the_user_told_first(script: Path, tmp_path
 def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: Path) -> None:
     told: list[str] = []
     folder = tmp_path / "mine"
-    asked = Script(path=script, arguments=("--lr", "3e-4"), first=20, last=21)
-    source = source_of(asked, folder)
+    asked = TrainingCommand.of([str(script), "--lr", "3e-4"], latest=7)
+    assert asked.words == (sys.executable, str(script), "--lr", "3e-4")
+    source = source_of_command(asked, folder)
 
     assert StepFile(folder=folder, tell=told.append).load(source) == asked
-    assert told == [f"running {script} to its step 21"]
-    assert str(source) == "code/train.py --steps 20:22 --lr 3e-4"
+    assert told == [f"running {script} to its step 7"]
+    assert str(source) == "code/train.py --step 7 --lr 3e-4"
     assert not _ran(script)
     script.write_text(_CODE + "# changed\n")
     with pytest.raises(UsageError, match="the file changed since the step was traced"):
@@ -73,11 +75,41 @@ def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "words"), [(20, 20, "cannot trace steps 20:21 alone"), (1, 5, "step 1")]
+    ("words", "name"),
+    [
+        ("{python} {script} --epochs 3", "train"),
+        ("{script}", "train"),
+        ("{python} -m torch.distributed.run --nproc-per-node 2 {script}", "train"),
+        ("{python} -m package.pretrain --epochs 3", "pretrain"),
+        ("env OMP_NUM_THREADS=1 {python} {script}", "train"),
+        ("true", "true"),
+    ],
 )
-def test_steps_that_cannot_be_looked_at_are_refused(first: int, last: int, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        Script(path=Path("train.py"), first=first, last=last)
+def test_a_command_that_trains_is_named_by_what_it_runs(
+    words: str, name: str, script: Path
+) -> None:
+    given = words.format(python=sys.executable, script=script).split()
+    assert TrainingCommand.of(given).name == name
+
+
+def test_a_launcher_is_named_again_where_its_script_is_run_again(script: Path) -> None:
+    command = TrainingCommand.of(["env", sys.executable, str(script)])
+    assert source_of_command(command, script.parent) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "latest", "sentence"),
+    [
+        ((), 20, "there is no command to run"),
+        (("no-such-command", "train.py"), 20, "there is no command 'no-such-command'"),
+        (("true",), 0, "cannot look at step 0"),
+    ],
+)
+def test_commands_that_cannot_be_looked_at_are_refused(
+    words: tuple[str, ...], latest: int, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        TrainingCommand.of(words, latest=latest)
 
 
 @pytest.mark.parametrize("given", [{"file": ""}, {"steps": None}, {"sha256": "1"}])
@@ -100,15 +132,14 @@ def test_sizes_of_a_function_are_whole_numbers_by_name() -> None:
     ("arguments", "words"),
     [
         ("gone.py", "cannot read 'gone.py': no such file"),
-        ("{script} --steps 20", "cannot read '20' as steps"),
-        ("{script} --steps 5:x", "cannot read '5:x' as steps"),
-        ("{script} --size batch=8", "a script's sizes are its own"),
-        ("gpt3-xl --steps 20:22", "'gpt3-xl' is no script and takes no --steps"),
+        ("{script} --size batch=8", "a command's sizes are its own"),
+        ("{script} --step 0", "cannot look at step 0"),
+        ("gpt3-xl -- --lr 1", "'gpt3-xl' is no command and takes no arguments"),
         ("rank0.trace.json.gz", "read by underclock job traced"),
-        ("{script}:step -- --lr 1", "is no script and takes no arguments"),
+        ("{script}:step -- --lr 1", "is no command and takes no arguments"),
     ],
 )
-def test_what_is_asked_of_no_script_is_refused(
+def test_what_a_workload_or_a_command_does_not_take_is_refused(
     arguments: str, words: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

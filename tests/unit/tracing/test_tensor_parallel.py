@@ -1,7 +1,6 @@
 """PyTorch's tensor and sequence parallelism, traced by two ranks on the CPU with gloo."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -20,26 +19,20 @@ _LAYERS, _HIDDEN, _TOKENS, _VOCABULARY, _FP32 = 2, 64, 64, 128, 4
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
-    """Return the step as each rank has it, by the command, as torchrun starts it."""
+    """Return the step as each rank has it, by the command that torchrun's users write."""
     folder = tmp_path_factory.mktemp("parallel")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "underclock", "trace", str(_EXAMPLE), "--assume"]
-    common = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [*command, "-o", str(folder / "step.json")],
-            env=os.environ | common | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    for rank in ranks:
-        said = rank.communicate(timeout=120)[0]
-        assert rank.returncode == 0, said[-2000:]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "underclock", "trace", "--assume"]
+    command += ["-o", str(folder / "step.json"), "--", *torchrun, str(_EXAMPLE)]
+    done = subprocess.run(
+        command,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
     return [read_document(folder / f"step.rank{rank}.json", Step) for rank in (0, 1)]
 
 

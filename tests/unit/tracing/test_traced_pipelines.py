@@ -47,9 +47,10 @@ _NAMES = ["GPipe", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where two ranks left the traces of all schedules; the last one's by the command."""
     folder = tmp_path_factory.mktemp("traces")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "underclock", "trace", str(_TESTS / "pipelined_training.py"), "--assume"]
-    command += ["-o", str(folder / "1F1B.json"), "--", str(folder), *_NAMES]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "underclock", "trace", "--assume"]
+    command += ["-o", str(folder / "1F1B.json"), "--", *torchrun]
+    command += [str(_TESTS / "pipelined_training.py"), str(folder), *_NAMES]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_TESTS)}
     done = subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=120

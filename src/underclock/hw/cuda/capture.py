@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.splitting import Parts, splitting
@@ -108,7 +109,7 @@ class Capture:
 
 
 def _release(torch: Any, parts: Parts) -> None:
-    torch.cuda.synchronize()
+    wait_for_gpu(torch)
     parts.release()
     torch.cuda.empty_cache()
 
@@ -119,7 +120,7 @@ def _recover(torch: Any) -> None:
     It leaves its random generator believing that a capture is under way, and every later draw
     fails; a capture that succeeds sets that right.
     """
-    torch.cuda.synchronize()
+    wait_for_gpu(torch)
     parts = Parts(torch)  # with memory of its own: that of the others is given back
     with side_stream(torch):
         parts.begin()

@@ -2,14 +2,17 @@
 
 import ctypes
 import ctypes.util
+import threading
 from types import ModuleType
 from typing import Any
 
-from underclock.errors import DeviceError, NotSupportedError
+from underclock.errors import DeviceError, NotSupportedError, StuckError
 
 _WITHOUT = "or trace without a GPU, kernels assumed: underclock trace --assume train.py"
 INSTALL_TORCH = "pip install 'torch>=2.8'"
 _MISSING = "in a clone of underclock: pip install '.[cuda]'"
+STUCK_S = 60.0
+"""Longest wait for what the GPU was given, in s: a launch takes less, and a training step too."""
 
 
 def cuda() -> ModuleType:
@@ -93,3 +96,34 @@ def demangled(name: str) -> str:
         libc = ctypes.CDLL(None)
         libc.free.argtypes = [ctypes.c_void_p]
         libc.free(text)
+
+
+def wait_for_gpu(torch: Any, *, longest_s: float = STUCK_S) -> None:
+    """Wait until the current device has done all it was given.
+
+    Signals interrupt it: the waiting itself is done in another thread, which a GPU that never
+    answers keeps.
+
+    Raises:
+        StuckError: The GPU does not finish in time, as where a collective waits for another rank.
+        DeviceError: A launch failed.
+    """
+    device, done = torch.cuda.current_device(), threading.Event()
+    failed: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            torch.cuda.synchronize(device)
+        except Exception as exc:  # noqa: BLE001 - raised in the thread that asked
+            failed.append(exc)
+        finally:
+            done.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    if not done.wait(longest_s):
+        raise StuckError(
+            f"the GPU did not finish what it was given in {longest_s:g} s",
+            hint="a collective may wait for a rank that is gone; look at the GPU with `nvidia-smi`",
+        )
+    if failed:
+        raise DeviceError(f"a launch failed: {failed[0]}") from failed[0]

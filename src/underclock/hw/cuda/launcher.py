@@ -12,6 +12,7 @@ from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.capture import Captured
 from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.durations import Runs, mean_durations
 from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode, chained
@@ -199,7 +200,7 @@ class CudaLauncher(StepLauncher):
         if node:
             with chained(self.captured.nodes[:node]) as before:
                 before.launch(stream.cuda_stream)
-                stream.synchronize()
+                wait_for_gpu(self._torch)
 
     def _index(self, kernel: Kernel) -> int:
         for index, known in enumerate(self.traced.step.kernels):

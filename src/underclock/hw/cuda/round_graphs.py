@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from underclock.errors import NoRoomError
-from underclock.hw.cuda.driver import check, cuda
+from underclock.hw.cuda.driver import check, cuda, wait_for_gpu
 from underclock.hw.cuda.durations import GraphLaunch, places_of
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.rounds import Round, Turn
@@ -150,7 +150,7 @@ class CudaCompany:
                 return torch.mm(a, b, out=out)
 
         work()  # the library chooses its kernel and takes its workspace outside the capture
-        torch.cuda.synchronize()
+        wait_for_gpu(torch)
         return work
 
     def _capture(self, work: Callable[[], object]) -> list[GraphNode]:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
+from underclock.hw.cuda.driver import wait_for_gpu
+
 SHAPING = frozenset(
     {
         "aten::nonzero",
@@ -99,6 +101,8 @@ class Parts:
             return
         self.between[what] += 1
         self.end()
+        # PyTorch's kernels are called holding Python's lock, and would wait for the GPU with it.
+        wait_for_gpu(self._torch)
         yield True
         self.begin()  # not after an error, which ends the capture
 

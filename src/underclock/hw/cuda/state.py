@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from underclock.errors import StuckError
+from underclock.hw.cuda.driver import wait_for_gpu
 
 _SMALL = 64 * 2**20
 _MOST_OF_FREE = 0.25  # the rest is for what the step and its capture allocate
@@ -80,7 +81,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back, once the GPU has done what it was given."""
         if self._torch.cuda.is_available():
-            self._torch.cuda.synchronize()
+            wait_for_gpu(self._torch)
         self._containers.restore()
         for leaf, gradient in self._gradients:
             leaf.grad = gradient

@@ -19,6 +19,7 @@ from typing import Any
 from underclock.errors import MeasurementError, NoMemoryError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.driver import torch as import_torch
+from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.module_paths import paths_below
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.lockstep import is_distributed, meet
@@ -53,11 +54,11 @@ def warm_up(step: StepFunction) -> float:
         done = 0
         while done < warm_ups(torch):  # a step may make its job's ranks meet as it first runs
             done += 1
-            torch.cuda.synchronize()
+            wait_for_gpu(torch)
             begun_s = clock.now_s()
             with step_errors(torch.OutOfMemoryError):
                 step()
-            torch.cuda.synchronize()
+            wait_for_gpu(torch)
             quickest_s = min(quickest_s, clock.now_s() - begun_s)
     return quickest_s
 
@@ -124,7 +125,7 @@ def profile(step: StepFunction) -> Mapping[str, Any]:
     ):
         meet(torch, SystemClock())
         step()
-        torch.cuda.synchronize()
+        wait_for_gpu(torch)
     return trace
 
 
@@ -146,7 +147,7 @@ def side_stream(torch: Any) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
+    wait_for_gpu(torch)
     torch.cuda.empty_cache()  # memory that is cached for this stream serves no other
 
 
@@ -277,7 +278,7 @@ def detach(torch: Any) -> None:
         profiler_detaches(detaches=True),
         torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True),
     ):
-        torch.cuda.synchronize()
+        wait_for_gpu(torch)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from underclock.runtime.trainer.streams import CudaStream, HostStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from underclock.runtime.trainer.streams import MarkStream
@@ -193,15 +194,19 @@ def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
         )
 
 
-def when_imported() -> None:
+def attach_when_imported() -> None:
     """Attach as soon as this process has loaded PyTorch; do nothing where nothing was asked."""
     path = os.environ.get(RUN)
-    if not path:
-        return
+    if path:
+        when_imported(lambda torch: _attach_or_say(torch, path))
+
+
+def when_imported(then: Callable[[Any], None]) -> None:
+    """Hand PyTorch to a function once, as soon as this process has loaded it."""
     if "torch" in sys.modules:
-        _attach_or_say(sys.modules["torch"], path)
+        then(sys.modules["torch"])
     else:
-        sys.meta_path.insert(0, _Finder(path))
+        sys.meta_path.insert(0, _Finder(then))
 
 
 def _attach_or_say(torch: Any, path: str) -> None:
@@ -212,8 +217,8 @@ def _attach_or_say(torch: Any, path: str) -> None:
 
 
 class _Finder:
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, then: Callable[[Any], None]) -> None:
+        self._then = then
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
         """Let the others find PyTorch, and be told when it is loaded."""
@@ -230,7 +235,7 @@ class _Finder:
             def load_and_attach(module: Any) -> None:
                 del loader.exec_module  # nobody need know that we were here
                 load(module)
-                _attach_or_say(module, self._path)
+                self._then(module)
 
             loader.exec_module = load_and_attach
         return spec

@@ -258,7 +258,7 @@ def fake_torch(gpu: FakeGpu) -> Any:
         mem_get_info=lambda: (gpu.free, 80 * 2**30),
         set_device=lambda _device: None,
         stream=lambda _stream: contextlib.nullcontext(),
-        synchronize=lambda: None,
+        synchronize=lambda _device=None: None,
         _sleep=lambda cycles: gpu.run(FakeKernel("spin", cycles / CYCLES_HZ)),
     )
     return SimpleNamespace(

@@ -85,7 +85,9 @@ def fake_torch(tape: Tape, **cuda: object) -> Any:
     functions: dict[str, object] = {
         "CUDAGraph": tape.graph,
         "graph_pool_handle": lambda: "pool",
-        "synchronize": lambda: tape.said.append("wait"),
+        "current_device": lambda: 0,
+        # The script names no device; what splits the step does.
+        "synchronize": lambda device=None: tape.said.append("wait") if device is None else None,
         "empty_cache": lambda: tape.said.append("empty"),
         "Stream": Stream,
         "Event": Event,

@@ -184,7 +184,9 @@ def test_after_many_looks_the_profiler_leaves_the_driver_alone(
         profiler=SimpleNamespace(
             profile=profile, ProfilerActivity=SimpleNamespace(CUDA="gpu", CPU="host")
         ),
-        cuda=SimpleNamespace(synchronize=lambda: looks.append("waited")),
+        cuda=SimpleNamespace(
+            current_device=lambda: 0, synchronize=lambda _device: looks.append("waited")
+        ),
     )
     with pytest.raises(ValueError, match="step that fails"), detached_after(torch):
         int("a step that fails")

@@ -1,4 +1,4 @@
-"""Found by every Python that `underclock run` starts: waits for PyTorch, and marks its steps.
+"""Found by every Python that Underclock starts: waits for PyTorch, and marks or looks at its steps.
 
 It stands before any other file of this name, and runs that one too.
 """
@@ -26,7 +26,7 @@ def _wait_for_torch() -> None:
     if not os.environ.get("UNDERCLOCK_RUN"):
         return
     try:
-        from underclock.runtime.trainer.marking import when_imported  # noqa: PLC0415
+        from underclock.runtime.trainer.marking import attach_when_imported  # noqa: PLC0415
     except ImportError:
         # The training environment is another than ours. What is needed of us is in these files.
         package = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))  # noqa: PTH100, PTH118, PTH120
@@ -38,10 +38,41 @@ def _wait_for_torch() -> None:
             return
         sys.modules["underclock"] = module_from_spec(spec)
         spec.loader.exec_module(sys.modules["underclock"])
-        from underclock.runtime.trainer.marking import when_imported  # noqa: PLC0415
-    when_imported()
+        from underclock.runtime.trainer.marking import attach_when_imported  # noqa: PLC0415
+    attach_when_imported()
+
+
+def _look_at_steps() -> None:
+    """Look at the steps of a script from inside of its process, as `app.launching` asked."""
+    if not os.environ.get("UNDERCLOCK_LOOK"):
+        return
+    import ctypes  # noqa: PLC0415
+
+    ctypes.CDLL(None).prctl(1, 9)  # nothing that is looked at outlives what started it
+    from underclock.runtime.trainer.kept_files import protect_files  # noqa: PLC0415
+    from underclock.runtime.trainer.marking import when_imported  # noqa: PLC0415
+
+    protect_files()
+
+    def begin(torch: object) -> None:
+        try:
+            from underclock.app.looking import begin  # noqa: PLC0415 - it loads NumPy and more
+
+            begin(torch)
+        except Exception as exc:  # noqa: BLE001 - the launcher says it
+            import json  # noqa: PLC0415
+
+            folder = os.path.dirname(os.environ["UNDERCLOCK_LOOK"])  # noqa: PTH120
+            error = f"{sys.executable}, which trains, cannot look on: {exc}"
+            hint = "install underclock into the environment that trains"
+            status = {"rank": 0, "world": 1, "here": 1, "pid": os.getpid()}
+            with open(f"{folder}/status.{os.getpid()}", "w") as file:  # noqa: PTH123
+                json.dump({**status, "error": error, "hint": hint, "exit_code": 3}, file)
+
+    when_imported(begin)
 
 
 with contextlib.suppress(Exception):  # training must go on
     _wait_for_torch()
+    _look_at_steps()
 _run_the_next()

@@ -1,0 +1,397 @@
+"""A training command run to be looked at: started, watched, and ended with all that it started.
+
+The command runs as by itself, in an environment in which every Python that imports PyTorch looks at
+its steps (`app.looking`). Here nothing is done but to wait, with deadlines: for a first step, for
+the next one, for all ranks. Whatever the command started ends with it, and with this process.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from underclock.app.looking import Look, RankStatus, statuses
+from underclock.errors import MeasurementError, UsageError
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.boundaries import BoundarySource
+from underclock.records import Step
+from underclock.runtime.conductor.starting import can_be_read
+from underclock.runtime.holding.run import INJECT
+from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
+from underclock.runtime.undo.processes import Process
+from underclock.store import read_document, write_document
+from underclock.tracing.job_files import SUFFIX
+from underclock.tracing.ranks import ProcessRank, told_of_ranks
+from underclock.tracing.source import TracePhase, TrainingCommand, source_of_command
+from underclock.units import format_duration
+
+POLL_S = 0.05
+_SAY_S = 60.0  # without a step
+_NO_STEP_S = 900.0  # large models take minutes to load
+_NEXT_STEP_S = 600.0  # of a step, or of a phase of looking
+_ALONE_S = 5.0  # from where one rank failed or is gone to where all are ended
+_END_S = 3.0  # of a command whose ranks are done, and of what is killed
+_SUBREAPER = 36  # of prctl, whose 1 below is to die with the parent
+_NAME_A_STEP = (
+    "a step is seen where an optimizer of PyTorch's steps, or a backward pass begins; a script "
+    "that does neither says where its steps end: underclock.step()"
+)
+# Ends with the process that started it, and becomes the command.
+_GATE = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def looked_at(
+    command: TrainingCommand,
+    folder: Path,
+    *,
+    assume: bool = False,
+    measure: tuple[str, ...] = (),
+    allow_writes: bool = False,
+    say: Callable[[str], None],
+    phase: Callable[[TracePhase], None] = lambda _phase: None,
+) -> tuple[RankStatus, ...]:
+    """Run a command until its steps were looked at, then end it.
+
+    Args:
+        folder: Where its ranks leave what they find; empty.
+        assume: Whether it runs on a CPU, and a GPU's kernels are assumed.
+        measure: Words after ``underclock measure``, to measure the captured step's kernels.
+        allow_writes: Whether files that were there may be replaced.
+        say: Called with a sentence that the user should read meanwhile.
+        phase: Called as the first rank begins each phase.
+
+    Returns:
+        How it went in each rank, in their order.
+
+    Raises:
+        UsageError: It takes too few steps, or none that can be seen.
+        MeasurementError: It fails; or a rank does, and is named.
+        UnderclockError: What a rank could not do, with that error's exit code.
+    """
+    look = Look(
+        folder=str(folder),
+        name=command.name,
+        latest=command.latest,
+        assume=assume,
+        measure=measure,
+        cwd=str(Path.cwd()),
+        protect=not allow_writes,
+    )
+    place = folder / "look.json"
+    place.write_bytes(msgspec.json.encode(look))
+    try:
+        with _started(command, place) as trainer:
+            return _Watch(command, folder, trainer, say, phase).until_done()
+    finally:
+        for name in put_back(folder / KEPT, say):
+            say(f"put back as it was: {name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """The step that one rank of a command runs.
+
+    Attributes:
+        file: Where it was written; ``None`` where it was not.
+        warnings: What a reader of the step must know.
+    """
+
+    step: Step
+    file: Path | None
+    warnings: tuple[str, ...]
+
+
+def trace_command(
+    command: TrainingCommand,
+    *,
+    to: Path | None = None,
+    assume: bool = False,
+    allow_writes: bool = False,
+    force: bool = False,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    say: Callable[[str], None] = lambda _sentence: None,
+) -> tuple[RankStep, ...]:
+    """Run a command that trains until one of its steps was looked at; list the step's kernels.
+
+    Args:
+        to: File for the step; of several ranks each has its own, ``step.rank0.json`` and so on,
+            with what its profiler saw in ``step.rank0.trace.json.gz``. The caller writes the file
+            of a command of one process.
+        assume: Whether it runs on a CPU, and the kernels that a GPU would run are assumed.
+        allow_writes: Whether files that were there may be replaced; else they are put back.
+        force: Whether ranks' files that exist are replaced.
+        progress: Called with every phase, as it begins.
+        say: Called with a sentence that the user should read meanwhile.
+
+    Returns:
+        Of each rank on this machine, in their order.
+
+    Raises:
+        UnderclockError: As of `looked_at`.
+    """
+    with looking_folder() as folder:
+        ranks = looked_at(
+            command,
+            folder,
+            assume=assume,
+            allow_writes=allow_writes,
+            say=say,
+            phase=progress,
+        )
+        found: list[RankStep] = []
+        for rank in ranks:
+            step = read_document(folder / f"step.rank{rank.rank}.json", Step)
+            notes = () if rank.source in {"", _USUAL} else (f"a step ends {rank.source}",)
+            source = source_of_command(command, to.parent if to is not None else Path())
+            step = msgspec.structs.replace(step, source=source, warnings=(*step.warnings, *notes))
+            file = None
+            if rank.world > 1 and to is not None:
+                own = ProcessRank(number=rank.rank, world=rank.world)
+                file = own.file(to)
+                write_document(file, step, force=force)
+                trace = folder / f"step.rank{rank.rank}{SUFFIX}"
+                if trace.is_file():
+                    shutil.copyfile(trace, file.with_suffix(SUFFIX))
+            found.append(RankStep(step=step, file=file, warnings=step.warnings))
+        if to is not None and len(found) > 1:
+            own = ProcessRank(number=0, world=len(found))
+            differs = told_of_ranks(found[0].step, to, own)
+            found[0] = replace(found[0], warnings=(*found[0].warnings, *differs))
+    return tuple(found)
+
+
+_USUAL = BoundarySource.OPTIMIZER.value
+
+
+@contextmanager
+def looking_folder() -> Iterator[Path]:
+    """Yield a folder for `looked_at`, gone after the block."""
+    with tempfile.TemporaryDirectory(prefix="underclock-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def _started(command: TrainingCommand, look: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a command; end all that it started after the block, however that ends."""
+    environment = dict(os.environ)
+    environment[LOOK] = str(look)
+    environment.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes of itself
+    paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # What the command starts and leaves behind becomes our own child, and is found.
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    gate = [sys.executable, "-I", "-S", "-c", _GATE, str(os.getpid()), *command.words]
+    before = _descendants()
+    trainer = subprocess.Popen(gate, env=environment, stdout=2, process_group=0)
+    try:
+        yield trainer
+    finally:
+        _end_all(trainer, before)
+        ctypes.CDLL(None).prctl(_SUBREAPER, 0)
+
+
+class _Watch:
+    """Waits for the ranks of a command."""
+
+    def __init__(
+        self,
+        command: TrainingCommand,
+        folder: Path,
+        trainer: "subprocess.Popen[bytes]",
+        say: Callable[[str], None],
+        phase: Callable[[TracePhase], None],
+    ) -> None:
+        self._name = command.name
+        self._folder = folder
+        self._trainer = trainer
+        self._say, self._phase = say, phase
+        self._clock = SystemClock()
+        self._begun_s = self._changed_s = self._clock.now_s()
+        self._ranks: dict[int, RankStatus] = {}
+        self._pidfds: dict[int, int] = {}
+        self._gone_s: dict[int, float] = {}  # since when a rank's process does not run
+        self._shown = ""
+        self._said = False
+
+    def until_done(self) -> tuple[RankStatus, ...]:
+        """Wait until all ranks are done; raise what keeps one from it."""
+        try:
+            return self._until_done()
+        finally:
+            for pidfd in self._pidfds.values():
+                os.close(pidfd)
+
+    def _until_done(self) -> tuple[RankStatus, ...]:
+        alone_s: float | None = None
+        while True:
+            ended = self._trainer.poll() is not None
+            self._read()
+            ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
+            if ranks and len(ranks) == ranks[0].here and all(rank.done for rank in ranks):
+                self._wait_for_end()
+                return tuple(ranks)
+            now_s = self._clock.now_s()
+            for rank in ranks:
+                if not self._is_gone(rank):
+                    self._gone_s.pop(rank.rank, None)
+                else:
+                    self._gone_s.setdefault(rank.rank, now_s)
+            if not ended and not self._gone_s and not any(rank.error for rank in ranks):
+                alone_s = None
+            elif alone_s is None:
+                alone_s = now_s
+            if ended or self._all_over(ranks) or now_s - (alone_s or now_s) > _ALONE_S:
+                raise self._because(ranks)
+            self._check_deadlines(ranks, now_s)
+            # Woken at once where a process ends, so that it is known which one was the first.
+            can_be_read([self._pidfd(rank) for rank in ranks if not self._is_gone(rank)], POLL_S)
+
+    def _read(self) -> None:
+        for status in statuses(self._folder):
+            before = self._ranks.get(status.rank)
+            if before == status or (before is not None and before.done):
+                continue
+            # A process that a rank starts has its number too, and takes no step.
+            if before is None or before.pid == status.pid or status.steps > 0:
+                self._ranks[status.rank] = status
+                self._changed_s = self._clock.now_s()
+        first = self._ranks.get(0)
+        if first is not None and first.phase and first.phase != self._shown:
+            self._shown = first.phase
+            self._phase(TracePhase[first.phase])
+
+    def _pidfd(self, rank: RankStatus) -> int:
+        """Return what can be read once a rank's process has ended; at once where it is gone."""
+        if rank.pid not in self._pidfds:
+            try:
+                self._pidfds[rank.pid] = os.pidfd_open(rank.pid)
+            except ProcessLookupError:
+                self._pidfds[rank.pid] = os.open(os.devnull, os.O_RDONLY)
+        return self._pidfds[rank.pid]
+
+    def _is_gone(self, rank: RankStatus) -> bool:
+        """Whether a rank's process has ended without a word, or was stopped."""
+        return not (rank.done or rank.error or rank.runs)
+
+    def _all_over(self, ranks: list[RankStatus]) -> bool:
+        """Whether no rank does anything more, and one failed."""
+        over = all(rank.done or rank.error for rank in ranks)
+        return bool(ranks) and over and len(ranks) == ranks[0].here
+
+    def _because(self, ranks: list[RankStatus]) -> Exception:
+        """Return why not all ranks are done."""
+        code = self._trainer.poll()
+        # The first that failed is the reason: what the others say follows from that.
+        failed = {rank.rank: rank.said_s for rank in ranks if rank.error}
+        since_s = self._gone_s | failed
+        first = self._ranks[min(since_s, key=lambda rank: since_s[rank])] if since_s else None
+        if first is not None and first.after in self._ranks:
+            first = self._ranks[first.after]
+        named = ranks[0].world > 1 if ranks else False
+        if first is not None and not first.error:
+            which = f"rank {first.rank} of {first.world}" if named else self._name
+            process = Process.of(first.pid)
+            did = "was stopped" if process is not None and process.stopped else "ended"
+            how = "" if code is None else f" (the command's exit code is {code})"
+            return MeasurementError(
+                f"{which}, process {first.pid}, {did} in step {first.steps} before it was looked "
+                f"at{how}",
+                hint="all ranks were ended; run the command by itself first: it must train as it "
+                "is",
+            )
+        if first is not None:
+            return _LookError.of(first, named=named)
+        if not ranks:
+            return UsageError(
+                f"{self._name} ended with exit code {code} before a first step of training was "
+                "seen",
+                hint="run it by itself first"
+                if code
+                else f"is it a command that trains? {_NAME_A_STEP}",
+            )
+        return MeasurementError(
+            f"{self._name} ended with exit code {code} before all of its ranks were looked at",
+            hint="run it by itself first: it must train as it is",
+        )
+
+    def _check_deadlines(self, ranks: list[RankStatus], now_s: float) -> None:
+        if not ranks:
+            waited_s = now_s - self._begun_s
+            if waited_s > _SAY_S and not self._said:
+                self._said = True
+                self._say(f"no step of training was seen in {_SAY_S:.0f} s; {_NAME_A_STEP}")
+            if waited_s > _NO_STEP_S:
+                raise UsageError(
+                    f"{self._name} took no step of training in {format_duration(_NO_STEP_S)}",
+                    hint=_NAME_A_STEP,
+                )
+        elif now_s - self._changed_s > _NEXT_STEP_S and self._shown != _MEASURING:
+            late = ", ".join(str(rank.rank) for rank in ranks if not rank.done)
+            raise MeasurementError(
+                f"rank {late} of {ranks[0].world} came no further in "
+                f"{format_duration(_NEXT_STEP_S)}, in step {ranks[0].steps}",
+                hint="all ranks were ended; look at what they wait for with py-spy",
+            )
+
+    def _wait_for_end(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._trainer.wait(_END_S)
+
+
+_MEASURING = TracePhase.MEASURING.name
+
+
+class _LookError(MeasurementError):
+    """What a rank could not do, with the exit code of its own error."""
+
+    @classmethod
+    def of(cls, rank: RankStatus, *, named: bool) -> "_LookError":
+        which = f"rank {rank.rank} of {rank.world}: " if named else ""
+        error = cls(f"{which}{rank.error}", hint=rank.hint)
+        error.exit_code = rank.exit_code
+        return error
+
+
+def _end_all(trainer: "subprocess.Popen[bytes]", before: set[int]) -> None:
+    """Kill a command and all that descends from it.
+
+    It is not asked to end: what a script does then, such as to save where it is, is of a run that
+    its user means to keep.
+    """
+    clock = SystemClock()
+    begun_s = clock.now_s()
+    while (pids := _descendants() - before) and clock.now_s() - begun_s < _END_S:
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        trainer.poll()
+        for pid in pids - {trainer.pid}:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        clock.sleep_s(POLL_S)
+
+
+def _descendants() -> set[int]:
+    """Return the processes that descend from this one, by number."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError, ValueError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                parents[int(entry.name)] = int(fields[1])
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return ours - {os.getpid()}

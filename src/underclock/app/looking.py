@@ -1,0 +1,323 @@
+"""Looking at a training command's steps from inside of its own process.
+
+`app.launching` starts the command; the file that every Python finds first hands PyTorch to `begin`
+as soon as the script has imported it. The script notices nothing: it runs in its main thread, and
+what looks on is called where its steps end. Once all was looked at the process ends there, without
+running what the script would do at its end.
+"""
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from underclock.app.step_looks import Looks, StepLook
+from underclock.errors import MeasurementError, UnderclockError, UsageError
+from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.boundaries import StepBoundaries
+from underclock.hw.cuda.driver import torch as torch_with_gpu
+from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.torch_step import check_free, quiet, reason_of
+from underclock.hw.lockstep import JobRanks
+from underclock.records import Step
+from underclock.records.common import Record
+from underclock.runtime.trainer.kept_files import LOOK, watch_libraries
+from underclock.runtime.undo.processes import Process
+from underclock.store import write_document
+from underclock.tracing import held
+from underclock.tracing.job_files import SUFFIX, leave_trace
+from underclock.tracing.source import TracePhase
+
+RANK_LATE_S = 120.0
+"""Longest wait of one rank for another at the end of a step, in s."""
+
+
+class Look(Record, frozen=True, kw_only=True):
+    """What is to be looked at in a training command's processes.
+
+    Attributes:
+        folder: Where each rank leaves what it finds and says how it goes.
+        name: Of the step.
+        latest: Step that is looked at at the latest, counted from 0.
+        assume: Whether the script runs on a CPU, and a GPU's kernels are assumed.
+        measure: Words after ``underclock measure``, to measure the captured step where it is held;
+            empty to trace it.
+        cwd: Folder in which those words were written.
+        protect: Whether files that were there are put back.
+    """
+
+    folder: str
+    name: str
+    latest: int
+    assume: bool = False
+    measure: tuple[str, ...] = ()
+    cwd: str
+    protect: bool = True
+
+
+class RankStatus(Record, frozen=True, kw_only=True):
+    """How looking goes in one process of the command.
+
+    Attributes:
+        here: How many ranks run on this machine.
+        steps: Ends of steps that were seen.
+        source: What ends a step, as `BoundarySource` says it.
+        phase: What is being done.
+        done: Whether all was looked at.
+        error: Why nothing more is; empty while all goes well.
+        exit_code: Of the error; 0 without one.
+        after: Rank whose process had ended without a word before that; ``None`` for none.
+        said_s: When this was said, in s of this machine's monotonic clock.
+    """
+
+    rank: int
+    world: int
+    here: int
+    pid: int
+    steps: int = 0
+    source: str = ""
+    phase: str = ""
+    done: bool = False
+    error: str = ""
+    hint: str = ""
+    exit_code: int = 0
+    after: int | None = None
+    said_s: float = 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there, and was not stopped."""
+        process = Process.of(self.pid)
+        return process is not None and process.lives and not process.stopped
+
+
+def statuses(folder: Path) -> Iterator[RankStatus]:
+    """Yield what processes of a command said last; one that is being written is passed over."""
+    for path in folder.glob("status.*"):
+        if path.suffix != ".new":
+            with suppress(OSError, msgspec.DecodeError):
+                yield msgspec.json.decode(path.read_bytes(), type=RankStatus)
+
+
+def begin(torch: Any) -> None:
+    """Look at the steps of the script that imported PyTorch, as the environment says."""
+    look = msgspec.json.decode(Path(os.environ[LOOK]).read_bytes(), type=Look)
+    _Looker(torch, look)
+
+
+_FROM_LAUNCHER = "RANK"  # as torchrun and accelerate tell it
+
+
+def _number(name: str, usual: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else usual
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """The place of this process among the job's ranks, and what looks at its steps."""
+
+    ranks: JobRanks
+    looks: Looks
+
+
+class _Looker:
+    """Looks at the steps of this process, and ends it when that is done."""
+
+    def __init__(self, torch: Any, look: Look) -> None:
+        self._torch = torch
+        self._look = look
+        self._clock = SystemClock()
+        self._rank: _Rank | None = None
+        self._thread = 0
+        self._over = False
+        self._found = False
+        self._steps = 0
+        self._phase = ""
+        self._pid = os.getpid()
+        self._boundaries = StepBoundaries(torch, self._ended)
+        if _FROM_LAUNCHER in os.environ:
+            self._say()  # from now on the launcher notices where this rank is gone
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._failed
+        atexit.register(self._script_over)
+
+    def _ended(self) -> None:
+        """A step of the script has ended."""
+        if self._over or os.getpid() != self._pid:  # a process that this one forked
+            return
+        if self._rank is None:
+            self._thread = threading.get_ident()
+        if threading.get_ident() != self._thread:
+            return
+        self._steps += 1
+        try:
+            with quiet():
+                next((self._rank or self._start()).looks)
+            self._say()
+        except StopIteration:
+            self._end(None)
+        except UnderclockError as exc:
+            self._end(exc)
+        except Exception as exc:  # noqa: BLE001 - the script goes on to nothing
+            self._end(MeasurementError(f"{self._look.name} could not be looked at: {exc!r}"))
+
+    def _start(self) -> _Rank:
+        watch_libraries()
+        ranks = JobRanks(self._torch, self._clock, longest_s=RANK_LATE_S)
+        look = StepLook(
+            name=self._look.name,
+            latest=self._look.latest,
+            ranks=ranks,
+            clock=self._clock,
+            phase=self._tell,
+            found=self._keep,
+            captured=self._measure,
+        )
+        if self._look.measure and ranks.world > 1:
+            raise UsageError(
+                f"{self._look.name} trains with {ranks.world - 1} other ranks, and its kernels "
+                "cannot run without them",
+                hint="trace it, and plan the job of its ranks: underclock job traced",
+            )
+        if self._look.assume:
+            looks = look.on_cpu()
+        else:
+            torch_with_gpu()
+            check_free(self._torch)
+            looks = look.on_gpu()
+        self._rank = _Rank(ranks, looks)
+        return self._rank
+
+    def _tell(self, phase: TracePhase) -> None:
+        self._phase = phase.name
+        self._say()
+
+    def _keep(self, step: Step, trace: Mapping[str, Any] | None) -> None:
+        """Leave a step where the launcher finds it; a later one is better."""
+        ranks = self._ranks
+        path = Path(self._look.folder) / f"step.rank{ranks.number}.json"
+        write_document(path, step, force=True)
+        if trace is not None and ranks.world > 1:
+            leave_trace(path.with_suffix(SUFFIX), trace, source=None)
+        self._found = True
+
+    def _measure(self, launcher: CudaLauncher) -> None:
+        """Measure the captured step's kernels, as the command line says, while it is held."""
+        if not self._look.measure:
+            return
+        self._tell(TracePhase.MEASURING)
+        os.chdir(self._look.cwd)  # where the command line was written; the script ends here
+        from underclock.app.measure import command
+
+        out = Path(self._look.folder) / "stdout"
+        with out.open("w") as file, redirect_stdout(file), held.handing_over(launcher):
+            command(list(self._look.measure), standalone_mode=False)
+
+    @property
+    def _ranks(self) -> JobRanks:
+        if self._rank is None:
+            raise AssertionError("a step has ended")
+        return self._rank.ranks
+
+    def _failed(
+        self, kind: type[BaseException], exc: BaseException, where: TracebackType | None
+    ) -> None:
+        """The script ends with an exception that nothing catches."""
+        if self._rank is not None and not self._over and isinstance(exc, Exception):
+            try:
+                self._rank.looks.throw(exc)
+            except StopIteration:
+                self._end(None)  # what looks on has its answer: it was the capture that failed
+            except UnderclockError as ours:
+                self._end(ours)
+            except BaseException:  # noqa: BLE001, S110 - it is `exc` itself
+                pass
+        self._excepthook(kind, exc, where)
+        self._end(
+            MeasurementError(
+                f"{self._look.name} failed in step {self._steps}: {kind.__name__}: "
+                f"{reason_of(exc)}",
+                hint="run it by itself first: it must train as it is",
+            )
+        )
+
+    def _script_over(self) -> None:
+        """The script ended by itself, before all was looked at."""
+        if self._over or self._rank is None or os.getpid() != self._pid:
+            return
+        with suppress(BaseException):
+            self._rank.looks.close()
+        if self._found:
+            self._end(None)
+        self._end(
+            UsageError(
+                f"{self._look.name} ended after {self._steps} steps, before one was looked at",
+                hint="let it train for longer: its second step is looked at first",
+            )
+        )
+
+    def _say(self, *, done: bool = False, error: UnderclockError | None = None) -> None:
+        rank, world = (
+            (_number(_FROM_LAUNCHER, 0), _number("WORLD_SIZE", 1))
+            if self._rank is None
+            else (self._ranks.number, self._ranks.world)
+        )
+        source = self._boundaries.source
+        status = RankStatus(
+            rank=rank,
+            world=world,
+            here=min(world, _number("LOCAL_WORLD_SIZE", world)),
+            pid=self._pid,
+            steps=self._steps,
+            source="" if source is None else source.value,
+            phase=self._phase,
+            done=done,
+            error="" if error is None else str(error),
+            hint="" if error is None else error.hint,
+            exit_code=0 if error is None else error.exit_code,
+            after=None if error is None else self._ended_before(),
+            said_s=self._clock.now_s(),
+        )
+        path = Path(self._look.folder) / f"status.{self._pid}"
+        made = path.with_name(f"{path.name}.new")
+        made.write_bytes(msgspec.json.encode(status))
+        made.replace(path)
+
+    def _ended_before(self) -> int | None:
+        """Return a rank whose process has ended without a word, for which this one fails."""
+        others = statuses(Path(self._look.folder))
+        gone = (each.rank for each in others if not (each.done or each.error or each.runs))
+        return next(gone, None)
+
+    def _end(self, error: UnderclockError | None) -> None:
+        """End this process, and say how it went; no other rank is left waiting."""
+        self._over = True
+        code = 0 if error is None else error.exit_code
+        if self._rank is not None:
+            with suppress(Exception):
+                if error is None:
+                    self._ranks.agree("done")
+                else:
+                    self._ranks.fail(str(error))
+        self._say(done=error is None, error=error)
+        if self._rank is not None and error is None:
+            with suppress(Exception):
+                self._ranks.part()
+        for child in multiprocessing.active_children():
+            with suppress(OSError):
+                os.kill(child.pid or 0, signal.SIGKILL)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)

@@ -1,0 +1,182 @@
+"""A training script's steps, looked at in its own process while it runs by itself.
+
+The script runs in its main thread. Where one of its steps ends, a generator made here is resumed
+once: it looks at what the script does until the next end. The first looks are at an early step, so
+that a script of few steps has an answer; the last are at a step that is like those before it.
+
+Ranks that train together agree before each step that is looked at, and after it. Their steps are
+profiled and not captured: a graph of a collective would wait for ranks that capture nothing.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from underclock.core.tracing.assumed import assumed_step
+from underclock.core.tracing.captured import PlainRun, profiled_step
+from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
+from underclock.errors import NoMemoryError
+from underclock.hw.base import Clock
+from underclock.hw.cuda.capture import CannotCaptureError, capture
+from underclock.hw.cuda.dispatched import operators_seen
+from underclock.hw.cuda.driver import installed, wait_for_gpu
+from underclock.hw.cuda.launcher import CudaLauncher
+from underclock.hw.cuda.operands import candidates, check_inputs
+from underclock.hw.cuda.splitting import waiting_operators
+from underclock.hw.cuda.state import Snapshot
+from underclock.hw.cuda.torch_step import recorded
+from underclock.hw.lockstep import JobRanks
+from underclock.records import Step
+from underclock.tracing.captured import as_step, check_one_device, obstacle_of
+from underclock.tracing.source import TracePhase
+
+Looks = Generator[None, None, None]
+"""What looks at a script's steps; each ``yield`` lets the script take one."""
+
+EARLY = 1
+"""Step that is looked at first, counted from 0: the optimizer made its state in the first."""
+_SETTLED_S = 8.0
+_LEAST_STEPS = 5
+_LOOKS = 3
+_ALIKE = 0.1  # of the launches, by which a step may differ from the early one
+_LOOK, _WAIT = "look", "wait"
+_ENDED = "the script ended before its step was captured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLook:
+    """How a script's steps are looked at, and where what was found goes.
+
+    Attributes:
+        name: The step's.
+        latest: Step that is looked at at the latest, counted from 0.
+        ranks: Those that train together.
+        clock: Times the steps.
+        phase: Called as each phase begins.
+        found: Called with each step found and PyTorch's trace of it, a better one each time.
+        captured: Called with what runs the captured step's kernels, while the script is held.
+    """
+
+    name: str
+    latest: int
+    ranks: JobRanks
+    clock: Clock
+    phase: Callable[[TracePhase], None]
+    found: Callable[[Step, Mapping[str, Any] | None], None]
+    captured: Callable[[CudaLauncher], None]
+
+    def on_gpu(self) -> Looks:
+        """Profile an early step and a later one; capture one more where the process is alone.
+
+        Raises:
+            UnderclockError: A step cannot be looked at, on this rank or another.
+        """
+        library = installed()
+        waiting = _Waiting(self)
+        self.phase(TracePhase.WARMING)
+        yield from waiting.until(EARLY)
+        trace, plain = yield from self._profiled(library, None)
+        waiting.passed()
+        early = len(plain.seen)
+        self._found_profile(plain, trace, _ENDED)
+        self.phase(TracePhase.WARMING)
+        yield from waiting.until(self.latest)
+        self.phase(TracePhase.PROFILING)
+        for look in range(_LOOKS):
+            trace, plain = yield from self._profiled(library, waiting.typical_s)
+            # The first rank decides for all whether this step will do.
+            enough = saw_all(trace) and abs(len(plain.seen) - early) <= _ALIKE * early
+            if self.ranks.agree(_WAIT if enough else _LOOK)[0] == _WAIT or look == _LOOKS - 1:
+                break
+        self._found_profile(plain, trace, _ENDED)
+        if self.ranks.world == 1:
+            yield from self._captured(library, plain, trace)
+
+    def on_cpu(self) -> Looks:
+        """Note the operators of an early step, and assume the kernels that a GPU would run."""
+        self.phase(TracePhase.WARMING)
+        yield from _Waiting(self).until(EARLY)
+        self.phase(TracePhase.PROFILING)
+        plain: Mapping[str, Any] | None = None
+        if self.ranks.world > 1:  # what each rank waits for is read off a plain run
+            with recorded(installed()) as plain:
+                yield
+            self.ranks.agree(_LOOK)
+        with operators_seen() as (trace, operators):
+            yield
+        self.ranks.agree(_LOOK)
+        self.found(assumed_step(self.name, trace, operators), plain)
+
+    def _profiled(
+        self, library: Any, typical_s: float | None
+    ) -> Generator[None, None, tuple[Mapping[str, Any], PlainRun]]:
+        with recorded() as trace:
+            yield
+            wait_for_gpu(library)
+        plain = PlainRun.of(trace, typical_s)
+        check_one_device(plain.seen, library.cuda.current_device())
+        self.ranks.agree(_LOOK)
+        return trace, plain
+
+    def _found_profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> None:
+        world = self.ranks.world
+        if world > 1:
+            reason = f"{world} ranks train together, and one rank's graph would wait for the others"
+        waits = [] if world > 1 else [calls[0] for calls in synchronising(trace)]
+        step = profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits)).step
+        self.found(step, trace)
+
+    def _captured(self, library: Any, plain: PlainRun, trace: Mapping[str, Any]) -> Looks:
+        """Capture one more step, which does all that it does in a plain run."""
+        # On a stream of its own, as a capture must be, one step before, for gradients are gathered
+        # on the stream on which a weight was used first.
+        before = library.cuda.current_stream()
+        stream = library.cuda.Stream()
+        stream.wait_stream(before)
+        library.cuda.set_stream(stream)
+        yield
+        inputs, snapshot = candidates(library), Snapshot()
+        self.phase(TracePhase.CAPTURING)
+        try:
+            with capture(waiting_operators(library, synchronising(trace))) as taken:
+                with recorded() as recording, taken.under_way():
+                    yield
+                graph = taken.captured()
+                traced = as_step(self.name, graph, captured_calls(recording), plain)
+                check_inputs(inputs, graph.nodes)
+                self.found(traced.step, None)
+                self.captured(CudaLauncher(captured=graph, traced=traced, snapshot=snapshot))
+        except (CannotCaptureError, NoMemoryError) as exc:
+            self._found_profile(plain, trace, str(exc))
+
+
+class _Waiting:
+    """Lets a script's steps pass until one is to be looked at, the same on all ranks."""
+
+    def __init__(self, look: StepLook) -> None:
+        self._look = look
+        self._taken = 1  # the first step ended where this is made
+        self._ended_s = self._begun_s = look.clock.now_s()
+        self._took_s: list[float] = []
+
+    @property
+    def typical_s(self) -> float | None:
+        """Shortest time from one end of a step to the next, in s, of those that passed by."""
+        return min(self._took_s, default=None)
+
+    def passed(self) -> None:
+        """Count a step that was looked at."""
+        self._taken += 1
+        self._ended_s = self._look.clock.now_s()
+
+    def until(self, step: int) -> Looks:
+        """Return where the next step is to be looked at: a step's number, or steady before that."""
+        while self._look.ranks.agree(_LOOK if self._is_due(step) else _WAIT)[0] == _WAIT:
+            yield
+            now_s = self._look.clock.now_s()
+            self._took_s.append(now_s - self._ended_s)
+            self._taken, self._ended_s = self._taken + 1, now_s
+
+    def _is_due(self, step: int) -> bool:
+        steady = self._taken >= _LEAST_STEPS and self._ended_s - self._begun_s >= _SETTLED_S
+        return self._taken >= step or steady

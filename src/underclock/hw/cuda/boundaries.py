@@ -1,0 +1,156 @@
+"""The ends of a training script's steps, as PyTorch shows them while the script runs by itself.
+
+A step ends where the first optimizer that steps has stepped: of several optimizers one ends the
+step, and gradients may be accumulated over several backward passes before. A gradient scaler that
+skips its optimizer's step ends the step all the same. A script that makes no optimizer, and updates
+its parameters itself, has no such place: there a step ends where the next backward pass begins. And
+a script may say where its steps end, by calling `underclock.step`.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import wraps
+from typing import Any
+
+_BACKWARD_PASSES = 64  # in a process that made no optimizer; it may make one later
+_current: "StepBoundaries | None" = None
+
+
+class BoundarySource(StrEnum):
+    """What ends a step; the value completes the sentence "a step ends ..."."""
+
+    OPTIMIZER = "where its optimizer has stepped"
+    BACKWARD = "where the next backward pass begins, for no optimizer of PyTorch's steps"
+    CALL = "where the script calls underclock.step()"
+
+
+class StepBoundaries:
+    """Calls back in the thread that trains, at the end of each step of this process.
+
+    Args:
+        torch: PyTorch, imported by the script.
+        ended: Called at the end of each step.
+
+    Attributes:
+        source: What ends a step; ``None`` before the first end.
+    """
+
+    def __init__(self, torch: Any, ended: Callable[[], None]) -> None:
+        global _current  # noqa: PLW0603 - one script runs in a process
+        self._torch = torch
+        self._ended = ended
+        self._optimizer: Any = None
+        self._made = False  # an optimizer, whose steps are waited for
+        self._backward_passes = 0
+        self._inside = False  # of a scaler's or an optimizer's step that will end one
+        self.source: BoundarySource | None = None
+        from torch.optim.optimizer import (  # noqa: PLC0415 - the user's own
+            register_optimizer_step_post_hook,
+        )
+
+        self._handle = register_optimizer_step_post_hook(self._first_stepped)
+        self._undo = [
+            _replaced(torch.autograd, "backward", self._before_backward),
+            _replaced(torch.optim.Optimizer, "__init__", self._making),
+            _replaced(torch.amp.GradScaler, "step", self._around_scaler),
+        ]
+        _current = self
+
+    def close(self) -> None:
+        """Leave PyTorch as it was found."""
+        global _current  # noqa: PLW0603
+        _current = None
+        self._handle.remove()
+        for undo in self._undo:
+            undo()
+
+    def called(self) -> None:
+        """End a step where the script says so; from then on nothing else ends one."""
+        self.source = BoundarySource.CALL
+        self._ended()
+
+    def _first_stepped(self, optimizer: Any, *_: object) -> None:
+        """Take the first optimizer that steps as the one whose steps end the script's."""
+        if self._optimizer is not None or self.source is BoundarySource.CALL:
+            return
+        self._optimizer = optimizer
+        # From the next step on outside of the optimizer's own frame, so that a profile has all of
+        # that; the name that schedulers look for stays.
+        optimizer.step = self._around(optimizer.step)
+        if not self._inside:
+            self._end(BoundarySource.OPTIMIZER)
+
+    def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)
+        def stepping(*args: Any, **kwargs: Any) -> Any:
+            result = step(*args, **kwargs)
+            if not self._inside:
+                self._end(BoundarySource.OPTIMIZER)
+            return result
+
+        return stepping
+
+    def _around_scaler(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A scaler's step ends one, whether or not its optimizer's gradients were finite."""
+
+        @wraps(step)
+        def stepping(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return step(scaler, optimizer, *args, **kwargs)
+            self._inside = True
+            try:
+                result = step(scaler, optimizer, *args, **kwargs)
+            finally:
+                self._inside = False
+            inner = getattr(optimizer, "optimizer", optimizer)  # of accelerate's wrapper
+            if self._optimizer is None or self._optimizer in (optimizer, inner):
+                self._end(BoundarySource.OPTIMIZER)
+            return result
+
+        return stepping
+
+    def _making(self, make: Callable[..., None]) -> Callable[..., None]:
+        @wraps(make)
+        def making(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._made = True
+            make(optimizer, *args, **kwargs)
+
+        return making
+
+    def _before_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            if not self._made and self.source is not BoundarySource.CALL:
+                self._backward_passes += 1
+                if self._backward_passes > _BACKWARD_PASSES:
+                    self._end(BoundarySource.BACKWARD)
+            return backward(*args, **kwargs)
+
+        return counting
+
+    def _end(self, source: BoundarySource) -> None:
+        if self.source is BoundarySource.CALL:
+            return
+        self.source = source
+        self._ended()
+
+
+def step() -> None:
+    """End a training step here; does nothing in a process whose steps are not looked at."""
+    if _current is not None:
+        _current.called()
+
+
+def _replaced(
+    holder: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[], None]:
+    """Wrap a function of PyTorch's; return what puts it back."""
+    before = vars(holder)[name] if name in vars(holder) else getattr(holder, name)
+    ours = around(before)
+    setattr(holder, name, ours)
+
+    def undo() -> None:
+        if getattr(holder, name) is ours:
+            setattr(holder, name, before)
+
+    return undo

@@ -1,0 +1,240 @@
+"""Training commands as people write them, looked at as they run: on CPUs, over gloo."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from underclock.records import Pass, Step
+from underclock.store import read_document
+
+pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow
+
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+_ALONE = """
+import atexit, os, signal, sys, threading, time
+import torch
+kind = sys.argv[1]
+torch.set_num_threads(1)
+assert threading.current_thread() is threading.main_thread()
+assert sys.modules["__main__"].__file__.endswith("train.py"), "it is the main module"
+assert "UNDERCLOCK_LOOK" in os.environ
+signal.signal(signal.SIGUSR1, lambda *_: None)  # may be done in the main thread alone
+atexit.register(lambda: open("at-exit", "w").close())
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
+other = torch.nn.Linear(16, 16)
+optimizer = torch.optim.AdamW(model.parameters())
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+
+def loss():
+    return other(model(torch.randn(8, 16))).square().mean()
+
+def steps():
+    try:
+        for step in range(int(sys.argv[2])):
+            if kind == "exits" and step == 1:
+                os._exit(0)
+            if kind == "raises" and step == 1:
+                raise ValueError("no such batch")
+            if kind == "waits" and step == 1:
+                time.sleep(1000)
+            for _ in range(3 if kind == "accumulates" else 1):
+                loss().backward()
+            optimizer.step()
+            second.step()
+            optimizer.zero_grad()
+            open("last.pt", "w").write(str(step))
+    finally:
+        open("finally", "w").close()
+
+if kind == "thread":
+    trains = threading.Thread(target=steps)
+    trains.start()
+    trains.join()
+else:
+    steps()
+sys.exit(3)
+"""
+_TOGETHER = """
+import os, signal, sys, time
+import torch
+from torch import distributed, nn
+torch.set_num_threads(1)
+kind = sys.argv[1]
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+if kind == "fsdp2":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model, mesh=distributed.init_device_mesh("cpu", (2,)))
+else:
+    model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+try:
+    for step in range(100000):
+        if rank == 1 and step == 1:
+            if kind == "raises":
+                raise ValueError("no such batch")
+            if kind == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if kind == "late":
+                time.sleep(3)
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+finally:
+    distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_ALONE)
+    Path("ranks.py").write_text(_TOGETHER)
+    Path("last.pt").write_text("step 90000")
+
+
+def trace(*command: str) -> subprocess.CompletedProcess[str]:
+    """Trace a command, and see that nothing of it is left."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "underclock",
+            "trace",
+            "--assume",
+            "-o",
+            "step.json",
+            "--",
+            *command,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert not processes_of(*command[-2:])
+    assert Path("last.pt").read_text() == "step 90000"
+    return done
+
+
+def processes_of(*words: str) -> list[str]:
+    """Return the processes in this folder whose command lines end so."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if not entry.name.isdecimal() or (entry / "cwd").readlink() != Path.cwd():
+                continue
+            line = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if tuple(line[-1 - len(words) : -1]) == words:
+            found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["accumulates", "thread"])
+def test_a_script_is_traced_as_it_runs_by_itself(kind: str) -> None:
+    done = trace(sys.executable, "train.py", kind, "1000")
+
+    assert done.returncode == 0, done.stderr
+    step = read_document(Path("step.json"), Step)
+    backward = sum(k.count for k in step.kernels if k.pass_ is Pass.BACKWARD and "mm" in k.name)
+    # Products of one backward pass: three weights' gradients, two inputs'.
+    assert backward == 5 * {"thread": 1, "accumulates": 3}[kind]
+    assert not Path("finally").exists()
+    assert not Path("at-exit").exists()
+    assert f"running {sys.executable} train.py {kind} 1000 for real" in done.stderr
+    assert "put back as it was: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "words"),
+    [
+        ("exits", "9", "train, process "),
+        ("raises", "9", "train failed in step 1: ValueError: no such batch, at train.py:"),
+        ("plain", "1", "train ended after 1 steps, before one was looked at"),
+        ("plain", "0", "ended with exit code 3 before a first step of training was seen"),
+    ],
+)
+def test_a_script_that_does_not_come_so_far_is_a_sentence(
+    kind: str, steps: str, words: str
+) -> None:
+    done = trace(sys.executable, "train.py", kind, steps)
+
+    assert done.returncode in {2, 5}
+    assert words in done.stderr
+    assert not Path("step.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None:
+    words = ("train.py", "waits", "9")
+    command = [sys.executable, "-m", "underclock", "trace", "--assume", "--"]
+    with subprocess.Popen([*command, sys.executable, *words], stderr=subprocess.DEVNULL) as tracing:
+        deadline_s = time.monotonic() + 60.0
+        while not Path("last.pt").with_name("last.pt.underclock-kept").exists():
+            assert time.monotonic() < deadline_s
+            threading.Event().wait(0.1)
+        tracing.send_signal(number)
+        tracing.wait(5.0)
+    deadline_s = time.monotonic() + 5.0
+    while processes_of(*words):
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.1)
+    if number != signal.SIGKILL:  # of which the file that was set aside is left
+        assert Path("last.pt").read_text() == "step 90000"
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "late"])
+def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
+    done = trace(*_TORCHRUN, "ranks.py", kind)
+
+    assert done.returncode == 0, done.stderr
+    steps = [read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1)]
+    assert any("all" in kernel.name for kernel in steps[0].kernels), "collectives are in it"
+    assert steps[0].kernels == steps[1].kernels
+    assert "2 ranks: step.rank0.json, step.rank1.json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("raises", "rank 1 of 2: ranks failed in step 1: ValueError: no such batch"),
+        ("killed", "ended in step 1 before it was looked at"),
+        ("stopped", "was stopped in step 1 before it was looked at"),
+    ],
+)
+def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -> None:
+    begun_s = time.monotonic()
+    done = trace(*_TORCHRUN, "ranks.py", kind)
+
+    assert done.returncode == 5
+    assert words in done.stderr
+    assert "rank 1 of 2" in done.stderr
+    assert time.monotonic() - begun_s < 60.0  # of which starting takes most
+
+
+def test_what_is_wrong_is_for_machines_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "underclock", "trace", "--json", "--", "true"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = json.loads(done.stdout)
+    assert said["exit_code"] == done.returncode == 2
+    assert "before a first step of training was seen" in said["error"]
