@@ -13,7 +13,6 @@ from rich.console import Console, RenderableType
 
 from underclock.records import (
     AUTO,
-    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -123,7 +122,6 @@ VALIDATION = Validation(
     gpu=GPU,
     workload="gpt3-xl",
     chosen=Strategy.KERNEL_GLOBAL,
-    accounting=Accounting.STEP,
     repeats=3,
     auto_time_s=(12.30, 12.31, 12.32),
     auto_energy_j=(4210.0, 4212.0, 4214.0),

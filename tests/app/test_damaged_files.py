@@ -7,12 +7,13 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.validating import validate
+from underclock.app.validating import judged_runs
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, UnderclockError
 from underclock.records import Plan
@@ -82,7 +83,7 @@ def test_a_plan_is_used_or_refused(table: Path, tmp_path: Path, seed: int) -> No
             found = read_document(path, Plan)
             plan_tables(found)
             score(found, table)
-            validate(found, gpu=f"replay:{table}", repeats=1)
+            judged_runs(found, None, dict.fromkeys(("auto", "plan"), np.ones((1, 2))))
         except UnderclockError:
             refused += 1
 

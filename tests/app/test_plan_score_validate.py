@@ -1,24 +1,21 @@
 """From samples to a plan, and what becomes of its promise."""
 
 import json
-from collections import Counter
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import underclock
+from judged_tables import judged
 from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.report import write_report
 from underclock.app.validating import validate
 from underclock.campaign.survey import Campaign
-from underclock.campaign.turns import OneByOne, run_in_turns
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.hw.replay import ReplayMeasurer
 from underclock.records import (
     AUTO,
     Accounting,
@@ -34,7 +31,7 @@ from underclock.records import (
     Verdict,
 )
 from underclock.report.answer import headline
-from underclock.store import read_document, read_table, write_document
+from underclock.store import read_document, write_document
 from underclock.workloads import workload
 
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
@@ -245,7 +242,6 @@ def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) ->
         <= validation.energy_change.mean
         <= validation.energy_change.worst
     )
-    assert validation.accounting is Accounting.STEP
     assert validation.energy_change.mean == pytest.approx(promise.energy_change, abs=0.003)
     assert validation.time_change.mean == pytest.approx(promise.time_change, abs=0.001)
     assert 0 <= validation.pairs_keeping_energy <= 9
@@ -261,30 +257,10 @@ def test_the_same_seed_validates_the_same(simulated_plan: Plan) -> None:
     assert first == again
 
 
-def test_validating_on_a_table_of_single_rows_warns(table: Path) -> None:
-    validation = validate(plan(table), gpu=f"replay:{table}", repeats=2)
-
-    assert validation.energy_change.mean == validation.promised_energy_change
-    assert validation.pairs_keeping_energy == 4
-    assert "not validated" in validation.warnings[0]
-
-
-def test_what_the_measurer_has_to_say_of_its_numbers_is_said_of_the_verdict(table: Path) -> None:
-    made = plan(table)
-    told = msgspec.structs.replace(read_table(table), warnings=("the fan stood still",))
-    measurer = ReplayMeasurer(told)
-    planned = [made.kernels[kernel.name].clocks for kernel in made.runs]
-    alone = OneByOne(measurer=measurer, kernels=made.runs, planned=planned)
-
-    turns = run_in_turns(made, alone, 1, only_plan=True, progress=lambda _tally: None)
-
-    assert "the fan stood still" in turns.warnings
-
-
 def test_what_lies_within_the_interval_of_a_promise_keeps_it(table: Path) -> None:
     made = plan(table, underclock.Goal(max_slowdown=0.2))
     given = made.promise.energy_change
-    repeats = f"replay:{_noisy_table(table, 4)}"
+    repeats = _noisy_table(table, 4)
 
     def verdict(promised: float, margin: float | None) -> Verdict | None:
         interval = None if margin is None else (promised - margin, promised + margin)
@@ -299,19 +275,11 @@ def test_what_lies_within_the_interval_of_a_promise_keeps_it(table: Path) -> Non
             else arm
             for arm in made.arms
         )
-        return validate(msgspec.structs.replace(made, arms=arms), gpu=repeats, repeats=4).verdict
+        return judged(msgspec.structs.replace(made, arms=arms), repeats, repeats=4).verdict
 
     assert verdict(given - 0.02, None) is Verdict.NOT_KEPT
     assert verdict(given - 0.02, 0.01) is Verdict.NOT_KEPT
     assert verdict(given - 0.02, 0.04) is Verdict.KEPT
-
-
-def test_validating_on_a_table_with_repeats_does_not_warn(table: Path) -> None:
-    rows = _TABLE.splitlines()
-    table.write_text("\n".join([*rows, *rows[1:]]) + "\n")
-    validation = validate(plan(table, raw=True), gpu=f"replay:{table}", repeats=2)
-
-    assert validation.warnings == ()
 
 
 def test_a_score_is_as_sure_as_the_table_s_repeats(table: Path) -> None:
@@ -337,7 +305,7 @@ def test_a_plan_of_a_table_with_repeats_has_an_interval(table: Path) -> None:
 
 def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) -> None:
     made = plan(table, underclock.Goal(objective=Objective.EDP))
-    validation = validate(made, gpu=f"replay:{table}", repeats=1)
+    validation = judged(made, table, repeats=1)
 
     assert validation.pairs_keeping_time is None
 
@@ -361,8 +329,7 @@ def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
 def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table: Path) -> None:
     made = plan(_noisy_table(table, 10), raw=True)
     strict, usual, loose = (
-        validate(made, gpu=f"replay:{table}", tolerance=tolerance)
-        for tolerance in (0.0, 0.0005, 0.01)
+        judged(made, table, tolerance=tolerance) for tolerance in (0.0, 0.0005, 0.01)
     )
     pairs = [p / a - 1.0 for p in usual.plan_time_s for a in usual.auto_time_s]
 
@@ -374,7 +341,7 @@ def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table
 
 def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
     made = plan(_noisy_table(table, 10), raw=True)
-    validation = validate(made, gpu=f"replay:{table}")
+    validation = judged(made, table)
 
     assert validation.verdict is Verdict.KEPT
     assert validation.further_repeats is None
@@ -390,24 +357,15 @@ def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
 
 def test_a_promise_that_is_broken_is_not_kept(table: Path) -> None:
     made = plan(_noisy_table(table, 10), raw=True)
-    worse = validate(made, gpu=f"replay:{_noisy_table(table, 10, less=-0.1)}")
+    worse = judged(made, _noisy_table(table, 10, less=-0.1))
 
     assert worse.verdict is Verdict.NOT_KEPT
-    forgiven = validate(made, gpu=f"replay:{table}", tolerance=0.2)
+    forgiven = judged(made, table, tolerance=0.2)
     assert forgiven.verdict is Verdict.KEPT
 
 
-def test_rows_that_come_round_again_are_judged_once(table: Path) -> None:
-    made = plan(_noisy_table(table, 3), raw=True)
-    thrice, often = (validate(made, gpu=f"replay:{table}", repeats=n) for n in (3, 30))
-
-    assert often.energy_interval == thrice.energy_interval
-    assert "only 3 repeats are judged" in often.warnings[0]
-    assert thrice.warnings == ()
-
-
 def test_a_single_repeat_gives_no_interval(table: Path) -> None:
-    validation = validate(plan(_noisy_table(table, 3), raw=True), gpu=f"replay:{table}", repeats=1)
+    validation = judged(plan(_noisy_table(table, 3), raw=True), table, repeats=1)
 
     assert (validation.energy_interval, validation.time_interval) == (None, None)
     assert validation.verdict is Verdict.INCONCLUSIVE
@@ -420,66 +378,9 @@ def test_a_tolerance_without_meaning_is_refused(table: Path, tolerance: float) -
         validate(plan(table), gpu=f"replay:{table}", tolerance=tolerance)
 
 
-def _with_a_fixed_clock(table: Path) -> Plan:
-    table.write_text(_TABLE + "G,a,1200,,0.95,90,94.7\n")
-    made = plan(table)
-    assert made.fixed == Clocks(core_mhz=1200)
-    return made
-
-
-def test_the_best_fixed_clock_takes_turns_unless_left_away(table: Path) -> None:
-    made = _with_a_fixed_clock(table)
-    validation = validate(made, gpu=f"replay:{table}", repeats=2)
-    alone = validate(made, gpu=f"replay:{table}", repeats=2, only_plan=True)
-
-    (other,) = validation.others
-    assert (other.name, other.clocks) == (Strategy.BEST_FIXED, Clocks(core_mhz=1200))
-    assert other.energy_change.mean == pytest.approx(made.arm(Strategy.BEST_FIXED).energy_change)
-    assert len(other.time_s) == len(other.energy_j) == 2
-    assert alone.others == ()
-    assert alone.plan_energy_j == validation.plan_energy_j
-
-
-def test_a_fixed_clock_that_the_table_lacks_is_left_away(table: Path) -> None:
-    made = _with_a_fixed_clock(table)
-    table.write_text(_TABLE)
-
-    assert validate(made, gpu=f"replay:{table}", repeats=1).others == ()
-
-
-def test_a_fixed_clock_that_is_auto_or_the_plan_is_left_away(table: Path) -> None:
-    made = _with_a_fixed_clock(table)
-    auto = msgspec.structs.replace(made, fixed=AUTO)
-    fixed = plan(table, underclock.Goal(granularity=Granularity.STEP))
-
-    for one in (auto, fixed):
-        assert validate(one, gpu=f"replay:{table}", repeats=1).others == ()
-
-
-def test_every_repeat_begins_with_another_arm(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _with_a_fixed_clock(table)
-    held: list[Clocks] = []
-    hold = ReplayMeasurer.hold
-
-    def noted(measurer: ReplayMeasurer, clocks: Clocks) -> AbstractContextManager[None]:
-        held.append(clocks)
-        return hold(measurer, clocks)
-
-    monkeypatch.setattr(ReplayMeasurer, "hold", noted)
-    validate(made, gpu=f"replay:{table}", repeats=3)
-    per_repeat = [held[start : start + 4] for start in (0, 4, 8)]
-
-    assert [first for first, *_ in per_repeat] == [
-        AUTO,
-        made.kernels["a"].clocks,
-        Clocks(core_mhz=1200),
-    ]
-    assert all(Counter(turn) == Counter(per_repeat[0]) for turn in per_repeat)
-
-
 def test_a_validation_of_an_older_version_still_loads(table: Path, tmp_path: Path) -> None:
     path = tmp_path / "v.json"
-    write_document(path, validate(plan(table), gpu=f"replay:{table}", repeats=2))
+    write_document(path, judged(plan(table), table, repeats=2))
     body = json.loads(path.read_text())
     for name in [
         "time_interval",
@@ -497,19 +398,6 @@ def test_a_validation_of_an_older_version_still_loads(table: Path, tmp_path: Pat
     assert (loaded.verdict, loaded.energy_interval, loaded.others) == (None, None, ())
 
 
-def test_evidence_does_not_mix(table: Path) -> None:
-    table.write_text(_TABLE.replace("G,", "RTX 3080 Ti,").replace("gpu,", "gpu,", 1))
-    made = plan(table)
-    with pytest.raises(DataError, match="rests on replayed samples"):
-        validate(made, gpu="sim:rtx3080ti")
-
-
-def test_a_plan_that_does_not_say_what_runs_cannot_be_validated(table: Path) -> None:
-    made = msgspec.structs.replace(plan(table), runs=())
-    with pytest.raises(DataError, match="what the step runs"):
-        validate(made, gpu=f"replay:{table}")
-
-
 def test_no_repeats_validate_nothing(table: Path) -> None:
     with pytest.raises(UsageError, match="0 times"):
         validate(plan(table), gpu=f"replay:{table}", repeats=0)
@@ -517,9 +405,7 @@ def test_no_repeats_validate_nothing(table: Path) -> None:
 
 def test_a_report_refuses_another_plans_validation(table: Path, tmp_path: Path) -> None:
     made = plan(table)
-    other = validate(
-        plan(table, underclock.Goal(max_slowdown=0.5)), gpu=f"replay:{table}", repeats=1
-    )
+    other = judged(plan(table, underclock.Goal(max_slowdown=0.5)), table, repeats=1)
     with pytest.raises(DataError, match="another plan"):
         write_report(made, to=tmp_path / "r.html", validation=other)
     assert not (tmp_path / "r.html").exists()
@@ -528,7 +414,7 @@ def test_a_report_refuses_another_plans_validation(table: Path, tmp_path: Path) 
 def test_a_report_is_written_from_files(table: Path, tmp_path: Path) -> None:
     made = plan(table)
     write_document(tmp_path / "plan.json", made)
-    write_document(tmp_path / "v.json", validate(made, gpu=f"replay:{table}", repeats=1))
+    write_document(tmp_path / "v.json", judged(made, table, repeats=1))
     page = write_report(
         tmp_path / "plan.json", to=tmp_path / "r.html", validation=tmp_path / "v.json"
     )

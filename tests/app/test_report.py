@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from judged_tables import judged
 from underclock.app.planning import plan
 from underclock.app.report import render_report, write_report
-from underclock.app.validating import validate
 from underclock.errors import DataError
 from underclock.records import Kernel, Plan, Step, Validation
 from underclock.records.latencies import LatencyTable
@@ -31,7 +31,7 @@ def made(table: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def validated(made: Plan, table: Path) -> Validation:
-    return validate(made, gpu=f"replay:{table}", repeats=1)
+    return judged(made, table, repeats=1)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from judged_tables import judged
 from underclock.app import main
+from underclock.app.validating import _check_options, validate
+from underclock.records import Plan, Validation
+from underclock.store import read_document
 
 _HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w"
 _ROWS = (("", 1.0, 100.0), ("900", 0.99, 60.0), ("1200", 0.98, 90.0))
@@ -32,8 +36,22 @@ def _plan(
     capsys.readouterr()
 
 
+@pytest.fixture(autouse=True)
+def _on_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rows of the table be runs of the step."""
+
+    def on_table(plan: Path, *, repeats: int, tolerance: float, **_more: object) -> Validation:
+        if repeats < 1 or plan.name != "plan.json":
+            return validate(plan, gpu="nvml:0", repeats=repeats, tolerance=tolerance)
+        _check_options(repeats, tolerance)
+        made = read_document(plan, Plan)
+        return judged(made, Path("sweep.csv"), repeats=repeats, tolerance=tolerance)
+
+    monkeypatch.setattr("underclock.app.validating.validate", on_table)
+
+
 def _validate(*more: str) -> None:
-    main(["validate", "plan.json", "--gpu", "replay:sweep.csv", "--repeats", "4", *more])
+    main(["validate", "plan.json", "--gpu", "sim:rtx3080ti", "--repeats", "4", *more])
 
 
 def test_a_kept_promise_ends_well_and_says_so_last(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +97,7 @@ def test_json_carries_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
 
     assert found["verdict"] == "not kept"
-    assert (found["accounting"], found["latency"]) == ("isolated", None)
+    assert found["latency"] is None
     assert found["tolerance"] == 0.01
     assert found["energy_interval"][0] < found["energy_change"]["mean"]
     assert len(found["time_interval"]) == 2
@@ -138,21 +156,15 @@ def test_a_plan_that_sets_nothing_is_not_run(capsys: pytest.CaptureFixture[str])
     assert Path("page.html").is_file()
 
 
-def test_it_says_what_was_run_and_whole_steps_of_a_table_are_refused(
-    capsys: pytest.CaptureFixture[str],
+def test_a_table_cannot_run_a_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _validate("--accounting", "isolated")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "kernels one by one, replayed, summed; switching taken as free" in said
-
-    with pytest.raises(SystemExit) as ended:
-        _validate("--accounting", "step")
-    assert ended.value.code == 2
-    assert "a table only repeats what was measured before" in capsys.readouterr().err
-
-
-def test_the_codes_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["validate", "--help"])
-
-    said = " ".join(capsys.readouterr().out.split())
-    assert "7 not kept; 8 inconclusive" in said
+    monkeypatch.setattr("underclock.app.validating.validate", validate)
+    for gpu, words in (
+        ("replay:sweep.csv", "cannot run kernels"),
+        ("sim:rtx3080ti", "no order of launches"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["validate", "plan.json", "--gpu", gpu])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import io
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,9 @@ from simulated_steps import Executed
 from simulated_steps import execute as conduct
 from underclock.app.report import write_report
 from underclock.app.validating import validate
-from underclock.campaign.turns import Course, WholeSteps, course_of, switching_model, why_one_by_one
-from underclock.errors import DataError, DeviceError, UsageError
+from underclock.campaign.turns import WholeSteps, run_in_turns, switching_model
+from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
 from underclock.gpus.models import SwitchingModel
-from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.lease import ClockLeases
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.costs import Costs, LaunchCost
@@ -325,7 +325,7 @@ def test_a_plan_is_validated_on_whole_steps_with_switching_taken_as_free(
     clocks = [plan.kernels[kernel.name].clocks for kernel in _kernels(tiny)]
     executed, auto = _run("rtx3080ti", tiny, clocks), _run("rtx3080ti", tiny, [AUTO] * len(clocks))
 
-    assert (validation.accounting, validation.latency) == (Accounting.STEP, None)
+    assert validation.latency is None
     assert (validation.chosen, validation.promised_energy_change) == (plan.chosen, -0.1)
     truth = executed.time_s[0] / auto.time_s[0] - 1.0
     assert validation.time_change.mean == pytest.approx(truth, abs=1e-2)  # at the cap noise counts
@@ -374,54 +374,56 @@ def test_a_schedule_that_holds_one_pair_and_a_plan_that_does_need_no_runtime(
     one, other = _validated(held), _validated(scheduled)
 
     assert one.plan_time_s == other.plan_time_s
-    assert (one.accounting, other.accounting) == (Accounting.STEP,) * 2
-    for plan in (held, scheduled):
-        course = course_of(plan)
-        assert _why_one_by_one(plan, course, "nvml:0") is None
 
 
-def _why_one_by_one(plan: Plan, course: Course | None, gpu: str) -> str | None:
-    return why_one_by_one(plan, course, gpu, parse_gpu(gpu).capabilities)
-
-
-def test_what_cannot_run_a_schedule_says_so(tiny: Step, info: GpuInfo) -> None:
+def test_what_cannot_run_a_step_under_the_plan_is_refused(tiny: Step, info: GpuInfo) -> None:
     plan = _plan(tiny, info, [_SLOW, _FAST])
-    course = course_of(plan)
-    reason = _why_one_by_one(plan, course, "nvml:0")
-
-    assert reason is not None
-    assert "nvml:0 cannot run a schedule of clocks" in reason
-    assert _why_one_by_one(plan, course, "sim:rtx3080ti") is None
-    assert "table" in (_why_one_by_one(plan, course, "replay:t.csv") or "")
-
-
-def test_a_step_of_unknown_order_is_validated_kernel_by_kernel(tiny: Step, info: GpuInfo) -> None:
-    plan = _plan(tiny, info, [_SLOW, _FAST], order=())
-    validation = _validated(plan)
-
-    assert (validation.accounting, validation.chosen) == (Accounting.ISOLATED, plan.chosen)
-    (told,) = validation.warnings
-    assert "the whole step was not run under the plan" in told
-    assert "nobody knows in which order" in told
-    assert "kernels one by one, simulated" in _shown(validation)
-    with pytest.raises(UsageError, match="whole steps cannot be run: nobody knows"):
-        _validated(plan, accounting=Accounting.STEP)
+    with pytest.raises(NotSupportedError, match="cannot run a schedule of clocks"):
+        _validated(plan, gpu="nvml:0")
+    with pytest.raises(UsageError, match="cannot run kernels"):
+        _validated(plan, gpu="replay:t.csv")
+    with pytest.raises(UsageError, match="has no order of launches"):
+        _validated(_plan(tiny, info, [_SLOW, _FAST], order=()))
 
 
-def test_isolated_accounting_can_be_asked_for_and_mixtures_are_told(
-    tiny: Step, info: GpuInfo
-) -> None:
-    plan = _plan(tiny, info, [_SLOW, _FAST])
-    alone = _validated(plan, accounting=Accounting.ISOLATED)
-    assert (alone.accounting, alone.latency) == (Accounting.ISOLATED, None)
-    assert alone.warnings == (
-        "the promise is about the whole step, and its kernels were measured one by one",
-    )
+def test_a_fixed_clock_that_is_auto_or_the_plan_is_left_away(tiny: Step, info: GpuInfo) -> None:
+    plan = _plan(tiny, info, [_SLOW, _FAST], fixed=_FAST)
+    one = _plan(tiny, info, [_SLOW], fixed=_SLOW)
+    auto = msgspec.structs.replace(plan, fixed=AUTO)
 
-    isolated = msgspec.structs.replace(plan, accounting=Accounting.ISOLATED)
+    for given, only_plan in ((one, False), (auto, False), (plan, True)):
+        assert _validated(given, repeats=1, only_plan=only_plan).others == ()
+
+
+def test_every_repeat_begins_with_another_arm(tiny: Step) -> None:
+    held: list[Clocks] = []
+
+    class Noting(GpuMeasurer):
+        def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
+            held.append(clocks)
+            return super().hold(clocks)
+
+    with simulated_rig("rtx3080ti") as rig:
+        measurer = Noting(
+            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF
+        )
+        steps = WholeSteps(measurer=measurer, led=None, kernels=_kernels(tiny))
+        arms = {"auto": [AUTO], "plan": [_SLOW], "best_fixed": [_FAST]}
+        totals = run_in_turns(steps, arms, 3, lambda _tally: None)
+
+    assert held == [AUTO, _SLOW, _FAST, _SLOW, _FAST, AUTO, _FAST, AUTO, _SLOW]
+    assert {name: each.shape for name, each in totals.items()} == dict.fromkeys(arms, (3, 2))
+
+
+def test_evidence_does_not_mix(tiny: Step, info: GpuInfo) -> None:
+    with pytest.raises(DataError, match="rests on replayed samples"):
+        _validated(_plan(tiny, info, [_SLOW], evidence=Evidence.REPLAYED))
+
+
+def test_what_is_promised_of_kernels_alone_is_said(tiny: Step, info: GpuInfo) -> None:
+    isolated = _plan(tiny, info, [_SLOW, _FAST], accounting=Accounting.ISOLATED)
     (told,) = _validated(isolated).warnings
     assert "the verdict is about the whole step" in told
-    assert _validated(isolated, accounting=Accounting.ISOLATED).warnings == ()
 
 
 def test_what_sets_nothing_is_not_run(tiny: Step, info: GpuInfo) -> None:
@@ -471,7 +473,7 @@ def test_a_gpu_lost_in_its_turn_is_an_error(tiny: Step) -> None:
                 ScheduledLauncher(rig, Scheduled(clocks=tuple(clocks))),
             )
         )
-        whole = WholeSteps(measurer=held, led=led, kernels=launches, planned=clocks)
+        whole = WholeSteps(measurer=held, led=led, kernels=launches)
         with pytest.raises(DeviceError, match="lost"):
             whole.run(clocks, 0)
 

@@ -10,7 +10,6 @@ import pytest
 from underclock.errors import NotSupportedError
 from underclock.records import (
     AUTO,
-    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -78,7 +77,6 @@ VALIDATION = Validation(
     gpu=GPU,
     workload="gpt3-xl",
     chosen=Strategy.KERNEL_GLOBAL,
-    accounting=Accounting.STEP,
     repeats=1,
     auto_time_s=(1.0,),
     auto_energy_j=(100.0,),

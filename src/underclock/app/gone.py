@@ -38,6 +38,7 @@ OPTIONS: Final[dict[str, str]] = {
     "underclock saved --textfile": "`underclock run --metrics-port` answers Prometheus while a run "
     "lasts",
     "underclock run --metrics-file": "--metrics-port answers Prometheus",
+    "underclock validate --accounting": "whole steps are validated, whose kernels share one cap",
     "underclock job 1f1b --load": "`underclock.pipeline_job(..., load_s=...)` has it",
     "underclock paper -o": "the tables and --json have its numbers",
     "underclock plan --ray": "a plan takes seconds: `underclock plan` on each machine makes them",

@@ -134,7 +134,6 @@ def _read(
 
 def _check_same(plan: Plan, validation: Validation) -> None:
     """Refuse to show a plan beside numbers of another, or of another kind."""
-    # Of a plan with a schedule either the schedule was run or, one by one, its kernels.
     ran = plan.find(validation.chosen)
     promise = None if ran is None else ran.cost
     theirs = (

@@ -36,11 +36,6 @@ INCONCLUSIVE = 8
     default=0.001,
     help="Shortfall that still counts as kept. [default: 0.1%]",
 )
-@click.option(
-    "--accounting",
-    type=click.Choice(["step", "isolated"]),
-    help="Whole steps or kernels one by one. [default: whole steps where the GPU can]",
-)
 @click.option("--only-plan", is_flag=True, help="Do not run the best fixed clock too.")
 @source_option
 @seed_option
@@ -48,27 +43,26 @@ INCONCLUSIVE = 8
 def command(
     *,
     plan: Path,
-    accounting: str | None,
     source: str,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what `validate` has, by its names
 ) -> None:
     """Run the step under PLAN and at auto clocks again, and say whether the promise holds.
 
-    A GPU that cannot run the plan measures its kernels one by one, and the answer says so.
+    Only a simulated GPU changes clocks within a step here: on a real one `underclock run --arms
+    auto,plan` compares while it trains.
 
     Exit codes: 0 kept, or nothing to keep, for the plan sets no clocks; 7 not kept; 8 inconclusive.
 
     Example: underclock validate plan.json --gpu sim:rtx3080ti -o validation.json
     """
     from underclock.app.validating import validate
-    from underclock.records import Accounting, Verdict
+    from underclock.records import Verdict
 
     to.check(plan)
     with progress_bar("validating") as show:
         validation = validate(
             plan,
-            accounting=None if accounting is None else Accounting(accounting),
             progress=show,
             run=step_file(plan, source),
             **asked,

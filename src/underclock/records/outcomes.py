@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Self
 
-from underclock.records.choices import Accounting, Objective, Strategy
+from underclock.records.choices import Objective, Strategy
 from underclock.records.common import (
     Clocks,
     Evidence,
@@ -102,7 +102,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
         chosen: The arm whose clocks ran, and whose promise is judged.
         objective: What the plan minimises; for time its promise of time is judged. ``None`` when
             unknown.
-        accounting: What a run is: the whole step as it runs, or its kernels measured one by one.
         latency: Which switching latency the plan ran under, in words; ``None`` where it was taken
             as free.
         auto_time_s: One total per repeat, as in the three that follow it.
@@ -130,7 +129,6 @@ class Validation(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="
     workload: str
     chosen: Strategy
     objective: Objective | None = None
-    accounting: Accounting
     latency: str | None = None
     repeats: int
     auto_time_s: tuple[float, ...]

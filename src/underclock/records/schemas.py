@@ -14,7 +14,7 @@ SCHEMAS: Final = {
     "samples": 8,
     "merged samples": 1,
     "plan": 10,
-    "validation": 4,
+    "validation": 5,
     "latencies": 3,
     "job": 1,
     "job plan": 1,

@@ -286,9 +286,7 @@ def keeping_time_text(validation: Validation) -> str:
 
 
 def accounting_text(validation: Validation) -> str:
-    """Say what was run: whole steps or kernels, and how clocks changed."""
-    if validation.accounting is Accounting.ISOLATED:
-        return f"kernels one by one, {validation.evidence}, summed; switching taken as free"
+    """Say what was run, and how clocks changed."""
     latency = validation.latency
     switching = "taken as free" if latency is None else f"latency {latency}"
     return f"whole steps, {validation.evidence}; switching {switching}"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from judged_tables import judged
 from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.app.validating import validate
 from underclock.core.planning.goal import Goal
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Record, Step
 from underclock.records.latencies import LatencyTable
@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
                 order=(0, 1, 0),
             ),
             "plan": made,
-            "validation": validate(made, gpu=f"replay:{table}", repeats=1),
+            "validation": judged(made, table, repeats=1),
             "latencies": LatencyTable(
                 evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
             ),

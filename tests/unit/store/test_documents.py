@@ -12,7 +12,6 @@ from underclock.errors import DataError, UsageError
 from underclock.records import (
     AUTO,
     SCHEMAS,
-    Accounting,
     Aggregate,
     Arm,
     Choice,
@@ -139,7 +138,6 @@ def validations(draw: st.DrawFn) -> Validation:
         gpu=draw(gpus),
         workload=draw(names),
         chosen=draw(st.sampled_from(Strategy)),
-        accounting=draw(st.sampled_from(Accounting)),
         repeats=repeats,
         auto_time_s=runs["auto_s"],
         auto_energy_j=runs["auto_j"],
