@@ -2,8 +2,8 @@
 
 import io
 import itertools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -399,9 +399,11 @@ def test_every_repeat_begins_with_another_arm(tiny: Step) -> None:
     held: list[Clocks] = []
 
     class Noting(GpuMeasurer):
-        def hold(self, clocks: Clocks) -> AbstractContextManager[None]:
+        @contextmanager
+        def hold(self, clocks: Clocks) -> Iterator[None]:
             held.append(clocks)
-            return super().hold(clocks)
+            with super().hold(clocks):
+                yield
 
     with simulated_rig("rtx3080ti") as rig:
         measurer = Noting(

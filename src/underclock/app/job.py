@@ -102,6 +102,7 @@ def _cost_options(command: _Command) -> _Command:
 @click.pass_context
 def _scheduled(
     context: click.Context,
+    /,
     *,
     profile: Path | None,
     samples: tuple[Path, ...],

@@ -98,8 +98,8 @@ def validate(
     if held and all(clocks == plan.baseline for clocks in held):
         why = auto_plan_sentence(plan)
         words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
-        told = (words,) if why is None else (words, why)
-        return msgspec.structs.replace(_of_nothing(plan, course, tolerance), warnings=told)
+        about = (words,) if why is None else (words, why)
+        return msgspec.structs.replace(_of_nothing(plan, course, tolerance), warnings=about)
     name = parse_gpu(gpu)
     name.need(Capability.RUN)
     if course is None:
@@ -121,11 +121,11 @@ def validate(
         told += steps.measurer.notes()
         told += () if latencies is None else latencies.check_gpu(gpu_info)
     if plan.accounting is not Accounting.STEP:
-        about = (
+        sums = (
             "the promise is a sum of kernels measured alone; the verdict is about the whole step, "
             "whose kernels share one power cap"
         )
-        told += (about,)
+        told += (sums,)
     judged = judged_runs(plan, course, totals, tolerance)
     return msgspec.structs.replace(judged, gpu=gpu_info, warnings=told)
 
