@@ -36,7 +36,6 @@ from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.core.model.whitening import ErrorModel
-from underclock.core.step.cap import CapMargin, draws_limit
 from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
@@ -48,6 +47,7 @@ _NOISE, _DISCREPANCY = 0.02, 1e-6  # of a row; of rows at like clocks together
 _LEAST_ROWS, _LEAST_CORE_CLOCKS = 2, 4  # as many clocks as a kernel has constants
 _ROUNDS = 3  # of kernels that lean on one another, and the fit of all
 _FOLDS = 5
+_CAPPED = 0.93  # of the limit: a mean power includes moments below it
 _TINY = 1e-9
 _WIDER = 2.0  # than the priors of a campaign, which has fewer rows
 _APART = 0.15  # core clocks closer than this, as a ratio, tell much the same
@@ -138,7 +138,7 @@ def _free(sample_set: SampleSet, limit_w: float) -> tuple[Window, ...]:
 
 
 def _is_capped(power_w: float, limit_w: float) -> bool:
-    return bool(draws_limit(np.array(power_w), limit_w, CapMargin.UNREAD))
+    return power_w >= _CAPPED * limit_w
 
 
 def _check(sample_set: SampleSet, free: Sequence[Window]) -> None:

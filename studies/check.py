@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from pages import markdown, run_command
-from score import as_measured, run_variances
+from score import as_measured, check_kernels_alone, run_variances
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
@@ -30,7 +30,6 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.student import student_quantile
 from underclock.core.step.table import cost_table
-from underclock.core.step.whole import check_kernels_alone
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Evidence, GpuInfo, Record, SampleSet, Window
 from underclock.records.measured import renumbered

@@ -24,7 +24,7 @@ import numpy as np
 
 from genetic import searched
 from pages import markdown, percent, run_command
-from underclock.app.options import baseline_option, file_argument, json_option, slowdown_option
+from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.planning import costs_of
 from underclock.app.switching import KNOWN, switching_of
 from underclock.arrays import Floats, Ints
@@ -52,9 +52,8 @@ from underclock.core.solvers import (
     solution_of,
     solve,
 )
-from underclock.core.step.cap import settle
 from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import against_auto, cap_of, grouped, under_limit
+from underclock.core.step.under_cap import against_auto, grouped
 from underclock.core.step.whole import as_one, is_only_whole
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import (
@@ -76,9 +75,6 @@ from underclock.units import format_percent, name_hint
 
 _SMALL = 1e-6  # of auto's time: to what a search keeps a budget
 _ROUNDS = 6  # of aims below a budget
-_LESS = 0.99  # of the limit, to see how time follows power
-_LIMIT_STEP = 0.01  # of the GPU's own power limit
-_LEAST_LIMIT = 0.5  # of it, where the GPU does not say how low it goes
 _STEPS, _COUNTED = 2000, 1000  # of a controller, and the last of them
 _WAITED = 20  # steps after a late one before the controller tries a lower clock again
 _NOISE = 0.002  # of the time of a step, as the controller sees it: assumed
@@ -101,7 +97,6 @@ class Rival(Record, frozen=True, kw_only=True):
     name: str
     free: Choice | None = None
     achievable: Choice | None = None
-    power_limit_w: float | None = None
     note: str = ""
 
 
@@ -223,47 +218,6 @@ def _one_clock(contest: Contest, name: str) -> Rival:
     """Auto, or the best pair of clocks for the whole step."""
     choice = contest.of_arm(Strategy(name))
     return Rival(name=name, free=choice, achievable=choice)
-
-
-def _power_limit(contest: Contest, name: str) -> Rival:
-    """The power limit under which auto takes least energy within the budget.
-
-    What the cap makes of the step under it is expected, against auto as it was measured: what is
-    missed of its power the cap makes good by time.
-    """
-    table, risk, own_w = contest.table, contest.risk, contest.gpu.power_limit_w
-    if not isinstance(risk, CostEstimate) or table.power_cap is None or own_w is None:
-        return Rival(name=name, note="costs are of kernels alone: a limit holds a step as it runs")
-    least_w = (contest.gpu.power_range_w or (_LEAST_LIMIT * own_w, own_w))[0]
-    own = contest.of_arm(Strategy.AUTO)
-    found, at_w = own if own.keeps_budget else _NOTHING, None
-    for limit_w in np.arange(own_w, least_w - _SMALL, -_LIMIT_STEP * own_w).tolist():
-        limited = under_limit(table, limit_w, own_w)
-        auto_s, auto_j = limited.table.auto_time_s, limited.table.auto_energy_j
-        cost = against_auto(table, auto_s, auto_j)
-        spread = risk.predicted_schedule(limited.at_auto)
-        slower = _s_per_w(limited.table) * spread.energy_spread
-        change = dataclasses.replace(
-            _certain(cost),
-            time_spread=math.hypot(spread.time_spread, slower),
-            energy_spread=math.hypot(spread.energy_spread, slower),
-        )
-        baseline = table.settings[table.baseline]
-        choice = contest.judged(Arm.of(_ARM, cost, Status.BOUNDED), change, [baseline])
-        if choice.keeps_budget and auto_j < (found.arm.energy_j or math.inf):
-            found, at_w = choice, limit_w
-    return Rival(name=name, free=found, achievable=found, power_limit_w=at_w)
-
-
-def _s_per_w(limited: CostTable) -> float:
-    """Return by what part time changes for each part of power that the cap leaves."""
-    cap = cap_of(limited)
-    asked = np.full(len(cap.order), cap.boost)
-    times = [
-        settle(each, limited.launches, asked).time_s.sum()
-        for each in (cap, dataclasses.replace(cap, limit_w=_LESS * cap.limit_w))
-    ]
-    return math.log(times[1] / times[0]) / math.log(_LESS)
 
 
 def _feedback(contest: Contest, name: str) -> Rival:
@@ -484,7 +438,6 @@ def stretches(problem: SequenceProblem) -> Ints:
 POLICIES: dict[str, tuple[str, Callable[[Contest, str], Rival]]] = {
     "auto": ("auto", _one_clock),
     "best_fixed": ("best fixed clock", _one_clock),
-    "power_limit": ("power limit", _power_limit),
     "feedback": ("feedback (BatchDVFS)", _feedback),
     "edp": ("EDP, each kernel", _least_product),
     "ed2p": ("ED²P, each kernel", _least_product),
@@ -585,17 +538,12 @@ def _lines(comparison: Comparison) -> Iterator[tuple[str, ...]]:
                 continue
             changes = choice.arm.time_change, choice.arm.energy_change
             title = POLICIES[rival.name][0]
-            limit_w = rival.power_limit_w
             clocks = f"{len(choice.clocks)} pairs" if choice.clocks[1:] else choice.clocks
             yield (
                 title if choice is rival.free else f"{title}, achievable",
                 *("none" if each is None else percent(each) for each in changes),
                 "kept" if choice.keeps_budget else "over",
-                f"at most {limit_w:.0f} W"
-                if limit_w
-                else clocks
-                if isinstance(clocks, str)
-                else "".join(map(str, clocks)),
+                clocks if isinstance(clocks, str) else "".join(map(str, clocks)),
             )
 
 
@@ -610,7 +558,7 @@ def json_of(comparison: Comparison) -> bytes:
 
 @click.command()
 @file_argument("samples")
-@slowdown_option
+@click.option("--max-slowdown", type=FRACTION, default=0.0, help="Time budget: 1% or 0.01.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Of several, repeat it.")
 @click.option("--latency", default=KNOWN, show_default=True, help="As for `underclock plan`.")
 @baseline_option

@@ -16,11 +16,11 @@ from underclock.app.output import print_json
 from underclock.arrays import Floats
 from underclock.core.inference.field import Errors
 from underclock.core.inference.joint import JointCosts
-from underclock.core.model.row_runs import runs_of
+from underclock.core.model.row_runs import TableRuns, runs_of
 from underclock.core.planning.choices import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed
 from underclock.core.step.table import CostTable, at_any_clocks, cost_table
-from underclock.core.step.whole import check_kernels_alone
+from underclock.core.step.whole import is_only_whole
 from underclock.errors import DataError
 from underclock.records import (
     Arm,
@@ -96,6 +96,21 @@ def score(plan: Plan | str | Path, table: SampleSet | str | Path) -> Score:
     )
 
 
+def check_kernels_alone(sample_set: SampleSet) -> None:
+    """Refuse a step that ran whole only, where costs of its kernels are asked for.
+
+    Raises:
+        DataError: It is one.
+    """
+    if is_only_whole(sample_set):
+        raise DataError(
+            f"{sample_set.workload} ran whole only: what its kernels cost by themselves is not "
+            "known",
+            hint="`underclock plan` plans one clock for the whole step; a campaign that was cut "
+            "off goes on with `underclock measure`",
+        )
+
+
 def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     """Cost given clocks on a table.
 
@@ -112,6 +127,11 @@ def cost_at(table: CostTable, wanted: dict[str, Clocks]) -> Cost:
     return choice_cost(table, np.array(columns))
 
 
+def _runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    return runs_of(sample_set.samples, names, settings)
+
+
 def run_variances(sample_set: SampleSet) -> Floats:
     """Return how far each sample may be off: as runs of its row usually are, and as it is seen to.
 
@@ -120,7 +140,7 @@ def run_variances(sample_set: SampleSet) -> Floats:
     """
     settings = tuple(dict.fromkeys(sample.asked for sample in sample_set.samples))
     variances = []
-    for runs in runs_of(sample_set, settings).quantities:
+    for runs in _runs_of(sample_set, settings).quantities:
         each = weighed(runs)
         of_usual = each.weight * each.scatter[runs.row] ** 2
         variances.append(of_usual + (1.0 - each.weight) * each.off**2)
@@ -137,7 +157,7 @@ def as_measured(
             repeats tell. Shape (2, N).
     """
     table = cost_table(sample_set, baseline=baseline)
-    runs = runs_of(sample_set, table.settings)
+    runs = _runs_of(sample_set, table.settings)
     nothing = np.zeros((*table.time_s.shape, 0))
     errors = []
     each = run_variances(sample_set) if variances is None else variances

@@ -189,12 +189,6 @@ CLOCKS = _Parsed("core,memory", _parse_clocks)
 MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
 PACE = _Parsed("duration", _parse_pace)
 
-slowdown_option = click.option(
-    "--max-slowdown",
-    type=FRACTION,
-    default=0.0,
-    help="Time budget: 1% or 0.01. [default: 0, strict]",
-)
 baseline_option = click.option(
     "--baseline", type=CLOCKS, help="Call these auto, where a table has no auto rows."
 )

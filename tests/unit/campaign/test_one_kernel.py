@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from score import check_kernels_alone
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
@@ -16,7 +17,7 @@ from underclock.campaign.recording import Recorder
 from underclock.campaign.survey import Campaign, ClockControl
 from underclock.core.design.wanted import Wanted
 from underclock.core.planning.goal import Goal
-from underclock.core.step.whole import WHOLE, check_kernels_alone
+from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.records import (

@@ -36,15 +36,10 @@ class TableRuns:
     quantities: tuple[Runs, Runs]
 
 
-def runs_of(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> TableRuns:
-    """Return the runs of a table's rows."""
-    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    return _runs(sample_set.samples, names, settings)
-
-
-def _runs(
+def runs_of(
     samples: Sequence[Window], names: dict[str, int], settings: tuple[Clocks, ...]
 ) -> TableRuns:
+    """Return the runs of a table's rows; ``names`` give kernels their numbers."""
     columns = {clocks: s for s, clocks in enumerate(settings)}
     places = np.array([names[s.kernel] * len(settings) + columns[s.asked] for s in samples])
     rows, row = np.unique(places, return_inverse=True)
@@ -108,7 +103,7 @@ def _weighed_repeats(sample_set: SampleSet, repeated: Ints) -> list[Weighed]:
     samples = [sample_set.samples[i] for i in repeated.tolist()]
     settings = tuple(dict.fromkeys(sample.asked for sample in samples))
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    return [weighed(runs) for runs in _runs(samples, names, settings).quantities]
+    return [weighed(runs) for runs in runs_of(samples, names, settings).quantities]
 
 
 def odd_rows(sample_set: SampleSet) -> tuple[str, ...]:

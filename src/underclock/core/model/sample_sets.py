@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from underclock.core.step.cap import CapMargin, driver_says, is_power_capped
+from underclock.core.step.cap import driver_says, is_power_capped
 from underclock.errors import DataError
 from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Window
 
@@ -189,7 +189,7 @@ def seen_cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     samples = sample_set.samples
     powers = [sample.energy_j / sample.time_s for sample in samples]
     limit_w = sample_set.gpu.power_limit_w or max(powers, default=math.inf)
-    capped = is_power_capped(samples, limit_w, CapMargin.FIT).tolist()
+    capped = is_power_capped(samples, limit_w).tolist()
     if all(driver_says(sample.throttle_reasons) is None for sample in samples):
         capped = [
             yes and s.asked.core_mhz is not None for yes, s in zip(capped, samples, strict=True)

@@ -3,13 +3,13 @@
 import math
 
 from underclock.core.steering.taking_off import HUNTS_MHZ
-from underclock.core.step.cap import CapMargin, is_power_capped
+from underclock.core.step.cap import is_power_capped
 from underclock.records import SampleSet, Window
 
 
 def at_cap(sample: Window, limit_w: float | None) -> bool:
     """Whether the power cap held a measurement's clock."""
-    return bool(is_power_capped([sample], limit_w or math.inf, CapMargin.FIT)[0])
+    return bool(is_power_capped([sample], limit_w or math.inf)[0])
 
 
 def reach_mhz(sample_set: SampleSet) -> tuple[float, float] | None:

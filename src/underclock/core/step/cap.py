@@ -20,7 +20,6 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
@@ -34,17 +33,8 @@ HALF_BIN_MHZ = 7.5
 _CEILINGS = 32  # of many boards, at least
 _TOGETHER = 64  # boards settled side by side
 _PART = 1.0 / 16.0  # of the window, in which launches of boards are added up
+_HELD = 0.985  # of the limit: each row left out of a fit in error is knowledge lost
 _ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
-
-
-class CapMargin(float, Enum):
-    """Part of the limit from which a sample counts as held."""
-
-    FIT = 0.985
-    """To leave locked rows out of a fit: each row left out in error is knowledge lost."""
-    UNREAD = 0.93
-    """Of runs of which neither clocks nor throttle reasons were read: their mean power includes
-    moments below the limit."""
 
 
 def driver_says(reasons: ThrottleReason | None) -> bool | None:
@@ -54,12 +44,12 @@ def driver_says(reasons: ThrottleReason | None) -> bool | None:
     return bool(reasons & ThrottleReason.SW_POWER_CAP)
 
 
-def draws_limit(power_w: Floats, limit_w: float, margin: CapMargin) -> Bools:
+def draws_limit(power_w: Floats, limit_w: float) -> Bools:
     """Return where power is next to a limit."""
-    return np.asarray(power_w >= margin.value * limit_w, dtype=np.bool_)
+    return np.asarray(power_w >= _HELD * limit_w, dtype=np.bool_)
 
 
-def is_power_capped(samples: Sequence[Window], limit_w: float, margin: CapMargin) -> Bools:
+def is_power_capped(samples: Sequence[Window], limit_w: float) -> Bools:
     """Return which samples the power cap held.
 
     Args:
@@ -70,7 +60,7 @@ def is_power_capped(samples: Sequence[Window], limit_w: float, margin: CapMargin
     if any(word is not None for word in said):
         return np.array([bool(word) for word in said])
     power_w = np.array([sample.energy_j / sample.time_s for sample in samples])
-    return draws_limit(power_w, limit_w, margin)
+    return draws_limit(power_w, limit_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,28 +315,6 @@ def _left_at_auto(table: CostTable, groups: Grouped) -> Grouped:
     return Grouped(groups.member, time_s, energy_j)
 
 
-def under_limit(table: CostTable, limit_w: float, known_limit_w: float) -> KnownStep:
-    """Return the costs of a step under a power limit; auto is what the driver's cap leaves it.
-
-    The loop settles as far below one limit as below another. Whatever is chosen draws about the
-    limit, so all of it runs at the temperature that belongs to that.
-
-    Raises:
-        ValueError: Costs are of kernels alone.
-    """
-    cap = cap_of(table)
-    settles_w = cap.limit_w - known_limit_w + limit_w
-    energy_j = table.energy_j.copy()
-    if table.heat is not None:
-        cooler_c = table.heat.c_per_w * min(0.0, settles_w - table.auto_w)
-        known = np.isfinite(table.time_s)
-        per_s = np.broadcast_to(table.heat.w_per_c * cooler_c, table.time_s.shape)
-        energy_j[known] += table.time_s[known] * per_s[known]
-    cap = dataclasses.replace(cap, limit_w=settles_w)
-    cooled = dataclasses.replace(table, energy_j=energy_j, power_cap=cap, heat=None)
-    return _with_auto_settled(cooled)
-
-
 def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
 

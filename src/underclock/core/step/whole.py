@@ -14,7 +14,6 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.step.cap import HALF_BIN_MHZ, driver_says, is_uneven
-from underclock.errors import DataError
 from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Window
 from underclock.units import format_percent
 
@@ -26,21 +25,6 @@ _LEVEL = 1e-12
 def is_only_whole(sample_set: SampleSet) -> bool:
     """Whether a step ran whole and none of its kernels alone."""
     return bool(sample_set.order and sample_set.in_situ and not sample_set.samples)
-
-
-def check_kernels_alone(sample_set: SampleSet) -> None:
-    """Refuse a step that ran whole only, where costs of its kernels are asked for.
-
-    Raises:
-        DataError: It is one.
-    """
-    if is_only_whole(sample_set):
-        raise DataError(
-            f"{sample_set.workload} ran whole only: what its kernels cost by themselves is not "
-            "known",
-            hint="`underclock plan` plans one clock for the whole step; a campaign that was cut "
-            "off goes on with `underclock measure`",
-        )
 
 
 def as_one(sample_set: SampleSet) -> SampleSet:

@@ -30,7 +30,7 @@ from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.step.table import cost_table
-from underclock.core.step.under_cap import auto_core_mhz, under_limit
+from underclock.core.step.under_cap import auto_core_mhz
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
 from underclock.records import (
@@ -170,15 +170,6 @@ def test_no_further_sample_of_it_is_worth_a_second() -> None:
     )
 
     assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
-
-
-def test_another_limit_leaves_it_as_it_is() -> None:
-    found = _found(0.0, 0.0)
-    limit_w = campaign_beside(0.0, 0.0).gpu.power_limit_w or 0.0
-    limited = under_limit(found.table, 0.9 * limit_w, limit_w).table
-
-    assert limited.auto_time_s > found.table.auto_time_s
-    assert np.ptp(limited.energy_j[5]) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -> None:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.step.cap import (
-    CapMargin,
     LaunchCosts,
     PowerCap,
     SettledStep,
@@ -21,8 +20,8 @@ from underclock.core.step.cap import (
     settled_at,
     settled_sums,
 )
-from underclock.core.step.table import CostTable, Heat
-from underclock.core.step.under_cap import under_limit
+from underclock.core.step.table import CostTable
+from underclock.core.step.under_cap import cap_of
 from underclock.records import (
     AUTO,
     Clocks,
@@ -158,43 +157,9 @@ def step(*, closure: Closure | None = None) -> CostTable:
     )
 
 
-def test_auto_under_a_lower_limit_is_what_the_cap_leaves_of_boost() -> None:
-    table = step()
-    same = under_limit(table, 320.0, 320.0)
-    assert same.table.auto_time_s == pytest.approx(table.auto_time_s)
-    assert same.table.auto_energy_j == pytest.approx(table.auto_energy_j)
-    # The loop settles as far below one limit as below another.
-    lower = under_limit(table, 220.0, 320.0)
-    assert lower.table.power_cap is not None
-    assert lower.table.power_cap.limit_w == pytest.approx(200.0)
-    assert lower.table.auto_time_s > table.auto_time_s
-    assert lower.table.auto_energy_j / lower.table.auto_time_s == pytest.approx(200.0, rel=0.03)
-    assert lower.at_auto.shape == (40,)
-    assert set(lower.at_auto.tolist()) <= {0, 1, 2, 3}
-
-
-def test_what_the_model_misses_of_the_step_it_misses_at_another_limit_too() -> None:
-    plain = under_limit(step(), 250.0, 300.0).table
-    missed = under_limit(step(closure=Closure(time=1.1, energy=0.9)), 250.0, 300.0).table
-    assert missed.auto_time_s == pytest.approx(plain.auto_time_s / 1.1)
-    assert missed.auto_energy_j == pytest.approx(plain.auto_energy_j / 0.9)
-
-
-def test_at_a_lower_limit_everything_runs_cooler() -> None:
-    heat = Heat(c_per_w=0.1, w_per_c=np.full(5, 0.5))
-    table = dataclasses.replace(step(), heat=heat)
-    cooled = under_limit(table, 200.0, 300.0).table
-    auto_w = table.auto_energy_j / table.auto_time_s
-    less_w = 0.5 * 0.1 * (auto_w - 200.0)
-    assert cooled.energy_j[:, :4] == pytest.approx(
-        table.energy_j[:, :4] - less_w * table.time_s[:, :4]
-    )
-    assert cooled.heat is None
-
-
 def test_kernels_alone_have_no_limit() -> None:
     with pytest.raises(ValueError, match="no step"):
-        under_limit(dataclasses.replace(step(), power_cap=None), 200.0, 300.0)
+        cap_of(dataclasses.replace(step(), power_cap=None))
 
 
 def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() -> None:
@@ -229,14 +194,14 @@ def test_the_driver_is_quoted(reasons: ThrottleReason | None, *, said: bool | No
     assert driver_says(reasons) is said
 
 
-@given(st.sampled_from(list(CapMargin)), st.lists(st.floats(1.0, 300.0), min_size=1, max_size=5))
+@given(st.lists(st.floats(1.0, 300.0), min_size=1, max_size=5))
 def test_where_the_driver_was_not_asked_power_decides(
-    margin: CapMargin, powers_w: list[float]
+    powers_w: list[float],
 ) -> None:
-    capped = is_power_capped([_sample(power_w) for power_w in powers_w], _LIMIT_W, margin)
+    capped = is_power_capped([_sample(power_w) for power_w in powers_w], _LIMIT_W)
 
     drawn_w = np.array([2.0 * power_w / 2.0 for power_w in powers_w])
-    assert capped.tolist() == draws_limit(drawn_w, _LIMIT_W, margin).tolist()
+    assert capped.tolist() == draws_limit(drawn_w, _LIMIT_W).tolist()
 
 
 def test_where_the_driver_was_asked_power_decides_nothing() -> None:
@@ -246,7 +211,7 @@ def test_where_the_driver_was_asked_power_decides_nothing() -> None:
         _sample(210.0),
     ]
 
-    assert is_power_capped(samples, _LIMIT_W, CapMargin.FIT).tolist() == [False, True, False]
+    assert is_power_capped(samples, _LIMIT_W).tolist() == [False, True, False]
 
 
 @given(seed=seeds)

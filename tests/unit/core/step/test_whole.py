@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
+from score import check_kernels_alone
 from underclock.core.step.whole import (
     WHOLE,
     as_one,
-    check_kernels_alone,
     is_only_whole,
     shared_by_time,
     shares,
