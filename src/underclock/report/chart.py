@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from underclock.report.svg import Box, document, px, rectangle, shortened, text, text_px
+from underclock.report.svg import Box, document, px, rectangle, text, text_px
 from underclock.report.wording import MINUS
 
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -18,9 +18,8 @@ VERMILION, SKY, GREY = "#D55E00", "#56B4E9", "#7f7f7f"
 
 _WIDE_PX, _NARROW_PX = 880, 350
 _LINE_PX = 18
-_ROW_PX = 17  # one word of the y axis
+_PLOT_PX = 330
 _RIGHT_PX, _BOTTOM_PX, _TICK_PX = 12, 44, 6
-_MOST_Y_LABEL = 24  # characters
 _SYMBOL_PX, _LARGE = 5.0, 1.5
 _SWATCH_PX = 24
 _MANY = 100  # points of a series, of which none is told of by itself
@@ -28,7 +27,6 @@ _CAPS = {"circle": "round", "square": "square"}  # that a line without length ha
 _ABOVE_PX = 6  # how far a name may stand out of the plot
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _PAD = 0.06  # of the span, so that no point lies on the frame
-_ROW_PAD = 0.6  # of a row, beside the first and the last
 
 _STAR = [(math.pi * n / 5.0, 1.35 if n % 2 == 0 else 0.55) for n in range(10)]
 _CORNERS: dict[str, Sequence[tuple[float, float]]] = {
@@ -47,7 +45,7 @@ class Series:
         points: Positions, x and y; a line breaks where y is not a number.
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
-        hollow: Whether its symbol is an outline; whether its line is dashed.
+        dashed: Whether its line is.
         labelled: Whether the name stands beside the points instead of in the legend.
         notes: What to say of each point on hovering; empty for its name and position.
     """
@@ -56,7 +54,7 @@ class Series:
     points: tuple[tuple[float, float], ...]
     colour: str
     symbol: str = ""
-    hollow: bool = False
+    dashed: bool = False
     large: bool = False
     labelled: bool = False
     notes: tuple[str, ...] = ()
@@ -76,26 +74,19 @@ class Chart:
 
     Attributes:
         key: Name of its file, and of its place on the page.
-        x_labels: Words in place of numbers, at 0, 1, 2, …; empty for numbers.
-        y_labels: Words in place of numbers, from the top; empty for numbers.
         signed: Whether the numbers on the axes have signs, as changes have.
         x_limits: Both ends of the x axis; ``None`` leaves them to the points.
         shade: What is shaded; ``None`` for nothing.
-        plot_px: How high the plot is, where numbers stand beside it.
     """
 
     key: str
     title: str
-    caption: str = ""
     x_title: str
     y_title: str
     series: tuple[Series, ...]
-    x_labels: tuple[str, ...] = ()
-    y_labels: tuple[str, ...] = ()
     signed: bool = True
     x_limits: tuple[float, float] | None = None
     shade: Shade | None = None
-    plot_px: int = 330
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +149,8 @@ def draw(chart: Chart, width_px: int) -> str:
         width_px: Of the drawing; text is made for it to be shown at about this width.
     """
     swatches, plot_top = _legend(chart.series, width_px)
-    plot_px = _ROW_PX * len(chart.y_labels) if chart.y_labels else chart.plot_px
-    height_px = plot_top + plot_px + _BOTTOM_PX
-    y = _y_axis(chart, plot_top, plot_px)
+    height_px = plot_top + _PLOT_PX + _BOTTOM_PX
+    y = _y_axis(chart, plot_top, _PLOT_PX)
     left_px = 28 + max(text_px(words) for _, words in y.ticks)
     x = _x_axis(chart, left_px, width_px - _RIGHT_PX)
     parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
@@ -180,23 +170,12 @@ def both(drawn: Callable[[int], str]) -> str:
     return f'<div class="wide">{drawn(_WIDE_PX)}</div><div class="narrow">{drawn(_NARROW_PX)}</div>'
 
 
-def _worded(words: Sequence[str], start_px: float, end_px: float) -> Axis:
-    """Return an axis with words at 0, 1, 2, …."""
-    ticks = tuple((float(place), word) for place, word in enumerate(words))
-    return Axis(-_ROW_PAD, len(words) - 1 + _ROW_PAD, start_px, end_px, ticks)
-
-
 def _y_axis(chart: Chart, top_px: float, plot_px: float) -> Axis:
-    if chart.y_labels:
-        words = [shortened(each, _MOST_Y_LABEL) for each in chart.y_labels]
-        return _worded(words, top_px, top_px + plot_px)
     low, high = padded([y for s in chart.series for _, y in s.points if not math.isnan(y)])
     return Axis(low, high, top_px + plot_px, top_px, round_ticks(low, high, 6, signed=chart.signed))
 
 
 def _x_axis(chart: Chart, left_px: float, right_px: float) -> Axis:
-    if chart.x_labels:
-        return _worded(chart.x_labels, left_px, right_px)
     low, high = chart.x_limits or padded([x for s in chart.series for x, _ in s.points])
     most = 8 if right_px - left_px > 400 else 4  # noqa: PLR2004 - a telephone's width
     return Axis(low, high, left_px, right_px, round_ticks(low, high, most, signed=chart.signed))
@@ -253,7 +232,7 @@ def _series(series: Series, x: Axis, y: Axis) -> list[str]:
 
 
 def _stroke(series: Series) -> str:
-    dashed = ' stroke-dasharray="7 4"' if series.hollow else ""
+    dashed = ' stroke-dasharray="7 4"' if series.dashed else ""
     return f'stroke="{series.colour}" stroke-width="2.5"{dashed}'
 
 
@@ -276,8 +255,6 @@ def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:
     x_px, y_px = place
     size = _SYMBOL_PX * (_LARGE if series.large else 1.0)
     paint = f'stroke="{series.colour}" stroke-width="1.5" fill="{series.colour}"'
-    if series.hollow:  # hovering meets its inside too
-        paint = f'stroke="{series.colour}" stroke-width="1.5" fill="none" pointer-events="all"'
     inside = f"<title>{html.escape(note)}</title>" if note else ""
     if series.symbol == "circle":
         shape = f'circle cx="{px(x_px)}" cy="{px(y_px)}" r="{px(size)}"'

@@ -161,7 +161,7 @@ def frontier(plan: Plan) -> str:
             name=line.name,
             points=tuple((100.0 * time, 100.0 * energy) for time, energy in line.points),
             colour=line.colour,
-            hollow=not line.is_own,
+            dashed=not line.is_own,
         )
         for line in sorted(lines_of(plan), key=lambda line: not line.is_own)
         if line.is_drawn
