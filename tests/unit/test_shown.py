@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from invented import LATENCY_PLAN
 from underclock.errors import NotSupportedError
 from underclock.records import (
     AUTO,
@@ -215,6 +216,35 @@ def test_samples_go_to_a_frame_and_come_back(monkeypatch: pytest.MonkeyPatch) ->
     assert len(clocks) == 500
     assert clocks[0]["core_mhz"] == 900
     assert clocks[0]["saved_j"] == pytest.approx(20.0)
+
+
+def test_the_frame_of_a_plan_has_what_its_schedule_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=_Frame))
+    schedule = LATENCY_PLAN.schedule
+    assert schedule is not None
+    kernels = {name: LATENCY_PLAN.kernels[f"kernel{n}"] for name, n in (("a", 1), ("b", 2))}
+    for energies_j in ((), (2.0,) * 10):
+        held = msgspec.structs.replace(schedule, launch_j=energies_j)
+        plan = msgspec.structs.replace(
+            LATENCY_PLAN,
+            kernels=kernels,
+            runs=(Kernel(name="a", count=6), Kernel(name="b", count=4)),
+            order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
+            schedule=held,
+        )
+        rows = plan.to_pandas().rows
+
+        assert sum(row["count"] for row in rows) == 10
+        pairs = {(row["kernel"], row["core_mhz"], row["mem_mhz"]) for row in rows}
+        names = [plan.runs[at].name for at in plan.order]
+        assert pairs == {
+            (name, each.core_mhz, each.mem_mhz)
+            for name, each in zip(names, held.clocks, strict=True)
+        }
+        assert sum(row["count"] * row["time_s"] for row in rows) == pytest.approx(
+            sum(held.launch_s)
+        )
+        assert {row["energy_j"] for row in rows} == ({2.0} if energies_j else {None})
 
 
 def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

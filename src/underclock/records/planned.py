@@ -257,19 +257,48 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return words
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
-        """Return its clocks as a pandas DataFrame, a row per kernel.
+        """Return the clocks that it holds as a pandas DataFrame, a row per kernel and clock pair.
+
+        ``count`` is how many of a kernel's launches in a step run at the pair; times in s and
+        energies in J are of one launch, ``energy_j`` and ``saved_j`` (of all ``count``) empty where
+        a schedule does not know them.
 
         Raises:
             NotSupportedError: pandas is not installed.
         """
-        return as_frame(
-            {
-                "kernel": name,
-                **{field: getattr(choice, field) for field in choice.__struct_fields__},
-                "saved_j": choice.saved_j,
-            }
-            for name, choice in self.kernels.items()
-        )
+        counts = {kernel.name: kernel.count for kernel in self.runs}
+        held: dict[tuple[str, Clocks], list[tuple[float, float | None]]] = {}
+        if self.schedule is None:
+            for name, choice in self.kernels.items():
+                launches = counts.get(name, 1)  # a table's plan is of its kernels, once each
+                held[name, choice.clocks] = [choice.launch(launches)] * launches
+        else:
+            costs = zip(
+                self.schedule.launch_s,
+                self.schedule.launch_j or [None] * len(self.order),
+                strict=True,
+            )
+            for at, clocks, cost in zip(self.order, self.schedule.clocks, costs, strict=True):
+                held.setdefault((self.runs[at].name, clocks), []).append(cost)
+        rows = []
+        for (name, clocks), each in held.items():
+            auto_s, auto_j = self.kernels[name].auto_launch(counts.get(name, 1))
+            known = [energy_j for _, energy_j in each if energy_j is not None]
+            energy_j = math.fsum(known) / len(each) if known else None
+            rows.append(
+                {
+                    "kernel": name,
+                    "count": len(each),
+                    "core_mhz": clocks.core_mhz,
+                    "mem_mhz": clocks.mem_mhz,
+                    "time_s": math.fsum(time_s for time_s, _ in each) / len(each),
+                    "energy_j": energy_j,
+                    "auto_time_s": auto_s,
+                    "auto_energy_j": auto_j,
+                    "saved_j": None if energy_j is None else len(each) * (auto_j - energy_j),
+                }
+            )
+        return as_frame(rows)
 
     @property
     def _more_facts(self) -> tuple[tuple[str, str], ...]:
