@@ -23,11 +23,9 @@ PERIOD_S = 2e-3
 _LATE_EACH = 500  # a second at auto, every second: else clocks are set
 _CHANGES: tuple[tuple[Setting, Value], ...] = (
     (Setting.CORE, 1200),
-    (Setting.LIMIT, 300.0),
     (Setting.MEMORY, 5001),
     (Setting.CORE, 1500),
     (Setting.MEMORY, None),
-    (Setting.LIMIT, 250.0),
     (Setting.CORE, None),
 )
 

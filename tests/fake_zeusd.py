@@ -14,7 +14,6 @@ from underclock.testing import SimulatedMachine
 
 IDLE_S = 0.05
 _PARAMETERS = {
-    "set_power_limit": {"power_limit_mw"},
     "set_gpu_locked_clocks": {"min_clock_mhz", "max_clock_mhz"},
     "reset_gpu_locked_clocks": set(),
     "set_mem_locked_clocks": {"min_clock_mhz", "max_clock_mhz"},
@@ -71,15 +70,12 @@ class FakeZeusd(socketserver.ThreadingUnixStreamServer):
 
 
 def _apply(gpu: Any, name: str, values: dict[str, str]) -> None:
-    if name == "set_power_limit":
-        gpu.limit_power(int(values["power_limit_mw"]) / 1e3)
-    else:
-        bounds = (
-            (int(values["min_clock_mhz"]), int(values["max_clock_mhz"]))
-            if name.startswith("set")
-            else None
-        )
-        (gpu.lock_core if "gpu_locked" in name else gpu.lock_mem)(bounds)
+    bounds = (
+        (int(values["min_clock_mhz"]), int(values["max_clock_mhz"]))
+        if name.startswith("set")
+        else None
+    )
+    (gpu.lock_core if "gpu_locked" in name else gpu.lock_mem)(bounds)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -13,7 +13,6 @@ import pytest
 from underclock.app import main
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import LOCKED_CLOCKS, SIMULATOR, nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Kernel, Step
 from underclock.store import write_document
 from underclock.testing import Control, served_gpus, simulated_driver
@@ -45,8 +44,7 @@ def test_doctor_tells_what_is_locked(socket: Path, capsys: pytest.CaptureFixture
     assert gpus() == [(f"nvml:{index}", "simulated", None, None, 350.0) for index in (0, 1)]
     with nvml_session():
         NvmlGpu(1).lock(Clocks(core_mhz=1050, mem_mhz=5001))
-        SettableNvmlGpu(NvmlGpu(1).uuid()).write(Setting.LIMIT, 300.0)
-    assert gpus()[1] == ("nvml:1", "simulated", 1050, 5001, 300.0)
+    assert gpus()[1] == ("nvml:1", "simulated", 1050, 5001, 350.0)
     main(["doctor", "--gpu", "nvml:1"])
     assert "core locked at 1050 MHz" in capsys.readouterr().out
 

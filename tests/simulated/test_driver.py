@@ -363,14 +363,6 @@ def test_an_unknown_model_suggests_the_nearest() -> None:
     assert "rtx3080ti" in caught.value.hint
 
 
-def test_a_power_limit_is_set_and_read_back(rig: Rig) -> None:
-    SettableNvmlGpu(rig.gpu.uuid()).write(Setting.LIMIT, 250.5)
-
-    assert rig.device.limit_w == rig.gpu.power_limit_w() == 250.5
-    with pytest.raises(UsageError, match="set the power limit to 1 W"):
-        SettableNvmlGpu(rig.gpu.uuid()).write(Setting.LIMIT, 1.0)
-
-
 def test_locks_can_be_read_where_the_driver_is_simulated_only(rig: Rig) -> None:
     assert rig.gpu.locked_mhz(Domain.CORE) is None
     rig.gpu.lock(Clocks(core_mhz=900, mem_mhz=5001))
@@ -392,7 +384,6 @@ def gpu(rig: Rig) -> SettableNvmlGpu:
         (Setting.CORE, 1200, (1200, 1200)),
         (Setting.CORE, (900, 1500), (900, 1500)),
         (Setting.MEMORY, 5001.0, (5001, 5001)),
-        (Setting.LIMIT, 300.5, 300.5),
     ],
 )
 def test_what_is_set_is_read_and_put_back(
@@ -405,15 +396,6 @@ def test_what_is_set_is_read_and_put_back(
     gpu.write(setting, before)
 
     assert gpu.read(setting) == before
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [(Setting.LIMIT, None), (Setting.LIMIT, (100, 200))],
-)
-def test_what_is_no_value_is_refused(setting: Setting, value: Value, gpu: SettableNvmlGpu) -> None:
-    with pytest.raises(ValueError, match="is no limit"):
-        gpu.write(setting, value)
 
 
 @pytest.fixture

@@ -44,13 +44,10 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 
 def _say_held(held: "Holding") -> None:
     """Say what was asked for, accepted, and is in force."""
-    from underclock.hw.settable import Setting
-
     for line in held.mended:
         say(f"an earlier run had left it set: {line}", err=True)
     for setting, value in held.asked.items():
-        unit = "W" if setting is Setting.LIMIT else "MHz"
-        say(f"{setting}: asked {value:g} {unit}, accepted; {held.in_force(setting)}")
+        say(f"{setting}: asked {value} MHz, accepted; {held.in_force(setting)}")
     say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
 
 

@@ -1,6 +1,6 @@
 """What can be set on one GPU and put back, and what else is in force.
 
-Two clock locks and the power limit. It stands on nvidia-ml-py and the standard
+Two clock locks. It stands on nvidia-ml-py and the standard
 library alone: the process that gives clocks back after another one's death imports nothing more.
 """
 
@@ -21,13 +21,12 @@ class Setting(StrEnum):
 
     CORE = "core"
     MEMORY = "memory"
-    LIMIT = "limit"
 
 
-CLOCKS = (Setting.CORE, Setting.MEMORY)
-
-Value = float | tuple[int, int] | None
-"""MHz of a locked clock or between which it is locked, W of the limit."""
+Lock = tuple[int, int] | None
+"""Between which MHz a clock is locked; ``None`` where it is free, or that cannot be read."""
+Value = float | Lock
+"""MHz to lock a clock at, or between which; ``None`` gives it back to the driver."""
 
 
 class SettableGpu(Protocol):
@@ -37,8 +36,8 @@ class SettableGpu(Protocol):
     def uuid(self) -> str:
         """The name under which every program knows this GPU."""
 
-    def read(self, setting: Setting) -> Value:
-        """Return what is set; ``None`` where that cannot be read, as NVML's clock locks."""
+    def read(self, setting: Setting) -> Lock:
+        """Return what is locked; ``None`` where that cannot be read, as on every real GPU."""
 
     def write(self, setting: Setting, value: Value) -> None:
         """Set it; ``None`` gives a clock back to the driver.
@@ -67,19 +66,13 @@ def write_setting(handle: Any, setting: Setting, value: Value) -> None:
         NotSupportedError: This GPU has no such setting.
         NotPermittedError: This process may not set it, or read-only mode is on.
     """
-    if setting in _LOCKS:
-        lock, give_back = _LOCKS[setting]
-        if value is None:
-            set_by(f"unlock the {setting}", give_back, handle)
-            return
-        low, high = value if isinstance(value, tuple) else (int(value), int(value))
-        at = f"{low} MHz" if low == high else f"{low} to {high} MHz"
-        set_by(f"lock the {setting} at {at}", lock, handle, low, high)
-    elif value is None or isinstance(value, tuple):
-        raise ValueError(f"{value} is no {setting}")
-    else:
-        limit = pynvml.nvmlDeviceSetPowerManagementLimit
-        set_by(f"set the power limit to {value:g} W", limit, handle, round(value * 1e3))
+    lock, give_back = _LOCKS[setting]
+    if value is None:
+        set_by(f"unlock the {setting}", give_back, handle)
+        return
+    low, high = value if isinstance(value, tuple) else (int(value), int(value))
+    at = f"{low} MHz" if low == high else f"{low} to {high} MHz"
+    set_by(f"lock the {setting} at {at}", lock, handle, low, high)
 
 
 class SettableNvmlGpu:
@@ -94,13 +87,10 @@ class SettableNvmlGpu:
         """The name under which every program knows this GPU."""
         return self._uuid
 
-    def read(self, setting: Setting) -> Value:
-        """Return what is set; ``None`` for a clock, whose lock only a simulated driver tells."""
-        limit = pynvml.nvmlDeviceGetPowerManagementLimit
+    def read(self, setting: Setting) -> Lock:
+        """Return what is locked; only a simulated driver has a lock to read."""
         try:
-            if setting in CLOCK_NUMBERS:
-                return locked_mhz(self._handle, CLOCK_NUMBERS[setting])
-            return float(call("read the power limit", limit, self._handle)) / 1e3
+            return locked_mhz(self._handle, CLOCK_NUMBERS[setting])
         except NotSupportedError:
             return None
 

@@ -24,7 +24,7 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw.nvml_calls import call, check_writable
-from underclock.hw.settable import CLOCKS, SettableNvmlGpu, Setting, Value
+from underclock.hw.settable import SettableNvmlGpu, Setting, Value
 from underclock.hw.wire import Message
 
 SOCKET = "ZEUSD_SOCK_PATH"
@@ -169,17 +169,12 @@ class ZeusdGpu(SettableNvmlGpu):
 
 def _asked(setting: Setting, value: Value) -> tuple[str, dict[str, object], str]:
     """Return the endpoint that sets something, its parameters, and what is set in words."""
-    if setting in CLOCKS:
-        domain = "gpu" if setting is Setting.CORE else "mem"
-        if value is None:
-            return f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}"
-        low, high = value if isinstance(value, tuple) else (int(value), int(value))
-        bounds: dict[str, object] = {"min_clock_mhz": low, "max_clock_mhz": high}
-        return f"set_{domain}_locked_clocks", bounds, f"lock the {setting} at {low} to {high} MHz"
-    if value is None or isinstance(value, tuple):
-        raise ValueError(f"{value} is no {setting}")
-    limit: dict[str, object] = {"power_limit_mw": round(value * 1e3)}
-    return "set_power_limit", limit, f"set the power limit to {value:g} W"
+    domain = "gpu" if setting is Setting.CORE else "mem"
+    if value is None:
+        return f"reset_{domain}_locked_clocks", {}, f"unlock the {setting}"
+    low, high = value if isinstance(value, tuple) else (int(value), int(value))
+    bounds: dict[str, object] = {"min_clock_mhz": low, "max_clock_mhz": high}
+    return f"set_{domain}_locked_clocks", bounds, f"lock the {setting} at {low} to {high} MHz"
 
 
 def _id_of(uuid: str, zeusd: Zeusd) -> int:

@@ -10,7 +10,6 @@ from underclock.errors import DeviceError, NotPermittedError, UnderclockError, U
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.faults import FAULT_NAMES
 from underclock.records import Clocks, Kernel, Step, ThrottleReason
 from underclock.records.latencies import Domain
@@ -24,9 +23,8 @@ def test_permission_can_be_taken_away_and_given_back(served: Served, control: Co
         gpu = NvmlGpu()
         gpu.lock(Clocks(core_mhz=900))
         control.fault("permission_revoked")
-        for write in (gpu.unlock, lambda: SettableNvmlGpu(gpu.uuid()).write(Setting.LIMIT, 300.0)):
-            with pytest.raises(NotPermittedError):
-                write()
+        with pytest.raises(NotPermittedError):
+            gpu.unlock()
         assert served.gpus[0].core_lock == (900, 900)
         control.heal()
         gpu.unlock()
@@ -88,14 +86,12 @@ def test_a_gpu_can_be_lost_and_comes_back_without_locks(served: Served, control:
     with nvml_session():
         gpu = NvmlGpu()
         gpu.lock(Clocks(core_mhz=900))
-        SettableNvmlGpu(gpu.uuid()).write(Setting.LIMIT, 300.0)
         control.fault("gpu_lost", gpu=0)
         with pytest.raises(DeviceError, match="GPU is lost"):
             gpu.observed()
         assert NvmlGpu(1).observed().core_mhz == 210
         control.heal()
         assert gpu.locked_mhz(Domain.CORE) is None
-        assert gpu.power_limit_w() == 350.0
     assert served.gpus[0].faults == []
 
 

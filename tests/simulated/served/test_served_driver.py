@@ -14,7 +14,7 @@ import pytest
 
 from contracts import GpuContract
 from underclock.app.doctor import examine
-from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.errors import DeviceError, NotPermittedError
 from underclock.hw.base import Clock, Gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import (
@@ -25,7 +25,6 @@ from underclock.hw.nvml_calls import (
     is_simulated,
     nvml_session,
 )
-from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.hw.simulated.served.client import connected
 from underclock.hw.wire import Reader, send
 from underclock.records import Clocks, Kernel, Step
@@ -68,11 +67,9 @@ def test_a_lock_outlives_the_process_that_set_it(served: Served) -> None:
 import os, signal
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks
 with nvml_session():
     NvmlGpu(1).lock(Clocks(core_mhz=1050, mem_mhz=5001))
-    SettableNvmlGpu(NvmlGpu(1).uuid()).write(Setting.LIMIT, 300.0)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
@@ -84,7 +81,6 @@ with nvml_session():
         gpu = NvmlGpu(1)
         assert gpu.locked_mhz(Domain.CORE) == (1050, 1050)
         assert gpu.locked_mhz(Domain.MEMORY) == (5001, 5001)
-        assert gpu.power_limit_w() == 300.0
         assert NvmlGpu(0).locked_mhz(Domain.CORE) is None
 
 
@@ -121,13 +117,11 @@ def test_the_environment_closes_writes_here_too(
         writes: tuple[Callable[[], None], ...] = (
             lambda: gpu.lock(Clocks(core_mhz=1050)),
             gpu.unlock,
-            lambda: SettableNvmlGpu(gpu.uuid()).write(Setting.LIMIT, 300.0),
         )
         for write in writes:
             with pytest.raises(NotPermittedError, match=READ_ONLY):
                 write()
     assert served.gpus[0].core_lock is None
-    assert served.gpus[0].limit_w == 350.0
 
 
 def test_a_simulated_gpu_of_this_process_goes_first(served: Served) -> None:
@@ -146,12 +140,6 @@ def test_nvml_is_as_it_was_when_the_last_session_ended(served: Served) -> None:
             assert gpu_count() == 2
         assert gpu_count() == 2
     assert pynvml.nvmlLib is before
-
-
-def test_a_power_limit_out_of_range_is_refused(served: Served) -> None:
-    del served
-    with nvml_session(), pytest.raises(UsageError, match="set the power limit to 10 W"):
-        SettableNvmlGpu(NvmlGpu().uuid()).write(Setting.LIMIT, 10.0)
 
 
 def test_clients_do_not_end_one_another(served: Served, socket: Path) -> None:

@@ -18,7 +18,7 @@ from underclock.errors import (
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
-from underclock.hw.settable import Setting, Value
+from underclock.hw.settable import Setting
 from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu, socket_path
 from underclock.testing import simulated_driver
@@ -117,12 +117,9 @@ def test_it_sets_what_this_process_may_not(gpu: ZeusdGpu, daemon: FakeZeusd) -> 
     first, second = daemon.machine.gpus
     gpu.write(Setting.CORE, 1200.0)
     gpu.write(Setting.MEMORY, (5001, 7251))
-    gpu.write(Setting.LIMIT, 250.0)
 
     assert (second.core_lock, second.mem_lock) == ((1200, 1200), (5001, 7251))
-    assert second.limit_w == 250.0
-    assert (first.core_lock, first.limit_w) == (None, 300.0)
-    assert gpu.read(Setting.LIMIT) == 250.0
+    assert first.core_lock is None
     assert gpu.uuid == NvmlGpu(1).uuid()
 
     gpu.write(Setting.CORE, None)
@@ -218,12 +215,6 @@ def test_what_it_refuses_is_told_in_its_own_words(
     with pytest.raises(kind, match=f"zeusd answered {answer[0]}") as caught:
         gpu.write(Setting.CORE, value)
     assert type(caught.value) is kind
-
-
-@pytest.mark.parametrize("value", [None, (1, 2)])
-def test_what_is_no_value_is_refused(value: Value, gpu: ZeusdGpu) -> None:
-    with pytest.raises(ValueError, match="is no limit"):
-        gpu.write(Setting.LIMIT, value)
 
 
 def test_read_only_mode_closes_this_way_too(tmp_path: Path) -> None:

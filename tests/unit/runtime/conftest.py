@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from underclock.errors import DeviceError, UnderclockError
-from underclock.hw.settable import Setting, Value
+from underclock.hw.settable import Lock, Setting, Value
 from users import AsNobody, second_user
+
+if TYPE_CHECKING:
+    from underclock.errors import UnderclockError
 
 
 class RememberingGpu:
@@ -16,19 +19,13 @@ class RememberingGpu:
     uuid = "GPU-0"
 
     def __init__(self) -> None:
-        self.values: dict[Setting, Value] = {
-            Setting.CORE: None,
-            Setting.MEMORY: None,
-            Setting.LIMIT: 350.0,
-        }
+        self.values: dict[Setting, Value] = dict.fromkeys(Setting)
         self.refused: dict[Setting, UnderclockError] = {}
-        self.unreadable: set[Setting] = set()
         self.written: list[tuple[Setting, Value]] = []
 
-    def read(self, setting: Setting) -> Value:
-        if setting in self.unreadable:
-            raise DeviceError(f"cannot read the {setting}")
-        return None if setting in {Setting.CORE, Setting.MEMORY} else self.values[setting]
+    def read(self, setting: Setting) -> Lock:
+        del setting
+        return None
 
     def write(self, setting: Setting, value: Value) -> None:
         if setting in self.refused:

@@ -18,7 +18,7 @@ from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import Setting, Value
+from underclock.hw.settable import Setting
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
@@ -35,7 +35,7 @@ _GOVERN = "underclock.runtime.conductor.governing:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
-Settings = dict[Setting, Value]
+Settings = dict[Setting, int]
 
 
 class Holding:
@@ -76,9 +76,6 @@ class Holding:
 
     def in_force(self, setting: Setting) -> str:
         """Read back what is in force; an idle GPU does not tell of its clocks."""
-        if setting is Setting.LIMIT:
-            found_w = self._gpu.power_limit_w()
-            return f"{found_w:g} W is in force"
         observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
         mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
         if mhz == self.asked[setting]:
@@ -200,11 +197,8 @@ def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
 
 def _settings(plan: Plan) -> Settings:
     fixed = plan.fixed or Clocks()
-    values: Settings = {
-        Setting.CORE: fixed.core_mhz,
-        Setting.MEMORY: fixed.mem_mhz,
-    }
-    asked: Settings = {setting: value for setting, value in values.items() if value is not None}
+    values = {Setting.CORE: fixed.core_mhz, Setting.MEMORY: fixed.mem_mhz}
+    asked = {setting: value for setting, value in values.items() if value is not None}
     if not asked:
         why = (
             "no fixed clock keeps its time budget"

@@ -1,8 +1,8 @@
 """Setting one GPU so that it can be undone, and undoing it: by who set it, or later by its journal.
 
 Every change goes through `Armed`, which brings to disk what an undo must know before it sets
-anything. The undo puts back what we changed and nothing else: a power limit that somebody else has
-set meanwhile is theirs. Other programs that set GPUs are told by reading alone.
+anything. The undo puts back what we changed and nothing else. Other programs that set GPUs are
+found by reading alone.
 """
 
 import os
@@ -18,7 +18,7 @@ from underclock.errors import (
     UnderclockError,
     UsageError,
 )
-from underclock.hw.settable import CLOCKS, SettableGpu, Setting, Value, enforced_profiles
+from underclock.hw.settable import Lock, SettableGpu, Setting, Value, enforced_profiles
 from underclock.runtime.undo import protocol
 from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
 from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership
@@ -98,7 +98,7 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
     try:
         journal = file.read()
     except DataError as exc:  # what is certain: a lock is better given back
-        done, failed = _put_back(gpu, dict.fromkeys(CLOCKS))
+        done, failed = _put_back(gpu, dict.fromkeys(Setting))
         said = f"{exc}; {exc.hint}"
         if failed:  # then it stays, and it is tried again
             return Undone(gpu.uuid, done, (*failed, said))
@@ -108,30 +108,12 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
     if journal.boot != boot_id():
         why = f"the journal {file.path} is of an earlier boot, which ended all that it tells of"
         return Undone(gpu.uuid, (f"{why}: it is set aside as *.earlier",))
-    back = {
-        setting: journal.found[setting]
-        for setting, asked in journal.asked.items()
-        if asked and _is_ours(gpu, journal, setting)
-    }
+    back = {setting: journal.found[setting] for setting in journal.changed}
     return Undone(gpu.uuid, *_put_back(gpu, back))
 
 
-def _is_ours(gpu: SettableGpu, journal: Journal, setting: Setting) -> bool:
-    """Whether what is set now may be what we set, and not somebody else after us.
-
-    What is as found is written again: behind a daemon, our last change may still be on its way.
-    """
-    if setting in CLOCKS or journal.found[setting] is None:  # a driver does not tell locks
-        return True
-    try:
-        now = gpu.read(setting)
-    except UnderclockError:
-        return True
-    return now == journal.found[setting] or now in journal.asked[setting]
-
-
 def _put_back(
-    gpu: SettableGpu, values: dict[Setting, Value]
+    gpu: SettableGpu, values: Mapping[Setting, Lock]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write each value, whatever becomes of the others; return what was done, and what failed."""
     done, failed = [], []
@@ -143,17 +125,9 @@ def _put_back(
         except UnderclockError as exc:
             failed.append(f"the {setting} STAYS set: {exc}")
         else:
-            done.append(_sentence(setting, value))
+            again = value and f"locked at {value[0]} to {value[1]} MHz again"
+            done.append(f"{setting} {again or 'given back to the driver'}")
     return tuple(done), tuple(failed)
-
-
-def _sentence(setting: Setting, value: Value) -> str:
-    if value is None:
-        return f"{setting} given back to the driver"
-    if isinstance(value, tuple):
-        return f"{setting} locked at {value[0]} to {value[1]} MHz again"
-    unit = " W" if setting is Setting.LIMIT else ""
-    return f"{setting} put back to {value:g}{unit}"
 
 
 class Armed:
@@ -182,7 +156,7 @@ class Armed:
         self._gpu = gpu
         self._folder = folder
         self._file = JournalFile(folder, gpu.uuid)
-        self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found={}, asked={})
+        self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found={}, changed=())
         self._accepted = False  # whether the driver took anything
         hands: _Hands = {
             Act.TAKE_LOCK: self._take_lock,
@@ -220,24 +194,21 @@ class Armed:
         """Set something on the GPU, once an undo knows of it; ``None`` gives a clock back.
 
         Raises:
-            UsageError: It could not be put back.
             DeviceError: The driver refuses.
             DataError: The journal cannot be written; nothing was set.
         """
         setting = Setting(setting)
-        if setting not in CLOCKS and self._journal.found[setting] is None:
-            raise UsageError(f"will not set the {setting}: what it is now cannot be read")
         put: _Hands = {Act.SET: lambda: self._gpu.write(setting, value)}
-        if self._journal.covers(setting, value):
+        if setting in self._journal.changed:
             carry_out((Act.SET,), put)
         elif value is not None:  # else there is nothing of ours to give back
-            following = self._journal.with_asked(setting, value)
+            following = self._journal._replace(changed=(*self._journal.changed, setting))
             try:
                 carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
             except _TOOK_NOTHING:
                 if not self._accepted:
                     carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
-                    self._journal = self._journal._replace(asked={})
+                    self._journal = self._journal._replace(changed=())
                 raise
         self._accepted = True
 

@@ -8,19 +8,18 @@ One that cannot be read, or is worth nothing, is set aside under another name, f
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from underclock.errors import DataError
-from underclock.hw.settable import CLOCKS, Setting, Value
+from underclock.hw.settable import Lock, Setting
 from underclock.runtime.undo.ownership import CAREFULLY, read_trusted
 
-_KIND, _VERSION = "underclock journal", 2
+_KIND, _VERSION = "underclock journal", 3
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_MOST = 1e5  # MHz or W that a GPU may have
+_MOST_MHZ = 1e5  # that a GPU may have
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 
 
@@ -35,23 +34,9 @@ class Journal(NamedTuple):
     uuid: str  # which GPU
     pid: int  # of the conductor that sets it
     boot: str  # the boot of the machine in which
-    found: Mapping[Setting, Value]  # what was set before us; None where that cannot be read
-    # every value that we may have set, so that what is set now can be told to be ours
-    asked: Mapping[Setting, tuple[Value, ...]]
-
-    def covers(self, setting: Setting, value: Value) -> bool:
-        """Whether an undo knows already that this may be set.
-
-        A driver does not tell locks, so of them it only matters that there is one.
-        """
-        asked = self.asked.get(setting, ())
-        return value in asked or (bool(asked) and setting in CLOCKS)
-
-    def with_asked(self, setting: Setting, value: Value) -> "Journal":
-        """Return it with one more value that we may have set."""
-        asked = dict(self.asked)
-        asked[setting] = (*asked.get(setting, ()), value)
-        return self._replace(asked=asked)
+    # between which MHz each clock was locked before us; None where that cannot be read
+    found: Mapping[Setting, Lock]
+    changed: tuple[Setting, ...]  # what we may have set
 
 
 class JournalFile:
@@ -79,8 +64,8 @@ class JournalFile:
             why = (isinstance(exc, OSError) and exc.strerror) or f"{exc}"[:100]
             raise DataError(
                 f"{self.path} is not a journal of Underclock ({why}): it is set aside as "
-                f"*.{self._aside}, and a power limit that it told of is not put back",
-                hint="see `nvidia-smi -q -d POWER`",
+                f"*.{self._aside}, and clocks are given back",
+                hint="see `nvidia-smi -q -d CLOCK`",
             ) from exc
         if journal.boot != boot_id():
             self._aside = "earlier"
@@ -162,7 +147,7 @@ def _document(journal: Journal) -> dict[str, Any]:
         "pid": journal.pid,
         "boot": journal.boot,
         "found": dict(journal.found),
-        "asked": {setting: list(values) for setting, values in journal.asked.items()},
+        "changed": journal.changed,
     }
 
 
@@ -171,31 +156,24 @@ def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JS
         raise ValueError(f"it is a {document['kind']!r} of version {document['version']!r}")
     if document["uuid"] != uuid:
         raise ValueError(f"it is of GPU {document['uuid']!r}")
-    found = {Setting(name): _value(name, value) for name, value in dict(document["found"]).items()}
-    asked = {
-        Setting(name): tuple(_value(name, value) for value in list(values))
-        for name, values in dict(document["asked"]).items()
-    }
-    for setting in asked:
-        if found[setting] is None and setting not in CLOCKS:
-            raise ValueError(f"it sets the {setting} without what was found")
+    found = {Setting(name): _lock(value) for name, value in dict(document["found"]).items()}
+    changed = tuple(Setting(name) for name in list(document["changed"]))
+    if unread := set(changed) - found.keys():
+        raise ValueError(f"it sets the {', '.join(unread)} without what was found")
     pid, boot = document["pid"], document["boot"]
     if not (isinstance(pid, int) and isinstance(boot, str)):
         raise TypeError(f"it is of process {pid!r} of boot {boot!r}")
-    return Journal(uuid=uuid, pid=pid, boot=boot, found=found, asked=asked)
+    return Journal(uuid=uuid, pid=pid, boot=boot, found=found, changed=changed)
 
 
-def _value(name: str, given: Any) -> Value:  # noqa: ANN401 - whatever JSON there was
-    """Return a value of a setting as JSON has it; an error where no GPU may have it."""
-    numbers = given if isinstance(given, list) else [] if given is None else [given]
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise TypeError(f"{number!r} is no {name}")
-        if not (math.isfinite(number) and 0 <= number <= _MOST):
-            raise ValueError(f"{number} is no {name}")
-    if isinstance(given, list):
-        low, high = given
-        if name not in CLOCKS:
-            raise ValueError(f"{given} is no {name}")
-        return int(low), int(high)
-    return None if given is None else float(given)
+def _lock(given: Any) -> Lock:  # noqa: ANN401 - whatever JSON there was
+    """Return a lock as JSON has it; an error where no GPU may have it."""
+    if given is None:
+        return None
+    low, high = given
+    for mhz in (low, high):
+        if isinstance(mhz, bool) or not isinstance(mhz, int):
+            raise TypeError(f"{mhz!r} MHz is no clock")
+        if not 0 <= mhz <= _MOST_MHZ:
+            raise ValueError(f"{mhz} MHz is no clock")
+    return low, high

@@ -20,7 +20,7 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import Setting, Value, enforced_profiles
+from underclock.hw.settable import Lock, Setting, Value, enforced_profiles
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records.latencies import Domain
 from underclock.runtime.undo.armed import (
@@ -39,11 +39,10 @@ from users import NOBODY, as_root
 class Gpu(Protocol):
     values: dict[Setting, Value]
     refused: dict[Setting, UnderclockError]
-    unreadable: set[Setting]
     written: list[tuple[Setting, Value]]
     uuid: str
 
-    def read(self, setting: Setting) -> Value: ...
+    def read(self, setting: Setting) -> Lock: ...
 
     def write(self, setting: Setting, value: Value) -> None: ...
 
@@ -54,22 +53,17 @@ def armed(gpu: Gpu, folder: Path) -> Armed:
 
 def test_every_change_is_on_disk_before_it_is_set(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
-    seen: list[dict[str, list[Value]]] = []
+    seen: list[list[str]] = []
 
     def write(setting: Setting, value: Value) -> None:
-        seen.append(json.loads((folder / "GPU-0.journal").read_text())["asked"])
+        seen.append(json.loads((folder / "GPU-0.journal").read_text())["changed"])
         gpu.values[setting] = value
 
     gpu.write = write  # type: ignore[method-assign]
     one.set(Setting.CORE, 1200)
-    one.set(Setting.LIMIT, 300.0)
-    one.set(Setting.LIMIT, 280.0)
+    one.set(Setting.MEMORY, 5001)
 
-    assert seen == [
-        {"core": [1200]},
-        {"core": [1200], "limit": [300.0]},
-        {"core": [1200], "limit": [300.0, 280.0]},
-    ]
+    assert seen == [["core"], ["core", "memory"]]
 
 
 def test_the_journal_is_not_written_again_for_another_lock(gpu: Gpu, folder: Path) -> None:
@@ -92,13 +86,13 @@ def test_a_domain_of_a_schedule_names_what_is_set(gpu: Gpu, folder: Path) -> Non
 
 def test_only_what_was_changed_is_put_back(gpu: Gpu, folder: Path) -> None:
     one = armed(gpu, folder)
-    one.set(Setting.LIMIT, 300.0)
+    one.set(Setting.MEMORY, 5001)
     gpu.written.clear()
 
     undone = one.end()
 
-    assert gpu.written == [(Setting.LIMIT, 350.0)]
-    assert undone.done == ("limit put back to 350 W",)
+    assert gpu.written == [(Setting.MEMORY, None)]
+    assert undone.done == ("memory given back to the driver",)
     assert left_behind(folder) == ()
 
 
@@ -109,40 +103,6 @@ def test_auto_that_was_never_left_is_not_set(gpu: Gpu, folder: Path) -> None:
 
     assert gpu.written == []
     assert left_behind(folder) == ()
-
-
-def test_a_limit_that_somebody_else_set_meanwhile_stays_theirs(gpu: Gpu, folder: Path) -> None:
-    one = armed(gpu, folder)
-    one.set(Setting.LIMIT, 300.0)
-    gpu.values[Setting.LIMIT] = 320.0
-
-    assert one.end().done == ()
-    assert gpu.values[Setting.LIMIT] == 320.0
-
-
-def test_a_limit_that_seems_as_found_is_written_again(gpu: Gpu, folder: Path) -> None:
-    one = armed(gpu, folder)
-    one.set(Setting.LIMIT, 300.0)
-    gpu.values[Setting.LIMIT] = 350.0  # as where a daemon has not come to our change yet
-
-    one.end()
-
-    assert gpu.written[-1] == (Setting.LIMIT, 350.0)
-
-
-def test_a_limit_that_can_no_longer_be_read_is_put_back(gpu: Gpu, folder: Path) -> None:
-    one = armed(gpu, folder)
-    one.set(Setting.LIMIT, 300.0)
-    gpu.unreadable.add(Setting.LIMIT)
-
-    assert one.end().done == ("limit put back to 350 W",)
-
-
-def test_what_could_not_be_put_back_is_not_set(gpu: Gpu, folder: Path) -> None:
-    gpu.values[Setting.LIMIT] = None
-
-    with pytest.raises(UsageError, match="what it is now cannot be read"):
-        armed(gpu, folder).set(Setting.LIMIT, 300.0)
 
 
 def test_a_lock_that_was_found_is_locked_again(gpu: Gpu, folder: Path) -> None:
@@ -162,17 +122,20 @@ def test_an_undo_that_is_refused_keeps_the_journal_and_tries_the_rest(
 ) -> None:
     one = armed(gpu, folder)
     one.set(Setting.CORE, 1200)
-    one.set(Setting.LIMIT, 300.0)
+    one.set(Setting.MEMORY, 5001)
     gpu.refused[Setting.CORE] = NotPermittedError("no permission")
 
     undone = one.end()
 
-    assert undone.done == ("limit put back to 350 W",)
+    assert undone.done == ("memory given back to the driver",)
     assert undone.failed == ("the core STAYS set: no permission",)
     assert left_behind(folder) == ("GPU-0",)
     del gpu.refused[Setting.CORE]
     (mended,) = restore(folder, left_behind(folder), lambda _: gpu)
-    assert mended.done == ("core given back to the driver", "limit put back to 350 W")
+    assert mended.done == (
+        "core given back to the driver",
+        "memory given back to the driver",
+    )
     assert left_behind(folder) == ()
 
 
@@ -198,12 +161,12 @@ def test_where_the_driver_took_nothing_there_is_nothing_to_undo(gpu: Gpu, folder
 
 
 def test_a_refusal_after_something_was_taken_keeps_the_journal(gpu: Gpu, folder: Path) -> None:
-    gpu.refused[Setting.LIMIT] = UsageError("not in its range")
+    gpu.refused[Setting.MEMORY] = UsageError("not in its range")
     one = armed(gpu, folder)
     one.set(Setting.CORE, 1200)
 
     with pytest.raises(UsageError):
-        one.set(Setting.LIMIT, 9000.0)
+        one.set(Setting.MEMORY, 9000)
 
     assert left_behind(folder) == ("GPU-0",)
 
@@ -243,16 +206,23 @@ def test_a_folder_that_is_gone_sets_nothing(gpu: Gpu, folder: Path) -> None:
 
 
 def test_the_next_start_first_mends_what_was_left(gpu: Gpu, folder: Path) -> None:
+    locks: dict[Setting, Lock] = {Setting.CORE: (900, 1100), Setting.MEMORY: None}
+
+    def write(setting: Setting, value: Value) -> None:
+        locks[setting] = (int(value), int(value)) if isinstance(value, int | float) else value
+
+    gpu.read, gpu.write = locks.__getitem__, write  # type: ignore[method-assign]
     first = armed(gpu, folder)
-    first.set(Setting.LIMIT, 300.0)
+    first.set(Setting.CORE, 1200)
     first.lock.release()  # as when its processes were killed
 
     second = armed(gpu, folder)
 
-    assert second.mended.done == ("limit put back to 350 W",)
+    assert second.mended.done == ("core locked at 900 to 1100 MHz again",)
     assert left_behind(folder) == ()
-    second.set(Setting.LIMIT, 320.0)
-    assert second.end().done == ("limit put back to 350 W",)  # and not to what the first had set
+    second.set(Setting.CORE, 1500)
+    second.end()
+    assert locks[Setting.CORE] == (900, 1100)  # and not what the first had set
 
 
 def test_nothing_is_set_on_top_of_what_cannot_be_mended(gpu: Gpu, folder: Path) -> None:
@@ -291,17 +261,21 @@ def test_restore_beside_an_owner_leaves_it_alone(gpu: Gpu, folder: Path) -> None
 
 GOOD: dict[str, Any] = {
     "kind": "underclock journal",
-    "version": 2,
+    "version": 3,
     "uuid": "GPU-0",
     "pid": 1,
     "boot": boot_id(),
-    "found": {"core": None, "memory": None, "limit": 350.0},
-    "asked": {"core": [1200.0], "limit": [300.0]},
+    "found": {"core": None, "memory": [5001, 7251]},
+    "changed": ["core", "memory"],
 }
 
 
 def _but(**changed: Any) -> str:
     return json.dumps(GOOD | changed)
+
+
+def _found(lock: object) -> str:
+    return _but(found=GOOD["found"] | {"core": lock})
 
 
 DAMAGED = {
@@ -312,28 +286,27 @@ DAMAGED = {
     "text": '"GPU-0"',
     "no text": "\xff\xfe\x00",
     "another kind": _but(kind="underclock plan"),
-    "another version": _but(version=1),
-    "nothing but its kind": '{"kind": "underclock journal", "version": 2}',
+    "an earlier version": _but(version=2),
+    "nothing but its kind": '{"kind": "underclock journal", "version": 3}',
     "another GPU": _but(uuid="GPU-1"),
     "a GPU that cannot be printed": _but(uuid="\ud800"),
     "no process": _but(pid="1"),
     "no boot": _but(boot=None),
-    "a setting there is not": _but(asked={"fan": [1.0]}),
-    "asked of what was not found": _but(found={"core": None}),
-    "a limit that was not found": _but(found=GOOD["found"] | {"limit": None}),
+    "a setting there is not": _but(changed=["fan"]),
+    "changed but not found": _but(found={"core": None}),
     "found is a list": _but(found=[1, 2]),
-    "asked is nothing": _but(asked=None),
-    "a value that is text": _but(asked={"core": ["1200"]}),
-    "a value that is a record": _but(asked={"core": [{}]}),
-    "a value that is true": _but(found=GOOD["found"] | {"limit": True}),
-    "three values of a lock": _but(found=GOOD["found"] | {"core": [1, 2, 3]}),
-    "two values of a limit": _but(found=GOOD["found"] | {"limit": [200.0, 300.0]}),
-    "infinite": _but(found=GOOD["found"] | {"limit": float("inf")}),
-    "not a number": _but(found=GOOD["found"] | {"limit": float("nan")}),
-    "too large for a float": _but(found=GOOD["found"] | {"limit": 10**400}),
-    "too large for a number": _but().replace("350.0", "9" * 5000),
-    "no limit of any GPU": _but(found=GOOD["found"] | {"limit": 1e9}),
-    "negative": _but(found=GOOD["found"] | {"limit": -1.0}),
+    "changed is nothing": _but(changed=None),
+    "a value that is text": _found(["1200", "1200"]),
+    "a value that is a record": _found({}),
+    "a value that is true": _found([900, True]),
+    "one value of a lock": _found(900),
+    "three values of a lock": _found([1, 2, 3]),
+    "infinite": _found([900, float("inf")]),
+    "not a number": _found([float("nan"), 900]),
+    "too large for a float": _found([900, 10**400]),
+    "too large for a number": _but().replace("5001", "9" * 5000),
+    "no clock of any GPU": _found([900, 10**9]),
+    "negative": _found([-1, 900]),
     "deep": "[" * 60_000,
     "deep records": '{"found":' * 7_000,
     "long": "[" * 100_000,
@@ -423,7 +396,7 @@ def test_a_journal_of_an_earlier_boot_is_never_applied(gpu: Gpu, folder: Path) -
     assert left_behind(folder) == ()
     (folder / "GPU-0.journal").write_text(_but())  # of this boot it is
     restore(folder, left_behind(folder), lambda _: gpu)
-    assert gpu.written == [(Setting.CORE, None), (Setting.LIMIT, 350.0)]
+    assert gpu.written == [(Setting.CORE, None), (Setting.MEMORY, (5001, 7251))]
 
 
 @as_root
@@ -434,7 +407,7 @@ def test_a_journal_that_another_user_wrote_is_none(gpu: Gpu, folder: Path) -> No
     (undone,) = restore(folder, left_behind(folder), lambda _: gpu)
 
     assert undone.unreadable
-    assert (Setting.LIMIT, 350.0) not in gpu.written
+    assert (Setting.MEMORY, (5001, 7251)) not in gpu.written
 
 
 @pytest.mark.parametrize("trouble", ["its journal cannot be removed", "its driver fails"])
