@@ -82,11 +82,7 @@ def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | N
 
 
 def _ray() -> Any:  # noqa: ANN401 - Ray is not needed, and its types neither
-    """Return Ray.
-
-    Raises:
-        NotSupportedError: It is not installed.
-    """
+    """Return Ray, or refuse where it is not installed."""
     try:
         import ray
     except ImportError as exc:
@@ -135,15 +131,12 @@ def measure_together(
     Each GPU's file lies in a folder beside the merged one, from which the same call goes on.
 
     Args:
-        step: What to measure: a step or its file.
+        step, campaign, measuring, run: As of `measure`; a time limit is of each GPU alone.
         gpus: A simulated GPU for each share; or ``nvml`` alone, for every GPU of the cluster.
         to: Merged samples file, made anew of all GPUs' files.
         address: Of the Ray cluster; empty for one that is found or started.
-        campaign: Which clocks, how often; its time limit is of each GPU, its samples are of all.
-        measuring: How long to wait and measure.
         seed: Of the first simulated GPU's noise; the next have the next ones.
         progress: Called with how far all GPUs are.
-        run: Where the step's function may be found.
 
     Returns:
         The samples of each board.
@@ -180,7 +173,11 @@ def measure_together(
             )
         folder.mkdir(exist_ok=True)
         most = campaign.max_samples and -(-campaign.max_samples // len(placed))
-        desk = ray.remote(num_cpus=0)(_Desk).remote(_files(folder, len(placed)))
+        begun = [(path, path.name.split(".")) for path in folder.glob(f"*-of-{len(placed)}.*.db")]
+        files = {
+            (int(n.partition("-")[0]), board): file.read_bytes() for file, (n, board, _) in begun
+        }
+        desk = ray.remote(num_cpus=0)(_Desk).remote(files)
         task = ray.remote(num_cpus=0, num_gpus=int(real), max_retries=1)(_measured)
         tasks = []
         for n, gpu in enumerate(placed):
@@ -201,12 +198,6 @@ def measure_together(
     return merge(sorted(folder.glob("*.db")), to, force=True)
 
 
-def _files(folder: Path, of: int) -> dict[_Part, bytes]:
-    """Return the parts of an earlier run on as many GPUs."""
-    parts = [(path, path.name.split(".")) for path in folder.glob(f"*-of-{of}.*.db")]
-    return {(int(n.partition("-")[0]), board): path.read_bytes() for path, (n, board, _) in parts}
-
-
 def _wait(
     ray: Any,  # noqa: ANN401 - see `_ray`
     desk: Any,  # noqa: ANN401 - see `_ray`
@@ -214,12 +205,7 @@ def _wait(
     folder: Path,
     progress: Callable[[Tally], None],
 ) -> None:
-    """Write what tasks hand over until all have ended.
-
-    Raises:
-        DeviceError: Ray or a GPU does not answer, or a GPU's process died twice.
-        UnderclockError: As a task said.
-    """
+    """Write what tasks hand over until all have ended; refuse to wait for what does not answer."""
     tallies: dict[int, Tally] = {}
     heard_s, running = dict.fromkeys(range(len(tasks)), time.monotonic()), list(tasks)
     while running:

@@ -112,11 +112,7 @@ def joined(parts: Sequence[SampleSet]) -> SampleSet:
 
 
 def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        DataError: Says which two files.
-    """
+    """Refuse what does not go together, by name."""
     if not sets:
         raise UsageError("there is nothing to merge", hint="name the files of all GPUs")
     name, first = sets[0]
@@ -144,11 +140,7 @@ def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
 
 
 def _bodies(path: Path) -> Iterable[bytes]:
-    """Return each file in a merged one as it was, or one that is not merged as it is.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """Return each file in a merged one as it was, or one that is not merged as it is."""
     if not is_merged(path):
         with SampleFile.open(path, writable=False) as file:
             return [file.body()]
@@ -164,10 +156,6 @@ def _bodies(path: Path) -> Iterable[bytes]:
 
 
 def _part(path: Path, body: bytes) -> SampleSet:
-    """Read a file that lies in another.
-
-    Raises:
-        DataError: It is damaged, or of another schema.
-    """
+    """Read a file that lies in another."""
     with SampleFile.of_body(path, body) as file:
         return file.sample_set()
