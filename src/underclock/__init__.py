@@ -38,6 +38,7 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that a training 
 if TYPE_CHECKING:
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
+    from underclock.app.launching import RankStep as RankStep
     from underclock.app.launching import trace_command as trace_command
     from underclock.app.measuring import measure as measure
     from underclock.app.planning import plan as plan
@@ -146,7 +147,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
-        "app.launching": "trace_command",
+        "app.launching": "RankStep trace_command",
         "app.job": "pipeline_job plan_job",
         "app.measuring": "measure",
         "app.planning": "plan",

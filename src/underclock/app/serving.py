@@ -220,10 +220,7 @@ def _auto_cost(samples: SampleSet) -> ServingCost:
 
 
 def _cost(costs: PlanCosts, place: int, clocks: Clocks, basis: Basis) -> ServingCost:
-    """Return what one clock for the whole step costs, as it settles under its cap.
-
-    What the model misses of the step at auto, it is taken to miss of it at other clocks.
-    """
+    """Return what one clock for the whole step costs, as it settles under its cap."""
     table = costs.table
     if costs.risk is None:
         time_s, energy_j = (float(each[:, place].sum()) for each in (table.time_s, table.energy_j))
@@ -233,8 +230,6 @@ def _cost(costs: PlanCosts, place: int, clocks: Clocks, basis: Basis) -> Serving
         time_s = table.auto_time_s * (1.0 + change.time_change)
         energy_j = table.auto_energy_j * (1.0 + change.energy_change)
         time, energy = change.time_spread, change.energy_spread
-    if table.closure is not None:
-        time_s, energy_j = time_s / table.closure.time, energy_j / table.closure.energy
     return ServingCost(
         clocks=clocks,
         time_s=time_s,

@@ -189,12 +189,7 @@ class _Stage:
     def at_one_setting(self) -> tuple[Floats, Floats]:
         """Return time and energy with one setting for all launches. Shapes (I, S)."""
         if self.table.power_cap is not None:
-            time_s, energy_j = fixed_part_costs(self.table, self.member)
-            locked = np.arange(len(self.table.settings)) != self.table.baseline
-            # As at every setting, lest a lock at the highest clock seem to save.
-            time_s[:, locked] /= self.table.missed.time
-            energy_j[:, locked] /= self.table.missed.energy
-            return time_s, energy_j
+            return fixed_part_costs(self.table, self.member)
         launches = self.table.launches
         counts = np.zeros((len(self.kinds), len(self.table.kernels)))
         np.add.at(counts, (self.member, self.order), 1.0)
@@ -329,7 +324,7 @@ class _Stage:
         time_s += settled_s - math.fsum(each.time_s[at])
         energy_j += math.fsum(settled.energy_j[own]) - math.fsum(each.energy_j[at])
         energy_j += heat_w(table, choice, settled) * settled_s
-        return time_s / table.missed.time, energy_j / table.missed.energy
+        return time_s, energy_j
 
 
 def _check_one_microbatch(member: Ints) -> None:

@@ -343,19 +343,10 @@ def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, tota
         order: Kernel of each launch. Shape (n,).
         of_launches: In proportion to what. Shape (n,).
         total: What parts add up to, in s or J.
-
-    Raises:
-        DataError: What runs beside others alone comes to as much.
     """
     beside = overlapped(kernels)
     of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
     fixed = float(of_kernels[beside].sum())
-    if fixed >= total:
-        raise DataError(
-            f"the whole step cost {total:g} s or J, no more than the {fixed:g} of launches that it "
-            "does not wait for",
-            hint="trace the step again, and measure it anew",
-        )
     scale = (total - fixed) / (float(of_kernels.sum()) - fixed)
     parts: Floats = np.where(beside, of_kernels, scale * of_kernels)
     return parts

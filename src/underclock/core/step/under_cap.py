@@ -1,5 +1,10 @@
 """What a step costs as it runs: locked clocks under one power cap, against auto as measured.
 
+A change compares like with like. Auto as the model has it differs from auto as measured by what the
+model misses, the closure; so all costs at locked clocks are brought to the scale at which the model
+has auto as it was measured, and the limit with them. What the model misses at auto is then an error
+of what it says of other clocks, and never a saving.
+
 Kernel by kernel, pass by pass or one clock for the whole step: kernels that share a setting are
 grouped, and the planner solves the same problem each time, on fewer groups.
 
@@ -16,7 +21,8 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
 from underclock.core.step.lagging import lag_of
-from underclock.core.step.table import CostTable, shared_out, step_means
+from underclock.core.step.table import CostTable, overlapped, shared_out, step_means
+from underclock.errors import DataError
 from underclock.physics.cap import REAL, SIMULATED
 from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
 
@@ -44,6 +50,9 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
 
     Returns:
         ``None`` where a kernel's cost at boost is unknown, so that nothing can be said of auto.
+
+    Raises:
+        DataError: Launches that the step does not wait for come to as much as the step.
     """
     boost = _boost(table, sample_set)
     if boost is None:
@@ -59,11 +68,44 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
         cap, settled = settled_at(cap, table.launches, real_j / real_s)
     else:
         settled = settle(cap, table.launches, np.full(len(order), boost))
+    for of_launches, real in ((settled.time_s, real_s), (settled.energy_j, real_j)):
+        beside = float(of_launches[overlapped(table.kernels)[order]].sum())
+        if beside >= real:
+            raise DataError(
+                f"the whole step cost {real:g} s or J, no more than the {beside:g} of launches "
+                "that it does not wait for",
+                hint="trace the step again, and measure it anew",
+            )
     closure = Closure(
         time=float(settled.time_s.sum()) / real_s, energy=float(settled.energy_j.sum()) / real_j
     )
     under = dataclasses.replace(table, closure=closure, power_cap=cap)
-    return _with_auto(under, settled, real_s, real_j)
+    settled = dataclasses.replace(
+        settled, time_s=settled.time_s / closure.time, energy_j=settled.energy_j / closure.energy
+    )
+    return _with_auto(at_scale_of_auto(under, closure), settled, real_s, real_j)
+
+
+def at_scale_of_auto(table: CostTable, closure: Closure) -> CostTable:
+    """Return costs at locked clocks as they are where the model has auto as it was measured.
+
+    The limit is scaled as power is, so that the loop settles at the same clocks.
+
+    Args:
+        closure: What the model says of the step at auto, over what was measured.
+    """
+    cap = cap_of(table)
+    locked = np.arange(len(table.settings)) != table.baseline
+    time_s = np.where(locked, table.time_s / closure.time, table.time_s)
+    energy_j = np.where(locked, table.energy_j / closure.energy, table.energy_j)
+    limit_w = cap.limit_w * closure.time / closure.energy
+    return dataclasses.replace(
+        table,
+        time_s=time_s,
+        energy_j=energy_j,
+        beside_j=None if table.beside_j is None else table.beside_j / closure.energy,
+        power_cap=dataclasses.replace(cap, limit_w=limit_w),
+    )
 
 
 def settled_step(table: CostTable, choice: Ints) -> SettledStep:
@@ -318,13 +360,12 @@ def _left_at_auto(table: CostTable, groups: Grouped) -> Grouped:
 def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
 
-    The loop settles where it did, as late as it does (`lagging`), and what the model missed of the
-    known step at auto it is taken to miss of this one. Temperature is that of the step's own mean
-    power.
+    The loop settles where it did, as late as it does (`lagging`). Temperature is that of the step's
+    own mean power.
 
     Args:
-        table: Costs at locked clocks, at the temperature of the known step, with its closure, cap
-            and heat.
+        table: Costs at locked clocks, at the scale and temperature of the known step, with its
+            closure, cap and heat.
         order: Kernel of each launch. Shape (n,).
         known: The step that ran.
     """
@@ -333,10 +374,10 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     lag = lag_of(
         (cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.table.launches)
     )
-    missed = table.missed
-    closure = Closure(time=missed.time / lag[0], energy=missed.energy / lag[1])
-    table = dataclasses.replace(table, closure=closure)
-    settled = _with_auto_settled(table)
+    if table.closure is not None:
+        closure = Closure(time=table.closure.time / lag[0], energy=table.closure.energy / lag[1])
+        table = dataclasses.replace(table, closure=closure)
+    settled = _with_auto_settled(table, lag)
     if table.heat is None:
         return settled
     for _ in range(_ROUNDS):
@@ -344,17 +385,16 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
         warmer_j = np.where(np.isfinite(table.time_s), table.time_s, 0.0) * (
             table.heat.w_per_c * warmer_c
         )
-        settled = _with_auto_settled(dataclasses.replace(table, energy_j=table.energy_j + warmer_j))
+        warmer = dataclasses.replace(table, energy_j=table.energy_j + warmer_j)
+        settled = _with_auto_settled(warmer, lag)
     return settled
 
 
-def _with_auto_settled(table: CostTable) -> KnownStep:
-    """Return a step whose auto is what its cap is expected to leave it."""
+def _with_auto_settled(table: CostTable, lag: tuple[float, float] = (1.0, 1.0)) -> KnownStep:
+    """Return a step whose auto is what its cap is expected to leave it, times what a lag makes."""
     settled = settled_step(table, np.full(len(cap_of(table).order), table.baseline))
-    # What the model misses of the step that was measured, it is taken to miss of this one.
-    time_s = float(settled.time_s.sum()) / table.missed.time
-    energy_j = float(settled.energy_j.sum()) / table.missed.energy
-    return _with_auto(table, settled, time_s, energy_j)
+    time_s, energy_j = float(settled.time_s.sum()), float(settled.energy_j.sum())
+    return _with_auto(table, settled, time_s * lag[0], energy_j * lag[1])
 
 
 def _with_auto(table: CostTable, settled: SettledStep, auto_s: float, auto_j: float) -> KnownStep:

@@ -356,11 +356,14 @@ def _table(
     time_s = np.column_stack([time_s, time_s[:, cap.boost]])
     energy_j = np.column_stack([energy_j, energy_j[:, cap.boost]]) + beside_j[:, None]
     launch_s = np.exp(posterior.log_s[:, cap.boost])
+    missed = known.table.missed  # the cap of the known step is at the scale of its auto
+    if beside_j.any():
+        beside_j = beside_j / missed.energy
     return CostTable(
         kernels=kernels,
         settings=known.table.settings,
-        time_s=at_any_clocks(kernels, time_s, cap.boost),
-        energy_j=at_any_clocks(kernels, energy_j, cap.boost),
+        time_s=at_any_clocks(kernels, time_s, cap.boost) / missed.time,
+        energy_j=at_any_clocks(kernels, energy_j, cap.boost) / missed.energy,
         baseline=baseline,
         closure=known.table.closure,
         power_cap=cap,

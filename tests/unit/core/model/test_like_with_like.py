@@ -1,0 +1,54 @@
+"""A change compares like with like: what a model misses of auto is an error, never a saving."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
+from underclock.core.step.under_cap import auto_core_mhz, step_cost
+from underclock.records import SampleSet
+
+_FOLDER = Path(__file__).parents[4] / "docs" / "evidence" / "h200"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(
+    scope="module", params=["small-9", "medium-9", "layer-9"], ids=lambda name: f"steered-{name}"
+)
+def found(request: pytest.FixtureRequest) -> CostEstimate:
+    """Return what samples of a real board say, steered, of steps with and without a limit."""
+    body = (_FOLDER / f"steered-{request.param}.json").read_bytes()
+    return estimate(msgspec.json.decode(body, type=SampleSet))
+
+
+def test_the_model_misses_auto_which_changes_nothing(found: CostEstimate) -> None:
+    table = found.table
+    assert table.closure is not None
+    assert abs(table.closure.time - 1.0) + abs(table.closure.energy - 1.0) > 1e-3
+    assert table.power_cap is not None
+    boost = np.full(len(table.power_cap.order), table.power_cap.boost)
+
+    cost = step_cost(table, boost)  # what auto asks for, asked for by a lock
+
+    assert cost.time_change == pytest.approx(0.0, abs=1e-4)
+    heat = abs(cost.energy_change)  # of a lock that settles as auto does there is none
+    assert heat == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: CostEstimate) -> None:
+    table, checked = found.table, 0
+    clocks = {c.core_mhz: place for place, c in enumerate(table.settings[:-1])}
+    for kernel, mhz in auto_core_mhz(table).items():
+        place = clocks.get(mhz)
+        if place is None or not np.isfinite(table.time_s[kernel, place]):
+            continue
+        auto_s, auto_j = table.time_s[kernel, -1], table.energy_j[kernel, -1]
+        # To half a clock bin of 15 MHz, which the mean of a clock that moves is off.
+        assert table.time_s[kernel, place] / auto_s == pytest.approx(1.0, abs=0.004)
+        assert table.energy_j[kernel, place] / auto_j == pytest.approx(1.0, abs=0.008)
+        checked += 1
+    held = found.rows.limit_w < np.inf
+    assert checked or held
