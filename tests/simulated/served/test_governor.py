@@ -1,12 +1,14 @@
 """A governor on a served GPU: its clocks are held step by step, and given back by every end."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +19,10 @@ from kills import Rig
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.records import Clocks
+from underclock.records import AUTO, Clocks
 from underclock.records.serving import ServingPlan
-from underclock.runtime.trainer.notes import Hook
+from underclock.runtime.policy.governor import Governor, Note
+from underclock.runtime.trainer.notes import LATE, Hook
 from underclock.store import write_document
 
 Comes = Callable[[Callable[[], bool]], None]
@@ -64,18 +67,85 @@ def test_each_phase_has_its_clocks_and_a_late_request_none(
     assert rig.is_clean()
 
 
-def test_notes_that_nobody_reads_stop_no_server() -> None:
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
     reads, writes = os.pipe()
-    hook = Hook(writes)
-    for _ in range(10_000):
-        hook.begin("decode", 2**40, within_s=0.01)
+    yield reads, writes
     os.close(reads)
-    hook.late()
     os.close(writes)
 
+
+def test_where_nobody_reads_the_oldest_notes_make_room_for_the_latest(
+    pipe: tuple[int, int],
+) -> None:
+    hook = Hook(pipe[1], pipe[0])
+    for number in range(10_000):
+        hook.begin("decode", number + 1, within_s=0.01)
+    hook.late()
+
+    kept = Note.read(os.read(pipe[0], 1 << 20))
     assert hook.lost > 5000
-    with pytest.raises(KeyError):
-        hook.begin("training", 1)
+    assert len(kept) == 10_001 - hook.lost
+    assert kept[-1].kind == LATE
+    assert [note.batch for note in kept[:-1]] == list(range(hook.lost + 1, 10_001))
+
+
+@pytest.mark.parametrize(
+    ("phase", "batch", "context", "within_s"),
+    [
+        ("training", 1, 1, None),
+        (None, 1, 1, None),
+        ([], 1, 1, None),
+        ("decode", -5, 1, None),
+        ("decode", 0, 1, None),
+        ("decode", 1.5, 1, None),
+        ("decode", None, 1, None),
+        ("decode", 1, "long", None),
+        ("decode", 1, 1, "soon"),
+        ("decode", 1, 1, math.nan),
+    ],
+)
+def test_what_no_table_can_have_runs_at_auto_and_stops_no_server(
+    pipe: tuple[int, int], phase: Any, batch: Any, context: Any, within_s: Any
+) -> None:
+    hook = Hook(pipe[1], pipe[0])
+    hook.begin(phase, batch, context, within_s=within_s)
+    hook.end(within_s=within_s)
+
+    governor = Governor(SERVING_PLAN, 0.01)
+    governor.changed(Clocks(core_mhz=900), 0.0)
+    begun, _ended = Note.read(os.read(pipe[0], 1 << 20))
+    governor.noted(begun, 1.0)
+    assert governor.ask(1.0) == AUTO
+    assert (hook.unknown, hook.lost) == (1, 0)
+    assert repr(phase) in hook.first_unknown
+
+
+def test_times_without_an_end_are_told(pipe: tuple[int, int]) -> None:
+    hook = Hook(pipe[1], pipe[0])
+    hook.begin("decode", 2**40, within_s=1e300)
+    hook.end(within_s=math.inf)
+
+    begun, ended = Note.read(os.read(pipe[0], 1 << 20))
+    assert begun.within_s == ended.within_s == pytest.approx(1e9)
+    assert hook.unknown == 0
+
+
+def test_a_killed_conductor_leaves_the_block_without_an_error(
+    plan: ServingPlan, rig: Rig, comes: Comes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with underclock.governor(plan, latency="1ms") as governor:
+        governor.begin("decode", 1)
+        comes(lambda: not rig.is_clean())
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        ours = [
+            pid for pid in children if b"conductor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.kill(int(ours[0]), signal.SIGKILL)
+        comes(rig.is_clean)
+        governor.begin("prefill", 1)
+
+    assert "clocks were not governed to the end: the process that sets" in capfd.readouterr().err
 
 
 @contextlib.contextmanager

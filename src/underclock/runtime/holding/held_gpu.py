@@ -27,6 +27,7 @@ from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.processes import say
 from underclock.store import as_record
 from underclock.units import parse_duration
 
@@ -223,7 +224,8 @@ def governor(
     """Hold a serving plan's clocks, phase by phase, for the length of a block.
 
     The block says which step begins, and that one was late, through the hook that it is given. The
-    clocks are given back however the block, this process or the one that sets them ends.
+    clocks are given back however the block, this process or the one that sets them ends. Where that
+    one ends first, serving goes on at auto, and a sentence on stderr at the end says so.
 
     Args:
         plan: A table of clocks by phase, batch and context, or the file of one.
@@ -249,14 +251,27 @@ def governor(
         file.write(msgspec.json.encode(plan))
         file.flush()
         reads, writes = os.pipe()
+        hook = Hook(writes, reads)
+        stack.callback(os.close, reads)
         stack.callback(os.close, writes)
-        try:
-            options = {"plan": file.name, "latency_s": latency_s}
-            kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
-            stack.enter_context(kept)
-        finally:
-            os.close(reads)
-        yield Hook(writes)
+        options = {"plan": file.name, "latency_s": latency_s}
+        kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
+        held = stack.enter_context(kept)
+        stack.callback(_end_governor, held, hook)
+        yield hook
+
+
+def _end_governor(held: Holding, hook: Hook) -> None:
+    """Give clocks back; say what went wrong, and raise nothing into a server that goes on."""
+    try:
+        held.end()
+    except UnderclockError as exc:
+        say(f"clocks were not governed to the end: {exc}; {exc.hint}")
+    if hook.unknown:
+        say(
+            f"{hook.unknown} steps ran at auto, for no plan can have their phase, batch or context;"
+            f" the first: {hook.first_unknown}"
+        )
 
 
 def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """A server calls its hook at every step: what a call takes is bounded."""
 
 import os
+import select
 import statistics
 import threading
 import time
@@ -21,12 +22,12 @@ def hook() -> Iterator[Hook]:
     reads, writes = os.pipe()
 
     def read() -> None:
-        while os.read(reads, NOTE.size * 1024):
+        while select.select([reads], [], []) and os.read(reads, NOTE.size * 1024):
             pass
 
     reader = threading.Thread(target=read)
     reader.start()
-    yield Hook(writes)
+    yield Hook(writes, reads)
     os.close(writes)
     reader.join()
     os.close(reads)
