@@ -4,6 +4,7 @@ python benchmarks/hook.py
 """
 
 import os
+import select
 import statistics
 import threading
 import time
@@ -18,7 +19,7 @@ CALLS, ROUNDS, REQUESTS = 20_000, 9, 128
 def main() -> None:
     """Print medians and the most over rounds, in µs a call."""
     reads, writes = os.pipe()
-    hook = Hook(writes)
+    hook = Hook(writes, reads)
     threading.Thread(target=_read, args=(reads,), daemon=True).start()
     pace = Pace(0.02, 0.5)
     for number in range(REQUESTS):
@@ -45,7 +46,7 @@ def _look(pace: Pace) -> None:
 
 
 def _read(pipe: int) -> None:
-    while os.read(pipe, NOTE.size * 1024):
+    while select.select([reads], [], []) and os.read(pipe, NOTE.size * 1024):
         pass
 
 

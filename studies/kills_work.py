@@ -87,7 +87,7 @@ def launch() -> None:
         work = "underclock.runtime.conductor.governing:begin"
         options = {"plan": plan[0], "latency_s": PERIOD_S / 2.0}
         told_on, notes = os.pipe()
-        threading.Thread(target=_say, args=(Hook(notes), int(first)), daemon=True).start()
+        threading.Thread(target=_say, args=(Hook(notes, told_on), int(first)), daemon=True).start()
     conducting = Conducting.start(
         [uuid],
         work=work,

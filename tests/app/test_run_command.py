@@ -15,6 +15,7 @@ from underclock.app import main
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.runtime.undo.ownership import RUNTIME_DIR
+from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 from underclock.testing import served_gpus
 
@@ -93,6 +94,43 @@ def test_ctrl_c_ends_with_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("underclock: 0 steps; promised")
     assert err.splitlines()[-1].endswith("; clocks were given back")
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("number", "deaf"),
+    [
+        (signal.SIGINT, "trap '' INT TERM"),
+        (signal.SIGTERM, "trap : INT TERM; while :; do sleep 9; done"),
+    ],
+)
+def test_a_command_deaf_to_signals_ends_within_5_s_and_clocks_are_given_back(
+    number: signal.Signals, deaf: str, tmp_path: Path
+) -> None:
+    began, clock = tmp_path / "began", SystemClock()
+    left = f"trap '' INT TERM; sleep 60 & echo $! > {began}.new; mv {began}.new {began}"
+    command = ["sh", "-c", f"{left}; {deaf}; wait"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "underclock", "run", "plan.json", "--", *command],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until_s = clock.now_s() + 60.0
+        while not began.exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        asked_s = clock.now_s()
+        os.kill(process.pid, number)
+        _, err = process.communicate(timeout=30.0)
+        took_s = clock.now_s() - asked_s
+
+    assert took_s < 5.0
+    assert process.returncode == 128 + number
+    assert "killed what did not end within 3 s of being asked to" in err
+    assert err.splitlines()[-1].endswith("; clocks were given back")
+    orphan = Process.of(int(began.read_text()))
+    assert orphan is None or not orphan.lives
 
 
 @pytest.mark.usefixtures("served")

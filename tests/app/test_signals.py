@@ -1,22 +1,30 @@
 """Commands that are told to end, each in a child whose simulated GPU tells what is locked."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from underclock.app import main
 from underclock.app.measuring import measure
+from underclock.app.output import share_bar
 from underclock.app.planning import plan
 from underclock.app.validate import INCONCLUSIVE
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Bounds
+from underclock.hw.interrupts import InterruptedBySignal, interruptible, raise_lost_interrupt
+from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.records import Kernel, Kind, MeasurementSettings, Step
+from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Step
+from underclock.runtime.conductor.starting import Conducting
 from underclock.store import write_document
 
 pytestmark = pytest.mark.slow
@@ -153,3 +161,75 @@ def test_handlers_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
 
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def _ask_and_lose(number: signal.Signals) -> None:
+    """Have a signal come where what its handler raises is swallowed, as an import's may be."""
+    with contextlib.suppress(BaseException):
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_was_swallowed_ends_what_begins_next(number: signal.Signals) -> None:
+    gpu: Any = None  # it is not asked for anything
+    begun: list[str] = []
+
+    def lock() -> None:
+        with ClockLeases(gpu).hold(Clocks(core_mhz=1050)):
+            begun.append("a lock")
+
+    def conduct() -> None:
+        begun.append(f"{Conducting.start([], work='nothing:here', options={})}")
+
+    def show() -> None:
+        with share_bar("planning"):
+            begun.append("a stage")
+
+    def command() -> None:
+        with interruptible():
+            begun.append("a command")
+
+    for begin in (lock, conduct, show, command):
+        with interruptible():
+            _ask_and_lose(number)
+            with pytest.raises(InterruptedBySignal) as ended:
+                begin()
+        assert ended.value.exit_code == 128 + number
+    assert begun == []
+
+
+def test_without_a_signal_nothing_is_raised() -> None:
+    raise_lost_interrupt()
+    with interruptible():
+        raise_lost_interrupt()
+        thread = threading.Thread(target=raise_lost_interrupt)
+        thread.start()
+        thread.join(10.0)
+
+
+_LOSES = """
+import os, signal, sys
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(1000): pass
+except BaseException:
+    pass
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["click"]
+import click
+"""
+
+
+def test_a_signal_that_is_lost_while_the_commands_load_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(_LOSES)
+    ended = subprocess.run(
+        [sys.executable, "-m", "underclock", "doctor", "--gpu", "sim:a100"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (143, "")
+    assert ended.stderr == "underclock: interrupted\n"

@@ -9,8 +9,8 @@ import click
 
 from underclock.app import gone
 from underclock.app.output import print_json, say
-from underclock.app.signals import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.errors import StuckError, UnderclockError, UsageError
+from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.units import name_hint
 
 _COMMANDS = {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from underclock.errors import UsageError
+from underclock.hw.interrupts import raise_lost_interrupt
 from underclock.units import format_duration
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _ESCAPES = {
     if chr(code) not in _KEPT
 }
 _EVERY_S = 10.0  # a line
+_READ_WITHIN_S = 1.0  # the last line, by whoever reads stderr, before the command goes on
 _Show = Callable[..., None]
 """Takes what is to be shown, by name: description, completed, total, count, gpu_time, doing."""
 
@@ -232,7 +234,12 @@ def phase_bar(title: str, phases: type[StrEnum]) -> Iterator[Callable[[StrEnum],
 
 @contextmanager
 def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
-    """Show on a bar, or on lines."""
+    """Show on a bar, or on lines.
+
+    Raises:
+        InterruptedBySignal: A signal asked the command to end, and that got lost.
+    """
+    raise_lost_interrupt()
     from rich.console import Console
 
     from underclock.hw.clock import SystemClock
@@ -255,7 +262,7 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
         yield lines.show
     finally:
         ended.set()
-        thread.join()
+        thread.join(_READ_WITHIN_S)
 
 
 class PlainLines:

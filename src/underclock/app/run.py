@@ -10,7 +10,7 @@ import click
 
 from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json, print_table, say
-from underclock.app.signals import BY_SIGNAL, InterruptedBySignal
+from underclock.hw.interrupts import BY_SIGNAL, InterruptedBySignal
 
 if TYPE_CHECKING:
     from underclock.runtime.holding.run import Ran

@@ -12,8 +12,8 @@ from underclock.app.options import (
     json_option,
 )
 from underclock.app.output import print_json, say, warn
-from underclock.app.signals import InterruptedBySignal
 from underclock.errors import DataError, DeviceError, UsageError
+from underclock.hw.interrupts import InterruptedBySignal
 
 if TYPE_CHECKING:
     from underclock.runtime.holding.held_gpu import Holding

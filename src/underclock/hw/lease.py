@@ -13,7 +13,7 @@ from typing import Self
 
 from underclock.errors import NotAppliedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
-from underclock.hw.interrupts import interrupts_deferred
+from underclock.hw.interrupts import interrupts_deferred, raise_lost_interrupt
 from underclock.records import Clocks, ThrottleReason
 
 NOTHING_LOCKED = "nothing is left locked"
@@ -65,6 +65,7 @@ class ClockLeases:
             UsageError: Clocks of this GPU are held already.
             DeviceError: The driver refuses; the error says so where clocks stay locked.
         """
+        raise_lost_interrupt()
         if clocks.is_auto:
             yield
             return

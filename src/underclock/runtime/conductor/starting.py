@@ -9,14 +9,24 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Self
 
 from underclock.errors import DeviceError, UnderclockError
-from underclock.runtime.undo.processes import Process, StoppedPoll
+from underclock.hw.interrupts import raise_lost_interrupt
+from underclock.runtime.undo.processes import Process, StoppedPoll, family_of, say
 
 POLL_S = 0.05
 """Between polls whether it was stopped."""
+ARMED_S = 120.0
+"""Longest from its start until everything is armed: modules load, drivers answer, GPUs lock."""
+ENDED_S = 60.0
+"""Longest from its trainer's end, or from being asked to end, until all is undone: a daemon that
+sets clocks may take 30 s for one."""
+HURRIED_S = 4.5
+"""Longest from a signal that asks a command to end until all is undone; then the watcher undoes."""
+_LAST_S = 1.0  # from its last words to its end
 _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
@@ -64,7 +74,11 @@ class Conducting:
             rescue: As of this class.
             trainer_pid: Whose end is its end; by default this process's.
             told_on: What it reads as its standard input.
+
+        Raises:
+            InterruptedBySignal: A signal asked this command to end, and that got lost.
         """
+        raise_lost_interrupt()
         order = {
             "gpus": list(gpus),
             "trainer": Process.of(os.getpid() if trainer_pid is None else trainer_pid),
@@ -88,20 +102,24 @@ class Conducting:
         Raises:
             UnderclockError: It refused; everything is as it was found.
         """
-        return self._next("armed")
+        return self._next("armed", ARMED_S)
 
-    def ended(self) -> Mapping[str, Any]:
+    def ended(self, longest_s: float = ENDED_S) -> Mapping[str, Any]:
         """Wait until it has ended; return why, and what was undone.
+
+        Args:
+            longest_s: After so long it is killed, and its watcher undoes; infinite where a person
+                ends it.
 
         Raises:
             UnderclockError: It failed; what it set was undone, or the error says what was not.
         """
-        return self._next("ended")
+        return self._next("ended", longest_s)
 
-    def end(self) -> Mapping[str, Any]:
-        """Ask it to undo and end, and wait until it has."""
+    def end(self, longest_s: float = ENDED_S) -> Mapping[str, Any]:
+        """Ask it to undo and end, and wait until it has; as of `ended`."""
         self.process.send_signal(signal.SIGTERM)
-        return self.ended()
+        return self.ended(longest_s)
 
     def fileno(self) -> int:
         """Return what to wait on for what it tells."""
@@ -109,7 +127,7 @@ class Conducting:
 
     def close(self) -> None:
         """Wait until its process has ended, and listen no more."""
-        self.process.wait()
+        code_of(self.process, _LAST_S)
         self._told.close()
         self._stopped.close()
 
@@ -118,28 +136,33 @@ class Conducting:
         if self._stopped.lasts():
             self._rescue()
 
-    def _next(self, state: str) -> Mapping[str, Any]:
-        while line := self._line():
+    def _next(self, state: str, longest_s: float) -> Mapping[str, Any]:
+        until_s = time.monotonic() + longest_s
+        while line := self._line(until_s):
             message: dict[str, Any] = json.loads(line)
             if message["state"] == "refused":
-                self.process.wait()
+                code_of(self.process, _LAST_S)
                 raise _error(message)
             if message["state"] == state:
                 return message
             if message["state"] == "ended":
                 break
-        code = self.process.wait()
         if line:
             raise DeviceError(f"it ended before anything was set: {message['why']}")
+        is_late = time.monotonic() >= until_s
+        code = code_of(self.process, 0.0 if is_late else _LAST_S)
+        how = f"was {state} not within {longest_s:g} s, and was killed" if is_late else ""
         raise DeviceError(
-            f"the process that sets clocks ended ({code}) and said nothing",
+            f"the process that sets clocks {how or f'ended ({code}) and said nothing'}",
             hint="its watcher undoes what it set; `underclock restore` makes sure",
         )
 
-    def _line(self) -> bytes:
-        """Wait for a line; empty where none comes any more."""
+    def _line(self, until_s: float) -> bytes:
+        """Wait for a line; empty where none comes any more, or none came in time."""
         told = self._told.fileno()
         while b"\n" not in self._heard:
+            if time.monotonic() >= until_s:
+                return b""
             if not can_be_read([told], POLL_S):
                 self.tend()
             else:
@@ -165,7 +188,52 @@ def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
     return kinds
 
 
-def can_be_read(fds: Sequence[int], timeout_s: float | None = None) -> list[int]:
+def code_of(child: "subprocess.Popen[bytes]", longest_s: float) -> int | None:
+    """Return the code that a child ends with; it is killed where it does not end in time.
+
+    Returns:
+        The code; ``None`` where the kernel does not let go of it.
+    """
+    for _ in range(2):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(longest_s)
+        child.kill()
+    return None
+
+
+def end_family(child: "subprocess.Popen[bytes]", *, grace_s: float, ask: bool) -> int | None:
+    """End a child and all that descends from it, by force where asking is not enough.
+
+    Args:
+        grace_s: From now until what has not ended is killed.
+        ask: Whether to ask the child, and at its end what it leaves; else a terminal asked all.
+
+    Returns:
+        As of `code_of`.
+    """
+    family, asked = family_of(child.pid), False
+    if ask:
+        child.terminate()
+    until_s = time.monotonic() + grace_s
+    while (living := [each for each in family if each.lives]) and time.monotonic() < until_s:
+        if ask and not asked and child.poll() is not None:
+            asked = True
+            _signal(living, signal.SIGTERM)
+        time.sleep(POLL_S)  # noqa: TID251 - other processes end in real time
+    if late := [each for each in {*living, *family_of(child.pid)} if each.lives]:
+        _signal(late, signal.SIGKILL)
+        pids = ", ".join(str(each.pid) for each in late)
+        say(f"killed what did not end within {grace_s:g} s of being asked to: process {pids}")
+    return code_of(child, _LAST_S)
+
+
+def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
+    for each in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each.pid, number)
+
+
+def can_be_read(fds: Sequence[int], timeout_s: float) -> list[int]:
     """Return which descriptors can be read, as soon as one can or the time is up.
 
     In the main thread, what a signal's handler raises is raised here.

@@ -4,6 +4,7 @@ For `holding` that is a plan's best fixed clocks, or its power limit; for a `gov
 a serving plan, step by step.
 """
 
+import math
 import os
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.conductor.starting import HURRIED_S, Conducting
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
@@ -86,8 +87,8 @@ class Holding:
         return f"runs at {mhz} MHz, for the reasons {reasons.name or 'none'}: it is overruled"
 
     def wait(self) -> str:
-        """Wait until it ends by itself; return why."""
-        ended = self._conductor.ended()
+        """Wait until a person or the driver ends it; return why."""
+        ended = self._conductor.ended(math.inf)
         self._over = True
         return str(ended["why"])
 
@@ -100,7 +101,7 @@ class Holding:
         if self._over:
             return ()
         self._over = True
-        (undone,) = self._conductor.end()["undone"]
+        (undone,) = self._conductor.end(HURRIED_S)["undone"]
         if undone["failed"]:
             raise UnderclockError(
                 "; ".join(undone["failed"]),
@@ -256,8 +257,7 @@ def governor(
         stack.callback(os.close, writes)
         options = {"plan": file.name, "latency_s": latency_s}
         kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
-        held = stack.enter_context(kept)
-        stack.callback(_end_governor, held, hook)
+        stack.callback(_end_governor, stack.enter_context(kept), hook)
         yield hook
 
 

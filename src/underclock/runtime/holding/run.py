@@ -19,6 +19,7 @@ from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, parse_gpu
+from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
@@ -37,7 +38,15 @@ from underclock.runtime.conductor.log import (
 )
 from underclock.runtime.conductor.process import TRAINER_ENDED
 from underclock.runtime.conductor.run_files import Run, read_plan
-from underclock.runtime.conductor.starting import POLL_S, Conducting, can_be_read
+from underclock.runtime.conductor.starting import (
+    ENDED_S,
+    HURRIED_S,
+    POLL_S,
+    Conducting,
+    can_be_read,
+    code_of,
+    end_family,
+)
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import RankPart, parts_of
 from underclock.runtime.policy.policy import scheduled
@@ -58,7 +67,7 @@ _ELSEWHERE = "`underclock measure --near` measures the plan's clocks here; or sa
 _WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _SCALARS_EVERY_S = 1.0
-_INTERRUPTED = 130  # as a shell has it, after SIGINT
+_GRACE_S = 3.0  # from asking a command to end to killing it
 # Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
 # Whoever is interrupted before that just ends.
 _GATE = (
@@ -172,7 +181,7 @@ def _gated(
     finally:
         os.close(ours)
         if not told:
-            trainer.wait()
+            code_of(trainer, _GRACE_S)
 
 
 class HeldRun:
@@ -186,6 +195,7 @@ class HeldRun:
         self.run = run
         self.ran: Ran | None = None
         self._code: int | None = None  # that the command ended with
+        self._grace_s = 0.0  # that it took to end once a signal had asked for that
         self._began = False
         self._how = how
         self._log = LogReader(Path(options["log"]))
@@ -240,6 +250,7 @@ class HeldRun:
         live_at_s = clock.now_s() + live_s
         try:
             while pidfd not in (ready := can_be_read(listening, POLL_S)):
+                raise_lost_interrupt()
                 if ready:
                     self._hear()
                     listening = [pidfd]
@@ -249,11 +260,13 @@ class HeldRun:
                         self._how.tell(words)
                 if self._words is None:
                     self._conductor.tend()
-            self._code = trainer.wait()
+            self._code = code_of(trainer, _GRACE_S)
         except BaseException as exc:
-            if getattr(exc, "exit_code", _INTERRUPTED) != _INTERRUPTED:
-                trainer.terminate()  # of Ctrl-C the terminal tells it as well
-            self._code = trainer.wait()
+            # Of Ctrl-C the terminal tells it as well.
+            ask = getattr(exc, "exit_code", INTERRUPTED) != INTERRUPTED
+            begun_s = clock.now_s()
+            self._code = end_family(trainer, grace_s=_GRACE_S, ask=ask)
+            self._grace_s = clock.now_s() - begun_s
             raise
         finally:
             os.close(pidfd)
@@ -270,7 +283,7 @@ class HeldRun:
             return self._words
         was_asked = self._asked
         try:
-            words = self._conductor.ended()
+            words = self._conductor.ended(self._longest_s())
         except UnderclockError as exc:
             was_asked = False  # whom we ask to end says how: it was gone before, or failed at it
             self._restore()
@@ -284,6 +297,12 @@ class HeldRun:
         if any(gpu["failed"] for gpu in words["undone"]):
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
         return words
+
+    def _longest_s(self) -> float:
+        """Return how long the conductor may take to end; less where a signal ends all of this."""
+        if isinstance(sys.exception(), InterruptedBySignal | KeyboardInterrupt):
+            return HURRIED_S - self._grace_s
+        return ENDED_S
 
     def _restore(self) -> None:
         """Undo what conductor and watcher left, as the next start would; nothing where one acts."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 _STATE_WITHIN = 128  # bytes: a number, a name of 15 letters, the state
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KILLED_S = 10.0  # until what was killed is out of its driver's calls
 
 
 class Process(NamedTuple):
@@ -116,10 +117,26 @@ class StoppedPoll:
 
 
 def kill(pidfd: int) -> None:
-    """Kill a process and wait until it has ended, that is, until it has left the driver too."""
+    """Kill a process and wait until it has ended, that is, until it has left the driver too.
+
+    One that the driver does not let go of in time is waited for no more: nothing else ends it.
+    """
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    select.select([pidfd], [], [])
+    if not select.select([pidfd], [], [], _KILLED_S)[0]:
+        say(f"a process was killed and did not end in {_KILLED_S:g} s: its driver keeps it")
+
+
+def family_of(pid: int) -> tuple[Process, ...]:
+    """Return a process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _fields(int(entry.name))) is not None:
+            parents[int(entry.name)] = int(fields[1])
+    family = [pid]
+    for eldest in family:  # which grows meanwhile
+        family.extend(child for child, parent in parents.items() if parent == eldest)
+    return tuple(filter(None, map(Process.of, family)))
 
 
 def say(sentence: str) -> None:

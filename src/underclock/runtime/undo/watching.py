@@ -15,7 +15,7 @@ from pathlib import Path
 
 from underclock.errors import DeviceError
 from underclock.runtime.undo.ownership import Ownership
-from underclock.runtime.undo.processes import StoppedPoll, say
+from underclock.runtime.undo.processes import StoppedPoll, kill, say
 
 READY, WATCHED, BEAT = b"ready", b"watched", b"beat"
 """What the watcher says; the conductor sends beats, and the UUID of each GPU with its lock."""
@@ -166,5 +166,7 @@ class Watching:
             self._over = True
             self._connection.close()
             self._stopped.close()
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            pidfd = os.pidfd_open(self.pid)
+            kill(pidfd)
+            os.close(pidfd)
+            os.waitpid(self.pid, os.WNOHANG)
