@@ -46,7 +46,7 @@ def _look(pace: Pace) -> None:
 
 
 def _read(pipe: int) -> None:
-    while select.select([reads], [], []) and os.read(pipe, NOTE.size * 1024):
+    while select.select([pipe], [], []) and os.read(pipe, NOTE.size * 1024):
         pass
 
 
