@@ -133,6 +133,7 @@ def _scheduled(
 @click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
 @_cost_options
 @click.option("--blocked-power", type=float, metavar="W", help="What a rank draws while it waits.")
+@click.option("--gpu-name", help="What the ranks ran on. [default: as the traces say]")
 @delivered("job")
 def _traced(
     traces: tuple[Path, ...],
@@ -142,14 +143,15 @@ def _traced(
     samples: tuple[Path, ...],
     latency: str | None,
     blocked_power: float | None,
+    gpu_name: str | None,
     to: Delivery,
 ) -> None:
     """Make a job of TRACES of all its ranks, as they were seen; energies are the profile's.
 
     TRACES are files, or a folder of them: what `underclock trace` left, or other Chrome
-    traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank. What
-    runs for which microbatch is told by PyTorch's pipelines, by ranges that you put,
-    record_function("forward mb=3 stage=1"), or else by what repeats.
+    traces of PyTorch's profiler, *.json or *.json.gz, whose "distributedInfo" says the rank; one
+    alone may be of any. Passes of microbatches are read from PyTorch's pipelines, from ranges that
+    you put, record_function("forward mb=3 stage=1"), or from autograd and Optimizer.step.
 
     Example: underclock job traced step.rank*.trace.json.gz -o job.json
     """
@@ -163,7 +165,7 @@ def _traced(
     costed = bool(samples) or profile is not None
     # What waiting draws is told with the costs.
     waiting_w = 0.0 if costed else blocked_power
-    job = job_of_traces(traces, workload=workload, waiting_w=waiting_w)
+    job = job_of_traces(traces, workload=workload, waiting_w=waiting_w, gpu_name=gpu_name)
     if costed:
         job = with_costs(job, profile, samples, latency, blocked_w=blocked_power)
     to.give(job, lambda: job_tables(job))
@@ -173,9 +175,11 @@ def _check_watts(blocked_w: float | None) -> None:
     """Refuse what nothing draws.
 
     Raises:
-        UsageError: It is negative, or more than a rack has.
+        UsageError: It is negative, or more than any GPU draws.
     """
-    if blocked_w is not None and not 0.0 <= blocked_w < 1e5:  # noqa: PLR2004 - a rack's
+    from underclock.store.table_rows import GREATEST_W
+
+    if blocked_w is not None and not 0.0 <= blocked_w <= GREATEST_W:
         raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")
 
 

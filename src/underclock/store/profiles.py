@@ -18,7 +18,7 @@ import numpy as np
 from underclock.errors import DataError
 from underclock.records.common import GREATEST_MHZ, LEAST_MHZ
 from underclock.records.job import InstructionKind, Profile, ProfileRow
-from underclock.store.table_rows import opened_table, parsed
+from underclock.store.table_rows import GREATEST_W, LEAST_W, opened_table, parsed
 from underclock.units import name_hint
 
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
@@ -138,14 +138,17 @@ def _line(where: str, cells: dict[str, str | None]) -> _Line:
     mhz = None
     if clock not in {"", "auto"}:
         mhz = round(_number(where, "frequency", clock, LEAST_MHZ, GREATEST_MHZ))
-    return _Line(
-        where,
-        round(stage),
-        InstructionKind(kind),
-        mhz,
-        _number(where, "time", said["time"], 1e-9, _GREATEST),
-        _number(where, "energy", said["energy"], 1e-9, _GREATEST),
-    )
+    time_s = _number(where, "time", said["time"], 1e-9, _GREATEST)
+    energy_j = _number(where, "energy", said["energy"], 1e-9, _GREATEST)
+    power_w = energy_j / time_s
+    if not LEAST_W <= power_w <= GREATEST_W:
+        unit = "energies in mJ" if power_w > GREATEST_W else "times in ms, or the energies in kJ"
+        raise DataError(
+            f"{where}: {energy_j:g} J in {time_s:g} s is {power_w:.3g} W, and GPUs draw from "
+            f"{LEAST_W:g} W to {GREATEST_W / 1e3:g} kW",
+            hint=f"are the {unit}? a profile has seconds and joules",
+        )
+    return _Line(where, round(stage), InstructionKind(kind), mhz, time_s, energy_j)
 
 
 def _number(where: str, name: str, text: str, least: float, most: float) -> float:

@@ -2,23 +2,34 @@
 
 import gzip
 import hashlib
+import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from underclock.core.tracing.job_traces import traced_job
-from underclock.core.tracing.rank_trace import OWN, RankTrace, rank_trace
+from underclock.core.tracing.job_traces import check_ranks, traced_job
+from underclock.core.tracing.rank_trace import OWN, RankHead, RankTrace, rank_head, rank_trace
 from underclock.errors import DataError, UsageError
 from underclock.records.job import Job
 from underclock.units import format_percent
 
 SUFFIX: Final = ".trace.json.gz"
 _NEAR = 0.05  # of the iteration: less between traced and laid out is not worth a sentence
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_QUOTE = re.compile(r'\\(["\\/bfnrt](?!$)|u[0-9a-fA-F]{4})|\\|"')
+_NAME = re.compile(  # an event's, up to the key that follows it
+    r'("name"\s*:\s*")((?:(?!"\s*:).)*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.DOTALL
+)
+_NUMBER = re.compile(r"(?<=[:,\[\s])[-+]?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
+_COMMA = re.compile(r",(\s*[\]}])")
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -47,26 +58,36 @@ def leave_trace(path: Path, trace: Mapping[str, Any], *, source: Path | None) ->
 
 
 def job_of_traces(
-    given: Sequence[Path], *, workload: str | None = None, waiting_w: float | None = None
+    given: Sequence[Path],
+    *,
+    workload: str | None = None,
+    waiting_w: float | None = None,
+    gpu_name: str | None = None,
 ) -> Job:
     """Make a job of traces of all its ranks, in the Chrome format of Kineto.
 
     Args:
         workload: What is trained; by default what the first of them is called.
         waiting_w: What a rank draws while it waits; ``None`` where that is not known.
+        gpu_name: What GPU the ranks ran on; ``None`` for what the traces say.
 
     Raises:
-        DataError: A file cannot be read or is no trace, or they are not all of one job.
+        DataError: A file cannot be read or is no trace, they are not all of one job, or times in
+            them contradict each other.
     """
     # Loads SciPy, which a training process that leaves a trace can do without.
     from underclock.core.job.network import network_of  # noqa: PLC0415
 
-    traces = list(_read(given))
-    if not traces:
+    files = list(_files(given))
+    if not files:
         raise DataError(
             f"there is no trace in {', '.join(map(str, given))}",
             hint="a trace is what torch.profiler exports, named *.json or *.json.gz",
         )
+    check_ranks([head for _, head in files])
+    traces = list(map(_read, (file for file, _ in files)))
+    if gpu_name is not None:
+        traces = [replace(each, gpu=each.gpu and gpu_name) for each in traces]
     job, took_s = traced_job(
         traces, workload=workload or given[0].name.split(".")[0], waiting_w=waiting_w
     )
@@ -79,6 +100,13 @@ def job_of_traces(
         dtype=np.float64,
     )
     laid_s = float(network_of(job).iteration_s(duration_s))
+    period_s = max((each.period_s for each in traces if each.period_s is not None), default=laid_s)
+    if laid_s > (1.0 + _NEAR) * period_s:
+        raise DataError(
+            f"laid out anew, the iteration takes {laid_s * 1e3:.4g} ms, and steps of the traces "
+            f"follow each other every {period_s * 1e3:.4g} ms: their times contradict each other",
+            hint="profile several steps anew, with one profiler",
+        )
     if abs(laid_s / took_s - 1.0) <= _NEAR:
         return job
     differs = (
@@ -89,34 +117,96 @@ def job_of_traces(
     return msgspec.structs.replace(job, warnings=(*job.warnings, differs))
 
 
-def _read(given: Sequence[Path]) -> Iterator[RankTrace]:
+def _files(given: Sequence[Path]) -> Iterator[tuple[Path, RankHead]]:
+    """Yield every trace's file, and whose it is; its events are not decoded for that."""
     for path in given:
-        inside = sorted(path.glob("*.json*")) if path.is_dir() else [path]
-        for file in inside:
-            trace = _trace(file)
-            if path.is_dir() and "traceEvents" not in trace:
-                continue  # another file of ours may lie there
+        for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
+            body = _body(file)
             try:
-                yield rank_trace(trace, file.name)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as exc:
-                raise DataError(
-                    f"{file} is no trace as PyTorch's profiler writes it: {exc!r}",
-                    hint="give what export_chrome_trace wrote, unchanged",
-                ) from exc
+                parts = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+                named = [key for key in ("distributedInfo", OWN) if key in parts]
+                head = {key: msgspec.json.decode(parts[key]) for key in named}
+                head |= {key: [] for key in ("traceEvents",) if key in parts}
+            except _NO_JSON:
+                head = _decoded(body, file)
+            if path.is_dir() and "traceEvents" not in head:
+                continue  # another file of ours may lie there
+            yield file, rank_head(head, file.name)
 
 
-def _trace(path: Path) -> dict[str, Any]:
+def _read(file: Path) -> RankTrace:
+    body = _body(file)
+    try:
+        trace = msgspec.json.decode(body, type=dict[str, Any])
+    except _NO_JSON:
+        trace = _decoded(body, file)
+    try:
+        return rank_trace(trace, file.name)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+        raise DataError(
+            f"{file} is no trace as PyTorch's profiler writes it: {exc!r}",
+            hint="give what export_chrome_trace wrote, unchanged",
+        ) from exc
+
+
+def _body(path: Path) -> bytes:
+    """Return a file's bytes, unpacked.
+
+    Raises:
+        DataError: It cannot be read, or its end is missing.
+    """
     try:
         body = path.read_bytes()
-        if body.startswith(b"\x1f\x8b"):
-            body = gzip.decompress(body)
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+    except (EOFError, zlib.error) as exc:
+        raise _cut_off(path, exc) from exc
     except OSError as exc:
         raise DataError(
             f"cannot read {path}: {exc.strerror or exc}", hint="name a rank's trace, or a folder"
         ) from exc
-    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, zlib.error) as exc:
+
+
+def _cut_off(path: Path, why: object) -> DataError:
+    return DataError(
+        f"{path} is no whole trace: {why}",
+        hint="the rank may have been killed as it wrote: export its trace anew",
+    )
+
+
+def _decoded(body: bytes, path: Path) -> dict[str, Any]:
+    """Return a trace that is not quite JSON: PyTorch writes names, and numbers, as they are.
+
+    Backslashes and quotes in names, control characters, ``nan`` and ``inf``, commas too many.
+
+    Raises:
+        DataError: That is not all that is wrong with it.
+    """
+    text = body.decode(errors="replace").strip().rstrip("\0")
+    mended = _COMMA.sub(r"\1", _NUMBER.sub("null", _ESCAPE.sub(_escaped, text)))
+    try:
+        try:
+            trace = json.loads(mended, strict=False)
+        except json.JSONDecodeError:
+            named = _NAME.sub(lambda m: m[1] + _QUOTE.sub(_escaped, m[2]) + m[3], text)
+            named = _COMMA.sub(r"\1", _NUMBER.sub("null", _ESCAPE.sub(_escaped, named)))
+            trace = json.loads(named, strict=False)
+    except json.JSONDecodeError as exc:
+        if not text.endswith("}") or exc.pos >= len(exc.doc):
+            raise _cut_off(path, exc) from exc
         raise DataError(
-            f"{path} is no whole trace: {exc}",
-            hint="the rank may have been killed as it wrote: export its trace anew",
+            f"{path} is no JSON: {exc}",
+            hint="some versions of PyTorch write names unescaped: profile with with_stack=False, "
+            "or with a newer PyTorch",
         ) from exc
+    except (RecursionError, ValueError) as exc:
+        raise DataError(f"{path} is no trace: {exc}", hint="give a trace of PyTorch's") from exc
+    if not isinstance(trace, dict):
+        raise DataError(
+            f"{path} is no whole trace: it holds no object of JSON",
+            hint="give what export_chrome_trace wrote, unchanged",
+        )
+    return trace
+
+
+def _escaped(found: "re.Match[str]") -> str:
+    return found[0] if found[1] else "\\" + found[0]

@@ -6,12 +6,18 @@ what else waits, and for how long.
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from underclock.core.tracing.rank_places import PlacedRank, placed_ranks, shared_indices
-from underclock.core.tracing.rank_trace import HOW_TO_MARK, RankTrace
+from underclock.core.tracing.rank_trace import (
+    HOW_TO_MARK,
+    UNKNOWN_GPU,
+    WHOLE,
+    RankHead,
+    RankTrace,
+)
 from underclock.core.tracing.rank_waits import Transfers, meetings, transfers
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
@@ -49,23 +55,42 @@ def traced_job(
         DataError: Ranks are missing or of different jobs, did not take the same microbatches, or
             one receives what none sends.
     """
-    traces = sorted(traces, key=lambda each: each.rank)
-    _check_ranks(traces)
+    check_ranks(traces)
+    said = [note for each in traces for note in each.notes]
+    if len(traces) == 1:
+        (one,) = traces
+        if (one.world or 1) > 1:
+            said.append(
+                f"of {one.world} ranks only the trace of rank {one.rank} is given: the job is that "
+                "rank alone, and what it waits for other ranks is in its times"
+            )
+        steps_alone = tuple(replace(step, messages=()) for step in one.steps)
+        traces = [replace(one, rank=0, world=1, groups={}, steps=steps_alone)]
+    traces = sorted(traces, key=lambda each: each.rank or 0)
     numbers = set.intersection(*({step.number for step in each.steps} for each in traces))
     if not numbers:
+        bare = [each.name for each in traces if each.steps[0].number == WHOLE]
+        if bare:
+            raise DataError(
+                f"{bare[0]} has no step",
+                hint="call step() of torch.profiler.profile, which marks them ProfilerStep#n",
+            )
         raise DataError(
             "the ranks' traces have no step in common", hint="profile the same steps on every rank"
         )
     steps = [placed_ranks(traces, number) for number in sorted(numbers)]
     met_s = [meetings(step) for step in steps]
     lags = [transfers(step) for step in steps]
-    last = steps[-1]
+    # The order is that of the last step that was seen whole.
+    whole = [all(piece.whole for each in step for piece in each.pieces) for step in steps]
+    at = max((i for i, each in enumerate(whole) if each), default=len(steps) - 1)
+    last, met_s[-1], lags[-1] = steps[at], met_s[at], lags[at]
     if lags[-1].others and all(piece.stage is None for each in last for piece in each.pieces):
         raise DataError(
             "ranks send to others than their neighbours, and nothing tells their stages",
             hint=f"where ranks have several stages each, {HOW_TO_MARK}",
         )
-    profiles = _profiles(steps)
+    profiles = _profiles(steps, last)
     places = shared_indices(last)
     job = Job(
         evidence=Evidence.MEASURED,
@@ -89,24 +114,32 @@ def traced_job(
         ),
         waits=tuple(_waits(last, lags)),
         profiles=profiles,
-        warnings=_warnings(last, lags[-1], len(steps), waiting_w),
+        warnings=(*_warnings(last, lags[-1], len(steps), waiting_w), *said),
     )
     return job, _took_s(last, common=lags[-1].common)
 
 
-def _check_ranks(traces: Sequence[RankTrace]) -> None:
-    """Refuse what is not all of one job.
+def check_ranks(heads: Sequence[RankHead]) -> None:
+    """Refuse traces that are not all of one job, one of each rank; a lone one may be any rank's.
 
     Raises:
-        DataError: It is not.
+        DataError: They are not.
     """
+    if len(heads) == 1:
+        return
     same = "give the traces of one run, one of each rank"
-    counts = Counter(each.rank for each in traces)
-    world = max([len(counts), *(each.world or 0 for each in traces)])
-    twice = [str(rank) for rank, count in counts.items() if count > 1]
+    for head in heads:
+        if head.rank is None:
+            raise DataError(
+                f"{head.name} does not say which rank it is of",
+                hint='trace with torch.distributed initialised, or write `"distributedInfo": '
+                '{"rank": 0}` into it',
+            )
+    ranks = sorted(head.rank or 0 for head in heads)
+    twice = [rank for rank, following in pairwise(ranks) if rank == following]
     if twice:
         raise DataError(f"two traces are of rank {twice[0]}", hint=same)
-    for one, other in pairwise(traces):
+    for one, other in pairwise(heads):
         facts = {"world size": str(one.world), **one.identity}
         others = {"world size": str(other.world), **other.identity}
         for name in (*facts, *others):
@@ -116,11 +149,11 @@ def _check_ranks(traces: Sequence[RankTrace]) -> None:
                     f"{facts.get(name)} and {others.get(name)}",
                     hint=same,
                 )
-    missing = sorted(set(range(world)) - counts.keys())
-    if missing:
-        raise DataError(
-            f"of {world} ranks, the traces of {', '.join(map(str, missing))} are missing", hint=same
-        )
+    world = max(ranks[-1] + 1, heads[0].world or 0)
+    gaps = [(a + 1, b - 1) for a, b in pairwise([-1, *ranks, world]) if b - a > 1]
+    if gaps:
+        missing = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in gaps)
+        raise DataError(f"of {world} ranks, the traces of {missing} are missing", hint=same)
 
 
 def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[Wait]:
@@ -144,20 +177,35 @@ def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[W
                 yield Wait(r, follower, r, i)
 
 
-def _profiles(steps: Sequence[Sequence[PlacedRank]]) -> dict[str, Profile]:
-    """Return what pieces cost, by name: the median of all that are alike, and how they scatter."""
+def _profiles(
+    steps: Sequence[Sequence[PlacedRank]], last: Sequence[PlacedRank]
+) -> dict[str, Profile]:
+    """Return what pieces cost, by name: the median of all that are alike, and how they scatter.
+
+    Raises:
+        DataError: A pass was not seen whole in any step.
+    """
     times_s: dict[str, list[float]] = {}
     for step in steps:
         for rank in step:
-            for name, time_s in zip(rank.profiles, rank.time_s, strict=True):
-                times_s.setdefault(name, []).append(max(time_s, _SHORTEST_S))
+            for name, time_s, piece in zip(rank.profiles, rank.time_s, rank.pieces, strict=True):
+                some = times_s.setdefault(name, [])
+                if piece.whole or piece.kind is InstructionKind.OTHER:
+                    some.append(max(time_s, _SHORTEST_S))
     found = {}
     for name, some in sorted(times_s.items()):
+        if not some:
+            raise DataError(
+                f"the profiler did not see when {name} begins or ends, in no step: kernels there "
+                "have no time that can be",
+                hint="profile several steps anew, and wait for the GPU before the profiler ends: "
+                "torch.cuda.synchronize()",
+            )
         middle_s = statistics.median(some)
         scatter_s = _DEVIATIONS * statistics.median(abs(each - middle_s) for each in some)
         row = ProfileRow(time_s=middle_s, energy_j=None, time_error_s=scatter_s)
         found[name] = Profile(rows=(row,), auto=0)
-    for rank in steps[-1]:
+    for rank in last:
         for item in rank.items:
             if item.share < 1.0:
                 name = rank.profiles[item.at]
@@ -207,8 +255,11 @@ def _warnings(
     words = [f"time only: {tell} nothing of energy, and times at the clocks that ran alone"]
     if waiting_w is None:
         words.append("what waiting draws is not known and counts as nothing: --blocked-power")
-    if not any(rank.trace.gpu for rank in ranks):
+    gpus = {rank.trace.gpu for rank in ranks}
+    if gpus == {""}:
         words.append("no GPU was seen: these are times of CPUs")
+    if UNKNOWN_GPU in gpus:
+        words.append("the traces do not name their GPU: --gpu-name")
     if transfers.waits and not transfers.least_s:
         words.append("the traces have no transfers between stages: they count as no time")
     if transfers.others:

@@ -7,7 +7,7 @@ takes a trace raises `DataError` where it is none.
 
 import math
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,19 +50,22 @@ _OPERATOR = re.compile(r"\w+::\w+")  # of PyTorch's dispatcher; other ranges hav
 _LIST = "TensorList"
 
 
-def activities(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
+def activities(
+    trace: Mapping[str, Any], host: HostTimeline | None = None
+) -> tuple[TracedActivity, ...]:
     """Return what the GPU did, in the order it was asked to.
 
     Args:
         trace: A Chrome trace with host and GPU events, as ``export_chrome_trace`` writes it.
+        host: Its host's side, where that is known.
     """
     events = complete_events(trace)
-    host = host_timeline(events)
+    host = host_timeline(events) if host is None else host
     done = []
     for event in gpu_events(events, host):
         kind = GPU[event["cat"]]
         arguments = event.get("args", {})
-        one = _activity(event, kind, host)
+        one = activity_of(event, kind, host)
         if kind is NodeKind.KERNEL:
             one = msgspec.structs.replace(
                 one,
@@ -85,7 +88,7 @@ def captured_calls(trace: Mapping[str, Any]) -> tuple[TracedActivity, ...]:
     calls = [(event, kind) for event, kind, is_captured in launching(events) if is_captured]
     calls.sort(key=lambda call: float(call[0]["ts"]))
     return tuple(
-        msgspec.structs.replace(_activity(event, kind, host), duration_s=0.0)
+        msgspec.structs.replace(activity_of(event, kind, host), duration_s=0.0)
         for event, kind in calls
     )
 
@@ -109,7 +112,9 @@ def launching(
                 yield event, kind, before > 0 and turns[before - 1][1]
 
 
-def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+def stream_waits(
+    trace: Mapping[str, Any], host: HostTimeline | None = None
+) -> tuple[tuple[int, int], ...]:
     """Return which activities may wait for which of another stream, as places in `activities`.
 
     A profile lists waits where it was asked for synchronisation (category ``cuda_sync``). For whom
@@ -118,7 +123,7 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
     tells those streams apart.
     """
     events = complete_events(trace)
-    gpu = gpu_events(events, host_timeline(events))
+    gpu = gpu_events(events, host_timeline(events) if host is None else host)
     asked: dict[int, list[tuple[int, int]]] = {}
     for place, event in enumerate(gpu):
         stream = int(event.get("args", {}).get("stream", 0))
@@ -131,15 +136,17 @@ def stream_waits(trace: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
         if event.get("cat") != "cuda_sync" or event["name"] != _STREAM_WAITS:
             continue
         called, waiting = correlation_of(event), facts.get("stream")
-        later = [place for number, place in asked.get(waiting, ()) if number > called]
+        mine = asked.get(waiting, [])
+        later = bisect_right(mine, (called, math.inf))
         recorded = int(facts.get("wait_on_cuda_event_record_corr_id", -1))
         known = recorded >= 0
         others = {facts.get("wait_on_stream")} if known else asked.keys() - {waiting}
         for stream in others:
             last = called if not known else recorded
-            earlier = [place for number, place in asked.get(stream, ()) if number < last]
-            if later and earlier:
-                found[later[0], earlier[-1]] = None
+            theirs = asked.get(stream, [])
+            earlier = bisect_left(theirs, (last, -1))
+            if later < len(mine) and earlier:
+                found[mine[later][1], theirs[earlier - 1][1]] = None
     return tuple(found)
 
 
@@ -168,7 +175,7 @@ def gpu_events(events: Sequence[Mapping[str, Any]], host: HostTimeline) -> list[
     return gpu
 
 
-def _activity(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:
+def activity_of(event: Mapping[str, Any], kind: NodeKind, host: HostTimeline) -> TracedActivity:
     """Return an activity of the GPU, with what asked for it."""
     chain = host.chains.get(correlation_of(event), ())
     launched_us = host.called_us.get(correlation_of(event), float(event["ts"]))

@@ -1,11 +1,11 @@
 """Where each rank stands in its job, and which pass of which microbatch its pieces are."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from underclock.core.tracing.rank_trace import (
@@ -75,7 +75,7 @@ class PlacedRank:
         time_s: Of each piece, without what it waited inside.
         after: Meetings that follow each piece; -1 is before the first.
         beside: What began beside each piece, or after it, to be waited for later.
-        waited: When each piece waited: for such, or for its host.
+        waited: When each piece waited for those; once settled, for its host too.
     """
 
     index: int
@@ -88,6 +88,7 @@ class PlacedRank:
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     beside: dict[int, list[Beside]] = field(default_factory=lambda: defaultdict(list))
     waited: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _gone_s: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def pieces(self) -> tuple[PassRun, ...]:
@@ -120,9 +121,12 @@ class PlacedRank:
 
     def settle(self) -> None:
         """Take what pieces waited for their host, or what runs beside, out of what they take."""
-        for at, spans in self.waited.items():
-            self.waited[at] = [span for span in merged(spans) if span[1] > span[0]]
-            self.time_s[at] -= sum(end - begin for begin, end in self.waited[at])
+        for at, piece in enumerate(self.pieces):
+            late = piece.late if piece.microbatch is not None else ()
+            spans = [span for span in merged([*late, *self.waited[at]]) if span[1] > span[0]]
+            self.waited[at] = spans
+            self._gone_s[at] = [0.0, *accumulate(end - begin for begin, end in spans)]
+            self.time_s[at] -= self._gone_s[at][-1]
 
     def at(self, moment_s: float) -> int:
         """Return the piece that began last by then; -1 before the first."""
@@ -135,10 +139,11 @@ class PlacedRank:
             return 1.0
         if piece.microbatch is None:
             return 0.0
-        waited = [(begin, min(end, moment_s)) for begin, end in self.waited[at]]
-        gone_s = sum(max(0.0, end - begin) for begin, end in waited)
-        whole_s = piece.ends_s - piece.begins_s - sum(e - b for b, e in self.waited[at])
-        share = (moment_s - piece.begins_s - gone_s) / max(whole_s, SAME_S)
+        waited, gone_s = self.waited[at], self._gone_s[at]
+        begun = bisect_left(waited, (moment_s,))
+        over_s = max(0.0, waited[begun - 1][1] - moment_s) if begun else 0.0
+        whole_s = piece.ends_s - piece.begins_s - gone_s[-1]
+        share = (moment_s - piece.begins_s - (gone_s[begun] - over_s)) / max(whole_s, SAME_S)
         return round(min(max(share, 0.0), 1.0), _DIGITS)
 
     @cached_property
@@ -215,9 +220,7 @@ def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
             else piece.ends_s - piece.begins_s
             for piece in rank.pieces
         ]
-        for at, piece in enumerate(rank.pieces):
-            if piece.microbatch is not None:
-                rank.waited[at] += piece.late
+        for piece in rank.pieces:
             stage = rank.stage if piece.stage is None else piece.stage
             mb = None if piece.microbatch is None else number_of[piece.microbatch]
             rank.tasks.append(None if mb is None else (piece.kind, stage, mb))

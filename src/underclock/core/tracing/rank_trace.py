@@ -6,12 +6,14 @@ Which microbatch work belongs to is told by ranges on the host:
   (``load``, ``forward`` or ``fwd``, ``backward`` or ``bwd``, ``weights`` or ``wgrad``,
   ``recompute``; ``stage`` may be left out where a rank has one)
 * ``PP:1F3``, ``Forward 3``, ``Backward 3``: those of PyTorch's own pipeline schedules
-* none: forward and backward as the profile tells them, each cut into as many equal pieces as
-  messages were sent, or as its kernels repeat
+* none: forward, backward and optimizer by PyTorch's own marks (autograd's ranges and threads,
+  ``Optimizer.step#``), each cut where the next one or a message between ranks is asked for
 
 Work that is asked for between two ranges belongs to the earlier (a loss, to its forward), what
-comes before the first to no microbatch, what comes after the last to the optimizer. Of a step
-without a GPU the host's operators are the work.
+comes before the first to no microbatch, what comes after the last to the optimizer. A pass lasts
+from the first to the last kernel of the stream that computes longest; kernels of another stream
+count between these, and not where they ran during the previous step (the next input, prepared). Of
+a step without a GPU the host's operators are the work.
 """
 
 import math
@@ -19,19 +21,21 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any, TypeVar
 
 import numpy as np
 
-from underclock.core.tracing.host import complete_events, correlation_of, host_timeline
-from underclock.core.tracing.profile import GPU, activities, gpu_events, stream_waits
+from underclock.core.tracing.defects import NCCL, SoundTrace, sound_trace
+from underclock.core.tracing.host import CALLS, complete_events, correlation_of, host_timeline
+from underclock.core.tracing.profile import GPU, activities, activity_of, gpu_events, stream_waits
 from underclock.core.tracing.streams import GAP_S, is_copied_beside, main_stream, streams
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
-from underclock.records.launches import MODULE_MARK
+from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 from underclock.records.measured import gpu_name
 
 OWN = "underclock"
@@ -39,6 +43,10 @@ OWN = "underclock"
 HOW_TO_MARK = (
     'put a range around each pass: `with torch.profiler.record_function("forward mb=3 stage=1"):`'
 )
+UNKNOWN_GPU = "unknown GPU"
+"""Of traces that hold a GPU's work and not its name."""
+WHOLE = -1
+"""Number of the step that a trace without steps is."""
 _Event = Mapping[str, Any]
 _Span = tuple[float, float]
 SAME_S = 1e-8
@@ -60,11 +68,18 @@ _KINDS = {
 }
 _HOST = frozenset({"user_annotation", "cpu_op"})
 _TRANSFERS = {"c10d::send": "gloo:send", "c10d::recv_": "gloo:recv"}
-_NCCL = ("ncclDevKernel", "ncclKernel")
 _TALK = ("c10d::", "gloo:", "nccl:", "record_param_comms")
 _PAIRWISE = frozenset({"send", "recv", "coalesced", ""})
 _FRAMES = (MODULE_MARK, "ProfilerStep", "PP:", "Forward ", "Backward ", "## ")
 _OPTIMIZER = "Optimizer."
+_TRAINERS = ("ProfilerStep", _OPTIMIZER)
+_OF_PASS = {
+    Pass.FORWARD: InstructionKind.FORWARD,
+    Pass.BACKWARD: InstructionKind.BACKWARD,
+    Pass.OPTIMIZER: InstructionKind.OPTIMIZER,
+}
+_ON_HOST = -2
+"""Stream of what no GPU ran."""
 _EVALUATES = "autograd::engine::evaluate_function"
 _PURPOSES = {
     **dict.fromkeys(("pp", "pipe", "pipeline", "pipeline_model"), "stage"),
@@ -86,10 +101,17 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Activity(Timed):
-    """Something that a GPU did, or without one the host."""
+    """Something that a GPU did, or without one the host.
 
-    token: str
+    Attributes:
+        lost: Whether the profiler lost when it ran; then its times are when it was asked for.
+        cut: Whether its end is not known.
+    """
+
     pass_: Pass
+    stream: int
+    lost: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +123,7 @@ class PassRun(Timed):
         work: Merged spans in which the rank was busy with it, in s.
         late: Spans between these in which its GPU had nothing to do because the host, which a
             profiler slows, had not asked yet.
+        whole: Whether the profiler saw when it began and ended.
     """
 
     kind: InstructionKind
@@ -108,6 +131,7 @@ class PassRun(Timed):
     stage: int | None = None
     work: tuple[_Span, ...] = ()
     late: tuple[_Span, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +169,59 @@ class RankIteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTrace:
+class RankHead:
+    """Whose a trace is.
+
+    Attributes:
+        name: Of the trace, for errors.
+        rank: Its number; ``None`` where it says none.
+        world: How many ranks there are, as it says; ``None`` where it does not.
+        identity: What all ranks of one job have in common, by name.
+    """
+
+    name: str
+    rank: int | None
+    world: int | None
+    identity: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace(RankHead):
     """What one rank left.
 
     Attributes:
-        rank: Its number.
-        world: How many ranks there are, as it says; ``None`` where it does not.
-        identity: What all ranks of one job have in common, by name.
         groups: Ranks of its process groups, by the index that they share out: stage, data, tensor
             or sequence; all ranks under the empty name.
         gpu: What it ran on; empty without a GPU.
-        steps: In order.
+        steps: In order; `WHOLE` is the number of a whole trace.
+        period_s: The longest that the main stream takes from one step's begin to the next one's;
+            ``None`` of a single step.
+        notes: What a reader must know.
     """
 
-    rank: int
-    world: int | None
-    identity: Mapping[str, str]
     groups: Mapping[str, tuple[int, ...]]
     gpu: str
     steps: tuple[RankIteration, ...]
+    period_s: float | None
+    notes: tuple[str, ...]
+
+
+def rank_head(trace: Mapping[str, Any], name: str) -> RankHead:
+    """Return whose a trace is.
+
+    Raises:
+        DataError: It is no Chrome trace.
+    """
+    if "traceEvents" not in trace:
+        complete_events(trace)
+    about, own = _mapping(trace.get("distributedInfo")), _mapping(trace.get(OWN))
+    rank, world = about.get("rank"), about.get("world_size")
+    return RankHead(
+        name=name,
+        rank=rank if type(rank) is int and rank >= 0 else None,
+        world=world if type(world) is int and world > 0 else None,
+        identity={str(key): str(value) for key, value in own.items()},
+    )
 
 
 def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
@@ -174,53 +232,73 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         name: Of the trace, for errors.
 
     Raises:
-        DataError: It is no such trace, does not say whose it is, has no step, or nothing tells its
-            microbatches.
+        DataError: It is no such trace, or nothing tells the microbatches of any of its steps.
     """
-    events = complete_events(trace)
-    about = trace.get("distributedInfo") or {}
-    if not isinstance(about.get("rank"), int):
-        raise DataError(
-            f"{name} does not say which rank it is of",
-            hint='trace with torch.distributed initialised, or write `"distributedInfo": {"rank": '
-            "0}` into it",
-        )
-    devices: Sequence[Mapping[str, Any]] = trace.get("deviceProperties") or ({},)
-    gpu = gpu_name(str(devices[0].get("name", "")))
-    if gpu and not _on_gpu(events):
+    head, sound = rank_head(trace, name), sound_trace(trace, name)
+    events, on_gpu = sound.events, sound.device is not None
+    gpu = _gpu(trace, sound.device)
+    if gpu and not on_gpu:
         raise DataError(
             f"{name} ran on a {gpu} and has no GPU event: the host's times are not its kernels'",
             hint="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-    steps = _steps(events)
-    if not steps:
-        raise DataError(
-            f"{name} has no step",
-            hint="call step() of torch.profiler.profile, which marks them ProfilerStep#n",
-        )
-    groups = _groups(about)
-    done, gatherings = _done(trace, events)
+    steps, notes = _steps(events, name)
+    groups = _groups(_mapping(trace.get("distributedInfo")))
+    work, gatherings, main = _on_gpu(sound) if on_gpu else _on_host(events)
     messages = _messages(events, groups.get("stage", groups.get("", ())))
     pieces = _marked(events)
-    found = []
-    for number, span in sorted(steps.items()):
-        mine, said = _within(done, span), _within(messages, span)
-        told = _within(pieces, span) or _repeated(mine, said, f"step {number} of {name}")
+    homes = _homes(work, main)
+    on_main = [one for one in work if one.stream == main and not one.lost]
+    bounds = _bounds(on_main, [span for _, span in steps], sound.backlog_ends_us * _US)
+    found, refused = list[RankIteration](), list[DataError]()
+    for (number, span), (free_s, next_s) in zip(steps, bounds, strict=True):
+        mine = [
+            one
+            for one in _within(work, span)
+            if one.lost or one.stream in homes.values() or free_s <= one.begins_s < next_s
+        ]
+        said = _within(messages, span)
+        where = f"step {number} of {name}" if number >= 0 else name
+        try:
+            told = _within(pieces, span) or _by_marks(mine, said, homes, where)
+        except DataError as exc:
+            refused.append(exc)
+            continue
         found.append(
             RankIteration(
                 number=number,
-                pieces=_laid(told, mine, said, on_gpu=_on_gpu(events)),
+                pieces=_laid(told, mine, said, homes={main, *homes.values()}, main=main),
                 messages=tuple(said),
-                gatherings=tuple(_within(gatherings, span)),
+                gatherings=tuple(
+                    each if each.meets else replace(each, ends_s=min(each.ends_s, next_s))
+                    for each in _within(gatherings, span)
+                    if each.meets or free_s <= each.begins_s < next_s
+                ),
             )
         )
+    if not found:
+        raise refused[0]
+    usual = Counter(map(_passes, found)).most_common(1)[0][0]
+    odd = [step for step in found if _passes(step) != usual]
+    if len(odd) > len(found) // 2 or (odd and len(found) == 2):  # noqa: PLR2004
+        usual = max(map(_passes, found))
+        odd = [step for step in found if _passes(step) != usual]
+    notes += [f"{exc}, and is excluded" for exc in refused]
+    notes += [
+        f"step {step.number} of {name} has not the passes that most steps have, and is excluded"
+        for step in odd
+    ]
+    begun_s = [b for b in (_begins_s(on_main, span) for _, span in steps) if b is not None]
     return RankTrace(
-        rank=about["rank"],
-        world=about.get("world_size"),
-        identity={str(key): str(value) for key, value in trace.get(OWN, {}).items()},
+        name=name,
+        rank=head.rank,
+        world=head.world,
+        identity=head.identity,
         groups=groups,
-        gpu=gpu,
-        steps=tuple(found),
+        gpu=(gpu or UNKNOWN_GPU) if on_gpu else "",
+        steps=tuple(step for step in found if step not in odd),
+        period_s=max((b - a for a, b in pairwise(begun_s)), default=None),
+        notes=(*sound.notes, *notes),
     )
 
 
@@ -228,11 +306,45 @@ _T = TypeVar("_T", Activity, PassRun, Message, Gathering)
 
 
 def _within(some: Sequence[_T], span: _Span) -> list[_T]:
-    return [each for each in some if span[0] <= each.asked_s < span[1]]
+    first, last = (bisect_left(some, moment, key=lambda each: each.asked_s) for moment in span)
+    return list(some[first:last])
 
 
-def _on_gpu(events: Sequence[_Event]) -> bool:
-    return any(event.get("cat") in GPU for event in events)
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _gpu(trace: Mapping[str, Any], device: int | None) -> str:
+    """Return the name of the GPU that a trace is of; empty where it says none."""
+    given = trace.get("deviceProperties")
+    listed = [_mapping(each) for each in given] if isinstance(given, list) else []
+    mine = [each for each in listed if each.get("id") == device] or listed
+    return gpu_name(str(mine[0].get("name", ""))) if mine else ""
+
+
+def _passes(step: RankIteration) -> tuple[int, ...]:
+    kinds = Counter(piece.kind for piece in step.pieces if piece.microbatch is not None)
+    return tuple(kinds[kind] for kind in InstructionKind)
+
+
+def _begins_s(on_main: Sequence[Activity], span: _Span) -> float | None:
+    return min((one.begins_s for one in _within(on_main, span)), default=None)
+
+
+def _bounds(
+    on_main: Sequence[Activity], spans: Sequence[_Span], backlog_ends_s: float
+) -> list[_Span]:
+    """Return when the main stream was done with what came before each step, and began the next."""
+    ends_s = [backlog_ends_s, *accumulate((one.ends_s for one in on_main), max)]
+    begins_s = [math.inf, *accumulate((one.begins_s for one in reversed(on_main)), min)]
+    asked = [one.asked_s for one in on_main]
+    return [
+        (
+            max(ends_s[bisect_left(asked, begin)], backlog_ends_s),
+            begins_s[len(asked) - bisect_left(asked, end)],
+        )
+        for begin, end in spans
+    ]
 
 
 def _span(event: _Event) -> _Span:
@@ -243,13 +355,39 @@ def _span(event: _Event) -> _Span:
 def _ranges(events: Sequence[_Event], told: re.Pattern[str]) -> list[_Event]:
     """Return the host's ranges whose names say something, outer ones first."""
     some = (event for event in events if event.get("cat") in _HOST)
-    said = [event for event in some if told.search(str(event["name"]))]
+    said = [event for event in some if told.search(event["name"])]
     return sorted(said, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0)))
 
 
-def _steps(events: Sequence[_Event]) -> dict[int, _Span]:
-    found = ((_STEP.search(str(each["name"])), each) for each in _ranges(events, _STEP))
-    return {int(number[1]): _span(event) for number, event in found if number}
+def _steps(events: Sequence[_Event], name: str) -> tuple[list[tuple[int, _Span]], list[str]]:
+    """Return a trace's steps, in order, and what a reader must know of them.
+
+    Raises:
+        DataError: Steps of two threads overlap.
+    """
+    marked = {
+        int(found[1]): event
+        for event in reversed(_ranges(events, _STEP))
+        if (found := _STEP.search(event["name"]))
+    }
+    if not marked:
+        whole = -math.inf, math.inf
+        return [(WHOLE, whole)], [f"{name} has no step() and counts as one step"]
+    steps, notes = [], []
+    in_order = sorted(marked.items(), key=lambda each: float(each[1]["ts"]))
+    for (number, event), following in zip_longest(in_order, in_order[1:]):
+        begins_s, ends_s = _span(event)
+        if following is not None and ends_s > (next_s := _span(following[1])[0]) + SAME_S:
+            overlap = f"steps {number} and {following[0]} of {name} overlap"
+            if event.get("tid") != following[1].get("tid"):
+                raise DataError(
+                    f"{overlap}, in two threads: which work is of which is not known",
+                    hint="profile with one profiler, of one training loop",
+                )
+            ends_s = next_s
+            notes.append(f"{overlap}: the first counts until the second begins")
+        steps.append((number, (begins_s, ends_s)))
+    return steps, notes
 
 
 def _groups(about: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -295,34 +433,45 @@ def _told(event: _Event) -> tuple[InstructionKind, int, int | None] | None:
     return _KINDS[kind.lower()], int(microbatch), None if stage is None else int(stage)
 
 
-def _done(
-    trace: Mapping[str, Any], events: Sequence[_Event]
-) -> tuple[list[Activity], list[Gathering]]:
-    """Return work and collectives, in the order in which they were asked for."""
-    if not _on_gpu(events):
-        gloo = [each for each in events if str(each["name"]).startswith("gloo:")]
-        spans = [_span(each) for each in gloo if each["name"] not in _TRANSFERS.values()]
-        return _on_host(events), [Gathering(begins_s, begins_s, e, "") for begins_s, e in spans]
-    host = host_timeline(events)
-    seen = activities(trace)
-    main, copied = main_stream(seen), [is_copied_beside(one, main_stream(seen)) for one in seen]
-    works = [not one.function.startswith(_NCCL) for one in seen]
+def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
+    """Return work and collectives, as they were asked for, and the stream that computes longest."""
+    trace = {"traceEvents": sound.events}
+    host = host_timeline(sound.events)
+    seen = activities(trace, host)
+    main = main_stream(seen)
+    copied = [is_copied_beside(one, main) for one in seen]
+    works = [not one.function.startswith(NCCL) for one in seen]
     on_main = [one.stream == main and works[i] for i, one in enumerate(seen)]
-    waited_by = streams(seen, stream_waits(trace)).waited_by(np.array(on_main, dtype=bool))
+    waited_by = streams(seen, stream_waits(trace, host)).waited_by(np.array(on_main, dtype=bool))
+    threads = {correlation_of(e): e.get("tid") for e in sound.events if e.get("cat") in CALLS}
+    autograd = {e.get("tid") for e in sound.events if e["name"].startswith(_EVALUATES)}
+    autograd -= {e.get("tid") for e in sound.events if e["name"].startswith(_TRAINERS)}
+
+    def pass_of(one: TracedActivity, correlation: int) -> Pass:
+        # What a hook asks for between two of autograd's ranges is of the backward too.
+        hook = one.pass_ is Pass.FORWARD and threads.get(correlation) in autograd
+        return Pass.BACKWARD if hook else one.pass_
+
     work, gatherings = [], []
-    for i, event in enumerate(gpu_events(events, host)):
-        one, by = seen[i], waited_by[i]
-        asked_s = host.called_us.get(correlation_of(event), float(event["ts"])) * _US
+    for i, event in enumerate(gpu_events(sound.events, host)):
+        one, by, correlation = seen[i], waited_by[i], correlation_of(event)
+        asked_s = host.called_us[correlation] * _US
         until_s = math.inf if by is None else seen[by].start_s
         group = str(event.get("args", {}).get("Process Group Name", ""))
         if copied[i]:
             stream = f"copies of stream {one.stream}"
             gatherings.append(Gathering(asked_s, *_span(event), stream, until_s, meets=False))
         elif works[i]:
-            work.append(Activity(asked_s, *_span(event), one.function or one.kind, one.pass_))
+            cut, pass_ = correlation in sound.cut, pass_of(one, correlation)
+            work.append(Activity(asked_s, *_span(event), pass_, one.stream, cut=cut))
         elif not _is_pairwise(event):
             gatherings.append(Gathering(asked_s, *_span(event), group, until_s))
-    return work, gatherings
+    for call in sound.lost:
+        asked_s, correlation = _span(call)[0], correlation_of(call)
+        pass_ = pass_of(activity_of(call, NodeKind.KERNEL, host), correlation)
+        if pass_ is not Pass.COMMUNICATION:
+            work.append(Activity(asked_s, asked_s, asked_s, pass_, main, lost=True))
+    return sorted(work, key=lambda one: one.asked_s), gatherings, main
 
 
 def _is_pairwise(event: _Event) -> bool:
@@ -330,14 +479,14 @@ def _is_pairwise(event: _Event) -> bool:
     return "SendRecv" in str(event["name"]) and said in _PAIRWISE
 
 
-def _on_host(events: Sequence[_Event]) -> list[Activity]:
-    """Return the outermost operators, which without a GPU are the work."""
+def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering], int]:
+    """Return the outermost operators, which without a GPU are the work, and what gloo gathers."""
     found: list[Activity] = []
     ends_s: dict[object, float] = {}
-    optimizers = [_span(event) for event in events if str(event["name"]).startswith(_OPTIMIZER)]
+    optimizers = [_span(event) for event in events if event["name"].startswith(_OPTIMIZER)]
     some = [event for event in events if event.get("cat") == "cpu_op"]
     for event in sorted(some, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0))):
-        name, (begins_s, end_s) = str(event["name"]), _span(event)
+        name, (begins_s, end_s) = event["name"], _span(event)
         apart = name.startswith((*_FRAMES, *_TALK)) or _told(event) is not None
         if apart or end_s <= ends_s.get(event.get("tid"), -math.inf) + SAME_S:
             continue
@@ -345,9 +494,10 @@ def _on_host(events: Sequence[_Event]) -> list[Activity]:
         pass_ = Pass.BACKWARD if name.startswith(_EVALUATES) else Pass.FORWARD
         if any(first_s <= begins_s < last_s for first_s, last_s in optimizers):
             pass_ = Pass.OPTIMIZER
-        token = f"{name} {event.get('args', {}).get('Input Dims', '')}"
-        found.append(Activity(begins_s, begins_s, end_s, token, pass_))
-    return found
+        found.append(Activity(begins_s, begins_s, end_s, pass_, _ON_HOST))
+    gloo = [each for each in events if each["name"].startswith("gloo:")]
+    spans = sorted(_span(each) for each in gloo if each["name"] not in _TRANSFERS.values())
+    return found, [Gathering(begin_s, begin_s, end_s, "") for begin_s, end_s in spans], _ON_HOST
 
 
 def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
@@ -399,41 +549,75 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
     return Message(asked_s, begins_s, ends_s, sends, int(told))
 
 
-def _repeated(work: Sequence[Activity], messages: Sequence[Message], where: str) -> list[PassRun]:
-    """Tell microbatches of a step without ranges by what repeats.
+def _homes(work: Sequence[Activity], main: int) -> dict[Pass, int]:
+    """Return the stream of each pass: the main one where any of it ran there, else its longest."""
+    taken_s: dict[Pass, Counter[int]] = {pass_: Counter() for pass_ in _OF_PASS}
+    for one in work:
+        if one.pass_ in taken_s and not one.lost:
+            taken_s[one.pass_][one.stream] += one.ends_s - one.begins_s  # type: ignore[assignment]
+    return {
+        pass_: main if main in some or not some else max(some, key=lambda each: some[each])
+        for pass_, some in taken_s.items()
+    }
 
-    What does not run as often for every microbatch (only the first of them has no gradient to add
-    to) belongs to what ran before it.
+
+def _by_marks(
+    work: Sequence[Activity], messages: Sequence[Message], homes: Mapping[Pass, int], where: str
+) -> list[PassRun]:
+    """Return the passes of a step without ranges by PyTorch's marks and by messages between them.
+
+    Forward work that no backward follows is after the last one: gradients clipped, a loss logged.
 
     Raises:
-        DataError: Nothing does.
+        DataError: There are none, or not as many of forwards as of backwards.
     """
-    passes = {
-        InstructionKind.FORWARD: [each for each in work if each.pass_ is Pass.FORWARD],
-        InstructionKind.BACKWARD: [each for each in work if each.pass_ is Pass.BACKWARD],
-    }
-    sent = Counter((each.sends, each.peer) for each in messages)
-    tokens = Counter(one.token for some in passes.values() for one in some)
-    first = Counter(one.token for one in next(filter(None, passes.values()), []))
-    count = max(sent.values(), default=0) or math.gcd(*first.values())
-    pieces = []
-    for kind, some in passes.items():
-        alike = [one for one in some if tokens[one.token] % count == 0]
-        length = len(alike) // max(count, 1)
-        starts = range(0, len(alike), max(length, 1))
-        runs = [[one.token for one in alike[at : at + length]] for at in starts]
-        if some and (not alike or any(run != runs[0] for run in runs)):
-            raise DataError(
-                f"no range tells microbatches in {where}, and its {kind} is not {count} times the "
-                "same",
-                hint=HOW_TO_MARK,
-            )
-        for number, at in enumerate(starts):
-            first_s, last_s = alike[at].asked_s, alike[at + length - 1].asked_s
-            pieces.append(PassRun(first_s, first_s, math.nextafter(last_s, math.inf), kind, number))
-    if not pieces:
+    runs = _runs(work, [each.asked_s for each in messages], homes)
+    while runs and runs[-1][0] is InstructionKind.OPTIMIZER:
+        runs.pop()
+    counts = Counter[InstructionKind]()
+    pieces: list[PassRun] = []
+    for kind, first_s, last_s in runs:
+        span = first_s, first_s, math.nextafter(last_s, math.inf)
+        if kind is not InstructionKind.OPTIMIZER:
+            pieces.append(PassRun(*span, kind, counts[kind]))
+        elif pieces:
+            pieces.append(PassRun(*span, kind))
+        counts[kind] += 1
+    del counts[InstructionKind.OPTIMIZER]
+    if len(set(counts.values())) > 1:
+        said = " and ".join(f"{count} {kind}s" for kind, count in counts.items())
+        raise DataError(
+            f"no range tells microbatches in {where}, which has {said}", hint=HOW_TO_MARK
+        )
+    if not counts:
         raise DataError(f"{where} has neither a forward nor a backward", hint=HOW_TO_MARK)
-    return sorted(pieces, key=lambda each: each.asked_s)
+    first = pieces[0]  # whose kernels of another stream may be asked for earlier
+    begun_s = next(one.asked_s for one in work if _OF_PASS.get(one.pass_) is first.kind)
+    return [replace(first, asked_s=min(begun_s, first.asked_s)), *pieces[1:]]
+
+
+def _runs(
+    work: Sequence[Activity], sent_s: Sequence[float], homes: Mapping[Pass, int]
+) -> list[tuple[InstructionKind, float, float]]:
+    """Return what is asked for in a row of one pass, and when its first and last are."""
+    some = [one for one in work if one.pass_ in homes and one.stream == homes[one.pass_]]
+    forward, backward, optimizer = _OF_PASS.values()
+    kinds = [_OF_PASS[one.pass_] for one in some]
+    follows = None
+    if backward in kinds:
+        for at in range(len(kinds) - 1, -1, -1):
+            if kinds[at] is not forward:
+                follows = kinds[at]
+            elif follows is not backward:
+                kinds[at] = optimizer
+    found: list[tuple[InstructionKind, float, float]] = []
+    before = None
+    for one, kind in zip(some, kinds, strict=True):
+        key = kind, bisect_left(sent_s, one.asked_s) if kind is not optimizer else 0
+        begun_s = found.pop()[1] if key == before else one.asked_s
+        found.append((kind, begun_s, one.asked_s))
+        before = key
+    return found
 
 
 def _laid(
@@ -441,9 +625,10 @@ def _laid(
     work: Sequence[Activity],
     messages: Sequence[Message],
     *,
-    on_gpu: bool,
+    homes: AbstractSet[int],
+    main: int,
 ) -> tuple[PassRun, ...]:
-    """Give each piece its work, and what belongs to none pieces of their own."""
+    """Give each piece its work, and what passes' streams ran for none pieces of their own."""
     asked = [each.asked_s for each in told]
     owned: dict[int, list[Activity]] = {}
     for one in work:
@@ -452,21 +637,29 @@ def _laid(
         owned.setdefault(len(told) if after else owner, []).append(one)
     laid: list[PassRun] = []
     for at, piece in enumerate(told):
-        mine = _spans(owned.get(at, []))
-        late = _late(owned.get(at, [])) if on_gpu else ()
+        mine, whole = _together(owned.get(at, []), main)
+        work_s = _spans(mine)
+        late = _late(mine) if main != _ON_HOST else ()
         begins_s, ends_s = piece.begins_s, piece.ends_s
-        if not on_gpu:  # the host's own time, from when it has what it waited for
-            begun_s = mine[0][0] if mine else ends_s
+        if main == _ON_HOST:  # the host's own time, from when it has what it waited for
+            begun_s = work_s[0][0] if work_s else ends_s
             had = [each.ends_s for each in messages if begins_s < each.ends_s <= begun_s]
-            begins_s, ends_s = max([begins_s, *had]), max([ends_s, *(end for _, end in mine)])
-        elif mine:
-            begins_s, ends_s = mine[0][0], mine[-1][1]
+            begins_s, ends_s = max([begins_s, *had]), max([ends_s, *(end for _, end in work_s)])
+        elif work_s:
+            begins_s, ends_s = work_s[0][0], work_s[-1][1]
         else:
             begins_s = ends_s = laid[-1].ends_s if laid else begins_s
-        laid.append(replace(piece, begins_s=begins_s, ends_s=ends_s, work=mine, late=late))
+        whole = whole and (piece.microbatch is not None or _untouched(owned.get(at, [])))
+        laid.append(
+            replace(piece, begins_s=begins_s, ends_s=ends_s, work=work_s, late=late, whole=whole)
+        )
     for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
-        if mine := _spans(owned.get(at, [])):
-            laid.append(PassRun(mine[0][0], mine[0][0], mine[-1][1], kind, work=mine))
+        mine, _ = _together([one for one in owned.get(at, []) if one.stream in homes], main)
+        if work_s := _spans(mine):
+            whole = _untouched(owned[at])
+            laid.append(
+                PassRun(work_s[0][0], work_s[0][0], work_s[-1][1], kind, work=work_s, whole=whole)
+            )
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
@@ -474,6 +667,32 @@ def _laid(
         inside = tuple((max(begins_s, b), e) for b, e in laid[at].late if e > begins_s)
         laid[at] = replace(laid[at], begins_s=begins_s, ends_s=ends_s, late=inside)
     return tuple(laid)
+
+
+def _untouched(work: Sequence[Activity]) -> bool:
+    return not any(one.lost or one.cut for one in work)
+
+
+def _together(work: Sequence[Activity], main: int) -> tuple[list[Activity], bool]:
+    """Return a piece's work from its stream's first to its last, and whether both are known."""
+    timed = [one for one in work if not one.lost]
+    if not timed:
+        return [], not work
+    taken_s = Counter[int]()
+    for one in timed:
+        taken_s[one.stream] += one.ends_s - one.begins_s  # type: ignore[assignment]
+    stream = main if main in taken_s else max(taken_s, key=lambda each: taken_s[each])
+    mine = [one for one in work if one.lost or one.stream == stream]
+    begins_s = min(one.begins_s for one in timed if one.stream == stream)
+    ends_s = max(one.ends_s for one in timed if one.stream == stream)
+    inside = [
+        replace(one, begins_s=max(one.begins_s, begins_s), ends_s=min(one.ends_s, ends_s))
+        if one.begins_s < begins_s or one.ends_s > ends_s
+        else one
+        for one in timed
+        if one.stream == stream or (one.begins_s < ends_s and one.ends_s > begins_s)
+    ]
+    return inside, not (mine[0].lost or mine[-1].lost or mine[-1].cut)
 
 
 def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:

@@ -14,6 +14,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from underclock.core.tracing.rank_places import Beside, PlacedRank
 from underclock.core.tracing.rank_trace import SAME_S, Gathering, Message, PassRun
@@ -52,7 +53,7 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
                     f"{len(others)} collectives in group {name}",
                     hint="profile the same step on every rank",
                 )
-        if len(members) > 1 or not some[0].meets:
+        if len(members) > 1 or not some[0].meets or len(ranks) == 1:
             found += _of_group(members, stream)
     for rank in ranks:
         rank.settle()
@@ -102,7 +103,10 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
                 waited = each.begins_s, min(each.ends_s - least_s, until_s)
                 idle_s = waited[1] - waited[0] - _busy_s(waited, rank.pieces[at])
-                idle_s -= _within_s(waited, rank.waited[at])  # taken out for its host's sake
+                if rank.pieces[at].microbatch is not None:  # taken out for its host's sake
+                    idle_s -= _within_s(waited, rank.pieces[at].late)
+                for other in rank.waited[at]:
+                    idle_s -= _within_s(waited, (other,))
                 rank.time_s[at] -= max(0.0, idle_s)
         begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
         if found and found[-1][2] == where:
@@ -138,8 +142,9 @@ def _take_out(rank: PlacedRank, each: Beside) -> None:
     at = rank.at(each.until_s)
     piece = rank.pieces[max(at, 0)]
     if at >= 0 and piece.microbatch is not None and each.until_s < piece.ends_s - SAME_S:
-        done_s = [end for _, end in piece.work if end < each.until_s + SAME_S]
-        span = max(done_s[-1:], default=each.until_s), min(each.ends_s, each.until_s)
+        done = bisect_left(piece.work, each.until_s + SAME_S, key=lambda span: span[1])
+        begins_s = piece.work[done - 1][1] if done else each.until_s
+        span = begins_s, min(each.ends_s, each.until_s)
         rank.waited[at] += [(max(span[0], each.begins_s), span[1])]
 
 
@@ -149,8 +154,14 @@ def _busy_s(span: tuple[float, float], piece: PassRun) -> float:
 
 
 def _within_s(span: tuple[float, float], some: Sequence[tuple[float, float]]) -> float:
-    """Return how much of some spans lies within another."""
-    return sum(max(0.0, min(end, span[1]) - max(begin, span[0])) for begin, end in some)
+    """Return how much of some spans, in order, lies within another."""
+    first = bisect_right(some, span[0], key=lambda each: each[1])
+    inside_s = 0.0
+    for begin, end in islice(some, first, None):
+        if begin >= span[1]:
+            break
+        inside_s += max(0.0, min(end, span[1]) - max(begin, span[0]))
+    return inside_s
 
 
 @dataclass(kw_only=True)

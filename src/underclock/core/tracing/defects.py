@@ -1,0 +1,292 @@
+"""What profilers get wrong of a GPU's work, found before a trace's times are believed.
+
+Work whose launching call is not in the trace is of a step before it. Work that begins before its
+call, or out of the order of its stream, has no time; what lasts beyond the next kernel of its
+stream ends at the latest where that one begins. A call without a kernel lost it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from underclock.core.tracing.host import CALLS, complete_events, correlation_of
+from underclock.core.tracing.profile import GPU, launching
+from underclock.errors import DataError
+from underclock.records.launches import NodeKind
+
+NCCL = ("ncclDevKernel", "ncclKernel")
+"""How names of NCCL's kernels begin."""
+_Event = Mapping[str, Any]
+_FARTHEST_US = 1e18  # of any time
+_BEFORE_US = 1e4  # the host's first event: two clocks of one machine differ by less
+_EARLY_US = 100.0  # before its call: as the clocks of host and GPU are compared
+_SKEWED = 0.25  # of the work begins early where these clocks differ
+_MOVED_US = 1e3  # out of a stream's order: two threads may ask in another order than is run
+_OVERLAP_US = 50.0  # of two kernels of a stream, where the next may be launched early
+_ALIKE = 10.0  # times as long as any other of its name: nothing comes after the last of a stream
+_OTHER_GPU = 0.01  # of the kernels' time: less on another GPU is a stray call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoundTrace:
+    """A trace less what cannot be.
+
+    Attributes:
+        events: Complete events, of the GPU those that ran on one device and have a call.
+        lost: Calls that asked for a kernel without a time.
+        cut: Correlation ids of work whose end is not known.
+        device: The GPU's number; ``None`` without one.
+        backlog_ends_us: When the last work ended whose call is not in the trace.
+        notes: What a reader must know.
+    """
+
+    events: list[_Event]
+    lost: list[_Event]
+    cut: frozenset[int]
+    device: int | None
+    backlog_ends_us: float
+    notes: tuple[str, ...]
+
+
+def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
+    """Exclude from a trace what cannot be.
+
+    Args:
+        trace: In the Chrome format.
+        name: Of the trace, for errors.
+
+    Raises:
+        DataError: No event is whole, no work of the GPU has a call, or it is of several GPUs.
+    """
+    complete = complete_events(trace)
+    whole = [event for event in complete if _is_whole(event)]
+    if not whole:
+        raise DataError(
+            f"{name} is no trace as PyTorch's profiler writes it: of {len(complete)} events none "
+            "has a name, a time and a duration",
+            hint="give what export_chrome_trace wrote, unchanged",
+        )
+    gpu = [event for event in whole if event.get("cat") in GPU]
+    found = [(len(complete) - len(whole), "events have no name, time or duration")]
+    if not gpu:
+        return SoundTrace(
+            events=whole,
+            lost=[],
+            cut=frozenset(),
+            device=None,
+            backlog_ends_us=0.0,
+            notes=_notes(name, found),
+        )
+    device, mine = _of_one_gpu(gpu, name)
+    found.append((len(gpu) - len(mine), "kernels and copies ran on another GPU"))
+    host = [event for event in whole if event.get("cat") not in GPU]
+    host += _calls_by_operator(host, mine)
+    called_us = {correlation_of(e): float(e["ts"]) for e in host if e.get("cat") in CALLS}
+    asked = [event for event in mine if correlation_of(event) in called_us]
+    backlog = [event for event in mine if correlation_of(event) not in called_us]
+    if not asked:
+        raise DataError(
+            f"no work of the GPU in {name} has its launching call: which step it is of is not "
+            "known",
+            hint="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+        )
+    found.append(
+        (len(backlog), "kernels and copies have no launching call in the trace, belong to no step")
+    )
+    begun_us = min(float(event["ts"]) for event in host) - _BEFORE_US
+    later = [event for event in asked if float(event["ts"]) >= begun_us]
+    in_order = _in_order(later, called_us)
+    timed, skew_us = _after_calls(in_order, called_us)
+    early = len(asked) - len(later) + len(in_order) - len(timed)
+    found.append((early, "kernels and copies begin before they are asked for"))
+    found.append((len(later) - len(in_order), "kernels begin out of the order of their stream"))
+    kept, cut = _cut(timed)
+    endless = {correlation_of(e) for e in kept if e["cat"] == "kernel" and not e.get("dur")}
+    endless -= {correlation_of(e) for e in kept if str(e["name"]).startswith(NCCL)}
+    events = host + kept
+    ran = {correlation_of(event) for event in kept}
+    dropped = {correlation_of(event) for event in asked} - ran
+    lost = [
+        call
+        for call, kind, is_captured in launching(events)
+        if kind is NodeKind.KERNEL and not is_captured and correlation_of(call) not in ran
+    ]
+    unseen = sum(correlation_of(call) not in dropped for call in lost)
+    notes = _notes(name, found)
+    counted = (
+        (len(cut), "kernels last beyond the next one of their stream: they end there at most"),
+        (len(endless), "kernels have no duration"),
+        (unseen, "kernels were launched and not seen by the profiler"),
+    )
+    notes += tuple(f"{name}: {count} {words}" for count, words in counted if count)
+    if skew_us:
+        differ = "they are asked for: the clocks of host and GPU differ"
+        notes += (f"{name}: kernels begin up to {skew_us:.3g} us before {differ}",)
+    return SoundTrace(
+        events=events,
+        lost=lost,
+        cut=frozenset(cut | endless),
+        device=device,
+        backlog_ends_us=max((_end(event) for event in backlog), default=0.0),
+        notes=notes,
+    )
+
+
+def _notes(name: str, found: Sequence[tuple[int, str]]) -> tuple[str, ...]:
+    return tuple(f"{name}: {count} {words}, and are excluded" for count, words in found if count)
+
+
+def _is_whole(event: _Event) -> bool:
+    ts, dur, args = event.get("ts"), event.get("dur", 0.0), event.get("args", {})
+    if not isinstance(ts, int | float) or not isinstance(dur, int | float):
+        return False
+    if not isinstance(event.get("name"), str) or not isinstance(args, Mapping):
+        return False
+    if not (-_FARTHEST_US < ts < _FARTHEST_US and 0.0 <= dur < _FARTHEST_US):
+        return False
+    if event.get("cat") not in GPU and event.get("cat") not in CALLS:
+        return True
+    numbered = (args.get(key, 0) for key in ("correlation", "stream", "device"))
+    return all(isinstance(each, int) for each in numbered)
+
+
+def _end(event: _Event) -> float:
+    return float(event["ts"]) + float(event.get("dur", 0.0))
+
+
+def _stream(event: _Event) -> int:
+    return int(event.get("args", {}).get("stream", 0))
+
+
+def _of_one_gpu(gpu: Sequence[_Event], name: str) -> tuple[int, list[_Event]]:
+    """Return the device that computes most, and what ran there.
+
+    Raises:
+        DataError: Another one computes too.
+    """
+    busy_us: dict[int, float] = defaultdict(float)
+    for event in gpu:
+        kernel = event["cat"] == "kernel"
+        busy_us[event.get("args", {}).get("device", 0)] += kernel * float(event.get("dur", 0.0))
+    device = max(busy_us, key=lambda each: busy_us[each])
+    if sum(busy_us.values()) - busy_us[device] > _OTHER_GPU * sum(busy_us.values()):
+        raise DataError(
+            f"{name} has kernels of {len(busy_us)} GPUs in one process (devices "
+            f"{', '.join(map(str, sorted(busy_us)))}): a rank of a job is one GPU",
+            hint="profile a run with one process for each GPU, as torchrun starts them",
+        )
+    return device, [each for each in gpu if each.get("args", {}).get("device", 0) == device]
+
+
+def _calls_by_operator(host: Sequence[_Event], gpu: Sequence[_Event]) -> list[_Event]:
+    """Return calls for work whose own call was not traced, where its operator was.
+
+    Triton's launches by the driver have none in older traces, only the operator's number.
+    """
+    called = {correlation_of(event) for event in host if event.get("cat") in CALLS}
+    operators = {
+        event["args"]["External id"]: event
+        for event in host
+        if event.get("cat") == "cpu_op" and "External id" in event.get("args", {})
+    }
+    return [
+        {**operator, "cat": "cuda_driver", "name": "cuLaunchKernel", "dur": 0.0}
+        | {"args": {"correlation": correlation_of(event)}}
+        for event in gpu
+        if correlation_of(event) not in called
+        and (operator := operators.get(event.get("args", {}).get("External id"))) is not None
+    ]
+
+
+def _after_calls(gpu: list[_Event], called_us: Mapping[int, float]) -> tuple[list[_Event], float]:
+    """Return work less what begins before its call, and by how much two clocks differ, in us.
+
+    They differ where so much begins early, in order, that no defect of a few kernels explains it.
+    """
+    early_us = [called_us[correlation_of(event)] - float(event["ts"]) for event in gpu]
+    differ = sum(each > _EARLY_US for each in early_us) > _SKEWED * len(gpu)
+    if differ:
+        return gpu, max(early_us)
+    return [event for event, us in zip(gpu, early_us, strict=True) if us <= _EARLY_US], 0.0
+
+
+def _in_order(gpu: list[_Event], called_us: Mapping[int, float]) -> list[_Event]:
+    """Return work less what begins elsewhere than the order of its stream has it.
+
+    NCCL's kernels wait for other ranks, and are not held to it.
+    """
+    streams: dict[int, list[_Event]] = defaultdict(list)
+    kept = []
+    for event in gpu:
+        if str(event["name"]).startswith(NCCL):
+            kept.append(event)
+        else:
+            streams[_stream(event)].append(event)
+    for some in streams.values():
+        some.sort(key=lambda each: (called_us[correlation_of(each)], float(each["ts"])))
+        begins_us = [float(each["ts"]) for each in some]
+        ordered = _longest_ascending(begins_us)
+        right = set(ordered)
+        marks = [begins_us[at] for at in ordered]
+        before = 0
+        for at, event in enumerate(some):
+            if at in right:
+                before += 1
+            earlier_us = marks[before - 1] if before else begins_us[at]
+            later_us = marks[before] if before < len(marks) else begins_us[at]
+            if earlier_us - _MOVED_US <= begins_us[at] <= later_us + _MOVED_US:
+                kept.append(event)
+    return kept
+
+
+def _longest_ascending(values: Sequence[float]) -> list[int]:
+    """Return where the longest subsequence lies that does not fall."""
+    tails: list[float] = []
+    places: list[int] = []
+    before: list[int] = []
+    for at, value in enumerate(values):
+        length = bisect_right(tails, value)
+        before.append(places[length - 1] if length else -1)
+        tails[length : length + 1] = [value]
+        places[length : length + 1] = [at]
+    found = []
+    at = places[-1] if places else -1
+    while at >= 0:
+        found.append(at)
+        at = before[at]
+    return found[::-1]
+
+
+def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:
+    """End work where the next one of its stream begins, and say which lasted beyond that one.
+
+    Kernels of one graph may run side by side in the stream that it was launched in.
+    """
+    streams: dict[int, list[_Event]] = defaultdict(list)
+    kept, cut = [], set[int]()
+    for event in gpu:
+        if str(event["name"]).startswith(NCCL):
+            kept.append(event)
+        else:
+            streams[_stream(event)].append(event)
+    for some in streams.values():
+        some.sort(key=lambda each: (float(each["ts"]), _end(each)))
+        for event, following in pairwise(some):
+            over_us = _end(event) - float(following["ts"])
+            beyond = over_us > _OVERLAP_US or _end(event) > _end(following) + 1.0
+            if over_us > 1.0 and beyond and correlation_of(event) != correlation_of(following):
+                cut.add(correlation_of(event))
+                kept.append({**event, "dur": float(following["ts"]) - float(event["ts"])})
+            else:
+                kept.append(event)
+        last, longest_us = some[-1], max((float(e.get("dur", 0)) for e in some[:-1]), default=0.0)
+        alike = [float(e.get("dur", 0)) for e in some[:-1] if e["name"] == last["name"]]
+        taken_us = float(last.get("dur", 0))
+        if last["cat"] == "kernel" and alike and taken_us > max(longest_us, _ALIKE * max(alike)):
+            cut.add(correlation_of(last))
+            last = {**last, "dur": max(alike)}
+        kept.append(last)
+    return kept, cut
