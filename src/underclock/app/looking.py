@@ -22,12 +22,12 @@ from typing import Any
 import msgspec
 
 from underclock.app.step_looks import Looks, StepLook
-from underclock.errors import MeasurementError, UnderclockError, UsageError
+from underclock.errors import MeasurementError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.boundaries import StepBoundaries
 from underclock.hw.cuda.driver import torch as torch_with_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
-from underclock.hw.cuda.torch_step import check_free, quiet, reason_of
+from underclock.hw.cuda.torch_step import check_free, keep_quiet, quiet, reason_of
 from underclock.hw.lockstep import JobRanks
 from underclock.records import Step
 from underclock.records.common import Record
@@ -112,6 +112,11 @@ def statuses(folder: Path) -> Iterator[RankStatus]:
 def begin(torch: Any) -> None:
     """Look at the steps of the script that imported PyTorch, as the environment says."""
     look = msgspec.json.decode(Path(os.environ[LOOK]).read_bytes(), type=Look)
+    keep_quiet()
+    if not look.assume and _number("WORLD_SIZE", 1) == 1:
+        # Where the script first touches CUDA: gradients are gathered on the stream on which a
+        # weight was used first, and no capture can be of the default one.
+        torch.cuda._lazy_call(lambda: torch.cuda.set_stream(torch.cuda.Stream()))  # noqa: SLF001
     _Looker(torch, look)
 
 
@@ -141,7 +146,8 @@ class _Looker:
         self._rank: _Rank | None = None
         self._thread = 0
         self._over = False
-        self._found = False
+        self._found: Step | None = None
+        self._measured = False
         self._steps = 0
         self._phase = ""
         self._pid = os.getpid()
@@ -210,7 +216,7 @@ class _Looker:
         write_document(path, step, force=True)
         if trace is not None and ranks.world > 1:
             leave_trace(path.with_suffix(SUFFIX), trace, source=None)
-        self._found = True
+        self._found = step
 
     def _measure(self, launcher: CudaLauncher) -> None:
         """Measure the captured step's kernels, as the command line says, while it is held."""
@@ -223,6 +229,7 @@ class _Looker:
         out = Path(self._look.folder) / "stdout"
         with out.open("w") as file, redirect_stdout(file), held.handing_over(launcher):
             command(list(self._look.measure), standalone_mode=False)
+        self._measured = True
 
     @property
     def _ranks(self) -> JobRanks:
@@ -303,6 +310,12 @@ class _Looker:
     def _end(self, error: UnderclockError | None) -> None:
         """End this process, and say how it went; no other rank is left waiting."""
         self._over = True
+        if error is None and self._look.measure and not self._measured:
+            error = NotSupportedError(
+                "" if self._found is None else self._found.obstacle,
+                hint="take that out of the step; or name a function that runs it, which is "
+                "measured whole: train.py:step",
+            )
         code = 0 if error is None else error.exit_code
         if self._rank is not None:
             with suppress(Exception):

@@ -21,7 +21,7 @@ from underclock.app.options import (
     source_option,
     step_file,
 )
-from underclock.app.output import phase_bar, print_json, progress_bar, say, warn
+from underclock.app.output import print_json, progress_bar, say, warn
 from underclock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -219,16 +219,15 @@ def _training(
 def _measure_in_command(command: "TrainingCommand", words: tuple[str, ...]) -> None:
     """Measure in the process of a command that trains, which prints what this one would."""
     from underclock.app.launching import looked_at, looking_folder
-    from underclock.tracing.source import TracePhase
 
     say(f"running {shlex.join(command.words)} for real, until its step was measured", err=True)
-    with looking_folder() as folder, phase_bar("measuring", TracePhase) as show:
+    with looking_folder() as folder:
         looked_at(
             command,
             folder,
             measure=words,
             say=lambda sentence: say(sentence, err=True),
-            phase=show,
+            phase=lambda phase: say(f"{phase}", err=True),
         )
         sys.stdout.write((folder / "stdout").read_text())
 

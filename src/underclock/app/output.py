@@ -225,7 +225,7 @@ def counted_bar(
 
 
 @contextmanager
-def phase_bar(title: str, phases: type[StrEnum]) -> Iterator[Callable[[StrEnum], None]]:
+def phase_bar(title: str, phases: Sequence[StrEnum]) -> Iterator[Callable[[StrEnum], None]]:
     """Show which of some phases goes on, by its value."""
     every = list(phases)
     with counted_bar(title) as show:

@@ -128,13 +128,12 @@ class StepLook:
 
     def _captured(self, library: Any, plain: PlainRun, trace: Mapping[str, Any]) -> Looks:
         """Capture one more step, which does all that it does in a plain run."""
-        # On a stream of its own, as a capture must be, one step before, for gradients are gathered
-        # on the stream on which a weight was used first.
-        before = library.cuda.current_stream()
-        stream = library.cuda.Stream()
-        stream.wait_stream(before)
-        library.cuda.set_stream(stream)
-        yield
+        if library.cuda.current_stream() == library.cuda.default_stream():
+            # A capture must be on another; the step before it uses every weight on that.
+            stream = library.cuda.Stream()
+            stream.wait_stream(library.cuda.current_stream())
+            library.cuda.set_stream(stream)
+            yield
         inputs, snapshot = candidates(library), Snapshot()
         self.phase(TracePhase.CAPTURING)
         try:

@@ -73,7 +73,7 @@ def command(
     Example: underclock trace -o step.json -- torchrun --nproc-per-node 2 train.py
     """
     from underclock.tracing.ranks import ProcessRank, told_of_ranks
-    from underclock.tracing.source import TracePhase, is_command
+    from underclock.tracing.source import TRACING, is_command
     from underclock.tracing.trace import trace
 
     if is_command(workload):
@@ -101,7 +101,7 @@ def command(
     folder = to.output.parent if to.output and to.output != STDOUT else None
     numbers = dict(map(_size, sizes))
     keep = _keep(to, workload) if rank is not None and folder else None
-    shown = phase_bar("tracing", TracePhase) if tells else nullcontext(lambda _phase: None)
+    shown = phase_bar("tracing", TRACING) if tells else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         traced = trace(workload, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
     differs = told_of_ranks(traced, given, rank) if given and rank else ()
@@ -114,14 +114,14 @@ def _trace_command(
 ) -> None:
     """Trace a command that trains; of several ranks each has files of its own."""
     from underclock.app.launching import trace_command
-    from underclock.tracing.source import TracePhase, TrainingCommand
+    from underclock.tracing.source import TRACING, TrainingCommand
 
     to.check()
     command = TrainingCommand.of(words, latest=latest)
     say(
         f"running {shlex.join(command.words)} for real, until one of its steps was traced", err=True
     )
-    with phase_bar("tracing", TracePhase) as show:
+    with phase_bar("tracing", TRACING) as show:
         ranks = trace_command(
             command,
             to=None if to.output is None or to.output == STDOUT else to.output,
@@ -206,7 +206,7 @@ def _trace_family(
 ) -> None:
     """Trace a step at several sizes, each into its own file of a folder."""
     from underclock.store import check_output, write_document
-    from underclock.tracing.source import TracePhase, sized_name
+    from underclock.tracing.source import TRACING, sized_name
     from underclock.tracing.trace import family, shared_kernels
 
     if workload.endswith(".py"):
@@ -223,7 +223,7 @@ def _trace_family(
     for path in paths if to.output.is_dir() else ():
         check_output(path, force=to.force, begins="{")
     steps = []
-    with phase_bar("tracing", TracePhase) as show:
+    with phase_bar("tracing", TRACING) as show:
         traced = family(workload, members, to.output, assume=assume, progress=show)
         for path, step in zip(paths, traced, strict=True):
             to.output.mkdir(parents=True, exist_ok=True)  # now that there is something to keep

@@ -1,5 +1,6 @@
 """A plan for a step that was not measured, from samples of another one."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from underclock.store import SampleSource, as_record, kind_of, read_samples
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 _GONE = "name the samples that the plan was made of: --from samples.db"
+
+_SURELY_ALONE = 0.95  # of the limit: power that is expected is off by some per cent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,9 @@ class Confirm:
         chosen = np.argsort(-doubts, kind="stable")[: self.kernels].tolist()
         wanted: dict[Clocks, list[Kernel]] = {AUTO: [step.kernels[k] for k in chosen]}
         for k in chosen:
-            if not clocks[k].is_auto:
-                wanted.setdefault(clocks[k], []).append(step.kernels[k])
+            at = _held_alone(found, k, clocks[k])
+            if not at.is_auto:
+                wanted.setdefault(at, []).append(step.kernels[k])
         campaign = Campaign(grid=Grid.ADAPTIVE, in_situ=False)
         measuring = default_measuring(self.gpu, adaptive=True)
         with open_measurer(
@@ -106,6 +110,24 @@ class Confirm:
                 w for w in own.windows if w.kernel in {step.kernels[k].name for k in chosen}
             ),
         )
+
+
+def _held_alone(found: Carried, kernel: int, planned: Clocks) -> Clocks:
+    """Return the clocks nearest to those planned that a kernel alone is expected to hold.
+
+    Where the power limit lowers the clock, a window says nothing of the clock that was asked for.
+    """
+    table, limit_w = found.estimated.table, found.sample_set.gpu.power_limit_w or math.inf
+    power_w = table.energy_j[kernel] / table.time_s[kernel]
+    slower = [
+        clocks
+        for clocks, drawn_w in zip(table.settings, power_w, strict=True)
+        if clocks.core_mhz is not None
+        and clocks.mem_mhz == planned.mem_mhz
+        and clocks.core_mhz <= (planned.core_mhz or clocks.core_mhz)
+        and drawn_w < _SURELY_ALONE * limit_w
+    ]
+    return max(slower, key=lambda clocks: clocks.core_mhz or 0, default=planned)
 
 
 def transfer(

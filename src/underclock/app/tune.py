@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from underclock.app.output import (
     share_bar,
     warn,
 )
-from underclock.errors import InfeasibleError
+from underclock.errors import InfeasibleError, NotSupportedError
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
@@ -74,7 +75,12 @@ def command(
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
     )
-    step = _traced(training, step_file, assume=assume)
+    try:
+        step = _traced(training, step_file, assume=assume)
+    except BaseException:
+        with suppress(OSError):  # there is something in it
+            output.rmdir()
+        raise
     held = assume or may_lock()
     say(f"clocks are {'held' if held else 'steered'} to measure")
     own = (time_limit, precision, latency) != (None, None, None)
@@ -104,16 +110,23 @@ def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
     from underclock.app.launching import trace_command
     from underclock.app.tuning import traced_before
     from underclock.store import write_document
-    from underclock.tracing.source import TracePhase
+    from underclock.tracing.source import TRACING
 
     step = traced_before(command, file, assume=assume)
     if step is None:
         _say_meanwhile(f"running {shlex.join(command.words)} for real, until a step was traced")
-        with phase_bar("tracing", TracePhase) as show:
+        with phase_bar("tracing", TRACING) as show:
             ranks = trace_command(
                 command, to=file, assume=assume, force=True, progress=show, say=_say_meanwhile
             )
         step = ranks[0].step
+        if len(ranks) > 1 and not assume:
+            raise NotSupportedError(
+                f"{len(ranks)} ranks train together, and kernels of their step cannot run alone: "
+                "what other clocks would save is not known before they are held",
+                hint=f"what each rank runs is in {file.with_suffix('')}.rank*; `underclock job "
+                "traced` lays the job out",
+            )
         write_document(file, step)
         if len(ranks) > 1:
             say(f"{len(ranks)} ranks train together; the step of the first is tuned, for all")

@@ -47,6 +47,8 @@ def saving(plan: Plan) -> str:
     arm, best = plan.headline, plan.at_best
     if arm.cost is None:
         return f"No schedule keeps {change_text(plan.max_slowdown)} time"
+    if is_unsure(plan) and arm.energy_interval is not None:
+        return f"Cannot tell yet: energy changes by {interval_text(arm.energy_interval)}"
     if gives_nothing(plan) or no_change(arm):
         nothing = "No saving to promise"
         if best is None or no_change(best):
@@ -60,6 +62,16 @@ def saving(plan: Plan) -> str:
     latencies = " and ".join(duration_text(p.latency_s) for p in reversed(plan.latency_curve))
     time = change_text(arm.time_change)
     return f"{changes} energy at {time} time, where clocks take {latencies} to change"
+
+
+def is_unsure(plan: Plan) -> bool:
+    """Whether a plan that changes clocks may save nothing: its 95 % interval of energy holds 0."""
+    return not gives_nothing(plan) and _may_save_nothing(plan.headline)
+
+
+def _may_save_nothing(arm: Arm) -> bool:
+    interval = arm.energy_interval
+    return interval is not None and interval[0] <= 0.0 <= interval[1]
 
 
 def basis(plan: Plan) -> str:
@@ -165,11 +177,12 @@ def has_latencies(plan: Plan) -> bool:
 def doubt_sentence(plan: Plan) -> str | None:
     """Warn of a plan that may save nothing; ``None`` where it surely saves, or sets nothing."""
     interval = plan.headline.energy_interval
-    if interval is None or gives_nothing(plan) or not interval[0] <= 0.0 <= interval[1]:
+    if interval is None or not is_unsure(plan):
         return None
     return (
         "the plan may save nothing: with 95 % confidence the step's energy changes by "
-        f"{interval_text(interval)}"
+        f"{interval_text(interval)}; more samples narrow that: `underclock measure` into the same "
+        "file, with a longer --time-limit"
     )
 
 
@@ -180,7 +193,9 @@ def fixed_is_enough(plan: Plan) -> bool:
     """
     arm = plan.find(Strategy.BEST_FIXED)
     fixed, best = None if arm is None else arm.cost, plan.headline.cost
-    if fixed is None or plan.headline.name is Strategy.BEST_FIXED:
+    if arm is None or fixed is None or plan.headline.name is Strategy.BEST_FIXED:
+        return False
+    if _may_save_nothing(arm):
         return False
     if fixed.energy_change >= -_AS_MUCH:
         return False
@@ -200,6 +215,8 @@ def fixed_sentence(plan: Plan) -> str | None:
         return None
     changes = changes_text(arm.energy_change, arm.time_change)
     text = f"best fixed clock, {clocks_text(plan.fixed)}: {changes}"
+    if arm.energy_interval is not None and _may_save_nothing(arm):
+        return f"{text}, which may be nothing: {interval_text(arm.energy_interval)}"
     if not fixed_is_enough(plan):
         return text
     if best.energy_change is None or no_change(best):
@@ -208,6 +225,13 @@ def fixed_sentence(plan: Plan) -> str | None:
     if arm.cost.energy_change < best.energy_change - _AS_MUCH:
         return f"{text}, better than {than}: use that"
     return f"{text}, as good as {than} within 0.1 points: use that"
+
+
+def can_be_held_by_hand(plan: Plan) -> bool:
+    """Whether the best fixed clock surely saves energy on a GPU that is there to be set."""
+    arm = plan.find(Strategy.BEST_FIXED)
+    sure = arm is not None and arm.cost is not None and not _may_save_nothing(arm)
+    return sure and plan.evidence is not Evidence.SIMULATED and fixed_sentence(plan) is not None
 
 
 def hold_commands(clocks: Clocks) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from underclock.report.answer import (
     auto_clock_sentence,
     auto_plan_sentence,
     bound_words,
+    can_be_held_by_hand,
     carried_sentence,
     energy_parts,
     fixed_is_enough,
@@ -79,6 +80,8 @@ def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
     sentence = fixed_sentence(plan)
     if sentence is None or plan.fixed is None:
         return ()
+    if not can_be_held_by_hand(plan):
+        return (Text(sentence),)
     return (
         Text(f"{sentence}; to hold it on GPU 0 (undo: {undo_command(plan.fixed)})"),
         # Never wrapped, for these lines are to be pasted.

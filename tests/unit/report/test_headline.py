@@ -20,6 +20,7 @@ from underclock.records import (
     Accounting,
     Arm,
     Clocks,
+    Evidence,
     Granularity,
     Kernel,
     LatencyPoint,
@@ -28,10 +29,8 @@ from underclock.records import (
     Status,
     Strategy,
 )
-from underclock.report import (
-    page,
-    plan_tables,
-)
+from underclock.report import page, plan_tables
+from underclock.report.answer import doubt_sentence, headline
 
 
 def test_a_plan_that_is_auto_draws_no_bars_and_says_what_time_would_give() -> None:
@@ -116,9 +115,45 @@ def test_a_terminal_gives_the_answer_before_the_tables() -> None:
     assert "top savings of a step, with free switching, a bound" in said
 
 
+def measured(**changes: object) -> Plan:
+    """Return a plan for a GPU that is there."""
+    return msgspec.structs.replace(LATENCY_PLAN, evidence=Evidence.MEASURED, **changes)
+
+
+def shown(plan: Plan) -> str:
+    return " ".join("".join(printed(part) for part in plan_tables(plan)).split())
+
+
+def test_clocks_of_a_simulated_gpu_are_not_for_the_reader_s_own() -> None:
+    assert "sudo" in shown(measured())
+    assert "sudo" not in shown(LATENCY_PLAN) + page(LATENCY_PLAN, None)
+
+
+def unsure(arm: Arm) -> Arm:
+    return msgspec.structs.replace(arm, time_interval=(-0.5, 0.5), energy_interval=(-0.25, 0.13))
+
+
+def test_what_may_save_nothing_is_no_answer_yet_and_is_not_to_be_held() -> None:
+    arms = [arm if arm.name is Strategy.AUTO else unsure(arm) for arm in measured().arms]
+    plan = measured(arms=tuple(arms))
+
+    assert headline(plan).startswith("Cannot tell yet: energy changes by -25.00 to +13.00 %")
+    assert "sudo" not in shown(plan) + page(plan, None)
+    assert "use that" not in shown(plan)
+    assert "with a longer --time-limit" in (doubt_sentence(plan) or "")
+
+
+def test_a_fixed_clock_that_may_save_nothing_says_so() -> None:
+    arms = [unsure(arm) if arm.name is Strategy.BEST_FIXED else arm for arm in measured().arms]
+    said = shown(measured(arms=tuple(arms)))
+
+    assert "which may be nothing: -25.00 to +13.00 %" in said
+    assert "sudo" not in said
+
+
 def test_a_terminal_gives_advice_before_the_tables_where_one_clock_is_enough() -> None:
     fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
-    plan = msgspec.structs.replace(LATENCY_PLAN, arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
+    plan = measured(arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
     said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
 
     commands = "sudo nvidia-smi -i 0 -lgc 1680,1680 sudo nvidia-smi -i 0 -lmc 9251,9251"
@@ -161,7 +196,7 @@ def test_nothing_without_a_frontier_is_said_without_a_table() -> None:
 
 def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
     fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
-    plan = msgspec.structs.replace(LATENCY_PLAN, arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
+    plan = measured(arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
     sentence = "-5.05 % energy at -0.10 % time, as good as -5.12 % within 0.1 points: use that"
 
     html = page(plan, None)
@@ -176,7 +211,9 @@ def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:
 
 
 def test_a_plan_for_one_clock_does_not_recommend_itself() -> None:
-    text = page(with_plan(chosen=Strategy.BEST_FIXED, granularity=Granularity.STEP), None)
+    step = Granularity.STEP
+    plan = with_plan(chosen=Strategy.BEST_FIXED, granularity=step, evidence=Evidence.MEASURED)
+    text = page(plan, None)
 
     assert "use that" not in text
     assert "no clocks change during it" in text
@@ -191,7 +228,7 @@ def test_a_plan_for_one_clock_does_not_recommend_itself() -> None:
     ],
 )
 def test_a_clock_left_to_the_driver_is_not_set(fixed: Clocks, wanted: str, unwanted: str) -> None:
-    text = page(with_plan(fixed=fixed), None)
+    text = page(with_plan(fixed=fixed, evidence=Evidence.MEASURED), None)
 
     assert f"To undo: <code>sudo nvidia-smi -i 0 {wanted}</code>" in text
     assert unwanted not in text

@@ -90,6 +90,8 @@ def latency_curve(
         else:
             previous = [] if schedule.gap is None else [schedule.choice]
             schedule = solve(at, effort, [*starts, *previous])
+        if own is not None and schedule.switches == 0 and own.schedule.switches == 0:
+            mine, schedule = True, own.schedule  # without switches no latency matters
         cost = schedule_cost(table, problem, schedule)
         frontier = own.frontier if own is not None and mine else ()
         if cost is not None and not mine:

@@ -236,9 +236,14 @@ def recorded(host_only: Any = None) -> Iterator[Mapping[str, Any]]:
 def quiet() -> Iterator[None]:
     """Keep to ourselves what PyTorch has to say of our hooks and streams; all else is said."""
     with warnings.catch_warnings():
-        for words in _OURS:
-            warnings.filterwarnings("ignore", message=words)
+        keep_quiet()
         yield
+
+
+def keep_quiet() -> None:
+    """As `quiet`, for the rest of this process."""
+    for words in _OURS:
+        warnings.filterwarnings("ignore", message=words)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +39,8 @@ def protect_files() -> None:
     look = os.environ[LOOK]
     with open(look, "rb") as file:
         if json.load(file)["protect"]:
-            files = KeptFiles(os.path.join(os.path.dirname(look), KEPT))
+            begun_ns = os.stat(look).st_mtime_ns
+            files = KeptFiles(os.path.join(os.path.dirname(look), KEPT), begun_ns)
             files.watch()
             _protecting.append(files)
 
@@ -56,13 +56,14 @@ class KeptFiles:
 
     Args:
         listed: Path of the list; a line of JSON for each file: where it was, and where it is.
+        begun_ns: When the command began, as files have it: what was written since is the run's own.
     """
 
-    def __init__(self, listed: str) -> None:
+    def __init__(self, listed: str, begun_ns: int) -> None:
         self._listed = listed
         self._seen: set[str] = set()
         self._busy = False
-        self._begun_ns = time.time_ns()  # as files have it
+        self._begun_ns = begun_ns
 
     def watch(self) -> None:
         """Look at each file that Python is about to change, and at what PyTorch saves by itself."""
