@@ -1,9 +1,8 @@
 """A GPU that shows what a test says, and a clock that passes only while somebody sleeps on it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason
 
 
 @dataclass
@@ -63,10 +62,6 @@ class SteadyGpu:
     def throttle_reasons(self) -> ThrottleReason:
         """Return `reasons`."""
         return self.reasons
-
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        """Count nothing."""
-        return lambda: None
 
     def lock(self, clocks: Clocks) -> None:
         """Do nothing."""

@@ -99,7 +99,6 @@ if TYPE_CHECKING:
     from underclock.records import StepSource as StepSource
     from underclock.records import Strategy as Strategy
     from underclock.records import ThrottleReason as ThrottleReason
-    from underclock.records import Utilisation as Utilisation
     from underclock.records import Validation as Validation
     from underclock.records import Verdict as Verdict
     from underclock.records import Window as Window
@@ -173,7 +172,7 @@ _HOMES = {
             "GpuInfo Granularity Kernel Kind LatencyPoint Launch MeasurementSettings Mix "
             "Objective OtherArm Pass Plan Provenance "
             "SampleSet Segment Spread Status Step StepSource Strategy ThrottleReason "
-            "Utilisation Validation Verdict Window"
+            "Validation Verdict Window"
         ),
         "records.carried": "CarriedOver KernelMatch MatchWay",
         "records.job": (

@@ -285,7 +285,6 @@ class Older(SimulatedDriver):
         ("nvmlDeviceGetProcessUtilization", NvmlGpu.neighbours, {}),
         ("nvmlDeviceGetCurrentClocksEventReasons", NvmlGpu.throttle_reasons, 1),
         ("nvmlDeviceGetMigMode", NvmlGpu.is_partitioned, False),
-        ("nvmlGpmQueryDeviceSupport", lambda gpu: gpu.utilisation()(), None),
         (
             "nvmlDeviceGetPowerManagementLimitConstraints",
             lambda gpu: gpu.info().power_range_w,

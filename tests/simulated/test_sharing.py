@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from underclock.errors import DeviceError
 from underclock.gpus.models import gpu_model
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.costs import UnitVariation
@@ -17,7 +16,7 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
-from underclock.records import Evidence, Kernel, MeasurementSettings
+from underclock.records import Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
 _MODEL = gpu_model("rtx3080ti")
@@ -141,28 +140,6 @@ def test_a_machine_numbers_its_units(gemm: Kernel) -> None:
         assert machine.gpus[2].energy_j > 2 * machine.gpus[0].energy_j
 
 
-def test_a_gpu_without_counters_says_nothing_rather_than_idle(rig: Rig, gemm: Kernel) -> None:
-    with rig.launcher.loop([gemm]):
-        end = rig.gpu.utilisation()
-        rig.clock.sleep_s(1.0)
-
-        assert end() is None
-
-
-def test_a_measurement_goes_on_without_counters(rig: Rig, gemm: Kernel) -> None:
-    measurer = GpuMeasurer(
-        rig.gpu,
-        rig.launcher,
-        rig.clock,
-        evidence=Evidence.SIMULATED,
-        measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
-        notes=("take care",),
-    )
-
-    assert measurer.measure([gemm]).utilisation is None
-    assert measurer.notes() == ("take care",)
-
-
 def test_every_gpu_of_a_machine_has_a_name_of_its_own() -> None:
     with simulated_driver("rtx3080ti", count=3), nvml_session():
         names = [NvmlGpu(index).uuid() for index in range(3)]
@@ -211,4 +188,3 @@ def test_a_lost_gpu_has_no_list_of_neighbours() -> None:
             gpu.neighbours()
         with pytest.raises(DeviceError, match="could not read the MIG mode"):
             gpu.is_partitioned()
-        assert gpu.utilisation()() is None

@@ -218,7 +218,6 @@ def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) 
         ticks=reading.ticks,
         temperature_c=reading.temperature_c,
         throttle_reasons=reading.throttle_reasons,
-        utilisation=reading.utilisation,
     )
     return window if reading.durations is None else _timed(window, reading.durations, header)
 

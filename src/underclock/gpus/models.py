@@ -278,8 +278,6 @@ class GpuModel:
     """What a change of clocks takes; ``None`` for the defaults."""
     sensors: Sensors | None = None
     """What it measures with; ``None`` for what its board has."""
-    counters: bool | None = None
-    """Whether it counts how busy its parts are (GPM); ``None`` for whether its board does."""
     p2_mem_mhz: int | None = None
     """Memory clock to which computing demotes it; ``None`` where it stays at its highest."""
     ignored_locks: tuple[Domain, ...] = ()

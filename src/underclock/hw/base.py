@@ -5,7 +5,7 @@ so that simulated time costs none. `Measurer` stands on them: it holds clocks an
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,7 +19,6 @@ from underclock.records import (
     Mix,
     Step,
     ThrottleReason,
-    Utilisation,
 )
 
 
@@ -62,12 +61,6 @@ class Gpu(Protocol):
 
     def throttle_reasons(self) -> ThrottleReason:
         """Return why the clocks are what they are."""
-
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        """Start a window of the GPU's counters; the returned function ends it.
-
-        It returns ``None`` where there are none to read.
-        """
 
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone.
@@ -154,7 +147,6 @@ class Reading:
     ticks: int | None = None  # energy-counter steps in it; None when unknown
     temperature_c: float | None = None  # at its end; None when unknown
     throttle_reasons: ThrottleReason | None = None  # at its end; None when unknown
-    utilisation: Utilisation | None = None  # in it; None where no counters could be read
     core_mhz: float | None = None  # mean core clock over the window; None when unknown
     core_spread_mhz: float | None = None  # standard deviation of its readings; None when unknown
     durations: Durations | None = None  # of the launches inside; None where they were not asked for

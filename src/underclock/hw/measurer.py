@@ -201,7 +201,6 @@ class GpuMeasurer:
         with self._launcher.loop(kernels, mix) as loop:
             self._clock.sleep_s(self._measuring.kernel_warm_s)
             start = self._next_tick(self._clock)
-            end_utilisation = self._gpu.utilisation()
             before = loop.progress()
             least = self._measuring.launches
             if len(kernels) > 1 and mix is not None and (mix.hot or mix.idle_s):
@@ -211,7 +210,6 @@ class GpuMeasurer:
             clock = watch or self._clock
             whole = len(kernels) > 1 and time_s > _SEEN_S
             end = self._end(start, time_s, clock) if whole else self._next_tick(clock)
-            utilisation = end_utilisation()
             _check_climbed(start.energy_j, end.energy_j)
             running = self._interference.read(self._held)
             window_s = end.at_s - start.at_s
@@ -224,7 +222,6 @@ class GpuMeasurer:
             ticks=round(window_s / start.every_s),
             temperature_c=running.temperature_c,
             throttle_reasons=running.reasons,
-            utilisation=utilisation,
             core_mhz=watch.core_mhz if watch else None,
             core_spread_mhz=watch.spread_mhz if watch else None,
             durations=durations,

@@ -20,17 +20,11 @@ from underclock.hw.nvml_calls import (
     simulated_read_only,
 )
 from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
-from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason, Utilisation
+from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason
 from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
 
 _PERCENT = 100.0
-_METRICS = {  # NVML's GPM counters, which Hopper and newer have
-    "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
-    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-    "fp32": pynvml.NVML_GPM_METRIC_FP32_UTIL,
-    "dram": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-}
 
 
 class NvmlGpu:
@@ -106,42 +100,6 @@ class NvmlGpu:
             bits = self._get(what, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
         return ThrottleReason(int(bits))
 
-    def utilisation(self) -> Callable[[], Utilisation | None]:
-        """Start a window of the GPU's counters; the returned function ends it.
-
-        It returns ``None`` where the GPU has none or the driver forbids them.
-        """
-        try:
-            if not pynvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
-                return lambda: None
-            first = self._counters()
-        except pynvml.NVMLError:  # a driver that does not even know the question included
-            return lambda: None
-
-        def end() -> Utilisation | None:
-            try:
-                second = self._counters()
-                try:
-                    return _busy_between(first, second)
-                finally:
-                    pynvml.nvmlGpmSampleFree(second)
-            except (pynvml.NVMLError, ValueError):  # refused, or an impossible share
-                return None
-            finally:
-                pynvml.nvmlGpmSampleFree(first)
-
-        return end
-
-    def _counters(self) -> Any:
-        """Return a sample of the GPU's counters, which the caller frees."""
-        sample = pynvml.nvmlGpmSampleAlloc()
-        try:
-            pynvml.nvmlGpmSampleGet(self._handle, sample)
-        except pynvml.NVMLError:
-            pynvml.nvmlGpmSampleFree(sample)
-            raise
-        return sample
-
     def uuid(self) -> str:
         """Return the name under which other libraries know this GPU."""
         return str(self._get("UUID", pynvml.nvmlDeviceGetUUID))
@@ -216,23 +174,6 @@ class NvmlGpu:
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call(f"read the {what}", function, self._handle, *arguments)
-
-
-def _busy_between(first: Any, second: Any) -> Utilisation:
-    question = pynvml.c_nvmlGpmMetricsGet_t()
-    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    question.sample1, question.sample2 = first, second
-    question.numMetrics = len(_METRICS)
-    for place, metric in enumerate(_METRICS.values()):
-        question.metrics[place].metricId = metric
-    pynvml.nvmlGpmMetricsGet(question)
-    values = {}
-    for place, name in enumerate(_METRICS):
-        answer = question.metrics[place]
-        if answer.nvmlReturn != pynvml.NVML_SUCCESS:
-            raise pynvml.NVMLError(answer.nvmlReturn)
-        values[name] = float(answer.value) / _PERCENT
-    return Utilisation(**values)
 
 
 def listed_clocks(gpu: Gpu) -> list[Clocks]:

@@ -100,4 +100,4 @@ class ReplayMeasurer:
                 hint="only what was measured can be replayed",
             )
         row = rows[repeat % len(rows)]
-        return Reading(time_s=row.time_s, energy_j=row.energy_j, utilisation=row.utilisation)
+        return Reading(time_s=row.time_s, energy_j=row.energy_j)

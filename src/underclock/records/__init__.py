@@ -49,7 +49,6 @@ from underclock.records.measured import (
     Provenance,
     SampleSet,
     ThrottleReason,
-    Utilisation,
     Window,
 )
 from underclock.records.outcomes import (

@@ -125,24 +125,12 @@ class Provenance(Record, frozen=True, kw_only=True):
 
 
 class Utilisation(Record, frozen=True, kw_only=True):
-    """How busy the parts of a GPU were in a window, each as a fraction of its peak.
-
-    Attributes:
-        sm: Time in which multiprocessors had work.
-        tensor: Tensor pipes.
-        fp32: FP32 pipes.
-        dram: DRAM bandwidth.
-    """
+    """How busy the parts of a GPU were, 0 to 1, in files of versions that read its counters."""
 
     sm: float
     tensor: float
     fp32: float
     dram: float
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if not 0 <= getattr(self, name) <= 1.1:  # noqa: PLR2004 - counters overshoot
-                raise ValueError(f"{name} must be a fraction, got {getattr(self, name)}")
 
 
 class ThrottleReason(IntFlag):
@@ -244,7 +232,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         ticks: Energy-counter steps inside it; ``None`` when unknown.
         temperature_c: GPU temperature at its end; ``None`` when unknown.
         throttle_reasons: Why the clocks were what they were at its end; ``None`` when unknown.
-        utilisation: Of the GPU in it; ``None`` where no counters could be read.
+        utilisation: ``None`` in files that this version writes.
     """
 
     kernel: str = ""

@@ -19,7 +19,6 @@ from underclock.records import (
     LEAST_MHZ,
     Clocks,
     ThrottleReason,
-    Utilisation,
     Window,
     check_mhz,
 )
@@ -27,10 +26,10 @@ from underclock.units import name_hint
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
 _BITS = 2**63  # of the driver's reasons, and of a column of SQLite
-_BUSY = ("sm", "tensor", "fp32", "dram")
-READINGS = (*_CLOCKS, "temperature_c", "throttle_reasons", *_BUSY)
-"""Columns a table may have: the running clocks, heat, the driver's throttle reasons as a number,
-and how busy parts of the GPU were, 0 to 1. An empty cell was not read."""
+READINGS = (*_CLOCKS, "temperature_c", "throttle_reasons")
+"""Columns a table may have: the running clocks, heat, the driver's throttle reasons as a number. An
+empty cell was not read."""
+_UNREAD: Final = ("sm", "tensor", "fp32", "dram")  # of tables that earlier versions wrote
 
 NEEDED: Final = ("gpu", "kernel", "core_mhz", "mem_mhz", "time_s")
 EITHER: Final = ("energy_j", "power_w")  # with time, each gives the other
@@ -39,7 +38,7 @@ ABOUT: Final = ("workload", "evidence")
 PLANNED: Final = "planned on "
 """How the evidence of rows begins that a plan expects."""
 _OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
-KNOWN: Final = (*NEEDED, *EITHER, *ABOUT, *_OPTIONAL)
+KNOWN: Final = (*NEEDED, *EITHER, *ABOUT, *_OPTIONAL, *_UNREAD)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
@@ -291,9 +290,6 @@ def with_readings(sample: Window, row: "TableRow") -> Window:
     """
     values = {name: _number(row, name) for name in READINGS if row.cell(name)}
     core, mem = (values.get(name) for name in _CLOCKS)
-    busy = [values.get(name) for name in _BUSY]
-    if None in busy and any(value is not None for value in busy):
-        raise DataError(f"{row.where}: utilisation needs all of {', '.join(_BUSY)}, or none")
     reasons = values.get("throttle_reasons")
     if reasons is not None and not 0 <= reasons < _BITS:
         raise DataError(f"{row.where}: throttle_reasons are bits of a number, got {reasons:g}")
@@ -306,9 +302,6 @@ def with_readings(sample: Window, row: "TableRow") -> Window:
             observed=observed,
             temperature_c=values.get("temperature_c"),
             throttle_reasons=None if reasons is None else ThrottleReason(round(reasons)),
-            utilisation=None
-            if None in busy
-            else msgspec.convert(dict(zip(_BUSY, busy, strict=True)), Utilisation),
         )
     except (ValueError, msgspec.ValidationError) as exc:
         raise DataError(f"{row.where}: {exc}") from exc

@@ -215,19 +215,6 @@ def test_nvitop_finds_nothing_missing(served: Served, control: Control) -> None:
                 setattr(pynvml, name, value)
 
 
-def test_counters_of_the_parts_can_be_read_over_the_socket(
-    socket: Path, elementwise: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = Step(name="load", kernels=(elementwise_once(elementwise),), order=(0,))
-    monkeypatch.setenv(SIMULATOR, str(socket))
-    with served_gpus("h200", socket, load=load) as served, nvml_session():
-        end = NvmlGpu().utilisation()
-        served.clock.sleep_s(0.05)
-        used = end()
-        assert used is not None
-        assert used.dram > 0.3
-
-
 def test_a_machine_needs_a_gpu_and_time_that_goes_on(socket: Path) -> None:
     with pytest.raises(ValueError, match="at least one GPU"), served_gpus("a40", socket, count=0):
         pass

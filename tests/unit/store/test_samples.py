@@ -19,7 +19,6 @@ from underclock.records import (
     Kernel,
     Mix,
     ThrottleReason,
-    Utilisation,
     Window,
 )
 from underclock.store import SampleFile, read_samples
@@ -28,10 +27,6 @@ whole = st.integers(0, 2**31)
 amounts = st.floats(1e-9, 1e9)
 mhz = st.none() | st.integers(1, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
-fractions = st.floats(0.0, 1.1)
-utilisations = st.builds(
-    Utilisation, sm=fractions, tensor=fractions, fp32=fractions, dram=fractions
-)
 samples = st.builds(
     Window,
     kernel=st.sampled_from(["gemm", "copy", ""]),
@@ -44,7 +39,6 @@ samples = st.builds(
     ticks=st.none() | whole,
     temperature_c=st.none() | st.floats(-20.0, 120.0),
     throttle_reasons=st.none() | whole.map(ThrottleReason),
-    utilisation=st.none() | utilisations,
 )
 
 

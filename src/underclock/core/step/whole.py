@@ -63,7 +63,6 @@ def _at_lock(window: Window) -> Window:
         window.untimed(),
         kernel=WHOLE.name,
         observed=Clocks(core_mhz=core_mhz, mem_mhz=window.asked.mem_mhz),
-        utilisation=None,
     )
 
 

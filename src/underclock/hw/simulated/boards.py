@@ -5,15 +5,10 @@ sampled for part of the time, and off by the board's own gain.
 """
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections import deque
+from dataclasses import dataclass
 
 from underclock.gpus.models import AMPERE, GA100, HOPPER, Meter, Sensors
-from underclock.hw.simulated.costs import LaunchCost
-from underclock.physics.constants import KernelConstants
 
 _HOPPER = (9, 0)
 _ROUNDING = 1e-9  # of a tick
@@ -40,11 +35,6 @@ class Board:
     # from an H200), and can be split (MIG).
     hbm: bool = False
     sensors: Sensors = AMPERE
-
-    @property
-    def counters(self) -> bool:
-        """Whether it counts how busy its parts are: NVML's GPM, which Hopper brought."""
-        return self.capability >= _HOPPER
 
 
 BOARDS = {  # by the name the driver gives them
@@ -131,53 +121,3 @@ class BoardSensors:
                 return before_j + share * (later_j - before_j)
             later_s, later_j = before_s, before_j
         return later_j
-
-
-@dataclass(slots=True, kw_only=True)
-class Busy:
-    """Seconds since the beginning, and in which parts worked; pipes and DRAM as at their peak."""
-
-    elapsed_s: float = 0.0
-    sm_s: float = 0.0
-    tensor_s: float = 0.0
-    fp32_s: float = 0.0
-    dram_s: float = 0.0
-
-
-class Counters:
-    """The counters of one GPU, fed with the truth as it happens; what they show is noisy."""
-
-    def __init__(self, random: np.random.Generator) -> None:
-        self._random = random
-        self._tensor: dict[int, KernelConstants] = {}
-        self._busy = Busy()
-        self.spent_s = defaultdict[LaunchCost, float](float)
-        """Time that passed since they were last looked at, by what ran."""
-
-    def begin(self, tensor: Sequence[KernelConstants], *, more: bool = False) -> None:
-        """Learn which kernels keep tensor pipes busy; with ``more``, which others do too."""
-        self.now()  # by what was known of tensor pipes so far
-        self._tensor = (self._tensor if more else {}) | {id(kernel): kernel for kernel in tensor}
-
-    def now(self) -> Busy:
-        """Return the counters."""
-        busy = replace(self._busy)
-        for cost, spent_s in self.spent_s.items():
-            if cost.kernel is None:
-                continue
-            busy.sm_s += spent_s
-            busy.dram_s += BUSIEST_DRAM * cost.dram_share * spent_s
-            pipes_s = BUSIEST_PIPES * cost.core_share * spent_s
-            if id(cost.kernel) in self._tensor:
-                busy.tensor_s += pipes_s
-            else:
-                busy.fp32_s += pipes_s
-        busy.elapsed_s += sum(self.spent_s.values())
-        self.spent_s.clear()
-        self._busy = busy
-        return busy
-
-    def share(self, part_s: float, elapsed_s: float) -> float:
-        """Return a part of a window as counters show it, 0 to 1."""
-        shown = part_s / elapsed_s * (1.0 + _NOISE * float(self._random.standard_normal()))
-        return min(1.0, max(0.0, shown))

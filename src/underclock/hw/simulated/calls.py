@@ -1,4 +1,4 @@
-"""NVML's calls on one virtual GPU: what it is, what it does, what is set on it, its counters.
+"""NVML's calls on one virtual GPU: what it is, what it does, what is set on it.
 
 nvidia-ml-py calls C functions with ctypes values and pointers, and reads a return code; so do
 these. What is written here outlives the session and the process, as on a real GPU.
@@ -16,7 +16,7 @@ import pynvml
 
 from underclock.gpus.models import Meter
 from underclock.hw.nvml_calls import LOCKED_CLOCKS
-from underclock.hw.simulated.boards import Board, Busy
+from underclock.hw.simulated.boards import Board
 from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
@@ -35,7 +35,6 @@ NOT_SUPPORTED = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
 NOT_FOUND = int(pynvml.NVML_ERROR_NOT_FOUND)
 INVALID_ARGUMENT = int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _NO_ROOM = int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-_OTHER_VERSION = int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 
 _ARCHITECTURES = {  # by the first number of the compute capability
     7: pynvml.NVML_DEVICE_ARCH_VOLTA,
@@ -50,13 +49,6 @@ _DRIVER_MIB = 300  # what the driver keeps for itself; assumed
 _CONTEXT_MIB = 500  # what a CUDA context takes; assumed
 _NO_INSTANCE = 0xFFFFFFFF  # without MIG
 _UTILISATION_US = 166_667  # the sampling period drivers give
-_PERCENT = 100.0
-_METRICS: dict[int, Callable[[Busy], float]] = {
-    pynvml.NVML_GPM_METRIC_SM_UTIL: lambda busy: busy.sm_s,
-    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: lambda busy: busy.tensor_s,
-    pynvml.NVML_GPM_METRIC_FP32_UTIL: lambda busy: busy.fp32_s,
-    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: lambda busy: busy.dram_s,
-}
 
 
 # How C functions take arguments and give answers.
@@ -392,76 +384,6 @@ def _write(host: "Host", gpu: VirtualGpu, action: Callable[[], None]) -> int:
     return OK
 
 
-class CounterSamples:
-    """GPM: how busy the parts of a GPU were between two samples of its counters.
-
-    A sample belongs to the driver, not to a GPU, until counters are read into it. GPUs before
-    Hopper answer that they have none.
-    """
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[VirtualGpu, Busy] | None] = {}
-        self._next = 0
-
-    def allocate(self, out: CArgument) -> int:
-        """Hand out an empty sample."""
-        self._held[self._next] = None
-        put_handle(out, self._next)
-        self._next += 1
-        return OK
-
-    def free(self, sample: CArgument) -> int:
-        """Take a sample back."""
-        index = index_of(sample)
-        if index not in self._held:
-            return INVALID_ARGUMENT
-        del self._held[index]
-        return OK
-
-    def fill(self, gpu: VirtualGpu, sample: CArgument) -> int:
-        """Read a GPU's counters into a sample."""
-        if gpu.counters is None:
-            return NOT_SUPPORTED
-        index = index_of(sample)
-        if index is None or index not in self._held:
-            return INVALID_ARGUMENT
-        self._held[index] = (gpu, gpu.counters.now())
-        return OK
-
-    def metrics(self, question: CArgument) -> int:
-        """Compare two samples of one GPU; answer each metric by itself."""
-        asked = behind(question)
-        if asked.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
-            return _OTHER_VERSION
-        first, second = (self._read(sample) for sample in (asked.sample1, asked.sample2))
-        if first is None or second is None or first[0] is not second[0]:
-            return INVALID_ARGUMENT
-        (gpu, before), (_, after) = first, second
-        elapsed_s = after.elapsed_s - before.elapsed_s
-        if gpu.counters is None or elapsed_s <= 0:
-            return INVALID_ARGUMENT
-        for place in range(asked.numMetrics):
-            answer = asked.metrics[place]
-            read = _METRICS.get(answer.metricId)
-            answer.nvmlReturn = NOT_SUPPORTED if read is None else OK
-            if read is not None:
-                part_s = read(after) - read(before)
-                answer.value = _PERCENT * gpu.counters.share(part_s, elapsed_s)
-        return OK
-
-    def _read(self, sample: CArgument) -> tuple[VirtualGpu, Busy] | None:
-        index = index_of(sample)
-        return None if index is None else self._held.get(index)
-
-
-def _counts(_host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
-    support = behind(out)
-    if support.version != pynvml.NVML_GPM_SUPPORT_VERSION:
-        return _OTHER_VERSION
-    support.isSupportedDevice = int(gpu.counters is not None)
-    return OK
-
-
 _state = _number(lambda gpu: gpu.performance_state, _QUICK_CALL_S)
 _reasons = _number(lambda gpu: gpu.throttle_reasons, _QUICK_CALL_S)
 _limit = _number(_limit_mw)
@@ -528,8 +450,6 @@ READS: dict[str, DeviceCall] = {
     "nvmlDeviceGetMemoryInfo": _memory,
     "nvmlDeviceGetMemoryInfo_v2": _memory,
     "nvmlDeviceGetFanSpeed": _numbers(_fan_percent),
-    "nvmlGpmQueryDeviceSupport": _counts,
-    "nvmlGpmSampleGet": lambda host, gpu, sample: host.samples.fill(gpu, sample),
     LOCKED_CLOCKS: _locked,
 }
 

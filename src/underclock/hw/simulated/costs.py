@@ -63,8 +63,7 @@ class LaunchCost:
     duration_s: float  # of one launch, without noise; 0 for no kernel
     cold_w: float  # at 0 °C
     w_per_c: float
-    core_share: float = 0.0  # part of its time during which the core is busy, 0 to 1
-    dram_share: float = 0.0  # and DRAM
+    dram_share: float = 0.0  # part of its time during which DRAM is busy, 0 to 1
 
     def power_w(self, temperature_c: float) -> float:
         """Return the board power in W."""
@@ -154,14 +153,13 @@ class Costs:
         if isinstance(kernel, Piece):
             return self._joined(kernel, core_mhz, mem_mhz)
         gpu = self._constants
-        core_share = dram_share = 0.0
+        dram_share = 0.0
         if kernel is None:
             taken_s = 0.0
             cold_w, warm_w = (float(idle_w(gpu, core_mhz, mem_mhz, c)) for c in (0.0, _WARM_C))
         else:
             core_mhz = self._under_peak(kernel, core_mhz, mem_mhz)
             taken_s = float(duration_s(gpu, kernel, core_mhz, mem_mhz))
-            core_share = min(1.0, kernel.core_mcycles / core_mhz / taken_s)
             dram_s = kernel.dram_mcycles / float(dram_mhz(gpu, mem_mhz))
             dram_share = min(1.0, dram_s / taken_s)
             cold_w, warm_w = (
@@ -173,7 +171,6 @@ class Costs:
             duration_s=taken_s * lock.time,
             cold_w=cold_w * lock.power,
             w_per_c=(warm_w - cold_w) / _WARM_C * lock.power,
-            core_share=core_share,
             dram_share=dram_share,
         )
 
@@ -191,7 +188,6 @@ class Costs:
             duration_s=taken_s,
             cold_w=mean([cost.cold_w for cost in costs]),
             w_per_c=mean([cost.w_per_c for cost in costs]),
-            core_share=mean([cost.core_share for cost in costs]),
             dram_share=mean([cost.dram_share for cost in costs]),
         )
 

@@ -5,13 +5,12 @@ them is `gauges`. Locks live here, not in the process that set them.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from underclock.gpus.models import AMPERE, Bounds, GpuModel
-from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors, Counters
+from underclock.hw.simulated.boards import BOARDS, NOTED_S, BoardSensors
 from underclock.hw.simulated.clocks import (
     CAP_TICK_S,
     MEMORY_S,
@@ -69,17 +68,13 @@ class VirtualGpu:
         self.agenda = Agenda()
         sensors = model.sensors or (self.board.sensors if self.board else AMPERE)
         self.gauges = BoardSensors(sensors, self.unit.gain)
-        noise, jitter, energy_calls, setter_calls, counting = (
-            np.random.default_rng([seed, unit, stream]) for stream in range(5)
+        noise, jitter, energy_calls, setter_calls = (
+            np.random.default_rng([seed, unit, stream]) for stream in range(4)
         )
         # A stream each, so that asking more often changes no other noise.
         self.energy_call_s = sensors.energy_call.draws(energy_calls)
         self._locks = Locks(model, self.agenda, jitter, self._follow_locks)
         self.setter_call_s = self._locks.switching.setter.draws(setter_calls)
-        counts = model.counters
-        if counts is None:
-            counts = self.board is not None and self.board.counters
-        self.counters = Counters(counting) if counts else None
         self._noise = noise
         self._stalled_until_s = 0.0
         free = Costs(self.constants, model.core_mhz, model.peak_w)
@@ -165,10 +160,8 @@ class VirtualGpu:
         time_noise = 1.0 + 3e-4 * float(self._noise.standard_normal())
         return time_noise, 1.0 + 3e-3 * float(self._noise.standard_normal())
 
-    def run(self, loop: LaunchLoop, *, tensor: Sequence[KernelConstants] = ()) -> None:
-        """Start launching what a loop says; some of its kernels keep tensor pipes busy."""
-        if self.counters is not None:
-            self.counters.begin(tensor)
+    def run(self, loop: LaunchLoop) -> None:
+        """Start launching what a loop says."""
         self.running = loop
         self._look_again()
 
@@ -371,7 +364,7 @@ class VirtualGpu:
             stride_s = min(stride_s, runs.left_s(self._launch_s))
         return stride_s
 
-    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:  # noqa: C901, PLR0915 - a loop
+    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:  # noqa: C901 - a loop
         """Let launches pass, one after the other, until heat or the agenda may change their clocks.
 
         A simulation spends most of its time here, so what `_settle`, `_stride_s` and `_account` do
@@ -382,7 +375,6 @@ class VirtualGpu:
         progress, exp = runs.progress, math.exp
         kernels, noise, own = runs.kernels, runs.power_noise, bool(runs.clocks)
         coolest_c, hottest_c = self._decided_c - _DECIDE_C, self._decided_c + _DECIDE_C
-        spent_s = self.counters.spent_s if self.counters is not None else defaultdict(float)
         now_s, energy_j, warm_c = self.now_s, self.energy_j, self.temperature_c
         known: Mapping[int, LaunchCost] = {}  # what kernels cost at these clocks
         known_mhz, known_mem_mhz, costs = math.nan, 0, self._costs
@@ -411,7 +403,6 @@ class VirtualGpu:
                 gauges.note(now_s, energy_j, stride_s)
             self.now_s = now_s = now_s + stride_s
             self.energy_j = energy_j = energy_j + power_w * stride_s
-            spent_s[cost] += stride_s
             steady_c = gpu.ambient_c + gpu.c_per_w * power_w
             warm_c = steady_c + (warm_c - steady_c) * exp(-stride_s / gpu.thermal_tau_s)
             self.temperature_c = warm_c
@@ -434,8 +425,6 @@ class VirtualGpu:
         self.gauges.note(self.now_s, self.energy_j, stride_s)
         self.now_s += stride_s
         self.energy_j += self.power_w * stride_s
-        if self.counters is not None:
-            self.counters.spent_s[self._cost] += stride_s
         self.temperature_c = temperature_after(
             self.constants, self.temperature_c, self.power_w, stride_s
         )

@@ -68,7 +68,6 @@ class SimulatedDriver:
         self.caller_lives = caller_lives
         self.simulated = True
         self.simulated_read_only = read_only
-        self.samples = calls.CounterSamples()
         self._sessions = 0
         self._functions: dict[str, Callable[..., object]] = {
             "nvmlInitWithFlags": self._init,
@@ -89,9 +88,6 @@ class SimulatedDriver:
                 self._by_text, lambda index: uuid_of(self.gpus[index])
             ),
             "nvmlDeviceGetHandleByPciBusId_v2": functools.partial(self._by_text, bus_of),
-            "nvmlGpmSampleAlloc": self.samples.allocate,
-            "nvmlGpmSampleFree": self.samples.free,
-            "nvmlGpmMetricsGet": self.samples.metrics,
         }
         for name, function in library.items():
             self._functions[name] = functools.partial(self._answer, function)

@@ -120,11 +120,9 @@ class VirtualLauncher:
         model = self.gpu.model
         round_ = Round.of(len(kernels), mix)
         constants = {kernel.name: self._constants_of(kernel) for kernel in kernels}
-        tensor = [constants[kernel.name] for kernel in kernels if kernel.kind is Kind.GEMM]
         at = dict(enumerate(constants[kernel.name] for kernel in kernels))
         if round_.mix.hot:
             at[round_.hot] = companion(model)
-            tensor.append(at[round_.hot])
         if round_.mix.idle_s:
             pieces = round_.mix.pieces
             idle = idling(model, round_.mix.idle_s / pieces)
@@ -140,7 +138,7 @@ class VirtualLauncher:
             hunts=mix is not None,  # a settled clock would always be read as the bin below it
             clocks=self.clocks,
         )
-        self.gpu.run(work, tensor=tensor)
+        self.gpu.run(work)
         try:
             yield _VirtualLoop(self.gpu, self.clock or VirtualClock((self.gpu,)), round_)
         finally:

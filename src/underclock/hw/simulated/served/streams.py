@@ -13,7 +13,7 @@ from underclock.hw.rounds import Turn
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.physics.constants import KernelConstants
-from underclock.records import Kind, Step
+from underclock.records import Step
 
 
 @dataclass(slots=True)
@@ -132,16 +132,11 @@ class Stream:
 
     def __init__(self, gpu: VirtualGpu, step: Step, *, pid: int) -> None:
         kernels = [gpu.model.kernel(step.kernels[index]) for index in step.order]
-        tensor = [
-            kernel
-            for kernel, index in zip(kernels, step.order, strict=True)
-            if step.kernels[index].kind is Kind.GEMM
-        ]
         self.waiting = 0  # launches that have not ended
         self.launches = len(kernels)
         self.gpu = gpu
         self._pid = pid
-        self._loop, self._first = _loop_with(gpu, kernels, tensor)
+        self._loop, self._first = _loop_with(gpu, kernels)
         self._loop.pids = (*self._loop.pids, pid)
 
     @property
@@ -174,18 +169,13 @@ class Stream:
             self.gpu.end()
 
 
-def _loop_with(
-    gpu: VirtualGpu, kernels: Sequence[KernelConstants], tensor: Sequence[KernelConstants]
-) -> tuple[StreamLoop, int]:
+def _loop_with(gpu: VirtualGpu, kernels: Sequence[KernelConstants]) -> tuple[StreamLoop, int]:
     """Return the GPU's loop, which now knows some kernels, and the position of the first."""
     running = gpu.running
     if isinstance(running, StreamLoop):
-        first = running.add(kernels)
-        if gpu.counters is not None:
-            gpu.counters.begin(tensor, more=True)
-        return running, first
+        return running, running.add(kernels)
     if running is not None:
         raise ValueError("the GPU runs a load of its own: serve it without --load")
     loop = StreamLoop(tuple(kernels), *gpu.draw_noise())
-    gpu.run(loop, tensor=tensor)
+    gpu.run(loop)
     return loop, 0
