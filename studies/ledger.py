@@ -193,7 +193,6 @@ def held(
             marks=len(made.order),
             dry=False,
             began_s=rig.clock.now_s(),
-            planned_s=math.fsum(scheduled(made).launch_s),
             energy_change=None if promise is None else promise.energy_change,
             time_change=None if promise is None else promise.time_change,
             arms=WAYS[way],

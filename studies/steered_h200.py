@@ -138,7 +138,7 @@ def compare(sample_set: SampleSet, *, with_auto: bool) -> Compared:
     order = np.array(sample_set.order)
     settled = settled_step(real.table, np.full(len(order), real.table.baseline))
     return Compared(
-        predicted_mhz=settled.mean_mhz,
+        predicted_mhz=float(np.average(settled.core_mhz, weights=settled.time_s)),
         read_mhz=float(np.mean([s.core_mhz for s in real.own if s.mix == ALONE])),
         time=float(settled.time_s.sum()) / real.step_s - 1.0,
         energy=float(settled.energy_j.sum()) / real.step_j - 1.0,

@@ -39,7 +39,6 @@ def _run_lines() -> tuple[Line, ...]:
         marks=6,
         dry=False,
         began_s=100.0,
-        planned_s=0.1,
         energy_change=-0.12,
         time_change=0.004,
     )

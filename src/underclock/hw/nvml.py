@@ -24,8 +24,6 @@ from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason
 from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
 
-_PERCENT = 100.0
-
 
 class NvmlGpu:
     """One GPU by index; inside an `nvml_session`. Opening and reading change nothing."""

@@ -11,7 +11,6 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
         dry: Whether nothing is set.
         is_job: Whether the GPUs are the ranks of one job, and what they take is one iteration's.
         began_s: On the machine's monotonic clock.
-        planned_s: What a step of the plan is expected to take.
         energy_change: What the plan promised against auto, as ``time_change``; ``None`` where it
             promises nothing.
         arms: That take turns, as after ``--arms``; empty for none.
@@ -23,7 +22,6 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     marks: int
     dry: bool
     began_s: float
-    planned_s: float
     energy_change: float | None
     time_change: float | None
     arms: str = ""
@@ -95,8 +93,6 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
         cpu_s: Of the conductor's processor time.
         looks: At pages.
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
-        executed: Of which the GPUs were seen to have begun; likewise.
-        counted: Whether those are all there were.
         energy_j: That GPUs drew meanwhile; ``None`` where a counter was not read.
     """
 
@@ -104,8 +100,6 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     wall_s: float
     looks: int
     enqueued: int = 0
-    executed: int = 0
-    counted: bool = True
     energy_j: float | None = None
 
 

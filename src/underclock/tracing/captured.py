@@ -49,7 +49,7 @@ _LOOKS = 3
 _ASSUMED_WARM_UPS = 2  # in the first the optimiser makes its state
 
 
-def trace_step(step: StepFunction, *, name: str = "", onlooker: Onlooker = NOBODY) -> Traced:
+def trace_step(step: StepFunction, *, onlooker: Onlooker = NOBODY) -> Traced:
     """Trace a step; leave everything it changes as it was.
 
     Raises:
@@ -58,10 +58,9 @@ def trace_step(step: StepFunction, *, name: str = "", onlooker: Onlooker = NOBOD
         MeasurementError: It launches different kernels each time.
         DataError: It launches none.
     """
-    name = name or getattr(step, "__name__", "step")
     with (
         profiler_detaches(detaches=True),
-        running_step(step, name=name, onlooker=onlooker) as launcher,
+        running_step(step, name=getattr(step, "__name__", "step"), onlooker=onlooker) as launcher,
     ):
         return launcher.traced
 

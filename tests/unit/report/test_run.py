@@ -26,7 +26,6 @@ RUN = RunLine(
     marks=6,
     dry=False,
     began_s=100.0,
-    planned_s=0.1,
     energy_change=-0.12,
     time_change=0.004,
 )

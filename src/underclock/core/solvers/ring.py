@@ -47,14 +47,11 @@ class Dwell:
         kind: Class of each change of setting. Shape (S, S).
         latest: The last boundary at which a segment may have started so that it can end at j: 0 for
             one that was there before the cut, m + 1 if there is none. Shape (C, m + 1, S).
-        due: The first boundary at which a segment that starts at i can end: m + 1 if it must last
-            beyond the end, m + 2 if it can do neither. Shape (C, m + 1, S).
     """
 
     levels_s: Floats
     kind: Ints
     latest: Rows
-    due: Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,24 +164,18 @@ def _classes(dwell_s: Floats, pairs: tuple[Ints, ...], *, down: bool) -> tuple[F
 def _dwell(lasts: Floats, shut: Bools, levels: Floats, kind: Ints) -> Dwell:
     items, settings = shut.shape
     latest = np.empty((len(levels), items + 1, settings), dtype=np.int32)
-    due = np.empty_like(latest)
     boundary = np.arange(items + 1)[:, None]
-    # The item before which a setting was last, and the one from which it is next, not available.
+    # The item before which a setting was last not available.
     past = np.full((items + 1, settings), -1)
     past[1:] = np.maximum.accumulate(np.where(shut, boundary[:-1], -1), axis=0)
-    ahead = np.full((items + 1, settings), items + 1)
-    ahead[:-1] = np.minimum.accumulate(np.where(shut, boundary[:-1], items + 1)[::-1], axis=0)[::-1]
     for level, level_s in enumerate(levels.tolist()):
         need_s = level_s * (1.0 - DWELL_SLACK)
         for s in range(settings):
             column = lasts[:, s]
             latest[level, :, s] = np.searchsorted(column, column - need_s, side="right") - 1
-            due[level, :, s] = np.searchsorted(column, column + need_s, side="left")
         np.clip(latest[level], 0, boundary - 1, out=latest[level])
-        np.maximum(due[level], boundary + 1, out=due[level])
         latest[level][(past >= 0) & (latest[level] <= past)] = items + 1
-        due[level][ahead < np.minimum(due[level], items)] = items + 2
-    return Dwell(levels_s=levels, kind=kind, latest=latest, due=due)
+    return Dwell(levels_s=levels, kind=kind, latest=latest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

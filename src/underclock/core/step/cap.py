@@ -125,11 +125,6 @@ class SettledStep:
     energy_j: Floats
     core_mhz: Floats
 
-    @property
-    def mean_mhz(self) -> float:
-        """Core clock, averaged over time."""
-        return float(np.average(self.core_mhz, weights=self.time_s))
-
 
 def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
     """Return the greatest mean power in W that the loop sees in a step.

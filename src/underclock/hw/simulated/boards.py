@@ -1,4 +1,4 @@
-"""The boards of virtual GPUs, and what their sensors and counters show of the truth.
+"""The boards of virtual GPUs, and what their sensors show of the truth.
 
 The truth is `VirtualGpu.energy_j` and `power_w`. What a driver shows of it is late, averaged,
 sampled for part of the time, and off by the board's own gain.
@@ -10,15 +10,11 @@ from dataclasses import dataclass
 
 from underclock.gpus.models import AMPERE, GA100, HOPPER, Meter, Sensors
 
-_HOPPER = (9, 0)
 _ROUNDING = 1e-9  # of a tick
 # The past is noted no more often than every millisecond or at each longer stretch, which makes
 # at most two points a millisecond; the longest window is 1 s and ends up to 0.1 s ago.
 NOTED_S = 1e-3
 _POINTS = 2400
-BUSIEST_DRAM = 0.93  # of DRAM's peak rate: what a plain copy reaches on an H200
-BUSIEST_PIPES = 0.9  # of the pipes' peak rate; assumed
-_NOISE = 0.005  # relative, of each answer of the counters; assumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,9 +36,9 @@ class SimulatedMachine:
         return VirtualLauncher(self.gpus[gpu], self.clock).loop(sequence)
 
     @contextmanager
-    def shared(self, kernel: Kernel, *, pid: int, share: float, gpu: int = 0) -> Iterator[None]:
-        """Let another process take a share of a GPU's time from entry to exit."""
-        device = self.gpus[gpu]
+    def shared(self, kernel: Kernel, *, pid: int, share: float) -> Iterator[None]:
+        """Let another process take a share of the first GPU's time from entry to exit."""
+        device = self.gpus[0]
         device.join(Neighbour(pid=pid, kernel=device.model.kernel(kernel), share=share))
         try:
             yield

@@ -337,15 +337,12 @@ class Follow:
         for each in self.followers:
             each.flush(self._log)
         energies_j = [each.energy_j for each in self.followers]
-        positions = [each.machine.position for each in self.followers]
         self._log.write(
             EndLine(
                 cpu_s=time.process_time() - self._cpu_s,
                 wall_s=time.monotonic() - self._began_s,
                 looks=sum(each.polling.polls for each in self.followers),
                 enqueued=sum(each.page.enqueued for each in self.followers),
-                executed=sum(each.first + each.rounds for each in positions),
-                counted=all(each.counts is not None for each in positions if each.rounds),
                 energy_j=None if None in energies_j else math.fsum(filter(None, energies_j)),
             )
         )
@@ -409,7 +406,6 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             dry=options["dry"],
             is_job=ranks is not None,
             began_s=clock.now_s(),
-            planned_s=math.fsum(parts[0].schedules[chosen].launch_s),
             energy_change=None if promise is None else promise.energy_change,
             time_change=None if promise is None else promise.time_change,
             arms=options["arms"],

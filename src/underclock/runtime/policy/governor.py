@@ -53,14 +53,12 @@ class Governor:
 
     Attributes:
         asked: Clocks that were asked for last.
-        lates: Late requests so far.
     """
 
     def __init__(self, plan: ServingPlan, latency_s: float) -> None:
         if not 0.0 <= latency_s < math.inf:
             raise ValueError(f"a change takes 0 s or more, got {latency_s}")
         self.asked: Clocks = AUTO
-        self.lates = 0
         self._latency_s = latency_s
         self._buckets = {
             phase: sorted(
@@ -109,7 +107,6 @@ class Governor:
             self._wanted, self._fastest = clocks, None
 
     def _late(self, now_s: float) -> None:
-        self.lates += 1
         if now_s >= self._auto_s:  # not one of those that go on while clocks come back to auto
             again = now_s < self._forgiven_s
             self._calm_s = min(2.0 * self._calm_s, MOST_CALM_S) if again else CALM_S

@@ -36,7 +36,6 @@ def _run(*, arms: str = "", dry: bool = False) -> RunLine:
         marks=6,
         dry=dry,
         began_s=0.0,
-        planned_s=0.1,
         energy_change=-0.1,
         time_change=0.01,
         arms=arms,

@@ -142,7 +142,6 @@ def test_a_late_request_means_auto_at_once_and_for_a_while() -> None:
     asked = _asked(governor, [(1.0, _begin(Pass.DECODE, 5)), (2.0, Note(LATE))], 5.0)
 
     assert asked[1:] == [(2.0, AUTO), (2.0 + CALM_S, SLOW)]
-    assert governor.lates == 1
 
 
 def test_that_while_doubles_where_it_was_too_short_and_not_while_it_lasts() -> None:

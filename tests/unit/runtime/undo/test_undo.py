@@ -211,7 +211,8 @@ def test_the_next_start_first_mends_what_was_left(gpu: Gpu, folder: Path) -> Non
     def write(setting: Setting, value: Value) -> None:
         locks[setting] = (int(value), int(value)) if isinstance(value, int | float) else value
 
-    gpu.read, gpu.write = locks.__getitem__, write  # type: ignore[method-assign]
+    gpu.read = lambda setting: locks[setting]  # type: ignore[method-assign]
+    gpu.write = write  # type: ignore[method-assign]
     first = armed(gpu, folder)
     first.set(Setting.CORE, 1200)
     first.lock.release()  # as when its processes were killed
