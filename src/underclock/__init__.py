@@ -38,6 +38,7 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that a training 
 if TYPE_CHECKING:
     from underclock.app.job import pipeline_job as pipeline_job
     from underclock.app.job import plan_job as plan_job
+    from underclock.app.latency import measure_latency as measure_latency
     from underclock.app.launching import RankStep as RankStep
     from underclock.app.launching import trace_command as trace_command
     from underclock.app.measuring import measure as measure
@@ -116,8 +117,12 @@ if TYPE_CHECKING:
     from underclock.records.job import Rank as Rank
     from underclock.records.job import Wait as Wait
     from underclock.records.job import Waiting as Waiting
+    from underclock.records.latencies import ClockReading as ClockReading
     from underclock.records.latencies import Domain as Domain
+    from underclock.records.latencies import DriverMoves as DriverMoves
     from underclock.records.latencies import LatencyTable as LatencyTable
+    from underclock.records.latencies import Quantiles as Quantiles
+    from underclock.records.latencies import Reader as Reader
     from underclock.records.latencies import Switch as Switch
     from underclock.records.runs import ArmLine as ArmLine
     from underclock.records.runs import RunLine as RunLine
@@ -148,6 +153,7 @@ _HOMES = {
     for home, names in {
         "app.launching": "RankStep trace_command",
         "app.job": "pipeline_job plan_job",
+        "app.latency": "measure_latency",
         "app.measuring": "measure",
         "app.planning": "plan",
         "app.report": "write_report",
@@ -179,7 +185,7 @@ _HOMES = {
             "Held Instruction InstructionKind Job JobPlan JobPoint Profile ProfileRow Rank Wait "
             "Waiting"
         ),
-        "records.latencies": "Domain LatencyTable Switch",
+        "records.latencies": "ClockReading Domain DriverMoves LatencyTable Quantiles Reader Switch",
         "records.runs": "ArmLine RunLine RunSummary",
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",
         "runtime.holding.applied": "applied",

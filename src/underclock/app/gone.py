@@ -6,8 +6,6 @@
 from typing import Final
 
 COMMANDS: Final[dict[str, str]] = {
-    "latency": "`underclock plan` takes what is reported of a GPU, `--latency 6ms`, or a file of a "
-    "`LatencyTable`",
     "breakdown": "`underclock plan` shows where a step's energy goes at auto",
     "fit": "`underclock plan` fits its samples by itself, and warns of kernels it cannot describe",
     "serve": "zeusd sets clocks for users without root, whom its group or a token lets in "

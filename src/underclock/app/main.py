@@ -27,6 +27,7 @@ _COMMANDS = {
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",
     "restore": "Undo what a killed run left set.",
+    "latency": "Measure how long a GPU takes to change its clocks.",
     "report": "Write a plan as one offline page.",
     "doctor": "Show what this machine and the simulator can do.",
     "simulate": "Serve simulated GPUs to every process here.",

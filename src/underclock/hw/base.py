@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from underclock.records import (
     Clocks,
@@ -20,6 +20,13 @@ from underclock.records import (
     Step,
     ThrottleReason,
 )
+from underclock.records.latencies import Domain
+
+if TYPE_CHECKING:  # numpy takes longer to load than all else here
+    from underclock.arrays import Floats
+
+SMALL_S = 20e-6
+"""What a small kernel takes at the highest clocks."""
 
 
 class Clock(Protocol):
@@ -228,4 +235,18 @@ class Measurer(Protocol):
 
         Raises:
             MeasurementError: The numbers cannot be trusted.
+        """
+
+
+class SmallKernels(Protocol):
+    """Runs small kernels of equal work, as long as a clock makes them, and times them."""
+
+    def run(self, during: Callable[[], None], domain: Domain, hot_s: float = 0.0) -> "Floats":
+        """Run them while something is done, bound by a domain's clock.
+
+        Where hot products are wanted, they run among them for so long, then for as long not.
+
+        Returns:
+            Start on the host's clock and duration in s, and whether products ran among them (1, 0).
+            Shape (N, 3).
         """

@@ -24,6 +24,37 @@ class Domain(StrEnum):
     MEMORY = "memory"
 
 
+class Reader(StrEnum):
+    """What shows that a clock changes."""
+
+    KERNELS = "kernels"  # durations of small kernels of equal work
+    NVML = "nvml"  # the clock that NVML reports, polled
+
+
+class Quantiles(Record, frozen=True, kw_only=True):
+    """A duration over ``n`` repeats, in s."""
+
+    median_s: float
+    p95_s: float
+    p99_s: float
+    n: int
+
+
+class ClockReading(Record, frozen=True, kw_only=True):
+    """What one reader shows of changes of a clock.
+
+    Attributes:
+        every_s: Time between two readings, median: nothing is seen finer.
+        switching: From a setter's call to its first effect; ``None`` of the driver's own moves.
+        transition: From the first effect until the clock is the new one and stays so.
+    """
+
+    by: Reader
+    every_s: float
+    switching: Quantiles | None = None
+    transition: Quantiles
+
+
 class Switch(Record, frozen=True, kw_only=True):
     """What changing one clock from one value to another takes.
 
@@ -39,6 +70,8 @@ class Switch(Record, frozen=True, kw_only=True):
         stall_s: After the delay, time in which no work was done, median.
         repeats: Measurements that these rest on; 0 where assumed.
         outliers: Measurements dropped because they lay far from the others.
+        call: How long the setter blocks; ``None`` where assumed.
+        readings: By each reader that showed the change; the figures above are by kernels.
     """
 
     domain: Domain
@@ -52,6 +85,8 @@ class Switch(Record, frozen=True, kw_only=True):
     stall_s: float
     repeats: int
     outliers: int = 0
+    call: Quantiles | None = None
+    readings: tuple[ClockReading, ...] = ()
 
     def __post_init__(self) -> None:
         check_mhz(self, "from_mhz", "to_mhz")
@@ -204,6 +239,21 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
             DataError: No switch of the domain was sampled.
         """
         return 0.0 if from_mhz == to_mhz else self.answer(domain, from_mhz, to_mhz).delay_s
+
+
+class DriverMoves(Record, frozen=True, kw_only=True, tag_field="kind", tag="driver moves"):
+    """How the driver itself moves the core clock under its power limit, nothing being set.
+
+    A move has no call, so this is no `LatencyTable`, and `plan` does not take it.
+    """
+
+    schema: int = SCHEMAS["driver moves"]
+    evidence: Evidence
+    gpu: GpuInfo
+    provenance: Provenance
+    up: tuple[ClockReading, ...]
+    down: tuple[ClockReading, ...]
+    warnings: tuple[str, ...]
 
 
 def _until_there_s(switch: Switch) -> float:

@@ -9,7 +9,7 @@ import msgspec
 from underclock.errors import DataError, UsageError
 from underclock.records import Plan, Record, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
-from underclock.records.latencies import LatencyTable
+from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
 from underclock.store.documents import (
     kind_of,
@@ -25,7 +25,9 @@ from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-Saved = Step | SampleSet | Plan | Validation | LatencyTable | Job | JobPlan | ServingPlan
+Saved = (
+    Step | SampleSet | Plan | Validation | LatencyTable | DriverMoves | Job | JobPlan | ServingPlan
+)
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
@@ -33,6 +35,7 @@ _KINDS: Final[dict[str, type[Saved]]] = {
     "plan": Plan,
     "validation": Validation,
     "latencies": LatencyTable,
+    "driver moves": DriverMoves,
     "job": Job,
     "job plan": JobPlan,
     "serving plan": ServingPlan,

@@ -49,11 +49,7 @@ def held_launcher(
         NotSupportedError: MIG, or no CUDA.
         MeasurementError: The function is not the step that was traced.
     """
-    if gpu.is_partitioned():
-        raise NotSupportedError(
-            "this GPU is split into MIG instances, whose clocks are one",
-            hint="measure on a GPU without MIG, or ask its operator",
-        )
+    check_whole(gpu)
     if step is None:
         raise untraced()
     if step.is_assumed:
@@ -80,6 +76,19 @@ def held_launcher(
         if pace is not None:
             launcher.pace = pace
         yield launcher, now
+
+
+def check_whole(gpu: NvmlGpu) -> None:
+    """Refuse a GPU that is split.
+
+    Raises:
+        NotSupportedError: It is.
+    """
+    if gpu.is_partitioned():
+        raise NotSupportedError(
+            "this GPU is split into MIG instances, whose clocks are one",
+            hint="measure on a GPU without MIG, or ask its operator",
+        )
 
 
 _handed: list["CudaLauncher"] = []

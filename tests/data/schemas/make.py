@@ -15,8 +15,24 @@ from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.core.planning.goal import Goal
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, Record, Step
-from underclock.records.latencies import LatencyTable
+from underclock.records import (
+    AUTO,
+    Clocks,
+    Evidence,
+    GpuInfo,
+    Kernel,
+    Pass,
+    Provenance,
+    Record,
+    Step,
+)
+from underclock.records.latencies import (
+    ClockReading,
+    DriverMoves,
+    LatencyTable,
+    Quantiles,
+    Reader,
+)
 from underclock.records.schemas import SCHEMAS
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.store import merge, save, write_document
@@ -74,6 +90,7 @@ def main(folder: Path) -> None:
         sample_set = measure(gpu=f"replay:{table}", to=samples)
         made = plan(sample_set, Goal(max_slowdown=0.1))
         assumed = LatencyTable.constant(0.006)
+        took = Quantiles(median_s=0.001, p95_s=0.002, p99_s=0.002, n=3)
         profile = Path(aside) / "profile.csv"
         profile.write_text(_PROFILE)
         job = pipeline_job("1f1b", profile, stages=1, microbatches=2, blocked_w=50.0)
@@ -87,6 +104,14 @@ def main(folder: Path) -> None:
             "validation": judged(made, table, repeats=1),
             "latencies": LatencyTable(
                 evidence=Evidence.SIMULATED, gpu=sample_set.gpu, switches=assumed.switches
+            ),
+            "driver moves": DriverMoves(
+                evidence=Evidence.SIMULATED,
+                gpu=sample_set.gpu,
+                provenance=Provenance(),
+                up=(),
+                down=(ClockReading(by=Reader.NVML, every_s=5e-4, transition=took),),
+                warnings=("switching cannot be seen",),
             ),
             "job": job,
             "job plan": plan_job(job),

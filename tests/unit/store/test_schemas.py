@@ -9,7 +9,7 @@ import pytest
 from underclock.errors import DataError
 from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
-from underclock.records.latencies import LatencyTable
+from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
 from underclock.store import read_document, read_samples
 
@@ -19,6 +19,7 @@ KINDS: dict[str, type[Record]] = {
     "plan": Plan,
     "validation": Validation,
     "latencies": LatencyTable,
+    "driver moves": DriverMoves,
     "job": Job,
     "job plan": JobPlan,
     "serving plan": ServingPlan,

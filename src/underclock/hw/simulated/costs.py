@@ -199,7 +199,7 @@ class Costs:
         return capped_core_mhz(self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
 
 
-def companion(model: GpuModel) -> KernelConstants:
+def companion(model: GpuModel, side: int = _SIDE) -> KernelConstants:
     """Return the hot companion: a large matrix product, or the hottest that the model has.
 
     Raises:
@@ -207,7 +207,7 @@ def companion(model: GpuModel) -> KernelConstants:
     """
     if model.throughput is not None:
         return model.throughput.kernel(
-            flops=2.0 * _SIDE**3, bytes_moved=3.0 * _BYTES * _SIDE**2, tensor=True
+            flops=2.0 * side**3, bytes_moved=3.0 * _BYTES * side**2, tensor=True
         )
     products = [own.constants for own in model.own if own.kernel.kind is Kind.GEMM]
     own = products or [own.constants for own in model.own]
