@@ -358,6 +358,7 @@ _SMALLER: dict[str, Callable[[list[str]], list[str]]] = {
         *_one_memory_clock(_short(rest)),
     ],
     "run": _short,
+    "latency": lambda rest: [*rest, "--targets", "1200"],
 }
 
 

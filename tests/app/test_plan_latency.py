@@ -166,7 +166,7 @@ def test_measured_latencies_are_looked_for_beside_the_samples(
 ) -> None:
     beside = samples.with_suffix(".latency.json")
     assert run("plan", samples, "--latency", "measured") == 2
-    assert f"save a `LatencyTable` as {beside}" in capsys.readouterr().err
+    assert f"underclock latency --gpu GPU -o {beside}" in capsys.readouterr().err
     table = LatencyTable.constant(5e-3)
     write_document(beside, table)
     plan = planned(capsys, samples, "--latency", "measured")

@@ -144,4 +144,5 @@ def latency_lines(found: LatencyTable | DriverMoves) -> Iterator[str]:
 def _text(took: Quantiles | None) -> str:
     if took is None:
         return "-"
-    return "/".join(f"{1e3 * each:.3g}" for each in (took.median_s, took.p95_s, took.p99_s))
+    times_ms = (1e3 * each for each in (took.median_s, took.p95_s, took.p99_s))
+    return "/".join(f"{each:.2f}" if each < 1 else f"{each:.3g}" for each in times_ms)

@@ -83,7 +83,7 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
 
     Args:
         text: ``known``, ``free``, ``measured``, a duration such as ``6ms``, or a file that
-            holds a `LatencyTable`.
+            `underclock latency` wrote.
         samples: The same as it was given; ``measured`` is looked for beside a file.
 
     Returns:
@@ -137,12 +137,12 @@ def _measured(given: Path | None) -> Path:
     if place is None:
         raise UsageError(
             "these samples are no file, so no measured latencies can lie beside them",
-            hint="name a file of latencies, or a duration such as 6ms",
+            hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
         )
     if not place.is_file():
         raise UsageError(
             f"there are no measured latencies beside {given}",
-            hint=f"save a `LatencyTable` as {place}, or name a duration such as 6ms",
+            hint=f"`underclock latency --gpu GPU -o {place}` measures them",
         )
     return place
 

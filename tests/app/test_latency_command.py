@@ -1,0 +1,150 @@
+"""``underclock latency`` as a user types it, and what `plan` makes of its file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import underclock
+from underclock.app import latency, main
+from underclock.app.latency import measure_latency
+from underclock.app.switching import named_latencies
+from underclock.campaign.switches import measure_moves
+from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import READ_ONLY
+from underclock.hw.simulated.rig import simulated_driver
+from underclock.records import Clocks, Evidence
+from underclock.records.latencies import DriverMoves, LatencyTable
+from underclock.store import read_document
+
+_QUICK = "latency --gpu sim:a100 --targets 900"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_line_for_each_change_and_reader_and_a_file_that_plans_take(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main([*_QUICK.split(), "-o", "latency.json"])
+    said = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, said)) <= 80
+    assert said[1].split() == ["call", "switching", "transition", "n"]
+    assert [line.split()[:5] for line in said[2:]] == [
+        ["core", *pair, by]
+        for pair in (["900", "to", "auto"], ["auto", "to", "900"])
+        for by in ("kernels", "nvml")
+    ]
+    found = named_latencies("latency.json", None)
+    assert found is not None
+    assert (
+        found[0]
+        == underclock.load("latency.json")
+        == read_document(Path("latency.json"), LatencyTable)
+    )
+    assert found[0].evidence is Evidence.SIMULATED
+    assert {switch.repeats for switch in found[0].switches} == {20}
+
+
+def test_machines_get_json_and_force_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("latency.json").write_text("{}")
+    main([*_QUICK.split(), "-o", "latency.json", "--json", "--force"])
+
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(Path("latency.json").read_text())
+    assert {reading["by"] for s in printed["switches"] for reading in s["readings"]} == {
+        "kernels",
+        "nvml",
+    }
+
+
+def test_with_read_only_no_clock_is_set_and_the_drivers_own_moves_are_no_latencies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    short = partial(measure_moves, for_s=4.0)
+    monkeypatch.setattr(
+        latency, "measure_moves", lambda bench, _, show: short(bench, progress=show)
+    )
+    monkeypatch.setattr(NvmlGpu, "lock", _never)
+    monkeypatch.setattr(NvmlGpu, "unlock", _never)
+    main(["latency", "--gpu", "sim:h200", "-o", "moves.json"])
+    said = capsys.readouterr()
+
+    assert f"({READ_ONLY} is set): the driver's own moves, transition only; switching" in said.err
+    assert [line.split()[:4] for line in said.out.splitlines()[2:]] == [
+        ["core", way, by, "-"] for way in ("up", "down") for by in ("kernels", "nvml")
+    ]
+    assert underclock.load("moves.json") == read_document(Path("moves.json"), DriverMoves)
+    with pytest.raises(UnderclockError, match="is a driver moves file, where a latencies file"):
+        named_latencies("moves.json", None)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing may be set")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ("latency", 2, "missing option '--gpu'"),
+        ("latency --gpu sim:a100x", 2, "no simulated GPU"),
+        ("latency --gpu cpu", 2, "unknown GPU 'cpu'"),
+        ("latency --gpu replay:sweep.csv", 2, "cannot show what its clocks do"),
+        ("latency --gpu sim:a100 --targets 901", 2, "does not list a core clock of 901 MHz"),
+        ("latency --gpu sim:a100 --targets fast", 2, "cannot read 'fast' as a clock"),
+        ("latency --gpu sim:a100 -o nowhere/l.json", 2, "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence_and_a_code(
+    arguments: str, code: int, sentence: str, fails: Callable[[str], tuple[int, str]]
+) -> None:
+    found, said = fails(arguments)
+
+    assert (found, sentence in said) == (code, True), said
+
+
+def test_no_target_can_be_asked_for_without_permission(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], tuple[int, str]]
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    code, said = fails("latency --gpu sim:a100 --targets 900")
+
+    assert code == 3
+    assert f"clocks may not be set here ({READ_ONLY} is set), so none can be asked for" in said
+    assert "without --targets the driver's own moves are watched" in said
+
+
+def test_repeats_are_one_at_least() -> None:
+    with pytest.raises(UsageError, match="cannot repeat 0 times"):
+        measure_latency("sim:a100", repeats=0)
+
+
+def test_a_gpu_whose_clock_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread(_gpu: NvmlGpu) -> Clocks:
+        raise NotSupportedError("could not read the clock: Not Supported")
+
+    monkeypatch.setattr(NvmlGpu, "observed", unread)
+    with pytest.raises(NotSupportedError, match="nothing shows when this GPU changes clocks: coul"):
+        measure_latency("sim:a100")
+
+
+def test_a_gpu_in_pieces_and_one_without_pytorch_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated_driver("a100"):
+        with pytest.raises(NotSupportedError, match="which PyTorch with CUDA runs: ") as caught:
+            measure_latency("nvml:0")
+        assert "pip install 'torch" in caught.value.hint
+        monkeypatch.setattr(NvmlGpu, "is_partitioned", lambda _: True)
+        with pytest.raises(NotSupportedError, match="split into MIG instances"):
+            measure_latency("nvml:0")
+
+
+def test_a_driver_that_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NvmlGpu, "lock", lambda _gpu, _clocks: None)
+    with pytest.raises(NotAppliedError, match="core 900 MHz was not reached: the driver accepted"):
+        measure_latency("sim:a100", targets=(900,))
