@@ -67,10 +67,7 @@ def test_with_read_only_no_clock_is_set_and_the_drivers_own_moves_are_no_latenci
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(READ_ONLY, "1")
-    short = partial(measure_moves, for_s=4.0)
-    monkeypatch.setattr(
-        latency, "measure_moves", lambda bench, _, show: short(bench, progress=show)
-    )
+    monkeypatch.setattr(latency, "measure_moves", lambda on, _, show: measure_moves(on, 4.0, show))
     monkeypatch.setattr(NvmlGpu, "lock", _never)
     monkeypatch.setattr(NvmlGpu, "unlock", _never)
     main(["latency", "--gpu", "sim:h200", "-o", "moves.json"])

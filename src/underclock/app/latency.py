@@ -19,7 +19,7 @@ from underclock.hw.ways_to_set import ways
 from underclock.records import Provenance
 from underclock.records.latencies import ClockReading, DriverMoves, LatencyTable, Quantiles
 from underclock.tracing.captured import check_device
-from underclock.tracing.held import check_whole, may_lock
+from underclock.tracing.held import may_lock
 from underclock.units import format_mhz
 
 _LINE = "{:<19} {:<7} {:>14} {:>14} {:>14} {:>5}"
@@ -63,7 +63,7 @@ def measure_latency(
                 opened.launcher.gpu, seed=seed
             )
         else:
-            check_whole(on)
+            on.check_whole()
             kernels = CudaSmallKernels(on.supported_core_mhz()[-1])
             check_device(on.uuid())
         try:

@@ -110,6 +110,18 @@ class NvmlGpu:
             return False
         return bool(now)
 
+    def check_whole(self) -> None:
+        """Refuse a GPU that is split into instances.
+
+        Raises:
+            NotSupportedError: It is.
+        """
+        if self.is_partitioned():
+            raise NotSupportedError(
+                "this GPU is split into MIG instances, whose clocks are one",
+                hint="measure on a GPU without MIG, or ask its operator",
+            )
+
     def neighbours(self) -> dict[int, float | None] | None:
         """Return the processes that compute on the GPU, and what share of it each took lately.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
-from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.errors import MeasurementError, UsageError
 from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
@@ -49,7 +49,7 @@ def held_launcher(
         NotSupportedError: MIG, or no CUDA.
         MeasurementError: The function is not the step that was traced.
     """
-    check_whole(gpu)
+    gpu.check_whole()
     if step is None:
         raise untraced()
     if step.is_assumed:
@@ -76,19 +76,6 @@ def held_launcher(
         if pace is not None:
             launcher.pace = pace
         yield launcher, now
-
-
-def check_whole(gpu: NvmlGpu) -> None:
-    """Refuse a GPU that is split.
-
-    Raises:
-        NotSupportedError: It is.
-    """
-    if gpu.is_partitioned():
-        raise NotSupportedError(
-            "this GPU is split into MIG instances, whose clocks are one",
-            hint="measure on a GPU without MIG, or ask its operator",
-        )
 
 
 _handed: list["CudaLauncher"] = []
