@@ -179,4 +179,4 @@ def test_a_file_of_something_else_says_what_makes_one(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text('{"kind": "latencies", "schema": 4, "name": "x"}')
     with pytest.raises(DataError, match="not a readable latencies file") as caught:
         read_document(tmp_path / "step.json", LatencyTable)
-    assert "LatencyTable" in caught.value.hint
+    assert "underclock latency" in caught.value.hint

@@ -55,7 +55,7 @@ def test_every_move_of_many_is_found_with_its_direction() -> None:
 
     assert [up for _, _, up in found] == [True, True, False, False, True]
     for place, (left, arrived, _) in enumerate(found, 1):
-        assert (left, arrived) == (pytest.approx(200 * place, abs=1),) * 2
+        assert (left, arrived) == pytest.approx((200 * place, 200 * place), abs=1)
 
 
 def test_a_clock_read_without_noise_moves_where_it_changes() -> None:
