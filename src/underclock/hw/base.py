@@ -5,7 +5,7 @@ so that simulated time costs none. `Measurer` stands on them: it holds clocks an
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
