@@ -3,31 +3,19 @@
 import dataclasses
 import functools
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 
 import pytest
 
-from executing import OFF_S, Execution, execute
 from simulated_steps import Executed
 from simulated_steps import execute as conduct
-from underclock.errors import (
-    DataError,
-    DeviceError,
-    MeasurementError,
-    NotPermittedError,
-    NotSupportedError,
-    UsageError,
-)
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml_calls import READ_ONLY
-from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Step
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.runtime.simulated import Scheduled, StepLengths
-from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow
 
@@ -317,17 +305,6 @@ def test_auto_gives_the_clock_back(launches: list[Kernel]) -> None:
     assert executed.switches == (2,) * 3
 
 
-def test_the_same_seed_gives_the_same_run(launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    first, again, other = (
-        _executed("rtx3080ti", launches, clocks, None, seed=seed) for seed in (1, 1, 2)
-    )
-
-    assert first == again
-    assert first.time_s != other.time_s
-    assert first.misses_s != other.misses_s
-
-
 def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
     model = dataclasses.replace(_model("rtx3080ti", None), ignored_locks=(Domain.CORE,))
     clocks = _segments(launches, (_SLOW, _FAST), 4)
@@ -337,144 +314,3 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
         )
 
     assert (executed.planned, executed.switches, executed.dropped) == (4, (0, 0), 8)
-
-
-def _run(rig: Rig, launches: list[Kernel], clocks: Sequence[Clocks]) -> Executed:
-    durations_s = [1e-3] * len(launches)
-    return conduct(rig, launches, _under(clocks, _BELIEVED, durations_s), steps=1, warm_s=1.0)
-
-
-def test_clocks_are_given_back_at_the_end(rig: Rig, launches: list[Kernel]) -> None:
-    _run(rig, launches, _segments(launches, (_SLOW, _LOW_MEM), 4))
-
-    assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
-    assert rig.device.running is None
-    assert rig.device.on_follow is None
-    rig.clock.sleep_s(60.0)  # nobody is left who asks for anything
-    assert (rig.device.core_lock, rig.device.mem_lock) == (None, None)
-
-
-def test_auto_throughout_needs_no_permission_and_anything_else_does(
-    launches: list[Kernel],
-) -> None:
-    with simulated_rig("rtx3080ti", root=False) as rig:
-        assert _run(rig, launches, [AUTO] * len(launches)).planned == 0
-        with pytest.raises(NotPermittedError):
-            _run(rig, launches, _segments(launches, (AUTO, _FAST), 4))
-    with (
-        simulated_rig("rtx3080ti", read_only=True) as rig,
-        pytest.raises(NotPermittedError, match=READ_ONLY),
-    ):
-        _run(rig, launches, [_FAST] * len(launches))
-
-
-def test_a_gpu_lost_on_the_way_is_an_error(launches: list[Kernel]) -> None:
-    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=1.0),))
-    with simulated_rig("rtx3080ti", faults=faults) as rig, pytest.raises(DeviceError, match="lost"):
-        _run(rig, launches, _segments(launches, (_SLOW, _FAST), 4))
-
-
-def test_a_gpu_lost_for_a_moment_does_not_hang_the_schedule(launches: list[Kernel]) -> None:
-    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=1.0, for_s=0.01),))
-    with (
-        simulated_rig("rtx3080ti", faults=faults) as rig,
-        pytest.raises(MeasurementError, match="while running the schedule"),
-    ):
-        _run(rig, launches, _segments(launches, (_SLOW, _FAST), 4))
-
-
-def test_the_stage_runs_a_schedule(step: Step, launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    predicted_s = _times_s("rtx3080ti", launches, clocks)
-
-    def run(switching: SwitchingModel | None, *, seed: int = 0) -> Execution:
-        return execute(
-            step,
-            clocks,
-            gpu="sim:rtx3080ti",
-            latency=_BELIEVED,
-            predicted_s=predicted_s,
-            switching=switching,
-            seed=seed,
-        )
-
-    executed = run(_EXACT)
-    assert (executed.evidence, executed.gpu.name) == (Evidence.SIMULATED, "RTX 3080 Ti")
-    assert (executed.workload, executed.fingerprint) == (step.name, step.fingerprint)
-    assert (executed.steps, executed.planned, executed.switches) == (5, 4, 4.0)
-    assert (executed.early, executed.late, executed.off_s) == (0.0, 0.0, OFF_S)
-    assert executed.time_s == pytest.approx(sum(predicted_s), rel=2e-3)
-    assert executed.time_range_s[0] <= executed.time_s <= executed.time_range_s[1]
-    assert executed.energy_range_j[0] <= executed.energy_j <= executed.energy_range_j[1]
-    assert run(None) == run(None) != run(None, seed=1)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "clocks", "error", "words"),
-    [
-        ("nvml:0", _FAST, NotSupportedError, "cannot run a schedule of clocks"),
-        ("replay:table.csv", _FAST, UsageError, "table"),
-        ("sim:nothing", _FAST, UsageError, "nothing"),
-        ("sim:rtx3080ti", Clocks(core_mhz=1201), UsageError, "core 1201 MHz, memory auto"),
-        ("sim:rtx3080ti", Clocks(mem_mhz=5000), UsageError, "does not list"),
-        ("sim:rtx3080ti", Clocks(core_mhz=435, mem_mhz=405), UsageError, "does not list"),
-        ("sim:a100", Clocks(mem_mhz=1215), NotSupportedError, "lock the memory"),
-        ("sim:h200", Clocks(mem_mhz=3201), NotSupportedError, "lock the memory"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(
-    step: Step, gpu: str, clocks: Clocks, error: type[Exception], words: str
-) -> None:
-    launches = len(step.order)
-    mixed = [AUTO] * (launches - 1) + [clocks]
-    with pytest.raises(error, match=words):
-        execute(step, mixed, gpu=gpu, latency=_BELIEVED, predicted_s=[1e-3] * launches)
-
-
-def test_latencies_must_be_this_gpus_and_know_the_clock_that_changes(step: Step) -> None:
-    launches = len(step.order)
-    clocks = [AUTO] * (launches - 1) + [_LOW_MEM]
-    core = LatencyTable(evidence=None, gpu=None, switches=(_switch(Domain.CORE, 0.02),))
-    others = LatencyTable(evidence=None, gpu=GpuInfo(name="another"), switches=core.switches)
-    for latency, words in ((core, "no switch of the memory clock"), (others, "those of another")):
-        with pytest.raises(DataError, match=words):
-            execute(
-                step,
-                clocks,
-                gpu="sim:rtx3080ti",
-                latency=latency,
-                predicted_s=[1e-3] * launches,
-            )
-
-
-@pytest.mark.parametrize(
-    ("clocks", "durations", "words"),
-    [
-        (1, None, "as many clocks and durations"),
-        (None, 3, "as many clocks and durations"),
-        (None, [0.0], "positive"),
-        (None, [math.nan], "positive"),
-    ],
-)
-def test_lists_that_do_not_fit_the_step_are_refused(
-    step: Step, clocks: int | None, durations: int | list[float] | None, words: str
-) -> None:
-    launches = len(step.order)
-    durations_s = [1e-3] * (durations if isinstance(durations, int) else launches)
-    if isinstance(durations, list):
-        durations_s[-1:] = durations
-    with pytest.raises(ValueError, match=words):
-        execute(
-            step,
-            [_FAST] * (clocks or launches),
-            gpu="sim:rtx3080ti",
-            latency=_BELIEVED,
-            predicted_s=durations_s,
-        )
-
-
-def test_a_single_launch_and_no_steps_are_refused(rig: Rig, gemm: Kernel) -> None:
-    with pytest.raises(ValueError, match="two at least"):
-        conduct(rig, [gemm], _under([_FAST], _BELIEVED, [1e-3]), steps=1)
-    with pytest.raises(ValueError, match="0 steps"):
-        conduct(rig, [gemm] * 2, _under([_FAST] * 2, _BELIEVED, [1e-3] * 2), steps=0)

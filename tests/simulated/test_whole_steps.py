@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from executing import execute
 from simulated_steps import Executed
 from simulated_steps import execute as conduct
 from underclock.app.report import write_report
@@ -243,22 +242,6 @@ def test_auto_in_every_launch_is_the_step_at_auto_under_its_cap(step: Step) -> N
 
     assert executed == freed
     assert executed.planned == 0
-
-
-def test_the_stage_executes_a_plan_with_free_switching(tiny: Step) -> None:
-    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(tiny.order))]
-    done = execute(
-        tiny,
-        clocks,
-        gpu="sim:rtx3080ti",
-        latency=None,
-        predicted_s=[1e-3] * len(clocks),
-        steps=2,
-    )
-
-    assert done.switches == done.planned == len(clocks)
-    assert (done.early, done.late, done.warnings) == (0.0, 0.0, ())
-    assert done.time_s == pytest.approx(_run("rtx3080ti", tiny, clocks).time_s[0], rel=1e-6)
 
 
 def test_the_cap_holds_launches_that_bring_their_clocks(step: Step) -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from invented import cost, printed, with_plan
 from underclock.records import (
     AUTO,
-    Accounting,
     Arm,
     Choice,
     Clocks,
@@ -36,7 +35,6 @@ from underclock.report.answer import (
     fixed_sentence,
 )
 from underclock.report.wording import (
-    ACCOUNTING_WORDS,
     change_text,
     energy_text,
     gap_text,
@@ -157,11 +155,6 @@ def test_a_schedule_that_saves_nothing_says_what_free_switching_would_give() -> 
     assert "with free switching: a bound" in text
 
 
-@pytest.mark.parametrize("accounting", Accounting)
-def test_every_accounting_has_words(accounting: Accounting) -> None:
-    assert ACCOUNTING_WORDS[accounting]
-
-
 def planned(arm: Arm, **changes: object) -> Plan:
     return auto_plan(
         kernels={"gemm": choice(1200, -0.1)},
@@ -264,14 +257,6 @@ def test_the_best_fixed_clock_is_enough_where_it_saves_as_much_at_no_more_time(
     assert ("use that" in (fixed_sentence(plan) or "")) == enough
 
 
-def test_a_fixed_clock_that_saves_more_is_called_better() -> None:
-    plan = planned(achievable(None), max_slowdown=0.01, fixed=Clocks(core_mhz=1680))
-    fixed = Arm.of(Strategy.BEST_FIXED, cost(0.005, -0.06), Status.OPTIMAL)
-    plan = msgspec.structs.replace(plan, arms=(plan.arms[0], fixed, *plan.arms[2:]))
-
-    assert (fixed_sentence(plan) or "").endswith("better than -5.00 %: use that")
-
-
 @pytest.mark.parametrize(
     ("time_change", "expected"),
     [(-0.02, None), (-0.01, 0.02), (-0.005, 0.01), (0.0, 0.0), (0.005, -0.05), (0.5, -0.12)],
@@ -282,10 +267,6 @@ def test_between_two_points_of_a_frontier_a_mixture_is_expected(
     found = expected_energy_change(auto_plan().frontier, time_change)
 
     assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_without_a_frontier_nothing_is_expected() -> None:
-    assert expected_energy_change((), 0.0) is None
 
 
 def said_of(plan: Plan) -> str:

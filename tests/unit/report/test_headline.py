@@ -33,26 +33,6 @@ from underclock.report import page, plan_tables
 from underclock.report.answer import doubt_sentence, headline
 
 
-def test_a_plan_that_is_auto_draws_no_bars_and_says_what_time_would_give() -> None:
-    same = msgspec.structs.replace(choices(2)["kernel0"], energy_change=0.0, time_change=0.0)
-    arms = tuple(Arm.of(arm.name, cost(0.0, 0.0), arm.status, arm.gap) for arm in ARMS)
-    line = (cost(0.0, 0.0), cost(0.01, -0.1), cost(0.4, -0.27))
-    plan = with_plan(kernels={"a": same, "b": same}, arms=arms, frontier=line, fixed=AUTO)
-
-    seen = Seen(page(plan, None))
-
-    assert "No saving to promise, simulated on" in seen.text
-    assert (
-        f"The plan is auto: no other clocks surely save energy at \N{LESS-THAN OR EQUAL TO} 0 % "
-        f"slower; at 0.5, 1 and 2 % slower about {MINUS}5.0, {MINUS}10.0 and {MINUS}10.4 % energy "
-        "is expected, with free switching: a bound, not promised."
-    ) in seen.text
-    assert seen.count("rect") == 2 + 2 * 2  # what is over the budget, two bars, wide and narrow
-    assert [row["saved_j"] for row in page_table(page(plan, None), "kernels")] == [0.0, 0.0]
-    assert "nvidia-smi" not in seen.text
-    assert "nothing to run again" in seen.text
-
-
 def test_where_a_latency_is_given_the_headline_is_what_is_achievable() -> None:
     text = Seen(page(LATENCY_PLAN, None)).text
 
@@ -151,16 +131,6 @@ def test_a_fixed_clock_that_may_save_nothing_says_so() -> None:
     assert "sudo" not in said
 
 
-def test_a_terminal_gives_advice_before_the_tables_where_one_clock_is_enough() -> None:
-    fixed = Arm.of(Strategy.BEST_FIXED, cost(-0.001, -0.0505), Status.OPTIMAL, 0.0)
-    plan = measured(arms=(ARMS[0], fixed, *LATENCY_PLAN.arms[2:]))
-    said = " ".join("".join(printed(part) for part in plan_tables(plan)).split())
-
-    commands = "sudo nvidia-smi -i 0 -lgc 1680,1680 sudo nvidia-smi -i 0 -lmc 9251,9251"
-    assert said.index("use that") < said.index(commands) < said.index("clocks chosen")
-    assert "undo: sudo nvidia-smi -i 0 -rgc && sudo nvidia-smi -i 0 -rmc" in said
-
-
 def nothing_plan(**changes: object) -> Plan:
     """Return a plan that sets nothing, and in which nothing changes anything."""
     same = msgspec.structs.replace(choices(2)["kernel0"], energy_change=0.0, time_change=0.0)
@@ -185,13 +155,6 @@ def test_nothing_is_never_a_page_of_zeros() -> None:
 
 
 ZERO_ACHIEVABLE = (Arm.of(Strategy.ACHIEVABLE, cost(0.0, 0.0), Status.OPTIMAL, 0.0),)
-
-
-def test_nothing_without_a_frontier_is_said_without_a_table() -> None:
-    said = [printed(part) for part in plan_tables(nothing_plan(frontier=()))]
-
-    assert len(said) == 2
-    assert said[0].startswith("No saving to promise")
 
 
 def test_a_fixed_clock_that_saves_as_much_is_recommended() -> None:

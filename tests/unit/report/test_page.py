@@ -89,10 +89,6 @@ def test_the_page_loads_nothing_from_anywhere() -> None:
     assert "http" not in policy
 
 
-def test_equal_input_gives_equal_bytes() -> None:
-    assert page(PLAN, VALIDATION) == page(PLAN, VALIDATION)
-
-
 def test_a_page_is_small() -> None:
     line = tuple(cost(0.002 * n, -0.3 * n / (n + 20.0)) for n in range(200))
 
@@ -195,15 +191,6 @@ def test_runs_per_step_are_shown_where_known() -> None:
 
     assert page_table(page(plan, None), "kernels")[0]["runs"] == 4321
     assert "runs" not in page_table(page(PLAN, None), "kernels")[0]
-
-
-def test_a_plan_that_was_not_run_again_says_so() -> None:
-    without, given = Seen(page(PLAN, None)).text, Seen(page(PLAN, VALIDATION)).text
-
-    assert "this plan was not run again" in without
-    assert "this plan was not run again" not in given
-    assert "Of 9 pairs, 0 save at least the promised energy; 2 keep the time budget." in given
-    assert f"{MINUS}14.53 %" in given
 
 
 def test_warnings_of_plan_and_validation_stand_above_the_numbers() -> None:
