@@ -32,7 +32,7 @@ Pair = tuple[int | None, int | None]
 _POLL_S = 5e-4
 _SETTLE_S, _LEAD_S = 0.5, 0.1
 _TAIL_S, _LEAST_TAIL_S, _LONGEST_TAIL_S, _LONGER = 0.3, 0.2, 5.0, 4.0
-_TAIL_TIMES = 4.0  # watch so many times as long as the change took before
+_TAIL_TIMES = 3.0  # watch so many times as long as the change took before
 _LEAST_READINGS = 4
 _OFF = 0.01  # of a clock that was asked for: further off it is another
 _STALL = 3.0  # a kernel that takes so many times as long stood still
@@ -199,9 +199,9 @@ def _clocks(domain: Domain, mhz: int | None) -> Clocks:
 
 
 def _row(at_s: Floats, values: Floats, called_s: float, returned_s: float) -> Row | None:
-    """Return what a change took; ``None`` where its new level does not hold for a quarter."""
+    """Return what a change took; ``None`` where its new level does not hold for an eighth."""
     start, called = np.searchsorted(at_s, (called_s - _LEAD_S / 2, called_s))
-    tail = int(len(at_s) - called) // 4
+    tail = int(len(at_s) - called) // 8
     if min(called - start, tail) < _LEAST_READINGS:
         return None
     found = find_change(values[start:], int(called - start), tail)

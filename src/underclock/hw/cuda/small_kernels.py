@@ -20,8 +20,8 @@ from underclock.hw.cuda.feed import feeding
 from underclock.hw.lockstep import RankPace
 from underclock.records.latencies import Domain
 
-_IN_A_ROW = 5  # small kernels between two events: 0.1 ms, and the host keeps up
-_SAMPLES = 10  # in a launch of the feed, of which a few wait in the queue: 3 ms ahead
+_IN_A_ROW = 10  # small kernels between two events: 0.2 ms, to which gaps add about 1 %
+_SAMPLES = 10  # in a launch of the feed, of which a few wait in the queue: 6 ms ahead
 _COPIED = 256 * 2**20  # bytes
 _SIDE = 4096  # of the hot product's matrices: 0.2 ms on an H200
 
