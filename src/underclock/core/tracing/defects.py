@@ -5,6 +5,7 @@ call, or out of the order of its stream, has no time; what lasts beyond the next
 stream ends at the latest where that one begins. A call without a kernel lost it.
 """
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ class SoundTrace:
     Attributes:
         events: Complete events, of the GPU those that ran on one device and have a call.
         lost: Calls that asked for a kernel without a time.
-        cut: Correlation ids of work whose end is not known.
+        endless: Correlation ids of work that ends a pass at no known time, where it is its last.
+        beginless: Likewise of work that begins one, where it is its first.
         device: The GPU's number; ``None`` without one.
         backlog_ends_us: When the last work ended whose call is not in the trace.
         notes: What a reader must know.
@@ -45,7 +47,8 @@ class SoundTrace:
 
     events: list[_Event]
     lost: list[_Event]
-    cut: frozenset[int]
+    endless: frozenset[int]
+    beginless: frozenset[int]
     device: int | None
     backlog_ends_us: float
     notes: tuple[str, ...]
@@ -61,7 +64,11 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     Raises:
         DataError: No event is whole, no work of the GPU has a call, or it is of several GPUs.
     """
-    complete = complete_events(trace)
+    given = trace.get("traceEvents")
+    events = (
+        [each for each in given if isinstance(each, Mapping)] if isinstance(given, list) else given
+    )
+    complete = complete_events({"traceEvents": events})
     whole = [event for event in complete if _is_whole(event)]
     if not whole:
         raise DataError(
@@ -75,7 +82,8 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
         return SoundTrace(
             events=whole,
             lost=[],
-            cut=frozenset(),
+            endless=frozenset(),
+            beginless=frozenset(),
             device=None,
             backlog_ends_us=0.0,
             notes=_notes(name, found),
@@ -104,8 +112,11 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     found.append((early, "kernels and copies begin before they are asked for"))
     found.append((len(later) - len(in_order), "kernels begin out of the order of their stream"))
     kept, cut = _cut(timed)
-    endless = {correlation_of(e) for e in kept if e["cat"] == "kernel" and not e.get("dur")}
-    endless -= {correlation_of(e) for e in kept if str(e["name"]).startswith(NCCL)}
+    instant = {correlation_of(e) for e in kept if e["cat"] == "kernel" and not e.get("dur")}
+    instant -= {correlation_of(e) for e in kept if str(e["name"]).startswith(NCCL)}
+    placed = {id(event) for event in in_order}
+    strays = [*backlog, *(event for event in later if id(event) not in placed)]
+    endless, beginless = _next_to(kept, strays)
     events = host + kept
     ran = {correlation_of(event) for event in kept}
     dropped = {correlation_of(event) for event in asked} - ran
@@ -118,7 +129,7 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     notes = _notes(name, found)
     counted = (
         (len(cut), "kernels last beyond the next one of their stream: they end there at most"),
-        (len(endless), "kernels have no duration"),
+        (len(instant), "kernels have no duration"),
         (unseen, "kernels were launched and not seen by the profiler"),
     )
     notes += tuple(f"{name}: {count} {words}" for count, words in counted if count)
@@ -128,7 +139,8 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     return SoundTrace(
         events=events,
         lost=lost,
-        cut=frozenset(cut | endless),
+        endless=frozenset(endless | cut | instant),
+        beginless=frozenset(beginless),
         device=device,
         backlog_ends_us=max((_end(event) for event in backlog), default=0.0),
         notes=notes,
@@ -143,7 +155,9 @@ def _is_whole(event: _Event) -> bool:
     ts, dur, args = event.get("ts"), event.get("dur", 0.0), event.get("args", {})
     if not isinstance(ts, int | float) or not isinstance(dur, int | float):
         return False
-    if not isinstance(event.get("name"), str) or not isinstance(args, Mapping):
+    if not all(isinstance(event.get(key, ""), str) for key in ("name", "cat")):
+        return False
+    if not isinstance(event.get("tid"), str | int | None) or not isinstance(args, Mapping):
         return False
     if not (-_FARTHEST_US < ts < _FARTHEST_US and 0.0 <= dur < _FARTHEST_US):
         return False
@@ -258,6 +272,30 @@ def _longest_ascending(values: Sequence[float]) -> list[int]:
         found.append(at)
         at = before[at]
     return found[::-1]
+
+
+def _next_to(kept: Sequence[_Event], strays: Sequence[_Event]) -> tuple[set[int], set[int]]:
+    """Return what precedes, and what follows, work of its stream that is of no known pass.
+
+    Before all other work of the stream it is of a step before the trace.
+    """
+    streams: dict[int, list[tuple[float, int | None]]] = defaultdict(list)
+    for event in kept:
+        if not str(event["name"]).startswith(NCCL):
+            streams[_stream(event)].append((float(event["ts"]), correlation_of(event)))
+    first_us = {stream: min(some)[0] for stream, some in streams.items()}
+    for event in strays:
+        if float(event["ts"]) > first_us.get(_stream(event), math.inf):
+            streams[_stream(event)].append((float(event["ts"]), None))
+    before, after = set[int](), set[int]()
+    for some in streams.values():
+        some.sort(key=lambda each: each[0])
+        for (_, one), (_, following) in pairwise(some):
+            if following is None and one is not None:
+                before.add(one)
+            elif one is None and following is not None:
+                after.add(following)
+    return before, after
 
 
 def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:

@@ -62,7 +62,7 @@ def traced_job(
         if (one.world or 1) > 1:
             said.append(
                 f"of {one.world} ranks only the trace of rank {one.rank} is given: the job is that "
-                "rank alone, and what it waits for other ranks is in its times"
+                "rank alone, and its collectives take as long as it waited in them"
             )
         steps_alone = tuple(replace(step, messages=()) for step in one.steps)
         traces = [replace(one, rank=0, world=1, groups={}, steps=steps_alone)]
@@ -108,7 +108,7 @@ def traced_job(
                 if each.trace.gpu == traces[0].gpu
                 else GpuInfo(name=each.trace.gpu or "CPU"),
                 waiting=(Waiting(power_w=waiting_w or 0.0),),
-                instructions=tuple(_instructions(each, met_s[-1])),
+                instructions=tuple(_instructions(each, met_s[-1], alone=len(last) == 1)),
             )
             for each, (data, tensor, sequence) in zip(last, places, strict=True)
         ),
@@ -214,12 +214,14 @@ def _profiles(
     return found
 
 
-def _instructions(rank: PlacedRank, met_s: Sequence[float]) -> Iterator[Instruction]:
-    """Yield a rank's instructions, in order."""
+def _instructions(
+    rank: PlacedRank, met_s: Sequence[float], *, alone: bool
+) -> Iterator[Instruction]:
+    """Yield a rank's instructions, in order; collectives of one alone take as long as they did."""
     for at, share, done, meeting, beside in rank.items:
         number = meeting if beside is None else beside.meeting
         if number is not None:
-            meets = beside is None or beside.meets
+            meets = not alone and (beside is None or beside.meets)
             yield Instruction(
                 kind=InstructionKind.COLLECTIVE if meets else InstructionKind.COPY,
                 time_s=met_s[number],

@@ -105,13 +105,13 @@ class Activity(Timed):
 
     Attributes:
         lost: Whether the profiler lost when it ran; then its times are when it was asked for.
-        cut: Whether its end is not known.
+        known: Whether nothing unknown ran before it, and after it.
     """
 
     pass_: Pass
     stream: int
     lost: bool = False
-    cut: bool = False
+    known: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +449,7 @@ def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
 
     def pass_of(one: TracedActivity, correlation: int) -> Pass:
         # What a hook asks for between two of autograd's ranges is of the backward too.
-        hook = one.pass_ is Pass.FORWARD and threads.get(correlation) in autograd
+        hook = one.pass_ is not Pass.COMMUNICATION and threads.get(correlation) in autograd
         return Pass.BACKWARD if hook else one.pass_
 
     work, gatherings = [], []
@@ -462,8 +462,9 @@ def _on_gpu(sound: SoundTrace) -> tuple[list[Activity], list[Gathering], int]:
             stream = f"copies of stream {one.stream}"
             gatherings.append(Gathering(asked_s, *_span(event), stream, until_s, meets=False))
         elif works[i]:
-            cut, pass_ = correlation in sound.cut, pass_of(one, correlation)
-            work.append(Activity(asked_s, *_span(event), pass_, one.stream, cut=cut))
+            known = correlation not in sound.beginless, correlation not in sound.endless
+            pass_ = pass_of(one, correlation)
+            work.append(Activity(asked_s, *_span(event), pass_, one.stream, known=known))
         elif not _is_pairwise(event):
             gatherings.append(Gathering(asked_s, *_span(event), group, until_s))
     for call in sound.lost:
@@ -670,7 +671,7 @@ def _laid(
 
 
 def _untouched(work: Sequence[Activity]) -> bool:
-    return not any(one.lost or one.cut for one in work)
+    return all(not one.lost and all(one.known) for one in work)
 
 
 def _together(work: Sequence[Activity], main: int) -> tuple[list[Activity], bool]:
@@ -692,7 +693,8 @@ def _together(work: Sequence[Activity], main: int) -> tuple[list[Activity], bool
         for one in timed
         if one.stream == stream or (one.begins_s < ends_s and one.ends_s > begins_s)
     ]
-    return inside, not (mine[0].lost or mine[-1].lost or mine[-1].cut)
+    first, last = mine[0], mine[-1]
+    return inside, not (first.lost or last.lost) and first.known[0] and last.known[1]
 
 
 def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:
