@@ -7,6 +7,8 @@
 * `names`: what they are called, what bounds them by design, and which the data sizes
 * `streams`: what waits for what, within a rank and between ranks
 * `recapture`: whether a step captured anew is the one that was traced
+* `defects`: what a profiler got wrong of a rank's trace
+* `rank_passes`: passes of microbatches in what a rank did, by PyTorch's marks
 * `rank_trace`: which pass of which microbatch a rank ran when, and what it sent and received
 * `rank_places`: where each rank stands in its job
 * `rank_waits`: what collectives and transfers take, and who waits for them

@@ -155,7 +155,7 @@ def _is_whole(event: _Event) -> bool:
     ts, dur, args = event.get("ts"), event.get("dur", 0.0), event.get("args", {})
     if not isinstance(ts, int | float) or not isinstance(dur, int | float):
         return False
-    if not all(isinstance(event.get(key, ""), str) for key in ("name", "cat")):
+    if not isinstance(event.get("name"), str) or not isinstance(event.get("cat", ""), str):
         return False
     if not isinstance(event.get("tid"), str | int | None) or not isinstance(args, Mapping):
         return False

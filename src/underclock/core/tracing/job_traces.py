@@ -10,14 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from underclock.core.tracing.rank_passes import HOW_TO_MARK
 from underclock.core.tracing.rank_places import PlacedRank, placed_ranks, shared_indices
-from underclock.core.tracing.rank_trace import (
-    HOW_TO_MARK,
-    UNKNOWN_GPU,
-    WHOLE,
-    RankHead,
-    RankTrace,
-)
+from underclock.core.tracing.rank_trace import UNKNOWN_GPU, WHOLE, RankHead, RankTrace
 from underclock.core.tracing.rank_waits import Transfers, meetings, transfers
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo

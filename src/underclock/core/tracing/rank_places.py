@@ -8,14 +8,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from underclock.core.tracing.rank_trace import (
-    HOW_TO_MARK,
-    SAME_S,
-    PassRun,
-    RankIteration,
-    RankTrace,
-    merged,
-)
+from underclock.core.tracing.rank_passes import HOW_TO_MARK, SAME_S, PassRun, merged
+from underclock.core.tracing.rank_trace import RankIteration, RankTrace
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 

@@ -9,19 +9,15 @@ Which microbatch work belongs to is told by ranges on the host:
 * none: forward, backward and optimizer by PyTorch's own marks (autograd's ranges and threads,
   ``Optimizer.step#``), each cut where the next one or a message between ranks is asked for
 
-Work that is asked for between two ranges belongs to the earlier (a loss, to its forward), what
-comes before the first to no microbatch, what comes after the last to the optimizer. A pass lasts
-from the first to the last kernel of the stream that computes longest; kernels of another stream
-count between these, and not where they ran during the previous step (the next input, prepared). Of
-a step without a GPU the host's operators are the work.
+What another stream than the passes' ran during the previous step (the next input, prepared) is of
+neither step. Of a step without a GPU the host's operators are the work.
 """
 
 import math
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, zip_longest
 from typing import Any, TypeVar
@@ -31,7 +27,18 @@ import numpy as np
 from underclock.core.tracing.defects import NCCL, SoundTrace, sound_trace
 from underclock.core.tracing.host import CALLS, complete_events, correlation_of, host_timeline
 from underclock.core.tracing.profile import GPU, activities, activity_of, gpu_events, stream_waits
-from underclock.core.tracing.streams import GAP_S, is_copied_beside, main_stream, streams
+from underclock.core.tracing.rank_passes import (
+    ON_HOST,
+    SAME_S,
+    Activity,
+    Gathering,
+    Message,
+    PassRun,
+    homes_of,
+    laid_passes,
+    passes_by_marks,
+)
+from underclock.core.tracing.streams import is_copied_beside, main_stream, streams
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
@@ -40,17 +47,12 @@ from underclock.records.measured import gpu_name
 
 OWN = "underclock"
 """Key under which a trace of ours says which job it is of."""
-HOW_TO_MARK = (
-    'put a range around each pass: `with torch.profiler.record_function("forward mb=3 stage=1"):`'
-)
 UNKNOWN_GPU = "unknown GPU"
 """Of traces that hold a GPU's work and not its name."""
 WHOLE = -1
 """Number of the step that a trace without steps is."""
 _Event = Mapping[str, Any]
 _Span = tuple[float, float]
-SAME_S = 1e-8
-"""Of times, which profiles round."""
 _US = 1e-6
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _SAID = re.compile(
@@ -73,13 +75,6 @@ _PAIRWISE = frozenset({"send", "recv", "coalesced", ""})
 _FRAMES = (MODULE_MARK, "ProfilerStep", "PP:", "Forward ", "Backward ", "## ")
 _OPTIMIZER = "Optimizer."
 _TRAINERS = ("ProfilerStep", _OPTIMIZER)
-_OF_PASS = {
-    Pass.FORWARD: InstructionKind.FORWARD,
-    Pass.BACKWARD: InstructionKind.BACKWARD,
-    Pass.OPTIMIZER: InstructionKind.OPTIMIZER,
-}
-_ON_HOST = -2
-"""Stream of what no GPU ran."""
 _EVALUATES = "autograd::engine::evaluate_function"
 _PURPOSES = {
     **dict.fromkeys(("pp", "pipe", "pipeline", "pipeline_model"), "stage"),
@@ -88,74 +83,6 @@ _PURPOSES = {
     **dict.fromkeys(("cp", "context", "sp", "sequence"), "sequence"),
     "default_pg": "",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Something of a rank: when its host began to ask for it, when it began and ended, in s."""
-
-    asked_s: float
-    begins_s: float
-    ends_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Activity(Timed):
-    """Something that a GPU did, or without one the host.
-
-    Attributes:
-        lost: Whether the profiler lost when it ran; then its times are when it was asked for.
-        known: Whether nothing unknown ran before it, and after it.
-    """
-
-    pass_: Pass
-    stream: int
-    lost: bool = False
-    known: tuple[bool, bool] = (True, True)
-
-
-@dataclass(frozen=True, slots=True)
-class PassRun(Timed):
-    """What a rank did of one instruction.
-
-    Attributes:
-        stage: As its range says; ``None`` where that says none.
-        work: Merged spans in which the rank was busy with it, in s.
-        late: Spans between these in which its GPU had nothing to do because the host, which a
-            profiler slows, had not asked yet.
-        whole: Whether the profiler saw when it began and ended.
-    """
-
-    kind: InstructionKind
-    microbatch: int | None = None
-    stage: int | None = None
-    work: tuple[_Span, ...] = ()
-    late: tuple[_Span, ...] = ()
-    whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Message(Timed):
-    """One end of a transfer between two ranks."""
-
-    sends: bool
-    peer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gathering(Timed):
-    """A collective as one rank saw it, or a copy beside its passes.
-
-    Attributes:
-        group: Whose collective; empty where the trace does not name it. Of copies their stream.
-        until_s: When the first work that waits for it began; infinite where none does, ``None``
-            where nobody knows.
-        meets: Whether it is a collective.
-    """
-
-    group: str
-    until_s: float | None = None
-    meets: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +174,10 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
     work, gatherings, main = _on_gpu(sound) if on_gpu else _on_host(events)
     messages = _messages(events, groups.get("stage", groups.get("", ())))
     pieces = _marked(events)
-    homes = _homes(work, main)
+    homes = homes_of(work, main)
     on_main = [one for one in work if one.stream == main and not one.lost]
-    bounds = _bounds(on_main, [span for _, span in steps], sound.backlog_ends_us * _US)
+    spans = [span for _, span in steps]
+    bounds, period_s = _bounds(on_main, spans, sound.backlog_ends_us * _US)
     found, refused = list[RankIteration](), list[DataError]()
     for (number, span), (free_s, next_s) in zip(steps, bounds, strict=True):
         mine = [
@@ -260,14 +188,14 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         said = _within(messages, span)
         where = f"step {number} of {name}" if number >= 0 else name
         try:
-            told = _within(pieces, span) or _by_marks(mine, said, homes, where)
+            told = _within(pieces, span) or passes_by_marks(mine, said, homes, where)
         except DataError as exc:
             refused.append(exc)
             continue
         found.append(
             RankIteration(
                 number=number,
-                pieces=_laid(told, mine, said, homes={main, *homes.values()}, main=main),
+                pieces=laid_passes(told, mine, said, homes={main, *homes.values()}, main=main),
                 messages=tuple(said),
                 gatherings=tuple(
                     each if each.meets else replace(each, ends_s=min(each.ends_s, next_s))
@@ -278,17 +206,14 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         )
     if not found:
         raise refused[0]
-    usual = Counter(map(_passes, found)).most_common(1)[0][0]
+    counts = Counter(map(_passes, found))
+    usual = max(counts, key=lambda passes: (counts[passes], passes))
     odd = [step for step in found if _passes(step) != usual]
-    if len(odd) > len(found) // 2 or (odd and len(found) == 2):  # noqa: PLR2004
-        usual = max(map(_passes, found))
-        odd = [step for step in found if _passes(step) != usual]
     notes += [f"{exc}, and is excluded" for exc in refused]
     notes += [
         f"step {step.number} of {name} has not the passes that most steps have, and is excluded"
         for step in odd
     ]
-    begun_s = [b for b in (_begins_s(on_main, span) for _, span in steps) if b is not None]
     return RankTrace(
         name=name,
         rank=head.rank,
@@ -297,7 +222,7 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         groups=groups,
         gpu=(gpu or UNKNOWN_GPU) if on_gpu else "",
         steps=tuple(step for step in found if step not in odd),
-        period_s=max((b - a for a, b in pairwise(begun_s)), default=None),
+        period_s=period_s,
         notes=(*sound.notes, *notes),
     )
 
@@ -327,24 +252,25 @@ def _passes(step: RankIteration) -> tuple[int, ...]:
     return tuple(kinds[kind] for kind in InstructionKind)
 
 
-def _begins_s(on_main: Sequence[Activity], span: _Span) -> float | None:
-    return min((one.begins_s for one in _within(on_main, span)), default=None)
-
-
 def _bounds(
     on_main: Sequence[Activity], spans: Sequence[_Span], backlog_ends_s: float
-) -> list[_Span]:
-    """Return when the main stream was done with what came before each step, and began the next."""
+) -> tuple[list[_Span], float | None]:
+    """Return when the main stream is free for each step, and for the next; and the longest period.
+
+    After the last step the next one would begin a period later.
+    """
     ends_s = [backlog_ends_s, *accumulate((one.ends_s for one in on_main), max)]
-    begins_s = [math.inf, *accumulate((one.begins_s for one in reversed(on_main)), min)]
+    begins_s = [*accumulate((one.begins_s for one in reversed(on_main)), min)][::-1]
     asked = [one.asked_s for one in on_main]
-    return [
-        (
-            max(ends_s[bisect_left(asked, begin)], backlog_ends_s),
-            begins_s[len(asked) - bisect_left(asked, end)],
-        )
-        for begin, end in spans
+    at = [(bisect_left(asked, begin), bisect_left(asked, end)) for begin, end in spans]
+    begun_s = [begins_s[first] for first, after in at if first < after]
+    period_s = max((later - earlier for earlier, later in pairwise(begun_s)), default=None)
+    end_s = math.inf if period_s is None else begun_s[-1] + period_s
+    free = [
+        (max(ends_s[first], backlog_ends_s), begins_s[after] if after < len(asked) else end_s)
+        for first, after in at
     ]
+    return free, period_s
 
 
 def _span(event: _Event) -> _Span:
@@ -495,10 +421,10 @@ def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering],
         pass_ = Pass.BACKWARD if name.startswith(_EVALUATES) else Pass.FORWARD
         if any(first_s <= begins_s < last_s for first_s, last_s in optimizers):
             pass_ = Pass.OPTIMIZER
-        found.append(Activity(begins_s, begins_s, end_s, pass_, _ON_HOST))
+        found.append(Activity(begins_s, begins_s, end_s, pass_, ON_HOST))
     gloo = [each for each in events if each["name"].startswith("gloo:")]
     spans = sorted(_span(each) for each in gloo if each["name"] not in _TRANSFERS.values())
-    return found, [Gathering(begin_s, begin_s, end_s, "") for begin_s, end_s in spans], _ON_HOST
+    return found, [Gathering(begin_s, begin_s, end_s, "") for begin_s, end_s in spans], ON_HOST
 
 
 def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
@@ -548,177 +474,3 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
     if run.get("cat") not in GPU:  # gloo notes that it began once it did
         begins_s = asked_s
     return Message(asked_s, begins_s, ends_s, sends, int(told))
-
-
-def _homes(work: Sequence[Activity], main: int) -> dict[Pass, int]:
-    """Return the stream of each pass: the main one where any of it ran there, else its longest."""
-    taken_s: dict[Pass, Counter[int]] = {pass_: Counter() for pass_ in _OF_PASS}
-    for one in work:
-        if one.pass_ in taken_s and not one.lost:
-            taken_s[one.pass_][one.stream] += one.ends_s - one.begins_s  # type: ignore[assignment]
-    return {
-        pass_: main if main in some or not some else max(some, key=lambda each: some[each])
-        for pass_, some in taken_s.items()
-    }
-
-
-def _by_marks(
-    work: Sequence[Activity], messages: Sequence[Message], homes: Mapping[Pass, int], where: str
-) -> list[PassRun]:
-    """Return the passes of a step without ranges by PyTorch's marks and by messages between them.
-
-    Forward work that no backward follows is after the last one: gradients clipped, a loss logged.
-
-    Raises:
-        DataError: There are none, or not as many of forwards as of backwards.
-    """
-    runs = _runs(work, [each.asked_s for each in messages], homes)
-    while runs and runs[-1][0] is InstructionKind.OPTIMIZER:
-        runs.pop()
-    counts = Counter[InstructionKind]()
-    pieces: list[PassRun] = []
-    for kind, first_s, last_s in runs:
-        span = first_s, first_s, math.nextafter(last_s, math.inf)
-        if kind is not InstructionKind.OPTIMIZER:
-            pieces.append(PassRun(*span, kind, counts[kind]))
-        elif pieces:
-            pieces.append(PassRun(*span, kind))
-        counts[kind] += 1
-    del counts[InstructionKind.OPTIMIZER]
-    if len(set(counts.values())) > 1:
-        said = " and ".join(f"{count} {kind}s" for kind, count in counts.items())
-        raise DataError(
-            f"no range tells microbatches in {where}, which has {said}", hint=HOW_TO_MARK
-        )
-    if not counts:
-        raise DataError(f"{where} has neither a forward nor a backward", hint=HOW_TO_MARK)
-    first = pieces[0]  # whose kernels of another stream may be asked for earlier
-    begun_s = next(one.asked_s for one in work if _OF_PASS.get(one.pass_) is first.kind)
-    return [replace(first, asked_s=min(begun_s, first.asked_s)), *pieces[1:]]
-
-
-def _runs(
-    work: Sequence[Activity], sent_s: Sequence[float], homes: Mapping[Pass, int]
-) -> list[tuple[InstructionKind, float, float]]:
-    """Return what is asked for in a row of one pass, and when its first and last are."""
-    some = [one for one in work if one.pass_ in homes and one.stream == homes[one.pass_]]
-    forward, backward, optimizer = _OF_PASS.values()
-    kinds = [_OF_PASS[one.pass_] for one in some]
-    follows = None
-    if backward in kinds:
-        for at in range(len(kinds) - 1, -1, -1):
-            if kinds[at] is not forward:
-                follows = kinds[at]
-            elif follows is not backward:
-                kinds[at] = optimizer
-    found: list[tuple[InstructionKind, float, float]] = []
-    before = None
-    for one, kind in zip(some, kinds, strict=True):
-        key = kind, bisect_left(sent_s, one.asked_s) if kind is not optimizer else 0
-        begun_s = found.pop()[1] if key == before else one.asked_s
-        found.append((kind, begun_s, one.asked_s))
-        before = key
-    return found
-
-
-def _laid(
-    told: Sequence[PassRun],
-    work: Sequence[Activity],
-    messages: Sequence[Message],
-    *,
-    homes: AbstractSet[int],
-    main: int,
-) -> tuple[PassRun, ...]:
-    """Give each piece its work, and what passes' streams ran for none pieces of their own."""
-    asked = [each.asked_s for each in told]
-    owned: dict[int, list[Activity]] = {}
-    for one in work:
-        owner = bisect_right(asked, one.asked_s) - 1
-        after = owner == len(told) - 1 and one.asked_s >= told[-1].ends_s
-        owned.setdefault(len(told) if after else owner, []).append(one)
-    laid: list[PassRun] = []
-    for at, piece in enumerate(told):
-        mine, whole = _together(owned.get(at, []), main)
-        work_s = _spans(mine)
-        late = _late(mine) if main != _ON_HOST else ()
-        begins_s, ends_s = piece.begins_s, piece.ends_s
-        if main == _ON_HOST:  # the host's own time, from when it has what it waited for
-            begun_s = work_s[0][0] if work_s else ends_s
-            had = [each.ends_s for each in messages if begins_s < each.ends_s <= begun_s]
-            begins_s, ends_s = max([begins_s, *had]), max([ends_s, *(end for _, end in work_s)])
-        elif work_s:
-            begins_s, ends_s = work_s[0][0], work_s[-1][1]
-        else:
-            begins_s = ends_s = laid[-1].ends_s if laid else begins_s
-        whole = whole and (piece.microbatch is not None or _untouched(owned.get(at, [])))
-        laid.append(
-            replace(piece, begins_s=begins_s, ends_s=ends_s, work=work_s, late=late, whole=whole)
-        )
-    for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
-        mine, _ = _together([one for one in owned.get(at, []) if one.stream in homes], main)
-        if work_s := _spans(mine):
-            whole = _untouched(owned[at])
-            laid.append(
-                PassRun(work_s[0][0], work_s[0][0], work_s[-1][1], kind, work=work_s, whole=whole)
-            )
-    laid.sort(key=lambda each: (each.begins_s, each.asked_s))
-    for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
-        begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
-        ends_s = max(begins_s, laid[at].ends_s)
-        inside = tuple((max(begins_s, b), e) for b, e in laid[at].late if e > begins_s)
-        laid[at] = replace(laid[at], begins_s=begins_s, ends_s=ends_s, late=inside)
-    return tuple(laid)
-
-
-def _untouched(work: Sequence[Activity]) -> bool:
-    return all(not one.lost and all(one.known) for one in work)
-
-
-def _together(work: Sequence[Activity], main: int) -> tuple[list[Activity], bool]:
-    """Return a piece's work from its stream's first to its last, and whether both are known."""
-    timed = [one for one in work if not one.lost]
-    if not timed:
-        return [], not work
-    taken_s = Counter[int]()
-    for one in timed:
-        taken_s[one.stream] += one.ends_s - one.begins_s  # type: ignore[assignment]
-    stream = main if main in taken_s else max(taken_s, key=lambda each: taken_s[each])
-    mine = [one for one in work if one.lost or one.stream == stream]
-    begins_s = min(one.begins_s for one in timed if one.stream == stream)
-    ends_s = max(one.ends_s for one in timed if one.stream == stream)
-    inside = [
-        replace(one, begins_s=max(one.begins_s, begins_s), ends_s=min(one.ends_s, ends_s))
-        if one.begins_s < begins_s or one.ends_s > ends_s
-        else one
-        for one in timed
-        if one.stream == stream or (one.begins_s < ends_s and one.ends_s > begins_s)
-    ]
-    first, last = mine[0], mine[-1]
-    return inside, not (first.lost or last.lost) and first.known[0] and last.known[1]
-
-
-def _spans(work: Sequence[Activity]) -> tuple[_Span, ...]:
-    return merged([(one.begins_s, one.ends_s) for one in work])
-
-
-def _late(work: Sequence[Activity]) -> tuple[_Span, ...]:
-    """Return when a GPU was done with all that it had been asked for, but for a usual gap."""
-    ordered = sorted(work, key=lambda each: each.begins_s)
-    done = accumulate((one.ends_s for one in ordered), max)
-    # What began as it was asked for is of a trace that does not tell when that was.
-    return tuple(
-        (done_s, one.begins_s - GAP_S)
-        for done_s, one in zip(done, ordered[1:], strict=False)
-        if done_s < one.asked_s < one.begins_s - GAP_S
-    )
-
-
-def merged(spans: Sequence[_Span]) -> tuple[_Span, ...]:
-    """Return spans in order, those that touch as one."""
-    found: list[_Span] = []
-    for begins_s, ends_s in sorted(spans):
-        if found and begins_s <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], ends_s)
-        else:
-            found.append((begins_s, ends_s))
-    return tuple(found)

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message, PassRun
 from underclock.core.tracing.rank_places import Beside, PlacedRank
-from underclock.core.tracing.rank_trace import SAME_S, Gathering, Message, PassRun
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 
