@@ -119,6 +119,7 @@ def _run(arguments: Sequence[str], number: int, place: int, writing: int) -> Non
 _COMMANDS = {
     "measure": "measure {0}/step.json --gpu sim:rtx3080ti -o {1}/s.db --core-mhz 1050,1500,auto "
     "--mem-mhz 5001,auto --window 1s,1s",
+    "latency": "latency --gpu sim:a100 --targets 900 -o {1}/l.json",
     "validate": "validate {0}/plan.json --gpu sim:rtx3080ti --repeats 2 -o {1}/v.json",
 }
 
