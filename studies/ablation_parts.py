@@ -10,11 +10,11 @@ from unittest.mock import patch
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.inference.chosen import Optimism
 from underclock.core.inference.curves import Curves, power_curves, time_curves
 from underclock.core.inference.field import Sizes
 from underclock.core.inference.runs import RunLogs
 from underclock.core.inference.sizes import likeliest
+from underclock.core.inference.table import Optimism
 from underclock.core.model.in_step import StepRatio
 from underclock.records import SampleSet
 
@@ -109,7 +109,7 @@ INFERENCE: dict[str, Off] = {
         f"{_TABLE}without_odd": _all_alike,
         f"{_TABLE}first_weights": _all_alike,
     },
-    "widening by left-out rows": {"underclock.core.inference.chosen._factor": lambda *_: 1.0},
+    "widening by left-out rows": {"underclock.core.inference.table._factor": lambda *_: 1.0},
     "optimism": {f"{_TABLE}optimism": lambda *_: Optimism()},
 }
 

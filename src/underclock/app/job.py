@@ -261,7 +261,7 @@ def plan_job(
     import underclock
     from underclock.core.job import planning
     from underclock.records.job import Job
-    from underclock.store.given import as_record
+    from underclock.store.documents import as_record
 
     source = None if isinstance(job, Job) else Path(job)
     of = as_record(job, Job)

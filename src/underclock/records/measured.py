@@ -124,7 +124,7 @@ class Provenance(Record, frozen=True, kw_only=True):
     version: str | None = None
 
 
-class Utilisation(Record, frozen=True, kw_only=True):
+class _Utilisation(Record, frozen=True, kw_only=True):
     """How busy the parts of a GPU were, 0 to 1, in files of versions that read its counters."""
 
     sm: float
@@ -253,7 +253,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     ticks: int | None = None
     temperature_c: float | None = None
     throttle_reasons: ThrottleReason | None = None
-    utilisation: Utilisation | None = None
+    utilisation: _Utilisation | None = None
 
     def __post_init__(self) -> None:
         # A table has a million windows, nearly all possible: look closer only where one is not.

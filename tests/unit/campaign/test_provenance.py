@@ -12,7 +12,7 @@ from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
-from underclock.campaign.provenance import check_same_campaign
+from underclock.campaign.recording import check_same_campaign
 from underclock.campaign.survey import Campaign, Grid
 from underclock.core.planning.goal import Goal
 from underclock.errors import DataError, MeasurementError, UsageError

@@ -3,7 +3,6 @@
 from underclock.core.solvers.cyclic import Judge, Judged
 from underclock.core.solvers.entry import Effort, solve
 from underclock.core.solvers.hull import least_product, subsampled, supported
-from underclock.core.solvers.once import once_through
 from underclock.core.solvers.problems import (
     Problem,
     SequenceProblem,
@@ -14,6 +13,7 @@ from underclock.core.solvers.problems import (
     solution_of,
     violations,
 )
+from underclock.core.solvers.ring import once_through
 from underclock.core.solvers.tradeoff import (
     Sweep,
     TradeCurve,

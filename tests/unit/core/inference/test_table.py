@@ -10,10 +10,9 @@ import pytest
 from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
 from score import as_measured
 from underclock.arrays import Floats
-from underclock.core.inference.chosen import Beyond
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.search import searched
-from underclock.core.inference.table import inferred_costs
+from underclock.core.inference.table import Beyond, inferred_costs
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.records import AUTO, Clocks, SampleSet
