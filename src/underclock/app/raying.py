@@ -65,19 +65,26 @@ def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | N
         part = asked["campaign"].share[0], board
         with TemporaryDirectory() as folder:
             file, told_s = Path(folder) / "samples.db", time.monotonic()
-            if body := ray.get(desk.file.remote(part)):
+            if body := ray.get(desk.file.remote(part), timeout=_ANSWER_S):
                 file.write_bytes(body)
 
             def tell(tally: Tally) -> None:
                 nonlocal told_s
                 if tally.doing == "done" or time.monotonic() - told_s >= _LOOK_S:
                     with SampleFile.open(file, writable=False) as made:
-                        ray.get(desk.tell.remote(part, tally, made.body()))
+                        told = desk.tell.remote(part, tally, made.body())
+                    ray.get(told, timeout=_ANSWER_S)
                     told_s = time.monotonic()
 
             measure(gpu=gpu, to=file, progress=tell, **asked)
     except UnderclockError as exc:  # as a value, for Ray would wrap it
         return exc
+    except ray.exceptions.GetTimeoutError:
+        return DeviceError(
+            f"the GPU {gpu} could not hand over what it measured in {_ANSWER_S:.0f} s: the desk "
+            "that keeps it, or its node, does not answer",
+            hint=f"`ray status` shows the nodes; {_GOES_ON}",
+        )
     return None
 
 

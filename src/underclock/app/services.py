@@ -13,10 +13,12 @@ from underclock.app.options import (
 )
 from underclock.app.output import print_json, say, warn
 from underclock.errors import DataError, DeviceError, UsageError
-from underclock.hw.interrupts import InterruptedBySignal
+from underclock.hw.interrupts import InterruptedBySignal, raise_lost_interrupt
 
 if TYPE_CHECKING:
     from underclock.runtime.holding.held_gpu import Holding
+
+_LOOK_S = 1.0
 
 
 @click.command(name="apply")
@@ -115,10 +117,11 @@ def simulate(*, name: str, socket: Path, count: int, seed: int, load: Path | Non
     if count < 1:
         raise UsageError(f"cannot serve {count} GPUs", hint="serve one or more with --count")
     step = read_document(load, Step) if load else None
-    model = name.removeprefix("sim:")
+    model, ended = name.removeprefix("sim:"), threading.Event()  # which a person is, by Ctrl-C
     try:
         with served_gpus(model, socket, count=count, seed=seed, load=step):
             say(f"serving {count} x {name} at {socket}; Ctrl-C ends it", err=True)
-            threading.Event().wait()
+            while not ended.wait(_LOOK_S):
+                raise_lost_interrupt()
     except InterruptedBySignal:
         say("ended; what was locked is forgotten", err=True)

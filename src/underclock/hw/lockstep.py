@@ -23,6 +23,8 @@ from underclock.records import AUTO, Clocks, Kernel, Mix
 _LOOK_S = 1e-3  # a signal can end such a wait, which it could not inside of the store's own
 _LONGEST_S = 10.0
 _PARTING_S = 5.0
+SILENT_S = 300.0
+"""Longest from one word of the leader's to its next, in s: it fits and plans between two loops."""
 _AGREEMENT = "underclock/agreement"
 _FAILED = f"{_AGREEMENT}/failed"
 _MEETINGS = itertools.count()
@@ -166,7 +168,7 @@ class FollowingRank(RankPace):
     """The pace of a rank that does as the leader does.
 
     Args:
-        listen: Waits for what the leader says next, however long that takes.
+        listen: Waits for what the leader says next, as long as that may take.
     """
 
     def __init__(self, listen: Callable[[], bytes]) -> None:
@@ -370,9 +372,18 @@ class StoreLine:
 
         Raises:
             NotSupportedError: The ranks never met.
+            MeasurementError: Nothing is said in time.
         """
         store, key = self._met(), self._next()
+        begun_s = self._clock.now_s()
         while not store.check([key]):
+            if self._clock.now_s() - begun_s > SILENT_S:
+                raise MeasurementError(
+                    f"the first rank said nothing for {SILENT_S:g} s, and this one waits for what "
+                    "to launch next",
+                    hint="see what the first rank waits for with py-spy; end all ranks, and "
+                    "measure again",
+                )
             self._clock.sleep_s(_LOOK_S)
         return bytes(store.get(key))
 

@@ -28,6 +28,7 @@ _CHUNK = 1 << 16
 _MOST_FDS = 4
 _QUEUE = 64  # connections that wait to be accepted
 _LONGEST_PATH = 107  # bytes of a Unix socket's path on Linux
+_ANSWER_S = 60.0  # a driver's setter that hangs for 10 s is waited for
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
@@ -97,7 +98,8 @@ class Unpacker:
 class Reader:
     """Takes messages, and the files that came with them, off a connection.
 
-    Once one of the descriptors `ends` can be read, nothing will come any more.
+    Once one of the descriptors `ends` can be read, nothing will come any more. A connection's own
+    timeout bounds each wait; a server has none, and waits for a client as long as that lives.
     """
 
     def __init__(self, connection: socket.socket, ends: Sequence[int] = ()) -> None:
@@ -120,6 +122,9 @@ class Reader:
                     raise Gone("the other side has ended")
             try:
                 chunk, fds, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_FDS)
+            except TimeoutError as exc:
+                waited_s = self._connection.gettimeout() or 0.0
+                raise Gone(f"the other side said nothing for {waited_s:g} s") from exc
             except OSError as exc:
                 raise Gone(f"the connection broke: {exc}") from exc
             self.fds.extend(fds)
@@ -138,6 +143,7 @@ class Connection:
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(_ANSWER_S)
         try:
             self.socket.connect(path)
         except OSError:

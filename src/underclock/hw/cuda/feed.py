@@ -1,5 +1,6 @@
 """Keeps a stream of the GPU fed, and times what runs on it, by CUPTI's timestamps too."""
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,15 @@ from underclock.errors import DeviceError, MeasurementError, NotSupportedError, 
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.torch_step import profiler_detaches
-from underclock.hw.lockstep import RankPace
+from underclock.hw.lockstep import SILENT_S, RankPace
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
 STUCK_S = 60.0
 """No launch of a trial takes a fraction of this."""
+_HURRIED_S = 4.0  # the same where a signal ends the command
+_POLL_S = 1e-4  # between looks at what the GPU does
+_JOIN_S = 0.2  # between looks at the thread that launches
 IN_FLIGHT = 3
 """Launches queued ahead of the GPU."""
 _MOST_EVENTS = 12_000  # each takes some 50 µs to read: of kernels of 10 µs, five times as long
@@ -51,6 +55,7 @@ class Feed:
         self._lock = threading.Lock()
         self._done = Progress(launches=0, elapsed_s=0.0)
         self._error: Exception | None = None
+        self._moved_s = SystemClock().now_s()  # when it last launched, or saw a launch done
         self._thread = threading.Thread(target=self._run, name="underclock-launches", daemon=True)
         self._thread.start()
 
@@ -62,7 +67,8 @@ class Feed:
         """
         with self._lock:
             if self._error is not None:
-                raise DeviceError(f"a launch failed: {self._error}") from self._error
+                kind = StuckError if isinstance(self._error, StuckError) else DeviceError
+                raise kind(f"a launch failed: {self._error}") from self._error
             return self._done
 
     def run_out(self) -> None:
@@ -70,8 +76,12 @@ class Feed:
 
         Raises:
             DeviceError: A launch failed.
+            StuckError: Nothing was launched or done for longer than a pace may say nothing.
         """
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(_JOIN_S)
+            if SystemClock().now_s() - self._moved_s > SILENT_S + STUCK_S:
+                raise _stuck("the launch that the first rank asked for", SILENT_S + STUCK_S)
         self.progress()
 
     def close(self, longest_s: float = STUCK_S) -> None:
@@ -83,10 +93,7 @@ class Feed:
         self._stop.set()
         self._thread.join(longest_s)
         if self._thread.is_alive():
-            raise StuckError(
-                f"launches in flight did not end in {longest_s:g} s: the GPU hangs",
-                hint="this process's GPU work is lost; look at the GPU with `nvidia-smi`",
-            )
+            raise _stuck("launches in flight", longest_s)
 
     def _run(self) -> None:
         torch = self._torch
@@ -98,18 +105,21 @@ class Feed:
             flying: list[Any] = []
             while not self._stop.is_set() and self._pace.go():
                 self._launch(stream)
+                self._moved_s = SystemClock().now_s()
                 ended = torch.cuda.Event(enable_timing=True)
                 ended.record(stream)
                 flying.append(ended)
                 if len(flying) >= IN_FLIGHT:
                     self._complete(begun, flying.pop(0))
-            stream.synchronize()
+            for ended in flying[-1:]:
+                _wait_for(ended)
         except Exception as exc:  # noqa: BLE001 - raised where progress is asked for
             with self._lock:
                 self._error = exc
 
     def _complete(self, begun: Any, ended: Any) -> None:
-        ended.synchronize()
+        _wait_for(ended)
+        self._moved_s = SystemClock().now_s()
         elapsed_s = begun.elapsed_time(ended) * 1e-3
         with self._lock:
             self._done = Progress(
@@ -126,8 +136,31 @@ def feeding(
     try:
         yield feed
     finally:
-        feed.close()
+        error = sys.exception()
+        is_hurried = error is not None and not isinstance(error, Exception)
+        feed.close(_HURRIED_S if is_hurried else STUCK_S)
         pace.end()
+
+
+def _wait_for(ended: Any) -> None:
+    """Wait until the GPU has come to an event, letting other threads run meanwhile.
+
+    Raises:
+        StuckError: It does not.
+    """
+    clock = SystemClock()
+    until_s = clock.now_s() + STUCK_S
+    while not ended.query():
+        if clock.now_s() > until_s:
+            raise _stuck("a launch", STUCK_S)
+        clock.sleep_s(_POLL_S)
+
+
+def _stuck(what: str, longest_s: float) -> StuckError:
+    return StuckError(
+        f"{what} did not end in {longest_s:g} s: the GPU hangs, or waits for another rank",
+        hint="this process's GPU work is lost; look at the GPU with `nvidia-smi`",
+    )
 
 
 def timed(torch: Any, launch: Callable[[Any], None], times: int) -> float:

@@ -22,6 +22,7 @@ _LATER, _IN_TIME = 1.03, 0.99  # so one mark in four comes later than one close 
 _UNSURE = 3.0  # deviations that a mark may be early by
 _WAITING_S = 5e-3  # between polls where nothing is known
 _IDLE_S = 0.05  # and before there is a trainer that marks
+_REST_S = 1.0  # of the thread, while no setter blocks
 _PR_SET_TIMERSLACK = 29
 
 Tell = Callable[[int, float, int], None]
@@ -153,7 +154,8 @@ class PollingThread:
 
     def _run(self) -> None:
         while True:
-            self._wanted.wait()
+            if not self._wanted.wait(_REST_S):
+                continue
             with self._polls:
                 now_s = self._clock.now_s()
                 # What is seen once the block is over would reach no reader.

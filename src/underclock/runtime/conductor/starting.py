@@ -151,7 +151,7 @@ class Conducting:
             raise DeviceError(f"it ended before anything was set: {message['why']}")
         is_late = time.monotonic() >= until_s
         code = code_of(self.process, 0.0 if is_late else _LAST_S)
-        how = f"was {state} not within {longest_s:g} s, and was killed" if is_late else ""
+        how = f"was not {state} within {longest_s:g} s, and was killed" if is_late else ""
         raise DeviceError(
             f"the process that sets clocks {how or f'ended ({code}) and said nothing'}",
             hint="its watcher undoes what it set; `underclock restore` makes sure",
@@ -194,9 +194,9 @@ def code_of(child: "subprocess.Popen[bytes]", longest_s: float) -> int | None:
     Returns:
         The code; ``None`` where the kernel does not let go of it.
     """
-    for _ in range(2):
+    for each_s in (longest_s, _LAST_S):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return child.wait(longest_s)
+            return child.wait(each_s)
         child.kill()
     return None
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _DEVICE_MAPPED, _PORTABLE = 0x02, 0x01
 _REGISTERED_ALREADY = 712
 _BUFFERED_BYTES = 4096
+_DONE_S = 300.0  # that the simulated GPU may take for what is in its row
 
 
 class HostStream:
@@ -182,6 +183,7 @@ class ServedStream:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Else it holds a hundred steps beyond the launches that the server lets wait.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFERED_BYTES)
+        connection.settimeout(_DONE_S)
         try:
             connection.connect(os.fspath(path))
             stream = cls(connection, marks, waits=waits)

@@ -75,7 +75,8 @@ class FakeMoment:
 
     def record(self, _stream: object) -> None: ...
 
-    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
 
     def elapsed_time(self, _other: object) -> float:
         return 1.0
@@ -257,16 +258,19 @@ def job() -> Iterator[None]:
 
 
 class Late:
-    """A clock; while time passes, something is said."""
+    """A clock; while time passes, something is said, or nothing for minutes."""
 
-    def __init__(self, line: StoreLine) -> None:
+    def __init__(self, line: StoreLine | None = None) -> None:
         self.line = line
+        self.time_s = 0.0
 
     def now_s(self) -> float:
-        raise AssertionError("nobody asks for the time")
+        return self.time_s
 
     def sleep_s(self, _duration_s: float) -> None:
-        self.line.say(b"late")
+        self.time_s += 100.0
+        if self.line is not None:
+            self.line.say(b"late")
 
 
 @pytest.mark.usefixtures("job")
@@ -279,6 +283,13 @@ def test_every_rank_hears_everything_in_order() -> None:
         assert [ear.hear(), ear.hear()] == [b"one", b"\x00two"]
     assert ears[0].hear() == b"late"  # it waits until something is said
     assert ears[1].hear() == b"late"
+
+
+@pytest.mark.usefixtures("job")
+def test_a_leader_that_says_nothing_is_waited_for_300_s() -> None:
+    with pytest.raises(MeasurementError, match="first rank said nothing for 300 s") as late:
+        StoreLine(1, clock=Late()).hear()
+    assert "end all ranks" in late.value.hint
 
 
 @pytest.mark.usefixtures("job")

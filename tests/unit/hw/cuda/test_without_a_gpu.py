@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from underclock.errors import DeviceError, NotSupportedError, StuckError, UsageError
+from underclock.hw.cuda import feed as feeding
 from underclock.hw.cuda.capture import streams_overridden
 from underclock.hw.cuda.driver import check, cuda, demangled
 from underclock.hw.cuda.driver import torch as usable_torch
@@ -91,8 +92,8 @@ class FakeCuda:
     def record(self, _stream: object) -> None:
         pass
 
-    def synchronize(self) -> None:
-        self.ended.wait()
+    def query(self) -> bool:
+        return self.ended.is_set()
 
     def elapsed_time(self, _other: object) -> float:
         return 1.0
@@ -106,6 +107,41 @@ def test_launches_that_never_end_are_not_waited_for_for_ever() -> None:
 
     fake.ended.set()
     feed.close()
+
+
+def test_a_launch_that_never_ends_is_an_error_in_time_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeding, "STUCK_S", 0.02)
+    fake = FakeCuda()
+    feed = Feed(SimpleNamespace(cuda=fake), lambda _stream: None, per_round=1, pace=RankPace())
+    with pytest.raises(StuckError, match=r"a launch did not end in 0\.02 s: the GPU hangs"):
+        feed.run_out()
+
+
+def test_a_follower_waits_for_its_thread_no_longer_than_the_leader_may_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, time_s in (("STUCK_S", 0.01), ("SILENT_S", 0.01), ("_JOIN_S", 0.01)):
+        monkeypatch.setattr(feeding, name, time_s)
+    hangs = threading.Event()
+    cuda = SimpleNamespace(cuda=FakeCuda())
+    feed = Feed(cuda, lambda _stream: hangs.wait(10.0), per_round=1, pace=RankPace())
+    with pytest.raises(StuckError, match="the launch that the first rank asked for did not end"):
+        feed.run_out()
+    hangs.set()
+
+
+def test_a_signal_does_not_wait_a_minute_for_a_gpu_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeding, "_HURRIED_S", 0.01)
+    cuda = SimpleNamespace(cuda=FakeCuda())
+    with (
+        pytest.raises(StuckError, match=r"in flight did not end in 0\.01 s"),
+        feeding.feeding(cuda, lambda _stream: None, 1, RankPace()),
+    ):
+        raise KeyboardInterrupt
 
 
 def free_torch(*, capturing: bool = False, profiled: bool = False) -> Any:

@@ -2,14 +2,17 @@
 
 import os
 import signal
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from underclock.errors import DeviceError
 from underclock.hw.clock import SystemClock
+from underclock.runtime.conductor import starting
 from underclock.runtime.conductor.starting import Conducting, can_be_read
 
 CLOCK = SystemClock()
@@ -99,6 +102,33 @@ def test_messages_are_told_apart_however_they_come(pipe: tuple[int, int]) -> Non
 
     assert conducting.armed() == {"state": "armed", "n": 1}
     assert conducting.ended() == {"state": "ended", "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("ask", "limit", "words"),
+    [
+        (Conducting.armed, "ARMED_S", r"sets clocks was not armed within 0\.1 s, and was killed"),
+        (lambda one: one.end(0.1), "", r"sets clocks was not ended within 0\.1 s, and was killed"),
+    ],
+)
+def test_a_conductor_that_says_nothing_is_killed_in_time(
+    ask: Callable[[Conducting], object],
+    limit: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if limit:
+        monkeypatch.setattr(starting, limit, 0.1)
+    deaf = "trap '' TERM; printf '{'; exec sleep 60"  # half a line
+    with subprocess.Popen(["/bin/sh", "-c", deaf], stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        conducting = Conducting(process, process.stdout)
+        assert can_be_read([conducting.fileno()], 5.0)
+        with pytest.raises(DeviceError, match=words) as late:
+            ask(conducting)
+        assert process.returncode == -signal.SIGKILL
+        conducting.close()
+    assert "its watcher undoes what it set" in late.value.hint
 
 
 def test_a_thread_that_takes_no_signals_just_waits(pipe: tuple[int, int]) -> None:

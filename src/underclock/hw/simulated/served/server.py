@@ -88,8 +88,13 @@ class PacedClock:
             while not self._stopped:
                 self.catch_up()
                 self.changed.notify_all()
-                left_s = (due_s() - self.now_s()) / self._speed
-                self.changed.wait(None if left_s == math.inf else max(left_s, _SHORTEST_S))
+                left_s = min((due_s() - self.now_s()) / self._speed, _REST_S)
+                self.changed.wait(max(left_s, _SHORTEST_S))
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so, or the thread has ended; the caller holds the lock."""
+        while not (self._stopped or self.changed.wait_for(is_so, _LOOK_S)):
+            continue
 
     def look_again(self) -> None:
         """Have the thread look when something is due, now that something was put in a row."""
@@ -300,8 +305,7 @@ class _Client:
         return self._stream
 
     def _work(self, message: Message, stream: Stream) -> None:
-        while stream.waiting >= _WAITING and not stream.lost:
-            self._clock.changed.wait(_LOOK_S)
+        self._clock.wait_until(lambda: stream.waiting < _WAITING or stream.lost)
         self._clock.catch_up()
         stream.work(int(message["first"]), int(message["end"]))
 
@@ -332,8 +336,7 @@ class _Client:
             self._clock.catch_up()
             stream.then(lambda: ended.append(True))
             self._clock.look_again()
-            while not ended and not stream.lost:
-                self._clock.changed.wait(_LOOK_S)
+            self._clock.wait_until(lambda: bool(ended) or stream.lost)
             if not ended:
                 raise DeviceError("the GPU fell off the bus", hint="reboot the machine")
         if self._failed:
