@@ -13,7 +13,9 @@ import pytest
 from small_training import plan
 from underclock.app import main
 from underclock.hw.clock import SystemClock
+from underclock.hw.interrupts import InterruptedBySignal
 from underclock.hw.nvml_calls import SIMULATOR
+from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
@@ -131,6 +133,24 @@ def test_a_command_deaf_to_signals_ends_within_5_s_and_clocks_are_given_back(
     assert err.splitlines()[-1].endswith("; clocks were given back")
     orphan = Process.of(int(began.read_text()))
     assert orphan is None or not orphan.lives
+
+
+@pytest.mark.usefixtures("served")
+def test_a_signal_between_the_commands_start_and_waiting_for_it_ends_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(_held: HeldRun, trainer: "subprocess.Popen[bytes]") -> None:
+        started.append(trainer)
+        raise InterruptedBySignal(signal.SIGTERM)
+
+    monkeypatch.setattr(HeldRun, "wait", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "plan.json", "--dry-run", "--", "sleep", "60"])
+
+    assert ended.value.code == 143
+    assert [each.returncode for each in started] == [-signal.SIGTERM]
 
 
 @pytest.mark.usefixtures("served")

@@ -163,25 +163,23 @@ def run(
 @contextmanager
 def _gated(
     command: Sequence[str], environment: Mapping[str, str]
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
-    """Start a process that becomes the command when it is told to; it ends if it never is."""
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], object]]]:
+    """Start a process that becomes the command when it is told to; it ends with the block."""
     theirs, ours = os.pipe()
     gate = [sys.executable, "-I", "-S", "-c", _GATE, str(theirs), *command]
     trainer = subprocess.Popen(gate, env=dict(environment), pass_fds=(theirs,))
     os.close(theirs)
-    told = False
-
-    def go() -> None:
-        nonlocal told
-        os.write(ours, b"1")
-        told = True
-
     try:
-        yield trainer, go
+        yield trainer, lambda: os.write(ours, b"1")
     finally:
         os.close(ours)
-        if not told:
-            code_of(trainer, _GRACE_S)
+        if trainer.poll() is None:
+            end_family(trainer, grace_s=_GRACE_S, ask=_is_to_be_asked())
+
+
+def _is_to_be_asked() -> bool:
+    """Whether a command has not heard that it is to end: of Ctrl-C the terminal tells it too."""
+    return getattr(sys.exception(), "exit_code", INTERRUPTED) != INTERRUPTED
 
 
 class HeldRun:
@@ -261,11 +259,9 @@ class HeldRun:
                 if self._words is None:
                     self._conductor.tend()
             self._code = code_of(trainer, _GRACE_S)
-        except BaseException as exc:
-            # Of Ctrl-C the terminal tells it as well.
-            ask = getattr(exc, "exit_code", INTERRUPTED) != INTERRUPTED
+        except BaseException:
             begun_s = clock.now_s()
-            self._code = end_family(trainer, grace_s=_GRACE_S, ask=ask)
+            self._code = end_family(trainer, grace_s=_GRACE_S, ask=_is_to_be_asked())
             self._grace_s = clock.now_s() - begun_s
             raise
         finally:
