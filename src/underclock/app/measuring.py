@@ -81,7 +81,9 @@ def measure(
     ) as measurer:
         step = measurer.step or step
         _check_near(campaign.near, measurer, step)
-        one = _one_kernel(step) if step is not None and step.obstacle else None
+        one = None
+        if step is not None and step.obstacle:
+            one = msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
         if one is not None and Capability.RUN not in measurer.capabilities:
             raise UsageError(
                 f"{gpu} cannot {Capability.RUN}, and of this step nothing else can be measured: "
@@ -212,11 +214,6 @@ def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> Non
 
 def _nobody(_tally: Tally) -> None:
     """Tell nobody."""
-
-
-def _one_kernel(step: Step) -> Step:
-    """Return a step as one kernel."""
-    return msgspec.structs.replace(step, kernels=(WHOLE,), order=(0,), modules=())
 
 
 def follows(step: Step | None, gpu: str) -> bool:

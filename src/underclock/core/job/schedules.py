@@ -163,13 +163,9 @@ def _gpipe(shape: Layout, stage: int) -> list[_Task]:
     return [*((FORWARD, m, 0) for m in every), *((BACKWARD, m, 0) for m in every)]
 
 
-def _ahead(shape: Layout, stage: int) -> int:
-    """Return how many forwards a stage of 1F1B runs before its first backward may follow."""
-    return min(shape.stages - 1 - stage, shape.microbatches)
-
-
 def _one_forward_one_backward(shape: Layout, stage: int) -> list[_Task]:
-    ahead, count = _ahead(shape, stage), shape.microbatches
+    count = shape.microbatches
+    ahead = min(shape.stages - 1 - stage, count)  # forwards before the first backward may follow
     order: list[_Task] = [(FORWARD, m, 0) for m in range(ahead)]
     for m in range(ahead, count):
         order += [(FORWARD, m, 0), (BACKWARD, m - ahead, 0)]

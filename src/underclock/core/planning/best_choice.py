@@ -219,7 +219,8 @@ def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     solution = _solve(table, task, effort)
     if solution.status is Status.INFEASIBLE:
         return None
-    free = Candidate(setting=task.groups.spread(solution.choice), proof=_proof(solution))
+    proof = Proof(status=solution.status, gap=solution.gap)
+    free = Candidate(setting=task.groups.spread(solution.choice), proof=proof)
     if not _is_held(table, task, free):
         return free
     if task.aggregate is Aggregate.GLOBAL and task.goal.objective is Objective.WASTE:
@@ -242,10 +243,6 @@ def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate 
         if cost.time_change + aim.paid(setting) > aim.slowdown:
             return None
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
-
-
-def _proof(solution: Solution) -> Proof:
-    return Proof(status=solution.status, gap=solution.gap)
 
 
 def _auto(table: CostTable, task: Task) -> Candidate:

@@ -214,7 +214,7 @@ def eager_durations(
     inside: list[Sequence[TracedActivity]] | None = None
     begun_s = 0.0
     for call in seen:
-        if not _is_mark(call):
+        if len(call) != MARKS or any(_SPIN not in one.function for one in call):
             if inside is not None:
                 inside.append(call)
             continue
@@ -227,10 +227,6 @@ def eager_durations(
         mean_s={place: took_s / sums.times[place] for place, took_s in sums.took_s.items()},
         waited=sums.idle_s / sums.step_s if sums.step_s else 0.0,
     )
-
-
-def _is_mark(call: Sequence[TracedActivity]) -> bool:
-    return len(call) == MARKS and all(_SPIN in one.function for one in call)
 
 
 def _add(
