@@ -11,10 +11,10 @@ import torch
 from small_training import Model, plan, training
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
-from underclock.integrations import applied
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line
 from underclock.runtime.conductor.log import read_log
+from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun
 from underclock.runtime.undo.armed import left_behind
 from underclock.runtime.undo.ownership import named_in

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from underclock.errors import UsageError as UsageError
     from underclock.hw.cuda.boundaries import step as step
     from underclock.integrations import accelerate_tracker as accelerate_tracker
-    from underclock.integrations import applied as applied
     from underclock.integrations import lightning_callback as lightning_callback
     from underclock.integrations import transformers_callback as transformers_callback
     from underclock.integrations import transformers_report_to as transformers_report_to
@@ -132,6 +131,7 @@ if TYPE_CHECKING:
     from underclock.records.serving import ServingBucket as ServingBucket
     from underclock.records.serving import ServingCost as ServingCost
     from underclock.records.serving import ServingPlan as ServingPlan
+    from underclock.runtime.holding.held_gpu import applied as applied
     from underclock.runtime.holding.held_gpu import governor as governor
     from underclock.runtime.holding.run import HeldRun as HeldRun
     from underclock.runtime.holding.run import HowToRun as HowToRun
@@ -171,8 +171,7 @@ _HOMES = {
             "NotPermittedError NotSupportedError UnderclockError UsageError"
         ),
         "integrations": (
-            "accelerate_tracker applied lightning_callback transformers_callback "
-            "transformers_report_to"
+            "accelerate_tracker lightning_callback transformers_callback transformers_report_to"
         ),
         "records": (
             "Accounting Aggregate Arm Choice ClockSchedule Clocks Closure Cost Evidence "
@@ -189,7 +188,7 @@ _HOMES = {
         "records.latencies": "ClockReading Domain DriverMoves LatencyTable Quantiles Reader Switch",
         "records.runs": "ArmLine RunLine RunSummary",
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",
-        "runtime.holding.held_gpu": "governor",
+        "runtime.holding.held_gpu": "applied governor",
         "runtime.holding.run": "HeldRun HowToRun Ran run",
         "runtime.trainer.notes": "Hook",
         "runtime.trainer.pace": "Pace",

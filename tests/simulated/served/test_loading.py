@@ -10,7 +10,7 @@ import pytest
 from fault_bench import Bench
 from small_training import Model, plan, training
 from underclock.hw.clock import SystemClock
-from underclock.integrations import applied
+from underclock.runtime.holding.held_gpu import applied
 
 _LONGEST_S = 90.0  # of waiting for the guard, who judges when the processor is there for it
 # Every Python that is started with it notes what it imports, and what it does to journals.

@@ -18,12 +18,12 @@ from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.integrations import applied
 from underclock.ledger.runs import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.run_files import Run, tidy
+from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, held_run, run
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in

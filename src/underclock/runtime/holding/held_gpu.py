@@ -1,12 +1,13 @@
-"""apply and governor: what one GPU is held at by a conductor of its own, until somebody ends it.
+"""What one GPU is held at by a conductor of its own, until that is ended.
 
-For `holding` that is a plan's best fixed clocks, or its power limit; for a `governor` the clocks of
-a serving plan, step by step.
+For `holding` that is a plan's best fixed clocks, for `applied` its schedule while a block trains,
+for a `governor` the clocks of a serving plan, step by step.
 """
 
 import math
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,13 +19,15 @@ import msgspec
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.hw.settable import Setting
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
 from underclock.runtime.conductor.starting import HURRIED_S, Conducting
+from underclock.runtime.holding.run import HeldRun, HowToRun, held_run
+from underclock.runtime.trainer.marking import RUN, attach
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.armed import restore
 from underclock.runtime.undo.ownership import runtime_folder
@@ -290,3 +293,58 @@ def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, .
     if not anyway:
         raise DataError(words, hint="plan on this board's own samples, or say anyway=True")
     return (words,)
+
+
+_RANK = "LOCAL_RANK"
+
+
+@contextmanager
+def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[HeldRun]:
+    """Hold a plan's clocks while the block trains with PyTorch; give them back after it.
+
+    Marks begin with the second step that an optimiser takes in the block. Each process of a job
+    holds its own GPU. After the block one line on stderr says how it went, and what the block was
+    given has a ``summary``.
+
+    Args:
+        how: By default on the GPU that this process trains on.
+
+    Raises:
+        UsageError: A plan without a schedule, no PyTorch, a GPU that somebody else sets, or a
+            process that `underclock run` holds already.
+        DataError: The plan is of another GPU, board, driver or limit.
+        DeviceError: The GPU does not answer, or clocks may not be set.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise UsageError(
+            "nothing can be held before PyTorch is there", hint="import torch before the block"
+        )
+    if os.environ.get(RUN):
+        raise UsageError(
+            "`underclock run` holds a plan in this process already",
+            hint="start the script without it, or take the block away",
+        )
+    with held_run(as_record(plan, Plan), how or HowToRun(gpus=(_own_gpu(torch),))) as held:
+        held.start(os.getpid())
+        marker = attach(torch, str(held.run.path), rank=0)
+        try:
+            yield held
+        finally:
+            if marker is not None:
+                marker.detach()
+
+
+def _own_gpu(torch: Any) -> str:  # noqa: ANN401 - PyTorch, of any version
+    """Return the GPU that this process trains on, as the driver counts."""
+    if not torch.cuda.is_available():
+        return f"nvml:{os.environ.get(_RANK, '0')}"
+    wanted = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    with nvml_session():
+        for index in range(gpu_count()):
+            if NvmlGpu(index).uuid().removeprefix("GPU-") == wanted:
+                return f"nvml:{index}"
+    raise UsageError(
+        f"the driver does not list GPU-{wanted}, on which this process trains",
+        hint="name it: applied(plan, HowToRun(gpus=('nvml:0',)))",
+    )
