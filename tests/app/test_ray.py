@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from underclock.app import main, raying
 from underclock.app.raying import measure_together
 from underclock.campaign.survey import Campaign, Grid
-from underclock.errors import DeviceError, NotSupportedError, UsageError
+from underclock.errors import DataError, DeviceError, NotSupportedError, StuckError, UsageError
+from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.records import Kernel, MeasurementSettings, Step
 from underclock.store import read_parts, read_samples, write_document
 from underclock.workloads import workload
@@ -58,6 +61,59 @@ def measuring_processes() -> list[int]:
             except OSError:
                 continue  # it has ended
     return found
+
+
+class Ray:
+    """Stands in for Ray, which takes signals for itself, and waits for an agent at its end."""
+
+    def __init__(self) -> None:
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self.hangs = threading.Event()
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.agents.append(subprocess.Popen(["/bin/sleep", "60"]))
+
+    def shutdown(self) -> None:
+        self.hangs.wait(30.0)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    ray = Ray()
+    monkeypatch.setattr(raying, "_ray", lambda: ray)
+    monkeypatch.setattr(raying, "_END_S", 0.05)
+    before = signal.getsignal(signal.SIGTERM)
+    yield ray
+    ray.hangs.set()
+    signal.signal(signal.SIGTERM, before)
+    for agent in ray.agents:
+        agent.kill()
+        agent.wait()
+
+
+def test_a_node_agent_that_is_stopped_keeps_no_command_from_ending(stand_in: Ray) -> None:
+    with (
+        pytest.raises(StuckError, match=r"no GPU; Ray did not end in 0\.05 s: a node") as stuck,
+        raying._connected(""),  # noqa: SLF001 - what ends Ray
+    ):
+        raise DataError("no GPU")
+
+    assert stand_in.agents[0].wait(10.0) == -signal.SIGKILL
+    assert stuck.value.exit_code == DataError.exit_code
+
+
+def test_signals_stay_ours_beside_ray(stand_in: Ray) -> None:
+    stand_in.hangs.set()
+    with (
+        pytest.raises(InterruptedBySignal),
+        interruptible(),
+        raying._connected(""),  # noqa: SLF001 - what begins Ray
+    ):
+        signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("_ray")

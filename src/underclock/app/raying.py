@@ -4,9 +4,14 @@ Every GPU runs `measure` in a task of Ray. What a task has taken goes to a desk,
 it until the driver has it on file; all files are merged at the end.
 """
 
+import atexit
+import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,15 +21,24 @@ from underclock.app.backends import default_measuring, open_gpu
 from underclock.app.measuring import measure
 from underclock.campaign.progress import Tally
 from underclock.campaign.survey import Campaign
-from underclock.errors import DeviceError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import (
+    DeviceError,
+    NotSupportedError,
+    StuckError,
+    UnderclockError,
+    UsageError,
+)
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.interrupts import INTERRUPTS
 from underclock.records import MeasurementSettings, SampleSet, Step
+from underclock.runtime.undo.processes import Process, family_of
 from underclock.store import SampleFile, check_output, is_merged, merge
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 _LOOK_S = 1.0  # between looks at the tasks, and between what one of them hands over
 _ANSWER_S = 60.0  # until Ray itself is taken to be gone
+_END_S = 3.0  # of Ray, whose own shutdown waits for ever where a node agent is stopped
 _SILENT_S = 900.0  # the same of a GPU: opening it may trace and compile a step
 _GOES_ON = "what was measured is on file: the same command goes on from there"
 _Part = tuple[int, str]  # a share, and the board that measured it
@@ -105,7 +119,8 @@ def _ray() -> Any:  # noqa: ANN401 - Ray is not needed, and its types neither
 def _connected(address: str) -> Iterator[Any]:
     """Connect to a Ray cluster, by default the one of RAY_ADDRESS or of this host, or start one."""
     ray = _ray()
-    begins = not ray.is_initialized()
+    begins, before = not ray.is_initialized(), family_of(os.getpid())
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
     if begins:
         try:
             ray.init(address=address or None, log_to_driver=False, include_dashboard=False)
@@ -114,11 +129,39 @@ def _connected(address: str) -> Iterator[Any]:
                 f"no Ray answers at {address or 'this host'}: {exc}",
                 hint="`ray start --head` starts one; --ray without an address starts its own",
             ) from exc
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():  # Ray puts its own there
+            signal.signal(number, handler)
     try:
         yield ray
     finally:
         if begins:
-            ray.shutdown()
+            _end(ray, {*family_of(os.getpid())} - {*before})
+
+
+def _end(ray: Any, started: set[Process]) -> None:  # noqa: ANN401 - see `_ray`
+    """End Ray, and what it started here by force where it does not end in time.
+
+    Raises:
+        StuckError: It waits for a node that is gone; what was raised before stands in it.
+    """
+    ending = threading.Thread(target=ray.shutdown, daemon=True)
+    ending.start()
+    ending.join(_END_S)
+    if not ending.is_alive():
+        return
+    for each in started:
+        with suppress(ProcessLookupError):
+            os.kill(each.pid, signal.SIGKILL)
+    atexit.unregister(ray.shutdown)
+    before = sys.exception()
+    stuck = StuckError(
+        f"{f'{before}; ' if before else ''}Ray did not end in {_END_S:g} s: a node of its cluster "
+        "does not answer",
+        hint=f"`ray status` shows the nodes; {_GOES_ON}",
+    )
+    stuck.exit_code = getattr(before, "exit_code", stuck.exit_code)
+    raise stuck
 
 
 def measure_together(
