@@ -250,8 +250,12 @@ class Follower:
         for at_s, text in events:
             log.write(EventLine(gpu=self.rank, at_s=at_s, text=text))
 
-    def flush(self, log: Log) -> None:
-        """Write what is known of the last steps."""
+    def flush(self, log: Log, refused: str = "") -> None:
+        """Write what is known of the last steps.
+
+        Args:
+            refused: Why another rank was refused: it holds for one that never came too.
+        """
         self._gauges.close()
         seen = None if self.over else self.polling.poll()  # where the last step came to
         if seen is not None:
@@ -261,6 +265,8 @@ class Follower:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
             if self.page.state == pages.WAITING and not Path(self.page.path).exists():
                 why = f"no step was seen: somebody removed the page of marks {self.page.path}"
+            elif self.page.state == pages.WAITING and refused:
+                why = f"no step was seen: {refused}"
             self._tell(why)
         self._take_note()
         while self._waiting:
@@ -334,8 +340,10 @@ class Follow:
         """Write what is left to write."""
         if self._ranks is not None:
             self._ranks.close()
+        states = [(each.page.state, each.page.sentence) for each in self.followers]
+        refused = next((why for state, why in states if state == pages.REFUSED), "")
         for each in self.followers:
-            each.flush(self._log)
+            each.flush(self._log, refused)
         energies_j = [each.energy_j for each in self.followers]
         self._log.write(
             EndLine(

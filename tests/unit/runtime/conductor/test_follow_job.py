@@ -136,6 +136,20 @@ def test_a_trainer_that_ended_takes_all_to_auto_and_the_last_one_ends_the_run(
     ]
 
 
+def test_ranks_that_never_came_are_said_to_lack_and_not_to_have_no_optimizer(
+    ranks: Ranks,
+) -> None:
+    """As of 2 ranks under a plan of 4: those that came are refused, the others never mark."""
+    reason = "this job has a world size of 1, and the plan is for 2 ranks"
+    ranks.pages[1].tell(pages.WAITING)
+    ranks.pages[0].tell(pages.REFUSED, reason)
+    ranks.wait(0.3)
+    ranks.follow.close()
+
+    assert ranks.events()[-1] == f"no step was seen: {reason}"
+    assert not any("optimiser" in words for words in ranks.events())
+
+
 def test_a_rank_that_refuses_is_told_of_before_those_that_end(ranks: Ranks) -> None:
     ranks.pages[0].tell(pages.REFUSED, "another schedule")
     ranks.wait(0.3)
