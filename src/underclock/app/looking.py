@@ -121,6 +121,7 @@ def begin(torch: Any) -> None:
 
 
 _FROM_LAUNCHER = "RANK"  # as torchrun and accelerate tell it
+_LAUNCHERS = ("torch.distributed.elastic.agent.server.api", "accelerate.commands.launch")
 
 
 def _number(name: str, usual: int) -> int:
@@ -152,8 +153,6 @@ class _Looker:
         self._phase = ""
         self._pid = os.getpid()
         self._boundaries = StepBoundaries(torch, self._ended)
-        if _FROM_LAUNCHER in os.environ:
-            self._say()  # from now on the launcher notices where this rank is gone
         self._excepthook = sys.excepthook
         sys.excepthook = self._failed
         atexit.register(self._script_over)
@@ -241,6 +240,9 @@ class _Looker:
         self, kind: type[BaseException], exc: BaseException, where: TracebackType | None
     ) -> None:
         """The script ends with an exception that nothing catches."""
+        if self._launches_ranks():
+            self._excepthook(kind, exc, where)
+            return
         if self._rank is not None and not self._over and isinstance(exc, Exception):
             try:
                 self._rank.looks.throw(exc)
@@ -258,6 +260,11 @@ class _Looker:
                 hint="run it by itself first: it must train as it is",
             )
         )
+
+    def _launches_ranks(self) -> bool:
+        """Whether this process starts those that train, and does not train itself."""
+        launches = any(name in sys.modules for name in _LAUNCHERS)
+        return self._rank is None and launches and _FROM_LAUNCHER not in os.environ
 
     def _script_over(self) -> None:
         """The script ended by itself, before all was looked at."""

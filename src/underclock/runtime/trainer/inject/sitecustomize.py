@@ -42,6 +42,22 @@ def _wait_for_torch() -> None:
     attach_when_imported()
 
 
+def _say_of_rank(**words: object) -> None:
+    """Leave what `app.looking.RankStatus` has, before that can be loaded."""
+    import json  # noqa: PLC0415
+
+    rank, world = (
+        int(os.environ.get(name, usual)) for name, usual in (("RANK", 0), ("WORLD_SIZE", 1))
+    )
+    here = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    folder = os.path.dirname(os.environ["UNDERCLOCK_LOOK"])  # noqa: PTH120
+    status = {"rank": rank, "world": world, "here": here, "pid": os.getpid(), **words}
+    place = f"{folder}/status.{os.getpid()}"
+    with open(f"{place}.new", "w") as file:  # noqa: PTH123
+        json.dump(status, file)
+    os.replace(f"{place}.new", place)  # noqa: PTH105
+
+
 def _look_at_steps() -> None:
     """Look at the steps of a script from inside of its process, as `app.launching` asked."""
     if not os.environ.get("UNDERCLOCK_LOOK"):
@@ -49,6 +65,8 @@ def _look_at_steps() -> None:
     import ctypes  # noqa: PLC0415
 
     ctypes.CDLL(None).prctl(1, 9)  # nothing that is looked at outlives what started it
+    if "RANK" in os.environ:  # from now on it is noticed where this rank is gone
+        _say_of_rank()
     from underclock.runtime.trainer.kept_files import protect_files  # noqa: PLC0415
     from underclock.runtime.trainer.marking import when_imported  # noqa: PLC0415
 
@@ -60,14 +78,9 @@ def _look_at_steps() -> None:
 
             begin(torch)
         except Exception as exc:  # noqa: BLE001 - the launcher says it
-            import json  # noqa: PLC0415
-
-            folder = os.path.dirname(os.environ["UNDERCLOCK_LOOK"])  # noqa: PTH120
             error = f"{sys.executable}, which trains, cannot look on: {exc}"
             hint = "install underclock into the environment that trains"
-            status = {"rank": 0, "world": 1, "here": 1, "pid": os.getpid()}
-            with open(f"{folder}/status.{os.getpid()}", "w") as file:  # noqa: PTH123
-                json.dump({**status, "error": error, "hint": hint, "exit_code": 3}, file)
+            _say_of_rank(error=error, hint=hint, exit_code=3)
 
     when_imported(begin)
 
