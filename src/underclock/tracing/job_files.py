@@ -1,5 +1,6 @@
 """Files of ranks' traces: what each rank of a job leaves, and one job of them all."""
 
+import contextlib
 import gzip
 import hashlib
 import json
@@ -23,13 +24,12 @@ from underclock.units import format_percent
 SUFFIX: Final = ".trace.json.gz"
 _NEAR = 0.05  # of the iteration: less between traced and laid out is not worth a sentence
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
-_QUOTE = re.compile(r'\\(["\\/bfnrt](?!$)|u[0-9a-fA-F]{4})|\\|"')
+_RAW = re.compile(r'\\(["\\/bfnrt](?!$)|u[0-9a-fA-F]{4})|\\|"')
 _NAME = re.compile(  # an event's, up to the key that follows it
     r'("name"\s*:\s*")((?:(?!"\s*:).)*?)("\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args)"\s*:)', re.DOTALL
 )
 _NUMBER = re.compile(r"(?<=[:,\[\s])[-+]?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
 _COMMA = re.compile(r",(\s*[\]}])")
-_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -77,9 +77,9 @@ def job_of_traces(
     """
     # Loads SciPy, which a training process that leaves a trace can do without.
     from underclock.core.job.network import network_of  # noqa: PLC0415
+    from underclock.core.job.tables import instruction_s  # noqa: PLC0415
 
-    files = list(_files(given))
-    if not files:
+    if not (files := list(_heads(given))):
         raise DataError(
             f"there is no trace in {', '.join(map(str, given))}",
             hint="a trace is what torch.profiler exports, named *.json or *.json.gz",
@@ -91,57 +91,39 @@ def job_of_traces(
     job, took_s = traced_job(
         traces, workload=workload or given[0].name.split(".")[0], waiting_w=waiting_w
     )
-    duration_s = np.array(
-        [
-            each.time_s if each.profile is None else job.profiles[each.profile].rows[0].time_s
-            for rank in job.ranks
-            for each in rank.instructions
-        ],
-        dtype=np.float64,
+    taken_s = np.array(
+        [instruction_s(job, each) for rank in job.ranks for each in rank.instructions]
     )
-    laid_s = float(network_of(job).iteration_s(duration_s))
+    laid_s = float(network_of(job).iteration_s(taken_s))
     period_s = max((each.period_s for each in traces if each.period_s is not None), default=laid_s)
     if laid_s > (1.0 + _NEAR) * period_s:
         raise DataError(
             f"laid out anew, the iteration takes {laid_s * 1e3:.4g} ms, and steps of the traces "
-            f"follow each other every {period_s * 1e3:.4g} ms: their times contradict each other",
+            f"begin every {period_s * 1e3:.4g} ms: their times contradict each other",
             hint="profile several steps anew, with one profiler",
         )
     if abs(laid_s / took_s - 1.0) <= _NEAR:
         return job
+    change = format_percent(laid_s / took_s - 1.0)
     differs = (
-        f"the traced iteration took {took_s * 1e3:.4g} ms; laid out anew, each instruction with "
-        f"its median, it takes {laid_s * 1e3:.4g} ms ({format_percent(laid_s / took_s - 1.0)}): "
-        "hosts that were late, or times that scatter"
+        f"the traced iteration took {took_s * 1e3:.4g} ms; with the median of each instruction it "
+        f"takes {laid_s * 1e3:.4g} ms ({change}): hosts that were late, or times that scatter"
     )
     return msgspec.structs.replace(job, warnings=(*job.warnings, differs))
 
 
-def _files(given: Sequence[Path]) -> Iterator[tuple[Path, RankHead]]:
-    """Yield every trace's file, and whose it is; its events are not decoded for that."""
+def _heads(given: Sequence[Path]) -> Iterator[tuple[Path, RankHead]]:
+    """Yield every trace's file, and whose it is."""
     for path in given:
         for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
-            body = _body(file)
-            try:
-                parts = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-                named = [key for key in ("distributedInfo", OWN) if key in parts]
-                head = {key: msgspec.json.decode(parts[key]) for key in named}
-                head |= {key: [] for key in ("traceEvents",) if key in parts}
-            except _NO_JSON:
-                head = _decoded(body, file)
-            if path.is_dir() and "traceEvents" not in head:
-                continue  # another file of ours may lie there
-            yield file, rank_head(head, file.name)
+            trace = _trace(file)
+            if "traceEvents" in trace or not path.is_dir():  # other files of ours may lie there
+                yield file, rank_head(trace, file.name)
 
 
 def _read(file: Path) -> RankTrace:
-    body = _body(file)
     try:
-        trace = msgspec.json.decode(body, type=dict[str, Any])
-    except _NO_JSON:
-        trace = _decoded(body, file)
-    try:
-        return rank_trace(trace, file.name)
+        return rank_trace(_trace(file), file.name)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
         raise DataError(
             f"{file} is no trace as PyTorch's profiler writes it: {exc!r}",
@@ -149,63 +131,40 @@ def _read(file: Path) -> RankTrace:
         ) from exc
 
 
-def _body(path: Path) -> bytes:
-    """Return a file's bytes, unpacked.
+def _trace(path: Path) -> dict[str, Any]:
+    """Read a trace, be it not quite JSON.
+
+    PyTorch writes backslashes and quotes of names, control characters, ``nan`` and ``inf`` as they
+    are, and a comma too many.
 
     Raises:
-        DataError: It cannot be read, or its end is missing.
+        DataError: It cannot be read, or more is wrong with it.
     """
+    killed = "the rank may have been killed as it wrote: export its trace anew"
     try:
         body = path.read_bytes()
-        return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+        body = gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
     except (EOFError, zlib.error) as exc:
-        raise _cut_off(path, exc) from exc
+        raise DataError(f"{path} is no whole trace: {exc}", hint=killed) from exc
     except OSError as exc:
         raise DataError(
             f"cannot read {path}: {exc.strerror or exc}", hint="name a rank's trace, or a folder"
         ) from exc
-
-
-def _cut_off(path: Path, why: object) -> DataError:
-    return DataError(
-        f"{path} is no whole trace: {why}",
-        hint="the rank may have been killed as it wrote: export its trace anew",
-    )
-
-
-def _decoded(body: bytes, path: Path) -> dict[str, Any]:
-    """Return a trace that is not quite JSON: PyTorch writes names, and numbers, as they are.
-
-    Backslashes and quotes in names, control characters, ``nan`` and ``inf``, commas too many.
-
-    Raises:
-        DataError: That is not all that is wrong with it.
-    """
-    text = body.decode(errors="replace").strip().rstrip("\0")
-    mended = _COMMA.sub(r"\1", _NUMBER.sub("null", _ESCAPE.sub(_escaped, text)))
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body, type=dict[str, Any])
+    text = body.decode(errors="replace").rstrip("\0 \r\n\t")
+    mended = _NAME.sub(lambda found: found[1] + _RAW.sub(_escaped, found[2]) + found[3], text)
+    for pattern, instead in ((_ESCAPE, _escaped), (_NUMBER, "null"), (_COMMA, r"\1")):
+        mended = pattern.sub(instead, mended)
     try:
-        try:
-            trace = json.loads(mended, strict=False)
-        except json.JSONDecodeError:
-            named = _NAME.sub(lambda m: m[1] + _QUOTE.sub(_escaped, m[2]) + m[3], text)
-            named = _COMMA.sub(r"\1", _NUMBER.sub("null", _ESCAPE.sub(_escaped, named)))
-            trace = json.loads(named, strict=False)
-    except json.JSONDecodeError as exc:
-        if not text.endswith("}") or exc.pos >= len(exc.doc):
-            raise _cut_off(path, exc) from exc
+        return msgspec.convert(json.loads(mended, strict=False), dict[str, Any])
+    except (ValueError, msgspec.ValidationError, RecursionError) as exc:
+        cut = not text.endswith(("}", "]")) or getattr(exc, "pos", 0) >= len(mended)
+        unescaped = "this PyTorch writes names unescaped: profile with with_stack=False"
         raise DataError(
-            f"{path} is no JSON: {exc}",
-            hint="some versions of PyTorch write names unescaped: profile with with_stack=False, "
-            "or with a newer PyTorch",
+            f"{path} is {'no whole trace' if cut else 'no trace'}: {exc}",
+            hint=killed if cut else unescaped,
         ) from exc
-    except (RecursionError, ValueError) as exc:
-        raise DataError(f"{path} is no trace: {exc}", hint="give a trace of PyTorch's") from exc
-    if not isinstance(trace, dict):
-        raise DataError(
-            f"{path} is no whole trace: it holds no object of JSON",
-            hint="give what export_chrome_trace wrote, unchanged",
-        )
-    return trace
 
 
 def _escaped(found: "re.Match[str]") -> str:

@@ -102,7 +102,7 @@ def test_a_truncated_trace_is_a_sentence(folder: Path, name: str, cut: int) -> N
     ("body", "words"),
     [
         ('{"kind": "step"}', "no list of trace events"),
-        ("[1, 2]", "is no whole trace"),
+        ("[1, 2]", "is no trace: Expected `object`"),
         (
             '{"distributedInfo": {"rank": 0}, "traceEvents": [{"ph": "X", "cat": "cpu_op"}]}',
             "is no trace as PyTorch's profiler writes it",

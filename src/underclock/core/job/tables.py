@@ -337,7 +337,7 @@ def table_of(job: Job) -> JobTable:
         first[p, profile.auto] = last[p, profile.auto] = 0
     at_clocks = [[_nearest(profile, clocks) for clocks in known] for _, profile in profiles]
     rest = np.array([each.kind is InstructionKind.REST for each in every])
-    auto_s = [_auto_s(job, each) for each in every]
+    auto_s = [instruction_s(job, each) for each in every]
     return JobTable(
         network=network,
         rank_weight=np.ones(len(job.ranks), dtype=np.int64),
@@ -359,7 +359,8 @@ def table_of(job: Job) -> JobTable:
     )
 
 
-def _auto_s(job: Job, each: Instruction) -> float:
+def instruction_s(job: Job, each: Instruction) -> float:
+    """Return what an instruction takes at auto, in s."""
     profile = None if each.profile is None else job.profiles[each.profile]
     return each.time_s or 0.0 if profile is None else profile.rows[profile.auto].time_s
 

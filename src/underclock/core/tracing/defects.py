@@ -5,12 +5,11 @@ call, or out of the order of its stream, has no time; what lasts beyond the next
 stream ends at the latest where that one begins. A call without a kernel lost it.
 """
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Any
 
 from underclock.core.tracing.host import CALLS, complete_events, correlation_of
@@ -46,12 +45,12 @@ class SoundTrace:
     """
 
     events: list[_Event]
-    lost: list[_Event]
-    endless: frozenset[int]
-    beginless: frozenset[int]
-    device: int | None
-    backlog_ends_us: float
     notes: tuple[str, ...]
+    lost: tuple[_Event, ...] = ()
+    endless: frozenset[int] = frozenset()
+    beginless: frozenset[int] = frozenset()
+    device: int | None = None
+    backlog_ends_us: float = 0.0
 
 
 def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
@@ -76,20 +75,13 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
             "has a name, a time and a duration",
             hint="give what export_chrome_trace wrote, unchanged",
         )
+    found = [
+        (len(complete) - len(whole), "events have no name, time or duration, and are excluded")
+    ]
     gpu = [event for event in whole if event.get("cat") in GPU]
-    found = [(len(complete) - len(whole), "events have no name, time or duration")]
     if not gpu:
-        return SoundTrace(
-            events=whole,
-            lost=[],
-            endless=frozenset(),
-            beginless=frozenset(),
-            device=None,
-            backlog_ends_us=0.0,
-            notes=_notes(name, found),
-        )
+        return SoundTrace(events=whole, notes=_notes(name, found))
     device, mine = _of_one_gpu(gpu, name)
-    found.append((len(gpu) - len(mine), "kernels and copies ran on another GPU"))
     host = [event for event in whole if event.get("cat") not in GPU]
     host += _calls_by_operator(host, mine)
     called_us = {correlation_of(e): float(e["ts"]) for e in host if e.get("cat") in CALLS}
@@ -101,54 +93,55 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
             "known",
             hint="profile with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-    found.append(
-        (len(backlog), "kernels and copies have no launching call in the trace, belong to no step")
-    )
     begun_us = min(float(event["ts"]) for event in host) - _BEFORE_US
     later = [event for event in asked if float(event["ts"]) >= begun_us]
     in_order = _in_order(later, called_us)
     timed, skew_us = _after_calls(in_order, called_us)
-    early = len(asked) - len(later) + len(in_order) - len(timed)
-    found.append((early, "kernels and copies begin before they are asked for"))
-    found.append((len(later) - len(in_order), "kernels begin out of the order of their stream"))
     kept, cut = _cut(timed)
-    instant = {correlation_of(e) for e in kept if e["cat"] == "kernel" and not e.get("dur")}
-    instant -= {correlation_of(e) for e in kept if str(e["name"]).startswith(NCCL)}
+    timeless = (e for e in kept if e["cat"] == "kernel" and not _lasts(e) and not _is_nccl(e))
+    instant = set(map(correlation_of, timeless))
     placed = {id(event) for event in in_order}
     strays = [*backlog, *(event for event in later if id(event) not in placed)]
     endless, beginless = _next_to(kept, strays)
-    events = host + kept
-    ran = {correlation_of(event) for event in kept}
-    dropped = {correlation_of(event) for event in asked} - ran
+    ran, dropped = (set(map(correlation_of, some)) for some in (kept, asked))
     lost = [
         call
-        for call, kind, is_captured in launching(events)
+        for call, kind, is_captured in launching(host)
         if kind is NodeKind.KERNEL and not is_captured and correlation_of(call) not in ran
     ]
-    unseen = sum(correlation_of(call) not in dropped for call in lost)
-    notes = _notes(name, found)
-    counted = (
+    differ = f"begin up to {skew_us:.3g} us before their calls: the clocks of host and GPU differ"
+    found += [
+        (len(gpu) - len(mine), "kernels and copies ran on another GPU, and are excluded"),
+        (len(backlog), "kernels and copies have no launching call in the trace: of no step of it"),
+        (
+            len(asked) - len(later) + len(in_order) - len(timed),
+            "kernels and copies begin before they are asked for, and are excluded",
+        ),
+        (
+            len(later) - len(in_order),
+            "kernels begin out of the order of their stream, and are excluded",
+        ),
         (len(cut), "kernels last beyond the next one of their stream: they end there at most"),
         (len(instant), "kernels have no duration"),
-        (unseen, "kernels were launched and not seen by the profiler"),
-    )
-    notes += tuple(f"{name}: {count} {words}" for count, words in counted if count)
-    if skew_us:
-        differ = "they are asked for: the clocks of host and GPU differ"
-        notes += (f"{name}: kernels begin up to {skew_us:.3g} us before {differ}",)
+        (
+            sum(correlation_of(call) not in dropped for call in lost),
+            "kernels were launched and not seen by the profiler",
+        ),
+        (len(timed) if skew_us else 0, f"kernels and copies {differ}"),
+    ]
     return SoundTrace(
-        events=events,
-        lost=lost,
+        events=host + kept,
+        notes=_notes(name, found),
+        lost=tuple(lost),
         endless=frozenset(endless | cut | instant),
         beginless=frozenset(beginless),
         device=device,
-        backlog_ends_us=max((_end(event) for event in backlog), default=0.0),
-        notes=notes,
+        backlog_ends_us=max(map(_end, backlog), default=0.0),
     )
 
 
 def _notes(name: str, found: Sequence[tuple[int, str]]) -> tuple[str, ...]:
-    return tuple(f"{name}: {count} {words}, and are excluded" for count, words in found if count)
+    return tuple(f"{name}: {count} {words}" for count, words in found if count)
 
 
 def _is_whole(event: _Event) -> bool:
@@ -168,7 +161,15 @@ def _is_whole(event: _Event) -> bool:
 
 
 def _end(event: _Event) -> float:
-    return float(event["ts"]) + float(event.get("dur", 0.0))
+    return float(event["ts"]) + _lasts(event)
+
+
+def _lasts(event: _Event) -> float:
+    return float(event.get("dur", 0.0))
+
+
+def _is_nccl(event: _Event) -> bool:
+    return str(event["name"]).startswith(NCCL)
 
 
 def _stream(event: _Event) -> int:
@@ -184,7 +185,7 @@ def _of_one_gpu(gpu: Sequence[_Event], name: str) -> tuple[int, list[_Event]]:
     busy_us: dict[int, float] = defaultdict(float)
     for event in gpu:
         kernel = event["cat"] == "kernel"
-        busy_us[event.get("args", {}).get("device", 0)] += kernel * float(event.get("dur", 0.0))
+        busy_us[event.get("args", {}).get("device", 0)] += kernel * _lasts(event)
     device = max(busy_us, key=lambda each: busy_us[each])
     if sum(busy_us.values()) - busy_us[device] > _OTHER_GPU * sum(busy_us.values()):
         raise DataError(
@@ -227,31 +228,28 @@ def _after_calls(gpu: list[_Event], called_us: Mapping[int, float]) -> tuple[lis
     return [event for event, us in zip(gpu, early_us, strict=True) if us <= _EARLY_US], 0.0
 
 
-def _in_order(gpu: list[_Event], called_us: Mapping[int, float]) -> list[_Event]:
-    """Return work less what begins elsewhere than the order of its stream has it.
-
-    NCCL's kernels wait for other ranks, and are not held to it.
-    """
+def _by_stream(gpu: Sequence[_Event]) -> list[list[_Event]]:
+    """Return the work of each stream; NCCL's kernels wait for other ranks, and are not in it."""
     streams: dict[int, list[_Event]] = defaultdict(list)
-    kept = []
     for event in gpu:
-        if str(event["name"]).startswith(NCCL):
-            kept.append(event)
-        else:
+        if not _is_nccl(event):
             streams[_stream(event)].append(event)
-    for some in streams.values():
+    return list(streams.values())
+
+
+def _in_order(gpu: list[_Event], called_us: Mapping[int, float]) -> list[_Event]:
+    """Return work less what begins elsewhere than the order of its stream has it."""
+    kept = [event for event in gpu if _is_nccl(event)]
+    for some in _by_stream(gpu):
         some.sort(key=lambda each: (called_us[correlation_of(each)], float(each["ts"])))
         begins_us = [float(each["ts"]) for each in some]
-        ordered = _longest_ascending(begins_us)
-        right = set(ordered)
-        marks = [begins_us[at] for at in ordered]
+        marks = _longest_ascending(begins_us)
         before = 0
-        for at, event in enumerate(some):
-            if at in right:
-                before += 1
-            earlier_us = marks[before - 1] if before else begins_us[at]
-            later_us = marks[before] if before < len(marks) else begins_us[at]
-            if earlier_us - _MOVED_US <= begins_us[at] <= later_us + _MOVED_US:
+        for event, begin_us in zip(some, begins_us, strict=True):
+            before += before < len(marks) and event is some[marks[before]]
+            earlier_us = begins_us[marks[before - 1]] if before else begin_us
+            later_us = begins_us[marks[before]] if before < len(marks) else begin_us
+            if earlier_us - _MOVED_US <= begin_us <= later_us + _MOVED_US:
                 kept.append(event)
     return kept
 
@@ -266,11 +264,9 @@ def _longest_ascending(values: Sequence[float]) -> list[int]:
         before.append(places[length - 1] if length else -1)
         tails[length : length + 1] = [value]
         places[length : length + 1] = [at]
-    found = []
-    at = places[-1] if places else -1
-    while at >= 0:
-        found.append(at)
-        at = before[at]
+    found = places[-1:]
+    while found and before[found[-1]] >= 0:
+        found.append(before[found[-1]])
     return found[::-1]
 
 
@@ -279,22 +275,16 @@ def _next_to(kept: Sequence[_Event], strays: Sequence[_Event]) -> tuple[set[int]
 
     Before all other work of the stream it is of a step before the trace.
     """
-    streams: dict[int, list[tuple[float, int | None]]] = defaultdict(list)
-    for event in kept:
-        if not str(event["name"]).startswith(NCCL):
-            streams[_stream(event)].append((float(event["ts"]), correlation_of(event)))
-    first_us = {stream: min(some)[0] for stream, some in streams.items()}
-    for event in strays:
-        if float(event["ts"]) > first_us.get(_stream(event), math.inf):
-            streams[_stream(event)].append((float(event["ts"]), None))
+    lost = {id(event) for event in strays}
     before, after = set[int](), set[int]()
-    for some in streams.values():
-        some.sort(key=lambda each: each[0])
-        for (_, one), (_, following) in pairwise(some):
-            if following is None and one is not None:
-                before.add(one)
-            elif one is None and following is not None:
-                after.add(following)
+    for some in _by_stream([*kept, *strays]):
+        some.sort(key=lambda each: float(each["ts"]))
+        ordered = dropwhile(lambda each: id(each) in lost, some)
+        for one, following in pairwise(ordered):
+            if id(following) in lost:
+                before.add(correlation_of(one))
+            elif id(one) in lost:
+                after.add(correlation_of(following))
     return before, after
 
 
@@ -303,27 +293,20 @@ def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:
 
     Kernels of one graph may run side by side in the stream that it was launched in.
     """
-    streams: dict[int, list[_Event]] = defaultdict(list)
-    kept, cut = [], set[int]()
-    for event in gpu:
-        if str(event["name"]).startswith(NCCL):
-            kept.append(event)
-        else:
-            streams[_stream(event)].append(event)
-    for some in streams.values():
+    kept, cut = [event for event in gpu if _is_nccl(event)], set[int]()
+    for some in _by_stream(gpu):
         some.sort(key=lambda each: (float(each["ts"]), _end(each)))
         for event, following in pairwise(some):
             over_us = _end(event) - float(following["ts"])
             beyond = over_us > _OVERLAP_US or _end(event) > _end(following) + 1.0
             if over_us > 1.0 and beyond and correlation_of(event) != correlation_of(following):
                 cut.add(correlation_of(event))
-                kept.append({**event, "dur": float(following["ts"]) - float(event["ts"])})
-            else:
-                kept.append(event)
-        last, longest_us = some[-1], max((float(e.get("dur", 0)) for e in some[:-1]), default=0.0)
-        alike = [float(e.get("dur", 0)) for e in some[:-1] if e["name"] == last["name"]]
-        taken_us = float(last.get("dur", 0))
-        if last["cat"] == "kernel" and alike and taken_us > max(longest_us, _ALIKE * max(alike)):
+                event = {**event, "dur": float(following["ts"]) - float(event["ts"])}  # noqa: PLW2901
+            kept.append(event)
+        last, longest_us = some[-1], max((_lasts(each) for each in some[:-1]), default=0.0)
+        alike = [_lasts(each) for each in some[:-1] if each["name"] == last["name"]]
+        unlike = alike and _lasts(last) > max(longest_us, _ALIKE * max(alike))
+        if unlike and last["cat"] == "kernel":
             cut.add(correlation_of(last))
             last = {**last, "dur": max(alike)}
         kept.append(last)

@@ -314,7 +314,7 @@ def test_other_malformed_json_says_how_to_go_on_and_only_a_cut_one_was_killed(
     text = json.dumps(traced_run(seed).trace())
     path = tmp_path / "one.json"
     path.write_text(text.replace('"ph": "X", "cat": "cpu_op"', '"ph" "X", "cat": "cpu_op"', 1))
-    with pytest.raises(DataError, match="is no JSON") as refused:
+    with pytest.raises(DataError, match="is no trace") as refused:
         job_of_traces([path])
     assert "with_stack=False" in refused.value.hint
     assert "killed" not in refused.value.hint
