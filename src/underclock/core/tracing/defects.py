@@ -112,7 +112,7 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     differ = f"begin up to {skew_us:.3g} us before their calls: the clocks of host and GPU differ"
     found += [
         (len(gpu) - len(mine), "kernels and copies ran on another GPU, and are excluded"),
-        (len(backlog), "kernels and copies have no launching call in the trace: of no step of it"),
+        (len(backlog), "kernels have no launching call in the trace: excluded from all steps"),
         (
             len(asked) - len(later) + len(in_order) - len(timed),
             "kernels and copies begin before they are asked for, and are excluded",
