@@ -106,7 +106,7 @@ def _watches(rig: Rig, conducting: Conducting) -> bool:
 def test_where_no_watcher_can_live_everything_is_given_back(
     rig: Rig, holds: Callable[..., Conducting], comes: Comes
 ) -> None:
-    conducting = holds(core=1200, limit=300.0)
+    conducting = holds(core=1200, memory=5001)
     conducting.armed()
 
     def kills_it() -> bool:
@@ -285,16 +285,3 @@ def test_a_journal_that_cannot_be_removed_keeps_no_other_gpu_locked(
         comes(lambda: [gpu.core_lock for gpu in served.gpus] == [None, None])
     conducting.close()
     comes(lambda: not left_behind(rig.folder))  # the watcher tries again
-
-
-def test_a_limit_that_another_sets_meanwhile_stays_theirs(
-    rig: Rig, control: Control, holds: Callable[..., Conducting]
-) -> None:
-    conducting = holds(core=1200, limit=300.0)
-    conducting.armed()
-    control.fault("power_limit_changed", 320.0)
-
-    (undone,) = conducting.end()["undone"]
-
-    assert undone["done"] == ["core given back to the driver"]
-    assert rig.state()[2] == 320.0
