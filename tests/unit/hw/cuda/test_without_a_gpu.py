@@ -126,7 +126,11 @@ def test_a_follower_waits_for_its_thread_no_longer_than_the_leader_may_say_nothi
         monkeypatch.setattr(feeding, name, time_s)
     hangs = threading.Event()
     cuda = SimpleNamespace(cuda=FakeCuda())
-    feed = Feed(cuda, lambda _stream: hangs.wait(10.0) and None, per_round=1, pace=RankPace())
+
+    def launch(_stream: object) -> None:
+        hangs.wait(10.0)
+
+    feed = Feed(cuda, launch, per_round=1, pace=RankPace())
     with pytest.raises(StuckError, match="the launch that the first rank asked for did not end"):
         feed.run_out()
     hangs.set()
