@@ -1,6 +1,7 @@
 """The simulated driver answers as NVML does, to us and to what sets through it."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import pynvml
@@ -76,15 +77,15 @@ def test_the_power_cap_outranks_a_lock_and_says_so(rig: Rig, gemm: Kernel) -> No
     with rig.launcher.loop([gemm]), ClockLeases(rig.gpu).hold(high):
         rig.clock.sleep_s(5.0)
         assert (check_applied(rig.gpu, high).core_mhz or 0) < 2100
-        assert rig.gpu.throttle_reasons() & ThrottleReason.SW_POWER_CAP
-        assert rig.gpu.power_w() <= 250.0
+        assert (rig.gpu.throttle_reasons() or 0) & ThrottleReason.SW_POWER_CAP
+        assert (rig.gpu.power_w() or math.inf) <= 250.0
 
 
 def test_without_root_a_lock_is_refused_and_reading_is_not(gemm: Kernel) -> None:
     with simulated_rig("rtx3080ti", root=False) as rig, rig.launcher.loop([gemm]):
         with pytest.raises(NotPermittedError, match="lock the core at 1050 MHz"):
             rig.gpu.lock(Clocks(core_mhz=1050))
-        assert rig.gpu.power_w() > 0
+        assert (rig.gpu.power_w() or 0.0) > 0
 
 
 def test_read_only_mode_refuses_every_setter() -> None:

@@ -64,7 +64,7 @@ def test_permission_revoked_before_a_lease_locks_nothing() -> None:
         with pytest.raises(NotPermittedError), ClockLeases(rig.gpu).hold(_PAIR):
             pytest.fail("the block must not run")
         assert rig.device.core_lock is None
-        assert rig.gpu.power_w() > 0
+        assert (rig.gpu.power_w() or 0.0) > 0
 
 
 def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
@@ -148,18 +148,17 @@ def test_a_gpu_may_be_lost_in_the_middle_of_a_call(call: Callable[[NvmlGpu], Non
         assert rig.device.core_lock is None
 
 
-def test_a_counter_that_goes_back_spoils_the_window_and_not_the_next(elementwise: Kernel) -> None:
+def test_a_window_in_which_the_counter_goes_back_is_measured_again(elementwise: Kernel) -> None:
     faults = _script(FaultKind.COUNTER_RESTARTS, at_s=28.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
         measurer = _bench(rig)
         with measurer.hold(_PAIR):
-            with pytest.raises(MeasurementError, match="went back") as caught:
-                measurer.measure([elementwise])
             again = measurer.measure([elementwise])
             with rig.launcher.loop([elementwise]):
                 power_w = rig.device.power_w
 
-        assert "measure again" in caught.value.hint
+        (words,) = [note for note in measurer.notes() if "measured again" in note]
+        assert words.startswith("1 windows")
         assert again.energy_j / again.time_s == pytest.approx(power_w, rel=0.02)
         assert rig.device.core_lock is None
 
@@ -247,7 +246,7 @@ def test_the_same_script_and_seed_give_the_same_run() -> None:
                 gpus[i % 2].lock(Clocks(core_mhz=600 + 15 * i))
                 machine.clock.sleep_s(0.3)
                 for gpu in gpus:
-                    seen += [gpu.energy_j(), gpu.power_w(), gpu.observed().core_mhz or 0]
+                    seen += [gpu.energy_j(), gpu.power_w() or 0.0, gpu.observed().core_mhz or 0]
                 seen.append(machine.clock.now_s())
         return seen
 
@@ -293,6 +292,8 @@ def test_a_gpu_slowed_against_heat_shows_it() -> None:
             machine.clock.sleep_s(1.0)
             late_mhz, late = gpu.observed().core_mhz, gpu.throttle_reasons()
 
+    assert early is not None
+    assert late is not None
     assert not early & 0x20
     assert late & 0x20
     assert early_mhz is not None

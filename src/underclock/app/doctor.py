@@ -11,8 +11,9 @@ import click
 import underclock
 from underclock.app.options import delivered
 from underclock.app.output import Delivery
-from underclock.errors import DeviceError, NotSupportedError
+from underclock.errors import DeviceError, NotSupportedError, UnderclockError
 from underclock.hw.gpu_names import GpuName, parse_gpu
+from underclock.hw.nvml import PARTITIONED
 from underclock.hw.nvml_calls import (
     READ_ONLY,
     SIMULATOR,
@@ -50,6 +51,7 @@ class GpuFinding(Record, frozen=True, kw_only=True):
         locked_core_mhz: Highest clock that a lock of the core allows; ``None`` where nothing is
             locked, or the driver does not tell (see the notes).
         power_limit_w: The limit that was set, or the default; ``None`` where it cannot be read.
+        partitioned: Whether it is split into MIG instances, so that nothing is held on it.
     """
 
     spec: str
@@ -61,6 +63,7 @@ class GpuFinding(Record, frozen=True, kw_only=True):
     locked_core_mhz: int | None
     locked_mem_mhz: int | None
     power_limit_w: float | None
+    partitioned: bool
 
 
 class WayFound(Record, frozen=True, kw_only=True):
@@ -117,6 +120,8 @@ def _said(findings: Findings) -> Iterator[str]:
     yield from findings.notes
     for finding in findings.gpus:
         yield f"\n{finding.spec}: {finding.gpu.name} ({finding.evidence})"
+        if finding.partitioned:
+            yield f"  {PARTITIONED}: nothing is measured or held on it"
         yield f"  driver        {finding.gpu.driver or 'unknown'}"
         limit = finding.power_limit_w
         yield f"  power limit   {'unknown' if limit is None else f'{limit:g} W'}"
@@ -124,7 +129,8 @@ def _said(findings: Findings) -> Iterator[str]:
             if mhz is not None:
                 yield f"  {domain} locked at {mhz} MHz"
         yield f"  core clocks   {_span(finding.core_mhz)}"
-        yield f"  memory clocks {', '.join(map(str, finding.mem_mhz))} MHz"
+        listed = ", ".join(map(str, finding.mem_mhz))
+        yield f"  memory clocks {f'{listed} MHz' if listed else 'none listed'}"
         yield f"  calibration   {finding.calibration}"
 
 
@@ -159,13 +165,23 @@ def _listed() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
         with nvml_session():
             count = gpu_count()
             served = is_simulated()
-        gpus = tuple(_examined(parse_gpu(f"nvml:{index}")) for index in range(count))
     except DeviceError as exc:
         return (), (f"no real GPU: {exc}",)
+    gpus: list[GpuFinding] = []
+    silent: list[str] = []
+    for index in range(count):  # each by itself: one that is lost hides no other
+        try:
+            gpus.append(_examined(parse_gpu(f"nvml:{index}")))
+        except UnderclockError as exc:
+            silent.append(f"nvml:{index} does not answer: {exc}; {exc.hint}".removesuffix("; "))
     if served:
         at = os.environ.get(SIMULATOR)
-        return gpus, (f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",)
-    return gpus, (_LOCKS_UNKNOWN,) if gpus else ("no real GPU: the driver lists none",)
+        notes: tuple[str, ...] = (
+            f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",
+        )
+    else:
+        notes = (_LOCKS_UNKNOWN,) if gpus else ()
+    return tuple(gpus), (*notes, *silent) if count else ("no real GPU: the driver lists none",)
 
 
 def _examined(name: GpuName) -> GpuFinding:
@@ -184,7 +200,8 @@ def _examined(name: GpuName) -> GpuFinding:
             calibration=_calibration(model, real=real),
             locked_core_mhz=core[1] if core else None,
             locked_mem_mhz=memory[1] if memory else None,
-            power_limit_w=_told(gpu.power_limit_w),
+            power_limit_w=gpu.power_limit_w(),
+            partitioned=gpu.is_partitioned(),
         )
 
 

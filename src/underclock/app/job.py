@@ -177,7 +177,7 @@ def _check_watts(blocked_w: float | None) -> None:
     Raises:
         UsageError: It is negative, or more than any GPU draws.
     """
-    from underclock.store.table_rows import GREATEST_W
+    from underclock.records.common import GREATEST_W
 
     if blocked_w is not None and not 0.0 <= blocked_w <= GREATEST_W:
         raise UsageError(f"waiting draws {blocked_w} W", hint="give watts: --blocked-power 75")

@@ -60,14 +60,14 @@ class Gpu(Protocol):
     def energy_j(self) -> float:
         """Return the energy counter: a staircase; the call may block for milliseconds."""
 
-    def power_w(self) -> float:
-        """Return the driver's idea of power now, averaged as the driver likes."""
+    def power_w(self) -> float | None:
+        """Return the driver's idea of power now, averaged as it likes; ``None`` if unknown."""
 
-    def temperature_c(self) -> float:
-        """Return the GPU's temperature."""
+    def temperature_c(self) -> float | None:
+        """Return the GPU's temperature; ``None`` if unknown."""
 
-    def throttle_reasons(self) -> ThrottleReason:
-        """Return why the clocks are what they are."""
+    def throttle_reasons(self) -> ThrottleReason | None:
+        """Return why the clocks are what they are; ``None`` if unknown."""
 
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone.
@@ -201,8 +201,10 @@ class Measurer(Protocol):
     def now_s(self) -> float:
         """Return this measurer's own time, which is virtual on a simulated GPU."""
 
-    def warm(self, kernels: Sequence[Kernel]) -> float:
+    def warm(self, kernels: Sequence[Kernel]) -> float | None:
         """Bring the GPU to the temperature it has when these kernels run; return it in °C.
+
+        ``None`` where it cannot be read.
 
         Raises:
             MeasurementError: It cannot run kernels.

@@ -40,8 +40,8 @@ class Running:
     """What a busy GPU does."""
 
     observed: Clocks  # its clocks
-    reasons: ThrottleReason  # why they are what they are
-    temperature_c: float  # how hot it is
+    reasons: ThrottleReason | None  # why they are what they are; None if unknown
+    temperature_c: float | None  # how hot it is; None if unknown
 
 
 class InterferenceCheck:
@@ -78,7 +78,11 @@ class InterferenceCheck:
         self._follows |= core_mhz == held.core_mhz
         if self._is_unexplained(held, running):
             self._insist(held, running)
-        elif not _reasons(running) and (held.core_mhz is None or core_mhz < held.core_mhz):
+        elif (
+            running.temperature_c is not None
+            and not _is_explained(running)
+            and (held.core_mhz is None or core_mhz < held.core_mhz)
+        ):
             self._boost = _Boost(core_mhz, running.temperature_c)
         return running
 
@@ -91,9 +95,11 @@ class InterferenceCheck:
 
     def _is_unexplained(self, held: Clocks, running: Running) -> bool:
         """Whether the core runs below its lock without a reason."""
-        if held.core_mhz is None or running.observed.core_mhz is None or _reasons(running):
+        if held.core_mhz is None or running.observed.core_mhz is None or _is_explained(running):
             return False
-        boost_mhz = self._boost.least_mhz(running.temperature_c) if self._boost else 0.0
+        celsius, boost_mhz = running.temperature_c, 0.0
+        if self._boost is not None and celsius is not None:
+            boost_mhz = self._boost.least_mhz(celsius)
         reachable_mhz = min(held.core_mhz, max(boost_mhz, self._least_mhz))
         return running.observed.core_mhz < reachable_mhz - self._bin_mhz
 
@@ -110,6 +116,6 @@ class InterferenceCheck:
         )
 
 
-def _reasons(running: Running) -> ThrottleReason:
-    """Return the reasons that explain a low clock."""
-    return running.reasons & ~ThrottleReason.GPU_IDLE
+def _is_explained(running: Running) -> bool:
+    """Whether there may be a reason for a low clock: there is one, or none can be read."""
+    return running.reasons is None or bool(running.reasons & ~ThrottleReason.GPU_IDLE)

@@ -133,11 +133,9 @@ def check_applied(gpu: Gpu, clocks: Clocks) -> Clocks:
     off = []
     if clocks.core_mhz is not None and (seen.core_mhz or 0) > clocks.core_mhz:
         off.append(f"core asked {clocks.core_mhz} MHz, found {seen.core_mhz} MHz")
-    if (
-        clocks.mem_mhz is not None
-        and seen.mem_mhz != clocks.mem_mhz
-        and not gpu.throttle_reasons() & _SLOWDOWN_REASONS
-    ):
+    is_off = clocks.mem_mhz is not None and seen.mem_mhz not in {None, clocks.mem_mhz}
+    reasons = gpu.throttle_reasons() if is_off else None
+    if reasons is not None and not reasons & _SLOWDOWN_REASONS:
         off.append(f"memory asked {clocks.mem_mhz} MHz, found {seen.mem_mhz} MHz")
     if off:
         raise NotAppliedError(

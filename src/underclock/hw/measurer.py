@@ -17,7 +17,7 @@ from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress,
 from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import listed_clocks
-from underclock.hw.watching import ClockWatch, WatchedLoop
+from underclock.hw.watching import ClockWatch, EnergyCounter, WatchedLoop
 from underclock.records import (
     AUTO,
     Clocks,
@@ -28,6 +28,7 @@ from underclock.records import (
     Mix,
     Step,
 )
+from underclock.records.common import can_climb, can_draw
 
 _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
@@ -96,6 +97,9 @@ class GpuMeasurer:
         self._offered = dict.fromkeys(listed_clocks(gpu) if may_lock else [AUTO])
         self._held = AUTO
         self._interference = InterferenceCheck(gpu, clock)
+        self._limit_w = gpu.info().power_limit_w
+        self._counter = EnergyCounter(gpu, clock, self._limit_w)
+        self._again = 0  # windows that were measured again
         self._last: _Tick | None = None  # learned from the counter at the first window
 
     def info(self) -> GpuInfo:
@@ -108,7 +112,12 @@ class GpuMeasurer:
 
     def notes(self) -> tuple[str, ...]:
         """Return what was known at the start, and what was seen while kernels ran."""
-        return (*self._notes, *self._launcher.notes())
+        counted = (
+            (self._counter.dropped, "readings of the energy counter that cannot be were dropped"),
+            (self._again, "windows in which the energy counter fell or leapt were measured again"),
+        )
+        odd = tuple(f"{count} {what}" for count, what in counted if count)
+        return (*self._notes, *odd, *self._launcher.notes())
 
     def brings(self) -> tuple[str, tuple[Kernel, ...]]:
         """Return the kernels a simulated GPU was calibrated on; a real one has none."""
@@ -132,8 +141,11 @@ class GpuMeasurer:
         """Return the clock's time."""
         return self._clock.now_s()
 
-    def warm(self, kernels: Sequence[Kernel]) -> float:
-        """Run kernels until the temperature is steady; return it in °C."""
+    def warm(self, kernels: Sequence[Kernel]) -> float | None:
+        """Run kernels until the temperature is steady; return it in °C, ``None`` if unknown.
+
+        Where it is unknown they run as long as the settings say at most.
+        """
         measuring = self._measuring
         with self._launcher.loop(kernels) as loop:
             watched = WatchedLoop(loop, self._clock, "warming the GPU")
@@ -145,7 +157,11 @@ class GpuMeasurer:
                 now_c = self._gpu.temperature_c()
                 spent_s = self._clock.now_s() - started_s
                 # Where no launch ended, nothing may run: that temperature is of no use.
-                steady = abs(now_c - before_c) < measuring.steady_c and launches > launched
+                steady = launches > launched and (
+                    now_c is not None
+                    and before_c is not None
+                    and abs(now_c - before_c) < measuring.steady_c
+                )
                 if (steady and spent_s >= measuring.warm_s) or spent_s >= measuring.longest_warm_s:
                     return now_c
                 before_c = now_c
@@ -195,8 +211,16 @@ class GpuMeasurer:
 
         In company, and where launches are timed, the core clock is read all through the window.
         Launches are timed after it, the loop still running: a profiler takes no part in the energy.
+        A window in which the energy counter fell or leapt is measured again, once.
         """
         del repeat  # a GPU answers anew each time
+        try:
+            return self._window(kernels, mix, timed=timed)
+        except _CounterError:
+            self._last, self._again = None, self._again + 1
+            return self._window(kernels, mix, timed=timed)
+
+    def _window(self, kernels: Sequence[Kernel], mix: Mix | None, *, timed: bool) -> Reading:
         watch = ClockWatch(self._gpu, self._clock) if timed or mix is not None else None
         with self._launcher.loop(kernels, mix) as loop:
             self._clock.sleep_s(self._measuring.kernel_warm_s)
@@ -210,13 +234,19 @@ class GpuMeasurer:
             clock = watch or self._clock
             whole = len(kernels) > 1 and time_s > _SEEN_S
             end = self._end(start, time_s, clock) if whole else self._next_tick(clock)
-            _check_climbed(start.energy_j, end.energy_j)
-            running = self._interference.read(self._held)
             window_s = end.at_s - start.at_s
+            self._check_climbed(start.energy_j, end.energy_j, window_s)
+            mean_w = (end.energy_j - start.energy_j) / window_s
+            if not can_draw(mean_w, self._limit_w):
+                raise _CounterError(
+                    f"by its energy counter the GPU draws {mean_w:.3g} W, which cannot be",
+                    hint="this driver's counter cannot be believed: measure with another driver",
+                )
+            running = self._interference.read(self._held)
             durations = loop.durations(self._look_s(window_s, time_s)) if timed else None
         return Reading(
             time_s=time_s,
-            energy_j=(end.energy_j - start.energy_j) / window_s * time_s,
+            energy_j=mean_w * time_s,
             observed=running.observed,
             window_s=window_s,
             ticks=round(window_s / start.every_s),
@@ -284,12 +314,13 @@ class GpuMeasurer:
 
     def _ask(self) -> tuple[float, float]:
         """Ask the counter over and over until it steps; return when, and to what."""
-        before_j = self._gpu.energy_j()
-        deadline_s = self._clock.now_s() + _LONGEST_TICK_S
+        before_j = self._counter.energy_j()
+        began_s = self._clock.now_s()
+        deadline_s = began_s + _LONGEST_TICK_S
         while self._clock.now_s() < deadline_s:
             called_s = self._clock.now_s()
-            energy_j = self._gpu.energy_j()
-            _check_climbed(before_j, energy_j)
+            energy_j = self._counter.energy_j()
+            self._check_climbed(before_j, energy_j, self._clock.now_s() - began_s)
             if energy_j > before_j:
                 # The call blocks, so the step lies between its start and its end.
                 return (called_s + self._clock.now_s()) / 2, energy_j
@@ -298,11 +329,21 @@ class GpuMeasurer:
             hint="this GPU may have no energy counter (Volta and newer do)",
         )
 
+    def _check_climbed(self, before_j: float, after_j: float, over_s: float) -> None:
+        """Compare two readings of the energy counter."""
+        if after_j < before_j:
+            raise _CounterError(
+                f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",
+                hint="the driver was reloaded or the GPU reset: measure again",
+            )
+        if not can_climb(after_j - before_j, over_s, self._limit_w):
+            limit = f", and its limit is {self._limit_w:g} W" if self._limit_w else ""
+            raise _CounterError(
+                f"the energy counter climbed by {after_j - before_j:.3g} J in {over_s:.3g} s: no "
+                f"GPU draws that{limit}",
+                hint="this driver's counter cannot be believed: measure with another driver",
+            )
 
-def _check_climbed(before_j: float, after_j: float) -> None:
-    """Compare two readings of the energy counter."""
-    if after_j < before_j:
-        raise MeasurementError(
-            f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",
-            hint="the driver was reloaded or the GPU reset: measure again",
-        )
+
+class _CounterError(MeasurementError):
+    """The energy counter shows what cannot be."""

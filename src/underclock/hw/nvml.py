@@ -14,15 +14,20 @@ from underclock.errors import NotSupportedError, UnderclockError, UsageError
 from underclock.hw.base import Gpu
 from underclock.hw.nvml_calls import (
     call,
+    call_optional,
     gpu_count,
     is_simulated,
     locked_mhz,
     simulated_read_only,
 )
 from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
-from underclock.records import AUTO, Clocks, GpuInfo, ThrottleReason
+from underclock.records import AUTO, GREATEST_MHZ, LEAST_MHZ, Clocks, GpuInfo, ThrottleReason
+from underclock.records.common import can_be_celsius, can_draw
 from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
+
+PARTITIONED = "split into MIG instances, whose clocks are one"
+_OVERCLOCKED = 1.25  # of the highest clock listed: offsets that users set lift clocks above it
 
 
 class NvmlGpu:
@@ -34,6 +39,7 @@ class NvmlGpu:
             raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
         self._index = index
         self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+        self._most_mhz: int | None = None  # that any of its clocks can have; read when needed
 
     def info(self) -> GpuInfo:
         """Return its name, UUID, driver and power limit."""
@@ -41,62 +47,66 @@ class NvmlGpu:
             name=gpu_name(self._get("name", pynvml.nvmlDeviceGetName)),
             uuid=self.uuid(),
             driver=call("read the driver version", pynvml.nvmlSystemGetDriverVersion),
-            power_limit_w=self._get("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
+            power_limit_w=self._maybe_milli("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit),
             power_range_w=self._power_range_w(),
         )
 
     def _power_range_w(self) -> tuple[float, float] | None:
         """Return the least and the greatest power limit; ``None`` where none may be set."""
-        try:
-            least, most = self._get(
-                "power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints
-            )
-        except NotSupportedError:
-            return None
-        return least / 1e3, most / 1e3
+        limits = self._maybe("power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        return (limits[0] / 1e3, limits[1] / 1e3) if limits and 0 < limits[0] <= limits[1] else None
 
     def supported_mem_mhz(self) -> tuple[int, ...]:
-        """Return every memory clock the driver lists, ascending."""
-        return tuple(sorted(self._get("memory clocks", pynvml.nvmlDeviceGetSupportedMemoryClocks)))
+        """Return every memory clock the driver lists, ascending; none where it lists none."""
+        listed = self._maybe("memory clocks", pynvml.nvmlDeviceGetSupportedMemoryClocks)
+        return tuple(sorted(listed or ()))
 
     def supported_core_mhz(self, mem_mhz: int | None = None) -> tuple[int, ...]:
         """Return every core clock the driver lists at a memory clock (any, if ``None``)."""
         memory = self.supported_mem_mhz() if mem_mhz is None else (mem_mhz,)
         clocks: set[int] = set()
         for mhz in memory:
-            clocks.update(
-                self._get("core clocks", pynvml.nvmlDeviceGetSupportedGraphicsClocks, mhz)
-            )
+            listed = self._maybe("core clocks", pynvml.nvmlDeviceGetSupportedGraphicsClocks, mhz)
+            clocks.update(listed or ())
         return tuple(sorted(clocks))
 
     def observed(self) -> Clocks:
-        """Return the clocks the GPU runs at now."""
+        """Return the clocks the GPU runs at now; ``None`` for one that is not told or cannot be."""
+        if self._most_mhz is None:
+            listed = (*self.supported_mem_mhz(), *self.supported_core_mhz(), 0)
+            self._most_mhz = round(_OVERCLOCKED * max(listed)) or GREATEST_MHZ
+        numbers = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+        core, mem = (self._maybe("clock", pynvml.nvmlDeviceGetClockInfo, each) for each in numbers)
         return Clocks(
-            core_mhz=self._get("clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM),
-            mem_mhz=self._get("clock", pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM),
+            core_mhz=core if core and LEAST_MHZ <= core <= self._most_mhz else None,
+            mem_mhz=mem if mem and LEAST_MHZ <= mem <= self._most_mhz else None,
         )
 
     def energy_j(self) -> float:
         """Return the energy counter; blocks about 3 ms on an H200."""
         return float(self._get("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1e3
 
-    def power_w(self) -> float:
-        """Return power; a 1 s average on Ampere and newer."""
-        return float(self._get("power", pynvml.nvmlDeviceGetPowerUsage)) / 1e3
+    def power_w(self) -> float | None:
+        """Return power, a 1 s average on Ampere and newer; ``None`` if not told or impossible."""
+        watts = self._maybe_milli("power", pynvml.nvmlDeviceGetPowerUsage)
+        if watts is None:
+            return None
+        limit_w = self._maybe_milli("power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit)
+        return watts if can_draw(watts, limit_w) else None
 
-    def temperature_c(self) -> float:
-        """Return the GPU's temperature."""
+    def temperature_c(self) -> float | None:
+        """Return the GPU's temperature; ``None`` where it is not told or cannot be."""
         sensor = pynvml.NVML_TEMPERATURE_GPU
-        return float(self._get("temperature", pynvml.nvmlDeviceGetTemperature, sensor))
+        celsius = self._maybe("temperature", pynvml.nvmlDeviceGetTemperature, sensor)
+        return float(celsius) if celsius is not None and can_be_celsius(celsius) else None
 
-    def throttle_reasons(self) -> ThrottleReason:
-        """Return why the clocks are what they are."""
+    def throttle_reasons(self) -> ThrottleReason | None:
+        """Return why the clocks are what they are; ``None`` where that is not told."""
         what, since_535 = "throttle reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons
-        try:
-            bits = self._get(what, since_535)
-        except NotSupportedError:  # the same under its older name
-            bits = self._get(what, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return ThrottleReason(int(bits))
+        bits = self._maybe(what, since_535)
+        if bits is None:  # the same under its older name
+            bits = self._maybe(what, pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return None if bits is None else ThrottleReason(int(bits))
 
     def uuid(self) -> str:
         """Return the name under which other libraries know this GPU."""
@@ -118,8 +128,8 @@ class NvmlGpu:
         """
         if self.is_partitioned():
             raise NotSupportedError(
-                "this GPU is split into MIG instances, whose clocks are one",
-                hint="measure on a GPU without MIG, or ask its operator",
+                f"this GPU is {PARTITIONED}",
+                hint="take a GPU without MIG, or ask its operator",
             )
 
     def neighbours(self) -> dict[int, float | None] | None:
@@ -163,9 +173,9 @@ class NvmlGpu:
         """Return between which clocks one is locked; ``None`` where it is not."""
         return locked_mhz(self._handle, CLOCK_NUMBERS[Setting(domain.value)])
 
-    def power_limit_w(self) -> float:
-        """Return the power limit that was set, or the default."""
-        return float(self._get("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)) / 1e3
+    def power_limit_w(self) -> float | None:
+        """Return the power limit that was set, or the default; ``None`` where it is not told."""
+        return self._maybe_milli("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
 
     @contextmanager
     def _unlock_hint(self) -> Iterator[None]:
@@ -181,6 +191,14 @@ class NvmlGpu:
                 )
                 exc.hint = f"{exc.hint}; {line}" if exc.hint else line
             raise
+
+    def _maybe(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
+        return call_optional(f"read the {what}", function, self._handle, *arguments)
+
+    def _maybe_milli(self, what: str, function: Callable[..., Any]) -> float | None:
+        """Return a power in W that the driver has in mW; ``None`` for none that can be."""
+        milli = self._maybe(what, function)
+        return None if milli is None or not can_draw(milli / 1e3) else milli / 1e3
 
     def _get(self, what: str, function: Callable[..., Any], *arguments: object) -> Any:
         return call(f"read the {what}", function, self._handle, *arguments)

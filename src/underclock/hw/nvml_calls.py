@@ -33,6 +33,12 @@ MAY_SET = "underclockMaySet"
 
 _SYS_ADMIN = 21  # the number of CAP_SYS_ADMIN
 _EVERYBODY = ["0", "0", "4294967295"]  # user numbers as the kernel itself counts them
+_NOT_TOLD = "this GPU or its driver does not have that reading"
+_GONE = {  # no reading of any kind comes any more
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_UNINITIALIZED,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+}
 _ERRORS: dict[int, tuple[type[UnderclockError], str]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: (
         NotPermittedError,
@@ -190,7 +196,23 @@ def call(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     except (pynvml.NVMLLibraryMismatchError, AttributeError) as exc:
         cause, code = exc, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     kind, hint = _ERRORS.get(code, (DeviceError, ""))
+    if code == pynvml.NVML_ERROR_NOT_SUPPORTED and what.startswith("read"):
+        hint = _NOT_TOLD
     raise kind(f"could not {what}: {cause}", hint=hint) from cause
+
+
+def call_optional(what: str, function: Callable[..., Any], *arguments: object) -> Any:
+    """Call NVML for a reading that a GPU may lack; ``None`` where it does not answer.
+
+    Raises:
+        DeviceError: The GPU is lost, or its driver gone.
+    """
+    try:
+        return call(what, function, *arguments)
+    except UnderclockError as exc:
+        if getattr(exc.__cause__, "value", None) in _GONE:
+            raise
+        return None
 
 
 def check_writable(what: str) -> None:

@@ -8,9 +8,11 @@ import statistics
 
 from underclock.errors import MeasurementError
 from underclock.hw.base import Clock, Gpu, Loop, Progress
+from underclock.records.common import can_climb
 
 LONGEST_STILL_S = 120.0
 """No launch takes longer: of steps seen, the longest took some seconds."""
+_LOOKS = 3  # at a counter that falls or leaps: two in a row may be odd
 _EVERY_S = 0.0093  # no divisor of the power loop's tick (20 ms) or of the counter's (100 ms)
 _MOST = 1024  # readings; of a longer window every second one is dropped, and half as many follow
 _EARLY_S = 1e-6  # a reading this early is on time
@@ -42,6 +44,40 @@ class WatchedLoop:
                 "run the same command again",
             )
         return progress
+
+
+class EnergyCounter:
+    """A GPU's energy counter, without single readings that those around them belie.
+
+    A reading after which the counter would have fallen or leapt is looked at again at once. Where
+    the next one goes on from the reading before, the odd one is dropped; where it goes on from the
+    odd one, the counter did fall or leap, which the caller sees.
+
+    Attributes:
+        dropped: Readings that were.
+    """
+
+    def __init__(self, gpu: Gpu, clock: Clock, limit_w: float | None) -> None:
+        self._gpu, self._clock, self._limit_w = gpu, clock, limit_w
+        self._last: tuple[float, float] | None = None
+        self.dropped = 0
+
+    def energy_j(self) -> float:
+        """Read it; the call may block for milliseconds."""
+        before, odd = self._last, None
+        for _ in range(_LOOKS):
+            read = self._clock.now_s(), self._gpu.energy_j()
+            if before is None or self._follows(before, read):
+                self.dropped += odd is not None
+                break
+            if odd is not None and self._follows(odd, read):
+                break
+            odd = read
+        self._last = read
+        return read[1]
+
+    def _follows(self, one: tuple[float, float], other: tuple[float, float]) -> bool:
+        return can_climb(other[1] - one[1], other[0] - one[0], self._limit_w)
 
 
 class ClockWatch:

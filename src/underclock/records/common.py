@@ -13,6 +13,9 @@ from underclock.errors import NotSupportedError
 
 LEAST_MHZ, GREATEST_MHZ = 10, 20_000  # no GPU has had a clock outside; kHz and GHz are
 COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside
+LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
+_OVER_LIMIT = 2.0  # power peaks above a board's limit for milliseconds, and to less than this
+_TICK_S = 0.2  # an energy counter climbs in steps of 0.1 s, and is read some time after one
 ROUNDING = 5e-5  # of a number that others make: half of the last digit of a per cent shown
 
 
@@ -102,7 +105,7 @@ def check_agrees(what: str, stated: float, worked_out: float) -> None:
 
 def check_celsius(celsius: float | None) -> None:
     """Reject temperatures at which no GPU works; ``None`` means unknown and passes."""
-    if celsius is not None and not COLDEST_C <= celsius <= HOTTEST_C:
+    if celsius is not None and not can_be_celsius(celsius):
         raise ValueError(f"a GPU is at {COLDEST_C} to {HOTTEST_C} °C, got {celsius}")
 
 
@@ -110,6 +113,26 @@ def check_budget(max_slowdown: float | None) -> None:
     """Reject time budgets that no plan is made for; ``None`` passes, where time was free."""
     if max_slowdown is not None and not -1 < max_slowdown < 1:
         raise ValueError(f"max_slowdown must be above -1 and below 1, got {max_slowdown}")
+
+
+def can_draw(power_w: float, limit_w: float | None = None) -> bool:
+    """Whether a GPU can draw a power, in W: from 0.1 W to 20 kW, and under twice its limit."""
+    return LEAST_W <= power_w <= min(GREATEST_W, _OVER_LIMIT * (limit_w or math.inf))
+
+
+def can_climb(energy_j: float, over_s: float, limit_w: float | None = None) -> bool:
+    """Whether an energy counter can climb by so many joules in so many seconds.
+
+    Args:
+        limit_w: The board's power limit; ``None`` where that is not known.
+    """
+    most_w = min(GREATEST_W, _OVER_LIMIT * (limit_w or math.inf))
+    return 0.0 <= energy_j <= most_w * (over_s + _TICK_S)
+
+
+def can_be_celsius(celsius: float) -> bool:
+    """Whether a GPU works at a temperature, in °C."""
+    return COLDEST_C <= celsius <= HOTTEST_C
 
 
 class Clocks(Record, frozen=True, kw_only=True):

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from underclock.errors import DataError
-from underclock.records.common import GREATEST_MHZ, LEAST_MHZ
+from underclock.records.common import GREATEST_MHZ, GREATEST_W, LEAST_MHZ, LEAST_W, can_draw
 from underclock.records.job import InstructionKind, Profile, ProfileRow
-from underclock.store.table_rows import GREATEST_W, LEAST_W, opened_table, parsed
+from underclock.store.table_rows import opened_table, parsed
 from underclock.units import name_hint
 
 _COLUMNS: Final = ("stage", "instruction", "frequency", "time", "energy")
@@ -141,7 +141,7 @@ def _line(where: str, cells: dict[str, str | None]) -> _Line:
     time_s = _number(where, "time", said["time"], 1e-9, _GREATEST)
     energy_j = _number(where, "energy", said["energy"], 1e-9, _GREATEST)
     power_w = energy_j / time_s
-    if not LEAST_W <= power_w <= GREATEST_W:
+    if not can_draw(power_w):
         unit = "energies in mJ" if power_w > GREATEST_W else "times in ms, or the energies in kJ"
         raise DataError(
             f"{where}: {energy_j:g} J in {time_s:g} s is {power_w:.3g} W, and GPUs draw from "

@@ -22,6 +22,7 @@ from underclock.records import (
     Window,
     check_mhz,
 )
+from underclock.records.common import GREATEST_W, LEAST_W, can_draw
 from underclock.units import name_hint
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
@@ -130,7 +131,6 @@ def _plain(name: str) -> str:
 
 
 LEAST, GREATEST = 1e-12, 1e12  # of any column, in its unit
-LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _OFTEN_THE_SAME = {  # as in other rows
     "gpu",
     "kernel",
@@ -234,7 +234,7 @@ class TableRow:
         known = self.has("energy_j") or not self.has("power_w")
         energy_j = self.quantity("energy_j") if known else self.quantity("power_w") * time_s
         mean_w = energy_j / time_s
-        if not LEAST_W <= mean_w <= GREATEST_W:
+        if not can_draw(mean_w):
             raise DataError(
                 f"{self.where}: energy_j {energy_j:g} over time_s {time_s:g} is {mean_w:.3g} W; "
                 f"GPUs draw from {LEAST_W:g} W to {GREATEST_W / 1e3:g} kW",

@@ -20,12 +20,11 @@ from underclock.records import (
     SampleSet,
     Window,
 )
+from underclock.records.common import can_draw
 from underclock.store.table_rows import (
     EITHER,
     GREATEST,
-    GREATEST_W,
     LEAST,
-    LEAST_W,
     NEEDED,
     PLANNED,
     READINGS,
@@ -211,7 +210,7 @@ class _Reader:
                 self._has_energy
                 and LEAST <= time_s <= GREATEST
                 and LEAST <= energy_j <= GREATEST
-                and LEAST_W <= energy_j / time_s <= GREATEST_W
+                and can_draw(energy_j / time_s)
             ):
                 return time_s, energy_j
         time_s = row.quantity("time_s")

@@ -20,7 +20,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
 from underclock.ledger.runs import ledger_path
-from underclock.records import AUTO, Evidence, Plan
+from underclock.records import AUTO, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import Booking, RunTally
@@ -178,8 +178,10 @@ class Follower:
         if self._error and not error:
             self._tell(f"the GPU cannot be read: {self._error}")
         for gauge in gauges:
-            clocks = None if self._setter is None else gauge.clocks  # nothing was asked of these
-            self.machine.observed(clocks, gauge.reasons, gauge.at_s, power_w=gauge.power_w)
+            # Of a dry run nothing was asked; without reasons nobody knows why clocks are others.
+            clocks = None if self._setter is None or gauge.reasons is None else gauge.clocks
+            reasons = gauge.reasons or ThrottleReason.NONE
+            self.machine.observed(clocks, reasons, gauge.at_s, power_w=gauge.power_w)
         for words in self._shown.add(gauges):
             self._tell(words)
         if gauges:
@@ -271,6 +273,7 @@ class Follower:
         self._take_note()
         while self._waiting:
             self._write_step(log)
+        self._tell(self._shown.dropped())
         self._tell(self.policy.ends() if has_begun else "")
         self._write_events(log)
         expected = ExpectedRun(
@@ -285,7 +288,7 @@ class Follower:
     @property
     def energy_j(self) -> float | None:
         """What the GPU drew so far; ``None`` where its counter told nothing, or stands still."""
-        return self._shown.energy_j or None
+        return self._shown.energy_j
 
 
 class Follow:
@@ -400,7 +403,13 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             policy = policy_of(machine, plan, **asked)
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
-        gauges = Gauges(gpu, clock, closely_s=closely_s, exactly=bool(options["arms"]))
+        gauges = Gauges(
+            gpu,
+            clock,
+            closely_s=closely_s,
+            exactly=bool(options["arms"]),
+            limit_w=gpu.info().power_limit_w,
+        )
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
@@ -448,7 +457,10 @@ def _page(path: str) -> Page:
         ) from exc
 
 
-def _low_mhz(gpu: NvmlGpu) -> int:
-    """Return the core clock to wait at: what comes next begins at it, until its mark is seen."""
-    clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz()))
-    return min(mhz for mhz in clocks if mhz >= _LOW * clocks[-1])
+def _low_mhz(gpu: NvmlGpu) -> int | None:
+    """Return the core clock to wait at: what comes next begins at it, until its mark is seen.
+
+    ``None`` where the driver lists none.
+    """
+    clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
+    return min((mhz for mhz in clocks if mhz >= _LOW * clocks[-1]), default=None)

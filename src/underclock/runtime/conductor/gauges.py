@@ -8,6 +8,7 @@ readings a second and little else. So one reads often only as long as something 
 """
 
 import bisect
+import contextlib
 import math
 import threading
 from collections import deque
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from underclock.errors import NotSupportedError, UnderclockError
 from underclock.hw.base import Clock
 from underclock.hw.nvml import NvmlGpu
+from underclock.hw.watching import EnergyCounter
 from underclock.records import Clocks, ThrottleReason
+from underclock.records.common import can_climb
 from underclock.records.runs import StepLine
 from underclock.runtime.machine.steps import PassedStep
 
@@ -30,6 +33,7 @@ _READY_S = 0.01  # sooner, so that readings meet climbs
 _MOST = 4096  # readings kept, where the GPU's energy cannot be read
 _HIT_S = 1e-3
 _STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
+_ODD = 1000  # readings of a counter for one that cannot be, or it is not believed
 _LIMIT_EVERY = 10  # of the power limit, which somebody else may set
 
 
@@ -39,12 +43,13 @@ class Gauge:
 
     at_s: float  # when it was taken
     clocks: Clocks  # those that run
-    reasons: ThrottleReason  # why
-    power_w: float  # what the board draws
+    reasons: ThrottleReason | None  # why; None where the driver does not say
+    power_w: float | None  # what the board draws; likewise
     temperature_c: float | None = None  # how warm it is; None where it was not read this time
     energy_j: float | None = None  # the counter; likewise
     # when it climbed to that; None where that is not known, but by `at_s`
     energy_s: float | None = None
+    dropped: int = 0  # readings of the counter so far that could not be
     limit_w: float | None = None  # the power limit; likewise, or where this GPU tells none
 
 
@@ -121,10 +126,17 @@ class Gauges:
     """
 
     def __init__(
-        self, gpu: NvmlGpu, clock: Clock, *, closely_s: float = math.inf, exactly: bool = False
+        self,
+        gpu: NvmlGpu,
+        clock: Clock,
+        *,
+        closely_s: float = math.inf,
+        exactly: bool = False,
+        limit_w: float | None = None,
     ) -> None:
         self._gpu, self._clock = gpu, clock
-        self._climbs = Climbs(gpu.energy_j, clock) if exactly else None
+        self._counter = EnergyCounter(gpu, clock, limit_w)
+        self._climbs = Climbs(self._counter.energy_j, clock) if exactly else None
         self._all_every = _ALL_EVERY_EXACTLY if exactly else _ALL_EVERY
         self._closely_until_s = clock.now_s() + closely_s
         self._ended, self._asked = False, threading.Event()
@@ -178,10 +190,11 @@ class Gauges:
 
     def _read(self, *, of_all: bool, of_limit: bool) -> Gauge:
         gpu, energy_j, energy_s = self._gpu, None, None
-        if of_all and self._climbs:
-            energy_s, energy_j = self._climbs.next()
-        elif of_all:
-            energy_j = gpu.energy_j()
+        with contextlib.suppress(NotSupportedError):  # all but the energy is known then
+            if of_all and self._climbs:
+                energy_s, energy_j = self._climbs.next()
+            elif of_all:
+                energy_j = self._counter.energy_j()
         return Gauge(
             at_s=self._clock.now_s(),
             clocks=gpu.observed(),
@@ -190,14 +203,9 @@ class Gauges:
             temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
             energy_s=energy_s,
-            limit_w=self._limit_w() if of_limit else None,
+            dropped=self._counter.dropped,
+            limit_w=gpu.power_limit_w() if of_limit else None,
         )
-
-    def _limit_w(self) -> float | None:
-        try:
-            return self._gpu.power_limit_w()
-        except NotSupportedError:
-            return None
 
 
 class Shown:
@@ -209,7 +217,12 @@ class Shown:
         self._climbed_s = float("-inf")
         self._stands = False
         self.limit_w: float | None = None
-        self.energy_j = 0.0  # by which the counter climbed
+        self._climbed_j = 0.0  # by the counter
+        self._since_s = math.inf  # when it was read first
+        self._times = 0  # that it was read
+        self._dropped = 0  # readings of it that could not be
+        self._leaps = 0
+        self._without_power = 0
         self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
 
     def __len__(self) -> int:
@@ -228,7 +241,11 @@ class Shown:
         """Take note of readings; return what a reader of the log should know of them."""
         self._gauges.extend(gauges)
         words = []
+        self._without_power += sum(gauge.power_w is None for gauge in gauges)
         for gauge in gauges:
+            if gauge.dropped > self._dropped:
+                words.append("" if self._dropped else "a reading of the energy counter cannot be")
+                self._dropped = gauge.dropped
             if gauge.energy_j is not None:
                 at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
                 words.append(self._counted(at_s, gauge.energy_j))
@@ -249,7 +266,18 @@ class Shown:
         """Take note of the energy counter; return what is wrong with it, as soon as it is."""
         last_s, last_j = self._energy[-1] if self._energy else (at_s, float("-inf"))
         self._energy.append((at_s, energy_j))
-        self.energy_j += max(0.0, energy_j - last_j) if last_j >= 0.0 else 0.0
+        self._times, self._since_s = self._times + 1, min(self._since_s, at_s)
+        climbed_j = max(0.0, energy_j - last_j) if last_j >= 0.0 else 0.0
+        if not can_climb(climbed_j, at_s - last_s, self.limit_w):
+            self._gaps.append((last_s, at_s))
+            self._climbed_s, self._stands, self._leaps = at_s, False, self._leaps + 1
+            if self._leaps > 1:
+                return ""
+            return (
+                f"the energy counter climbed by {climbed_j:.3g} J in {at_s - last_s:.2g} s, which "
+                "no GPU draws: what steps drew then is not known, nor what the run did"
+            )
+        self._climbed_j += climbed_j
         if energy_j == last_j:
             if at_s - self._climbed_s < _STANDS_S:
                 return ""
@@ -302,7 +330,30 @@ class Shown:
         ends = [_between(self._energy, at_s) for at_s in (began_s, ended_s)]
         if ends[0] is None or ends[1] is None:
             return None
-        return ends[1] - ends[0]
+        drawn_j = ends[1] - ends[0]
+        return drawn_j if can_climb(drawn_j, ended_s - began_s, self.limit_w) else None
+
+    @property
+    def energy_j(self) -> float | None:
+        """What the GPU drew so far; ``None`` where its counter says nothing, or not the truth."""
+        drawn_j = self._climbed_j
+        lasted_s = self._energy[-1][0] - self._since_s if self._energy else 0.0
+        if (
+            self._leaps
+            or self._dropped * _ODD > self._times
+            or not can_climb(drawn_j, lasted_s, self.limit_w)
+        ):
+            return None
+        return drawn_j or None
+
+    def dropped(self) -> str:
+        """Say how many readings were dropped, for those who read the log; empty for none."""
+        counted = (
+            (self._dropped + self._leaps, "of the energy counter cannot be"),
+            (self._without_power, "of power lack or cannot be"),
+        )
+        some = [f"{count} readings {what}" for count, what in counted if count]
+        return f"{' and '.join(some)}: they were dropped" if some else ""
 
 
 def _between(read: Sequence[tuple[float, float]], at_s: float) -> float | None:

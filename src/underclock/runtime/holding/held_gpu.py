@@ -4,6 +4,8 @@ For `holding` that is a plan's best fixed clocks, for `applied` its schedule whi
 for a `governor` the clocks of a serving plan, step by step.
 """
 
+import atexit
+import contextlib
 import math
 import os
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from underclock.errors import DataError, UnderclockError, UsageError
+from underclock.errors import DataError, DeviceError, UnderclockError, UsageError
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import gpu_count, nvml_session
@@ -85,6 +87,8 @@ class Holding:
         mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
         if mhz == self.asked[setting]:
             return f"runs at {mhz} MHz"
+        if reasons is None:
+            return f"runs at {mhz} MHz, and the driver does not say why"
         if reasons & ThrottleReason.GPU_IDLE:
             return f"runs at {mhz} MHz, idle: whether the lock is followed shows under load"
         return f"runs at {mhz} MHz, for the reasons {reasons.name or 'none'}: it is overruled"
@@ -176,6 +180,7 @@ def holding(
     index = _index_of(gpu)
     with nvml_session():
         opened = NvmlGpu(index)
+        opened.check_whole()
         info = opened.info()
         warnings = (
             *plan.check_to_hold(info, anyway=anyway, hint=_ELSEWHERE, any_limit=True),
@@ -248,6 +253,7 @@ def governor(
     with ExitStack() as stack:
         stack.enter_context(nvml_session())
         opened = NvmlGpu(index)
+        opened.check_whole()
         warnings = _other_gpu(plan, opened.info(), anyway=anyway)
         held = ((f"{b.pass_} of {b.batch}", b.chosen.clocks) for b in plan.buckets)
         check_clocks(held, listed_clocks(opened))
@@ -325,14 +331,18 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[He
             "`underclock run` holds a plan in this process already",
             hint="start the script without it, or take the block away",
         )
-    with held_run(as_record(plan, Plan), how or HowToRun(gpus=(_own_gpu(torch),))) as held:
+    with ExitStack() as stack:
+        run = held_run(as_record(plan, Plan), how or HowToRun(gpus=(_own_gpu(torch),)))
+        held = stack.enter_context(run)
         held.start(os.getpid())
         marker = attach(torch, str(held.run.path), rank=0)
-        try:
-            yield held
-        finally:
-            if marker is not None:
-                marker.detach()
+        if marker is not None:
+            stack.callback(marker.detach)
+        # Whose block never ends, as where a step raises in a notebook, ends before its process has
+        # closed its files.
+        atexit.register(stack.close)
+        stack.callback(atexit.unregister, stack.close)
+        yield held
 
 
 def _own_gpu(torch: Any) -> str:  # noqa: ANN401 - PyTorch, of any version
@@ -342,8 +352,9 @@ def _own_gpu(torch: Any) -> str:  # noqa: ANN401 - PyTorch, of any version
     wanted = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     with nvml_session():
         for index in range(gpu_count()):
-            if NvmlGpu(index).uuid().removeprefix("GPU-") == wanted:
-                return f"nvml:{index}"
+            with contextlib.suppress(DeviceError):  # one that does not answer is not this one
+                if NvmlGpu(index).uuid().removeprefix("GPU-") == wanted:
+                    return f"nvml:{index}"
     raise UsageError(
         f"the driver does not list GPU-{wanted}, on which this process trains",
         hint="name it: applied(plan, HowToRun(gpus=('nvml:0',)))",

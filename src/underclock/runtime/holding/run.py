@@ -530,6 +530,7 @@ def _checked_gpus(
         found = []
         for rank, index in enumerate(indices):
             gpu = NvmlGpu(index)
+            gpu.check_whole()
             check(rank, gpu)
             found.append((gpu.uuid(), index))
         return tuple(found), gpu.info().name if is_simulated() else ""

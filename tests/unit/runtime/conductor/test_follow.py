@@ -10,7 +10,7 @@ import pytest
 
 from followed import CLOCK, Asked, Given, Virtual
 from small_training import files_of, plan
-from underclock.errors import DataError, NotPermittedError, NotSupportedError, UnderclockError
+from underclock.errors import DataError, NotPermittedError, UnderclockError
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
@@ -431,8 +431,8 @@ class Reads:
     def power_w(self) -> float:
         return 200.0
 
-    def power_limit_w(self) -> float:
-        raise NotSupportedError("this GPU has none")
+    def power_limit_w(self) -> None:
+        """Return nothing: this GPU has none."""
 
     def temperature_c(self) -> float:
         return 40.0
