@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from small_training import plan
@@ -15,6 +16,8 @@ from underclock.app import main
 from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
 from underclock.hw.nvml_calls import SIMULATOR
+from underclock.hw.simulated.served.client import Control
+from underclock.records import Clocks
 from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.runtime.undo.processes import Process
@@ -133,6 +136,42 @@ def test_a_command_deaf_to_signals_ends_within_5_s_and_clocks_are_given_back(
     assert err.splitlines()[-1].endswith("; clocks were given back")
     orphan = Process.of(int(began.read_text()))
     assert orphan is None or not orphan.lives
+
+
+@pytest.mark.usefixtures("served")
+def test_a_driver_that_hangs_keeps_no_command_and_nothing_is_said_to_be_given_back(
+    tmp_path: Path,
+) -> None:
+    began, clock = tmp_path / "began", SystemClock()
+    write_document(
+        Path("plan.json"),
+        msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1500)),
+        force=True,
+    )
+    command = ["sh", "-c", f"echo > {began}; exec sleep 60"]
+    said = tmp_path / "said"
+    with (
+        said.open("w") as err,
+        subprocess.Popen(
+            [sys.executable, "-m", "underclock", "run", "plan.json", "--", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+        ) as process,
+        Control(str(tmp_path / "s")) as control,
+    ):
+        until_s = clock.now_s() + 60.0
+        while not began.exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        control.fault("setter_hangs", 8.0)
+        asked_s = clock.now_s()
+        process.terminate()
+        assert process.wait(30.0) == 143
+        took_s = clock.now_s() - asked_s
+        control.heal()
+
+    assert took_s < 5.0
+    last = said.read_text().splitlines()[-1]
+    assert last.endswith("is being given back by its watcher: `underclock restore` checks")
 
 
 @pytest.mark.usefixtures("served")

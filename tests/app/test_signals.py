@@ -20,11 +20,13 @@ from underclock.app.validate import INCONCLUSIVE
 from underclock.campaign.survey import Campaign
 from underclock.core.planning.goal import Goal
 from underclock.gpus.models import Bounds
+from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal, interruptible, raise_lost_interrupt
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Step
 from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 
 pytestmark = pytest.mark.slow
@@ -234,3 +236,39 @@ def test_a_signal_that_is_lost_while_the_commands_load_ends_the_command(tmp_path
 
     assert (ended.returncode, ended.stdout) == (143, "")
     assert ended.stderr == "underclock: interrupted\n"
+
+
+_DEAF = """
+import pathlib, signal, subprocess, sys, time
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_IGN)  # what it starts ignores them too
+child = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+pathlib.Path("child.new").write_text(str(child.pid))
+pathlib.Path("child.new").rename("child")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tune_ends_a_script_that_is_deaf_to_signals_with_all_that_it_started(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "deaf.py").write_text(_DEAF)
+    words = ["tune", "--gpu", "sim:rtx3080ti", "--", sys.executable, "deaf.py"]
+    clock = SystemClock()
+    with subprocess.Popen(
+        [sys.executable, "-m", "underclock", *words],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        until_s = clock.now_s() + 60.0
+        while not (tmp_path / "child").exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        asked_s = clock.now_s()
+        process.send_signal(number)
+        assert process.wait(30.0) == 128 + number
+        assert clock.now_s() - asked_s < 5.0
+
+    child = Process.of(int((tmp_path / "child").read_text()))
+    assert child is None or not child.lives

@@ -24,7 +24,7 @@ ARMED_S = 120.0
 ENDED_S = 60.0
 """Longest from its trainer's end, or from being asked to end, until all is undone: a daemon that
 sets clocks may take 30 s for one."""
-HURRIED_S = 4.5
+HURRIED_S = 4.0
 """Longest from a signal that asks a command to end until all is undone; then the watcher undoes."""
 _LAST_S = 1.0  # from its last words to its end
 _CHUNK = 65536

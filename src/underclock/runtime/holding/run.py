@@ -347,6 +347,8 @@ class HeldRun:
         clocks = "no clock was set" if self._how.dry else "clocks were given back"
         if any(gpu["failed"] for gpu in words["undone"]):
             clocks = "what was set STAYS set for now: `underclock restore` gives it back"
+        elif any(gpu["kept"] for gpu in words["undone"]):
+            clocks = "what was set is being given back by its watcher: `underclock restore` checks"
         self.ran = Ran(
             code=self._code or 0,
             why=words["why"],
