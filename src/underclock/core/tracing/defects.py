@@ -97,7 +97,7 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
     later = [event for event in asked if float(event["ts"]) >= begun_us]
     in_order = _in_order(later, called_us)
     timed, skew_us = _after_calls(in_order, called_us)
-    kept, cut = _cut(timed)
+    kept, cut, after = _cut(timed)
     timeless = (e for e in kept if e["cat"] == "kernel" and not _lasts(e) and not _is_nccl(e))
     instant = set(map(correlation_of, timeless))
     placed = {id(event) for event in in_order}
@@ -133,8 +133,8 @@ def sound_trace(trace: Mapping[str, Any], name: str) -> SoundTrace:
         events=host + kept,
         notes=_notes(name, found),
         lost=tuple(lost),
-        endless=frozenset(endless | cut | instant),
-        beginless=frozenset(beginless),
+        endless=frozenset(endless | cut | after | instant),
+        beginless=frozenset(beginless | after),
         device=device,
         backlog_ends_us=max(map(_end, backlog), default=0.0),
     )
@@ -288,12 +288,13 @@ def _next_to(kept: Sequence[_Event], strays: Sequence[_Event]) -> tuple[set[int]
     return before, after
 
 
-def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:
-    """End work where the next one of its stream begins, and say which lasted beyond that one.
+def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int], set[int]]:
+    """End work where the next one of its stream begins; return which lasted beyond that one.
 
-    Kernels of one graph may run side by side in the stream that it was launched in.
+    Where it lasts into the next one, either may be wrong: the last set holds the next ones. Kernels
+    of one graph may run side by side in the stream that it was launched in.
     """
-    kept, cut = [event for event in gpu if _is_nccl(event)], set[int]()
+    kept, cut, after = [event for event in gpu if _is_nccl(event)], set[int](), set[int]()
     for some in _by_stream(gpu):
         some.sort(key=lambda each: (float(each["ts"]), _end(each)))
         for event, following in pairwise(some):
@@ -301,6 +302,8 @@ def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:
             beyond = over_us > _OVERLAP_US or _end(event) > _end(following) + 1.0
             if over_us > 1.0 and beyond and correlation_of(event) != correlation_of(following):
                 cut.add(correlation_of(event))
+                if _end(event) <= _end(following):
+                    after.add(correlation_of(following))
                 event = {**event, "dur": float(following["ts"]) - float(event["ts"])}  # noqa: PLW2901
             kept.append(event)
         last, longest_us = some[-1], max((_lasts(each) for each in some[:-1]), default=0.0)
@@ -310,4 +313,4 @@ def _cut(gpu: list[_Event]) -> tuple[list[_Event], set[int]]:
             cut.add(correlation_of(last))
             last = {**last, "dur": max(alike)}
         kept.append(last)
-    return kept, cut
+    return kept, cut, after

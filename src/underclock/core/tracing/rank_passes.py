@@ -212,6 +212,9 @@ def laid_passes(
             laid.append(
                 PassRun(work_s[0][0], work_s[0][0], work_s[-1][1], kind, work=work_s, whole=whole)
             )
+        elif any(one.lost and one.pass_ is Pass.OPTIMIZER for one in owned.get(at, [])) and laid:
+            end_s = laid[-1].ends_s
+            laid.append(PassRun(end_s, end_s, end_s, kind, whole=False))
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
     for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)

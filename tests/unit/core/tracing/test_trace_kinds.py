@@ -153,6 +153,22 @@ def test_work_that_begins_before_it_is_asked_for_is_excluded(seed: int, tmp_path
     assert f"{count} kernels and copies begin before they are asked for" in _said(job)
 
 
+@pytest.mark.parametrize("name", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_a_pass_of_which_nothing_or_the_end_was_never_seen_is_refused(
+    seed: int, name: str, tmp_path: Path
+) -> None:
+    run = traced_run(seed)
+    _dropped(run.events, run.named(name))
+    with pytest.raises(DataError, match=f"did not see when stage 0 {name} begins or ends"):
+        _job(tmp_path, run.trace())
+    run = traced_run(seed)
+    for event in run.named(f"{name}_{run.kernels[name] - 1}"):  # into the one before it
+        event["ts"] -= 100.0
+    with pytest.raises(DataError, match="did not see when"):
+        _job(tmp_path, run.trace())
+
+
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_pass_whose_begin_was_never_seen_is_refused(seed: int, tmp_path: Path) -> None:
     run = traced_run(seed)
