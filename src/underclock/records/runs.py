@@ -93,6 +93,7 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
         cpu_s: Of the conductor's processor time.
         looks: At pages.
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
+        restarts: How often a trainer was started again, as launchers do after a failure.
         energy_j: That GPUs drew meanwhile; ``None`` where a counter was not read.
     """
 
@@ -100,6 +101,7 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     wall_s: float
     looks: int
     enqueued: int = 0
+    restarts: int = 0
     energy_j: float | None = None
 
 
@@ -149,6 +151,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
         conductor: Share of one core that the conductor took.
         looks_hz: How often it looked at pages.
         energy_j: That the GPUs drew in all of the run.
+        restarts: How often a trainer was started again.
         since_auto: Of a job, what its iterations take under the plan against those at auto before,
             all ranks together: changes of energy and time, as fractions.
     """
@@ -171,4 +174,5 @@ class RunSummary(Record, frozen=True, kw_only=True):
     events: tuple[str, ...]
     arms: tuple[ArmLine, ...] = ()
     energy_j: float | None = None
+    restarts: int = 0
     since_auto: tuple[float, float] | None = None

@@ -71,9 +71,11 @@ def _saving(summary: RunSummary) -> str:
 
 def _steps(summary: RunSummary) -> str:
     """Return how many steps there were; a trainer's first two only show where marks go."""
+    times = {0: "", 1: ", the trainer was started again"}
+    again = times.get(summary.restarts, f"{times[1]} {summary.restarts} times")
     if summary.enqueued is None or summary.enqueued == summary.steps:
-        return f"{summary.steps} steps"
-    return f"{summary.steps} of {summary.enqueued} steps seen"
+        return f"{summary.steps} steps{again}"
+    return f"{summary.steps} of {summary.enqueued} steps seen{again}"
 
 
 def _drawn(summary: RunSummary) -> str:

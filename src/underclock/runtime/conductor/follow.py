@@ -86,6 +86,7 @@ class Follower:
         self._shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
+        self._pid = self.restarts = 0  # of who marks; how often that was another
         self._trainer: Process | None = None  # where its end matters to other GPUs
         self._tidy_s = self._ask_s = self.next_s = 0.0
 
@@ -98,8 +99,7 @@ class Follower:
         if not self.over:
             seen = self.polling.poll()
             if seen is not None:
-                self.machine.saw(*seen)
-                self._expect()
+                self._saw(*seen)
             if self._ask_s <= now_s:
                 self._ask(log, others)
         has_time = min(self.polling.next_s, self._ask_s) > now_s + NEAR_S
@@ -111,9 +111,24 @@ class Follower:
 
     def noted(self, mark: int, at_s: float, steps: int) -> None:
         """Take note of a mark that passed while a setter blocked, this GPU's or another's."""
+        self._saw(mark, at_s, steps)
+        self._rest()
+
+    def _saw(self, mark: int, at_s: float, steps: int) -> None:
+        """Take note of a mark; of the first of a process that replaced another, begin anew."""
+        pid, before = self.page.pid, self._pid
+        if pid and pid != before:
+            self._pid = pid
+            if before:
+                self.restarts += 1
+                self.machine.begin_anew()
+                self._tell(
+                    f"the trainer was started again, process {pid} after {before}: its steps are "
+                    "counted beside those before",
+                    at_s,
+                )
         self.machine.saw(mark, at_s, steps)
         self._expect()
-        self._rest()
 
     def told(self, words: str = "") -> None:
         """Find out what is due where another machine's conductor may have ordered something."""
@@ -261,7 +276,7 @@ class Follower:
         self._gauges.close()
         seen = None if self.over else self.polling.poll()  # where the last step came to
         if seen is not None:
-            self.machine.saw(*seen)
+            self._saw(*seen)
         has_begun = self.machine.state is not State.WAITING
         if not has_begun and not self.over:
             why = _UNSEEN.get(self.page.state, self.page.sentence)
@@ -353,6 +368,7 @@ class Follow:
                 cpu_s=time.process_time() - self._cpu_s,
                 wall_s=time.monotonic() - self._began_s,
                 looks=sum(each.polling.polls for each in self.followers),
+                restarts=max(each.restarts for each in self.followers),
                 enqueued=sum(each.page.enqueued for each in self.followers),
                 energy_j=None if None in energies_j else math.fsum(filter(None, energies_j)),
             )

@@ -172,6 +172,7 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
         marks=0 if run is None else run.marks,
         steps=_count(steps),
         enqueued=ends[-1].enqueued if ends else None,
+        restarts=sum(line.restarts for line in ends),
         followed=_count(followed),
         step_s=_quantile([(line.time_s, line.steps) for line in counted], _P50),
         step_j=_step_j(counted),

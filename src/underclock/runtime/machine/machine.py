@@ -119,6 +119,12 @@ class Machine:
         if seen is Seen.STEP:
             self._end_step(position.step_began_s)
 
+    def begin_anew(self) -> None:
+        """Wait for marks again: another process is to mark, and no step is of both."""
+        self.position.begin_anew()
+        self._enter(State.WAITING)
+        self._step = PassedStep(state=self.state)
+
     @property
     def next_s(self) -> float:
         """When there will be something to ask for, if no mark is seen before; infinite if never."""

@@ -57,7 +57,7 @@ class Position:
         self.pace = 1.0
         self.rounds = 0
         self.counts: int | None = None  # number of the step of the last mark; None: nobody counts
-        self.first = 0  # number of the step that was seen first
+        self.first = 0  # number of the step that was seen first, less the rounds before it
         self.ended = 0  # steps that the last mark seen shows to have ended
         self.step_began_s = math.nan  # about when the step began that the last mark is of
         self.mark: int | None = None  # index of the last one seen
@@ -145,7 +145,7 @@ class Position:
         if mark >= len(self._missed):
             return Seen.IMPOSSIBLE
         if self.mark is None:
-            self.counts, self.first = steps, steps or 0
+            self.counts, self.first = steps, (steps or 0) - self.rounds
             self._stand(mark, at_s)
             self.step_began_s = at_s
             return Seen.STEP if mark == 0 else Seen.ON
@@ -173,6 +173,13 @@ class Position:
             self._follow(took_s, usual_s)
         self._stand(mark, at_s)
         return Seen.STEP if ended else Seen.ON
+
+    def begin_anew(self) -> None:
+        """Believe the next mark, whatever it is: another process is to mark."""
+        self.mark = self.counts = self.before = self._next_s = None
+        self._lasted_s = self._unknown_s[:]
+        self._off_s.clear()
+        self.pace, self._pace_variance = 1.0, self.intervals.spread**2
 
     def _ended(self, mark: int, steps: int | None) -> int:
         """Return how many steps ended between the last mark and another."""

@@ -422,7 +422,7 @@ class Counting:
 
     def __init__(self, page: Page, fail: Callable[[Exception], None]) -> None:
         self._page, self._fail = page, fail
-        self._steps = 0
+        self._steps = page.enqueued  # of a process before this one, which a launcher replaced
         self._last = 1  # mark that was put on the stream
         self._captured: list[int] | None = None  # steps and the last mark of a graph, meanwhile
         self._graphs: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()

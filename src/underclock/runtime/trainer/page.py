@@ -149,7 +149,7 @@ class Page:
 
     @property
     def enqueued(self) -> int:
-        """Steps that the trainer has put on its stream; it counts from its first."""
+        """Steps that trainers have put on their streams, one process after the other."""
         return self._read(_ENQUEUED)
 
     @enqueued.setter

@@ -32,6 +32,7 @@ from underclock.runtime.undo.ownership import RUNTIME_DIR
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
 MARKS = tuple(site.launch for site in marked(PLAN)[0])
+_PID = 128  # where a page has it
 
 
 class Bench:
@@ -101,6 +102,30 @@ def test_clocks_are_asked_for_and_every_step_is_noted(bench: Bench) -> None:
     assert all(line.planned == 2 for line in steps)
     assert sum(isinstance(line, AskLine) for line in lines) == len(asked.values)
     assert isinstance(lines[-1], EndLine)
+
+
+@pytest.mark.parametrize(("counts", "asleep_s"), [((5, 7), 3.0), ((9, 4, 6), 0.4), ((4, 30), 20.0)])
+def test_a_trainer_that_was_started_again_is_counted_with_those_before(
+    bench: Bench, counts: tuple[int, ...], asleep_s: float
+) -> None:
+    follow = bench.follow(Asked())
+    for process, count in enumerate(counts, start=4711):
+        bench.page.write(process, _PID)
+        bench.steps(follow, count)
+        bench.until(follow, bench.clock.now_s() + asleep_s)
+
+    lines = bench.lines()
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    told = [line.text for line in lines if isinstance(line, EventLine)]
+    end = lines[-1]
+    # Of each process the beginning of the first step or two is not seen.
+    seen = sum(line.steps for line in steps)
+    assert sum(counts) - 2 * len(counts) <= seen <= sum(counts) - len(counts)
+    assert max(line.time_s for line in steps) < asleep_s
+    assert sum("started again" in text for text in told) == len(counts) - 1
+    assert not any("not counted" in text for text in told)
+    assert isinstance(end, EndLine)
+    assert end.restarts == len(counts) - 1
 
 
 def test_what_is_said_last_is_in_the_log_however_soon_the_run_ends(bench: Bench) -> None:

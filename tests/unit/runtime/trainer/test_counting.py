@@ -89,6 +89,18 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield Bench(page)
 
 
+def test_a_process_that_replaces_another_counts_on(bench: Bench) -> None:
+    for _ in range(3):
+        bench.put(1)
+    page = bench.stream.page
+
+    again = Bench(page)
+    again.put(1)
+
+    assert page.enqueued == 4
+    assert page.reached() == (1, 4)
+
+
 def test_every_mark_that_a_replay_writes_is_of_its_own_step(bench: Bench) -> None:
     for mark in (1, 2, 3):
         bench.put(mark)
