@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pynvml
 import pytest
 
+from small_training import plan
 from underclock.app.doctor import examine
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.hw.measurer import BRISK, GpuMeasurer
@@ -18,6 +19,8 @@ from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.rig import simulated_driver, simulated_rig
 from underclock.records import Evidence, Kernel
+from underclock.runtime.holding.held_gpu import holding
+from underclock.runtime.holding.run import run
 
 _COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 _LIMITS = (
@@ -174,4 +177,9 @@ def test_a_gpu_that_is_split_is_refused_and_named(monkeypatch: pytest.MonkeyPatc
     with simulated_driver("a100"), nvml_session():
         assert examine("nvml:0").gpus[0].partitioned
         with pytest.raises(NotSupportedError, match="split into MIG instances"):
-            NvmlGpu().check_whole()
+            run(plan(), ["true"])
+        with (
+            pytest.raises(NotSupportedError, match="split into MIG instances"),
+            holding(plan()),
+        ):
+            pytest.fail("the block must not run")

@@ -17,6 +17,7 @@ import msgspec
 
 from underclock.errors import DataError, UsageError
 from underclock.records import SampleSet, Window
+from underclock.records.common import can_draw
 from underclock.store.database import (
     WriterLock,
     build,
@@ -121,13 +122,22 @@ class SampleFile:
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
-        """Read everything in a file.
+        """Read everything in a file but windows whose power no GPU draws, which a warning counts.
 
         Raises:
             DataError: As `open`.
         """
         with cls.open(path, writable=False) as file:
-            return file.sample_set()
+            every = file.sample_set()
+        limit_w = every.gpu.power_limit_w
+        stay = tuple(each for each in every.windows if can_draw(each.power_w, limit_w))
+        if len(stay) == len(every.windows):
+            return every
+        words = (
+            f"{len(every.windows) - len(stay)} of {len(every.windows)} windows were left out: by "
+            "their energy and time the GPU drew what it cannot"
+        )
+        return msgspec.structs.replace(every, windows=stay, warnings=(*every.warnings, words))
 
     def append(self, window: Window, *, gpu_s: float = 0.0) -> None:
         """Add one window, and the GPU's time it took with warming up; it survives this process.

@@ -25,6 +25,7 @@ from underclock.store import SampleFile, read_samples
 
 whole = st.integers(0, 2**31)
 amounts = st.floats(1e-9, 1e9)
+powers_w = st.floats(0.2, 300.0)
 mhz = st.none() | st.integers(1, 20_000)
 clocks = st.builds(Clocks, core_mhz=mhz, mem_mhz=mhz)
 samples = st.builds(
@@ -33,13 +34,30 @@ samples = st.builds(
     asked=clocks,
     repeat=st.integers(0, 100),
     time_s=amounts,
-    energy_j=amounts,
+    energy_j=powers_w,
     observed=st.none() | clocks.filter(lambda seen: not seen.is_auto),
     window_s=st.none() | amounts,
     ticks=st.none() | whole,
     temperature_c=st.none() | st.floats(-20.0, 120.0),
     throttle_reasons=st.none() | whole.map(ThrottleReason),
-)
+).map(lambda each: msgspec.structs.replace(each, energy_j=each.energy_j * each.time_s))
+
+
+@pytest.mark.parametrize("power_w", [1e-3, 0.05, 2.6e4, 9.6e15])
+def test_a_window_whose_power_no_gpu_draws_spoils_no_other(tmp_path: Path, power_w: float) -> None:
+    windows = [
+        Window(kernel="gemm", repeat=repeat, time_s=0.1, energy_j=0.1 * each_w)
+        for repeat, each_w in enumerate((200.0, power_w, 210.0))
+    ]
+    path = tmp_path / "samples.db"
+    with SampleFile.create(path, HEADER) as file:
+        for each in windows:
+            file.append(each)
+
+    found = read_samples(path)
+
+    assert found.windows == (windows[0], windows[2])
+    assert "1 of 3 windows were left out" in found.warnings[-1]
 
 
 @settings(max_examples=15)

@@ -1,0 +1,76 @@
+"""What a run drew where its counter shows what cannot be."""
+
+import random
+
+import pytest
+
+from underclock.records import Clocks, ThrottleReason
+from underclock.runtime.conductor.gauges import Gauge, Shown
+
+_LIMIT_W = 350.0
+
+
+def _shown(readings: list[tuple[float, float]], *, dropped: int = 0) -> Shown:
+    shown = Shown()
+    shown.add(
+        [
+            Gauge(
+                at_s=at_s,
+                clocks=Clocks(core_mhz=1500),
+                reasons=ThrottleReason.NONE,
+                power_w=300.0,
+                energy_j=energy_j,
+                limit_w=_LIMIT_W,
+                dropped=dropped,
+            )
+            for at_s, energy_j in readings
+        ]
+    )
+    return shown
+
+
+def _counted(seed: int, count: int) -> list[tuple[float, float]]:
+    drawn = random.Random(seed)  # noqa: S311
+    readings, at_s, energy_j = [], drawn.uniform(0.0, 1e6), drawn.uniform(0.0, 1e9)
+    for _ in range(count):
+        readings.append((at_s, energy_j))
+        waited_s = drawn.uniform(0.05, 1.0)
+        at_s, energy_j = at_s + waited_s, energy_j + drawn.uniform(30.0, _LIMIT_W) * waited_s
+    return readings
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_counter_that_can_be_is_added_up(seed: int) -> None:
+    readings = _counted(seed, 60)
+
+    drawn_j = _shown(readings).energy_j
+
+    assert drawn_j == pytest.approx(readings[-1][1] - readings[0][1])
+
+
+@pytest.mark.parametrize("scale", [30.0, 1e3, 1e6])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_counter_in_another_unit_nothing_is_known(seed: int, scale: float) -> None:
+    readings = [(at_s, scale * energy_j) for at_s, energy_j in _counted(seed, 60)]
+
+    assert _shown(readings).energy_j is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_a_run_in_which_the_counter_leapt_nothing_is_known(seed: int) -> None:
+    readings = _counted(seed, 60)
+    at = 1 + seed * 11
+    leapt = [(s, j + (1e9 if n >= at else 0.0)) for n, (s, j) in enumerate(readings)]
+
+    shown = _shown(leapt)
+
+    assert shown.energy_j is None
+    assert "1 readings of the energy counter cannot be" in shown.dropped()
+
+
+@pytest.mark.parametrize(("count", "dropped", "known"), [(60, 1, False), (2500, 2, True)])
+def test_a_reading_in_a_thousand_may_be_odd(count: int, dropped: int, *, known: bool) -> None:
+    shown = _shown(_counted(1, count), dropped=dropped)
+
+    assert (shown.energy_j is not None) is known
+    assert f"{dropped} readings" in shown.dropped()
