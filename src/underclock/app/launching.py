@@ -27,7 +27,7 @@ from underclock.records import Step
 from underclock.runtime.conductor.starting import can_be_read
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.processes import Process, family_of
 from underclock.store import read_document, write_document
 from underclock.tracing.job_files import SUFFIX
 from underclock.tracing.ranks import ProcessRank, told_of_ranks
@@ -385,13 +385,4 @@ def _end_all(trainer: "subprocess.Popen[bytes]", before: set[int]) -> None:
 
 def _descendants() -> set[int]:
     """Return the processes that descend from this one, by number."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError, IndexError, ValueError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return ours - {os.getpid()}
+    return {each.pid for each in family_of(os.getpid())} - {os.getpid()}

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,15 @@ from underclock.app.output import (
     share_bar,
     warn,
 )
-from underclock.errors import InfeasibleError, NotSupportedError
+from underclock.errors import InfeasibleError, NotAppliedError, NotSupportedError
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import GpuName
     from underclock.records import Plan, Step
     from underclock.tracing.source import TrainingCommand
+
+_REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 
 
 @click.command(name="tune")
@@ -93,6 +96,8 @@ def command(
         words = [f"{step_file}", "--gpu", gpu, "-o", f"{samples}", *words]
         words += [] if assume else ["--", *training.words]
         measuring.command(words, standalone_mode=False)
+        if latency is None and held:
+            _measure_latency(gpu, samples)
         made = _plan(samples, goal, latency)
         write_document(plan_file, made, force=True)
         write_report(made, to=page, force=True)
@@ -114,10 +119,11 @@ def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
 
     step = traced_before(command, file, assume=assume)
     if step is None:
-        _say_meanwhile(f"running {shlex.join(command.words)} for real, until a step was traced")
+        say(f"running {shlex.join(command.words)} for real, until a step was traced", err=True)
         with phase_bar("tracing", TRACING) as show:
+            meanwhile = partial(say, err=True)
             ranks = trace_command(
-                command, to=file, assume=assume, force=True, progress=show, say=_say_meanwhile
+                command, to=file, assume=assume, force=True, progress=show, say=meanwhile
             )
         step = ranks[0].step
         if len(ranks) > 1 and not assume:
@@ -135,8 +141,19 @@ def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
     return step
 
 
-def _say_meanwhile(sentence: str) -> None:
-    say(sentence, err=True)
+def _measure_latency(gpu: str, samples: Path) -> None:
+    """Measure how long clocks take to change, into the file next to samples that plans take."""
+    from underclock.app.latency import measure_latency
+    from underclock.store import write_document
+
+    place = samples.with_suffix(".latency.json")
+    if place.exists():
+        return
+    say("measuring how long clocks take to change", err=True)
+    try:
+        write_document(place, measure_latency(gpu, repeats=_REPEATS))
+    except (NotAppliedError, NotSupportedError) as exc:
+        warn((f"{exc}: the plan takes what is reported of such GPUs",))
 
 
 def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
