@@ -1,6 +1,5 @@
 """Training commands as people write them, looked at as they run: on CPUs, over gloo."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from underclock.app import launching
+from underclock.errors import UsageError
 from underclock.records import Pass, Step
 from underclock.store import read_document
+from underclock.tracing.source import TrainingCommand
 
 pytest.importorskip("torch")
 
@@ -194,8 +196,8 @@ def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None
     while processes_of(*words):
         assert time.monotonic() < deadline_s
         threading.Event().wait(0.1)
-    if number != signal.SIGKILL:  # of which the file that was set aside is left
-        assert Path("last.pt").read_text() == "step 90000"
+    # A SIGKILL leaves the file that was set aside.
+    assert number == signal.SIGKILL or Path("last.pt").read_text() == "step 90000"
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "late"])
@@ -227,14 +229,17 @@ def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -
     assert time.monotonic() - begun_s < 60.0  # of which starting takes most
 
 
-def test_what_is_wrong_is_for_machines_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "underclock", "trace", "--json", "--", "true"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    said = json.loads(done.stdout)
-    assert said["exit_code"] == done.returncode == 2
-    assert "before a first step of training was seen" in said["error"]
+@pytest.mark.parametrize("measures", [True, False])
+def test_only_what_measures_is_asked_to_end_for_it_may_have_locked_clocks(
+    monkeypatch: pytest.MonkeyPatch, *, measures: bool
+) -> None:
+    waits = "trap 'touch asked; exit' TERM; sleep 60 & wait"
+    monkeypatch.setattr(launching, "_NO_STEP_S", 2.0)
+    with launching.looking_folder() as folder, pytest.raises(UsageError, match="took no step"):
+        launching.looked_at(
+            TrainingCommand.of(["sh", "-c", waits]),
+            folder,
+            measure=("step.json",) if measures else (),
+            say=lambda _sentence: None,
+        )
+    assert Path("asked").exists() is measures

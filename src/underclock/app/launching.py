@@ -24,7 +24,7 @@ from underclock.errors import MeasurementError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.boundaries import BoundarySource
 from underclock.records import Step
-from underclock.runtime.conductor.starting import can_be_read
+from underclock.runtime.conductor.starting import can_be_read, end_family
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
 from underclock.runtime.undo.processes import Process, family_of
@@ -92,7 +92,7 @@ def looked_at(
     place = folder / "look.json"
     place.write_bytes(msgspec.json.encode(look))
     try:
-        with _started(command, place) as trainer:
+        with _started(command, place, asks=bool(measure)) as trainer:
             return _Watch(command, folder, trainer, say, phase).until_done()
     finally:
         for name in put_back(folder / KEPT, say):
@@ -153,7 +153,8 @@ def trace_command(
         found: list[RankStep] = []
         for rank in ranks:
             step = read_document(folder / f"step.rank{rank.rank}.json", Step)
-            notes = () if rank.source in {"", _USUAL} else (f"a step ends {rank.source}",)
+            odd = rank.source not in {"", BoundarySource.OPTIMIZER}
+            notes = (f"a step ends {rank.source}",) if odd else ()
             source = source_of_command(command, to.parent if to is not None else Path())
             step = msgspec.structs.replace(step, source=source, warnings=(*step.warnings, *notes))
             file = None
@@ -172,9 +173,6 @@ def trace_command(
     return tuple(found)
 
 
-_USUAL = BoundarySource.OPTIMIZER.value
-
-
 @contextmanager
 def looking_folder() -> Iterator[Path]:
     """Yield a folder for `looked_at`, gone after the block."""
@@ -183,8 +181,14 @@ def looking_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _started(command: TrainingCommand, look: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a command; end all that it started after the block, however that ends."""
+def _started(
+    command: TrainingCommand, look: Path, *, asks: bool
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a command; end all that it started after the block, however that ends.
+
+    Args:
+        asks: Whether it is asked to end first: what it measures may have locked clocks.
+    """
     environment = dict(os.environ)
     environment[LOOK] = str(look)
     environment.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes of itself
@@ -198,6 +202,8 @@ def _started(command: TrainingCommand, look: Path) -> Iterator["subprocess.Popen
     try:
         yield trainer
     finally:
+        if asks:
+            end_family(trainer, grace_s=_END_S, ask=True)
         _end_all(trainer, before)
         ctypes.CDLL(None).prctl(_SUBREAPER, 0)
 
@@ -240,7 +246,8 @@ class _Watch:
             self._read()
             ranks = [self._ranks[rank] for rank in sorted(self._ranks)]
             if ranks and len(ranks) == ranks[0].here and all(rank.done for rank in ranks):
-                self._wait_for_end()
+                with suppress(subprocess.TimeoutExpired):
+                    self._trainer.wait(_END_S)
                 return tuple(ranks)
             now_s = self._clock.now_s()
             for rank in ranks:
@@ -312,7 +319,10 @@ class _Watch:
                 "is",
             )
         if first is not None:
-            return _LookError.of(first, named=named)
+            which = f"rank {first.rank} of {first.world}: " if named else ""
+            error = MeasurementError(f"{which}{first.error}", hint=first.hint)
+            error.exit_code = first.exit_code
+            return error
         if not ranks:
             return UsageError(
                 f"{self._name} ended with exit code {code} before a first step of training was "
@@ -337,31 +347,13 @@ class _Watch:
                     f"{self._name} took no step of training in {format_duration(_NO_STEP_S)}",
                     hint=_NAME_A_STEP,
                 )
-        elif now_s - self._changed_s > _NEXT_STEP_S and self._shown != _MEASURING:
+        elif now_s - self._changed_s > _NEXT_STEP_S and self._shown != TracePhase.MEASURING.name:
             late = ", ".join(str(rank.rank) for rank in ranks if not rank.done)
             raise MeasurementError(
                 f"rank {late} of {ranks[0].world} came no further in "
                 f"{format_duration(_NEXT_STEP_S)}, in step {ranks[0].steps}",
                 hint="all ranks were ended; look at what they wait for with py-spy",
             )
-
-    def _wait_for_end(self) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._trainer.wait(_END_S)
-
-
-_MEASURING = TracePhase.MEASURING.name
-
-
-class _LookError(MeasurementError):
-    """What a rank could not do, with the exit code of its own error."""
-
-    @classmethod
-    def of(cls, rank: RankStatus, *, named: bool) -> "_LookError":
-        which = f"rank {rank.rank} of {rank.world}: " if named else ""
-        error = cls(f"{which}{rank.error}", hint=rank.hint)
-        error.exit_code = rank.exit_code
-        return error
 
 
 def _end_all(trainer: "subprocess.Popen[bytes]", before: set[int]) -> None:

@@ -28,7 +28,9 @@ from underclock.hw.cuda.boundaries import StepBoundaries
 from underclock.hw.cuda.driver import torch as torch_with_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.torch_step import check_free, keep_quiet, quiet, reason_of
+from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.hw.lockstep import JobRanks
+from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import Step
 from underclock.records.common import Record
 from underclock.runtime.trainer.kept_files import LOOK, watch_libraries
@@ -174,7 +176,7 @@ class _Looker:
             self._end(None)
         except UnderclockError as exc:
             self._end(exc)
-        except Exception as exc:  # noqa: BLE001 - the script goes on to nothing
+        except (Exception, InterruptedBySignal) as exc:  # noqa: BLE001 - the script ends here
             self._end(MeasurementError(f"{self._look.name} could not be looked at: {exc!r}"))
 
     def _start(self) -> _Rank:
@@ -225,8 +227,15 @@ class _Looker:
         os.chdir(self._look.cwd)  # where the command line was written; the script ends here
         from underclock.app.measure import command
 
+        if threading.current_thread() is not threading.main_thread():
+            os.environ[READ_ONLY] = "1"  # no signal would reach what gives clocks back
         out = Path(self._look.folder) / "stdout"
-        with out.open("w") as file, redirect_stdout(file), held.handing_over(launcher):
+        with (
+            out.open("w") as file,
+            redirect_stdout(file),
+            interruptible(),
+            held.handing_over(launcher),
+        ):
             command(list(self._look.measure), standalone_mode=False)
         self._measured = True
 
