@@ -108,13 +108,15 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
         ),
         key=lambda state: cost(problem, state),
     )
-    for _ in range(_MOST_ROUNDS):
+    rounds, settled = 0, False
+    while not settled and rounds < _MOST_ROUNDS:
         before, state = state.errors, estimate_errors(problem, state)
-        if _settled(before, state.errors):
-            break
-        state = converge(problem, restart(problem, state))
-        state = learn_prior(problem, state)
-        state = converge(problem, check_shared(problem, state))
+        settled = _settled(before, state.errors)
+        if not settled:
+            state = converge(problem, restart(problem, state))
+            state = learn_prior(problem, state)
+            state = converge(problem, check_shared(problem, state))
+        rounds += 1
     return laplace(problem, state)
 
 

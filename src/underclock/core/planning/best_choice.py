@@ -237,11 +237,9 @@ def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate 
         setting = task.groups.spread(below.choice)
     else:
         fast = fastest(table, task.groups, effort)
-        if fast is None:
+        if fast is None or fast[1].time_change + aim.paid(fast[0]) > aim.slowdown:
             return None
-        setting, cost = fast
-        if cost.time_change + aim.paid(setting) > aim.slowdown:
-            return None
+        setting, _ = fast
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
 
 

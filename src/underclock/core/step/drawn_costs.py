@@ -92,8 +92,6 @@ class DrawnCosts:
 
 def _changes(table: CostTable, choice: Ints, boards: Sequence[LaunchCosts], auto: Floats) -> Floats:
     """Return what a schedule changes on boards, against what auto takes there. Shape (B, 2)."""
-    if (choice == table.baseline).all():
-        return np.zeros((len(boards), 2))
     cap = cap_of(table)
     asked = np.where(choice == table.baseline, cap.boost, choice)
     changes: Floats = settled_sums(cap, boards, asked) / auto - 1.0

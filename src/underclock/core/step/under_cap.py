@@ -374,9 +374,8 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     lag = lag_of(
         (cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.table.launches)
     )
-    if table.closure is not None:
-        closure = Closure(time=table.closure.time / lag[0], energy=table.closure.energy / lag[1])
-        table = dataclasses.replace(table, closure=closure)
+    closure = Closure(time=table.missed.time / lag[0], energy=table.missed.energy / lag[1])
+    table = dataclasses.replace(table, closure=closure)
     settled = _with_auto_settled(table, lag)
     if table.heat is None:
         return settled

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, dropwhile
 
 from underclock.core.tracing.streams import GAP_S
 from underclock.errors import DataError
@@ -126,13 +126,14 @@ def passes_by_marks(
     runs = _runs(work, [each.asked_s for each in messages], homes)
     while runs and runs[-1][0] is InstructionKind.OPTIMIZER:
         runs.pop()
+    runs = list(dropwhile(lambda run: run[0] is InstructionKind.OPTIMIZER, runs))
     counts = Counter[InstructionKind]()
     pieces: list[PassRun] = []
     for kind, first_s, last_s in runs:
         span = first_s, first_s, math.nextafter(last_s, math.inf)
         if kind is not InstructionKind.OPTIMIZER:
             pieces.append(PassRun(*span, kind, counts[kind]))
-        elif pieces:
+        else:
             pieces.append(PassRun(*span, kind))
         counts[kind] += 1
     del counts[InstructionKind.OPTIMIZER]

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 
 from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message, PassRun
 from underclock.core.tracing.rank_places import Beside, PlacedRank
@@ -103,10 +103,10 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
                 exposed_s.append(max(0.0, each.ends_s - max(each.begins_s, until_s)))
                 waited = each.begins_s, min(each.ends_s - least_s, until_s)
                 idle_s = waited[1] - waited[0] - _busy_s(waited, rank.pieces[at])
-                if rank.pieces[at].microbatch is not None:  # taken out for its host's sake
-                    idle_s -= _within_s(waited, rank.pieces[at].late)
-                for other in rank.waited[at]:
-                    idle_s -= _within_s(waited, (other,))
+                # What is taken out for its host's sake, and for another wait, is not taken twice.
+                late = rank.pieces[at].late if rank.pieces[at].microbatch is not None else ()
+                taken = [(waited, late), *((waited, (other,)) for other in rank.waited[at])]
+                idle_s -= math.fsum(starmap(_within_s, taken))
                 rank.time_s[at] -= max(0.0, idle_s)
         begun_s, time_s = max(each.begins_s for each in seen), min(exposed_s)
         if found and found[-1][2] == where:

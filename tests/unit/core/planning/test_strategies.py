@@ -497,7 +497,6 @@ def test_more_settings_give_no_worse_plan(
         assert energy(after) <= energy(before) * (1 + 1e-9)
 
 
-@pytest.mark.untraced
 @given(steps(), st.sampled_from([0.0, 0.01, 0.1]), st.sampled_from([0.0, 1e-3]))
 def test_arms_of_a_step_are_nested(table: CostTable, budget: float, spread: float) -> None:
     check_nested(compare_strategies(table, Goal(max_slowdown=budget), StepRisk(table, spread)))

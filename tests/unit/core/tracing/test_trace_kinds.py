@@ -98,9 +98,15 @@ def test_kernels_without_a_call_belong_to_no_step(seed: int, steps: int, tmp_pat
     for at in range(count):
         each_us = run.behind_us / count
         run.kernel(f"backward_{at}", None, T0_US + at * each_us, each_us - 1.0)
-    job = _job(tmp_path, run.trace())
+    trace = run.trace()
+    job = _job(tmp_path, trace)
     _check(job, run)
     assert f"{count} kernels have no launching call" in _said(job)
+    trace["traceEvents"] = [
+        e for e in trace["traceEvents"] if not e.get("cat", "").startswith("cuda_")
+    ]
+    with pytest.raises(DataError, match=r"no work of the GPU in .* has its launching call"):
+        _job(tmp_path, trace)
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
