@@ -120,15 +120,8 @@ def test_what_may_save_nothing_is_no_answer_yet_and_is_not_to_be_held() -> None:
     assert headline(plan).startswith("Cannot tell yet: energy changes by -25.00 to +13.00 %")
     assert "sudo" not in shown(plan) + page(plan, None)
     assert "use that" not in shown(plan)
+    assert "which may be nothing: -25.00 to +13.00 %" in shown(plan)
     assert "with a longer --time-limit" in (doubt_sentence(plan) or "")
-
-
-def test_a_fixed_clock_that_may_save_nothing_says_so() -> None:
-    arms = [unsure(arm) if arm.name is Strategy.BEST_FIXED else arm for arm in measured().arms]
-    said = shown(measured(arms=tuple(arms)))
-
-    assert "which may be nothing: -25.00 to +13.00 %" in said
-    assert "sudo" not in said
 
 
 def nothing_plan(**changes: object) -> Plan:
