@@ -167,7 +167,6 @@ def test_a_script_is_traced_as_it_runs_by_itself(kind: str) -> None:
     [
         ("exits", "9", "train, process "),
         ("raises", "9", "train failed in step 1: ValueError: no such batch, at train.py:"),
-        ("plain", "1", "train ended after 1 steps, before one was looked at"),
         ("plain", "0", "ended with exit code 3 before a first step of training was seen"),
     ],
 )
@@ -220,13 +219,11 @@ def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
     ],
 )
 def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -> None:
-    begun_s = time.monotonic()
     done = trace(*_TORCHRUN, "ranks.py", kind)
 
     assert done.returncode == 5
     assert words in done.stderr
     assert "rank 1 of 2" in done.stderr
-    assert time.monotonic() - begun_s < 60.0  # of which starting takes most
 
 
 @pytest.mark.parametrize("measures", [True, False])

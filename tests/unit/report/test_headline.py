@@ -96,7 +96,6 @@ def test_a_terminal_gives_the_answer_before_the_tables() -> None:
 
 
 def measured(**changes: object) -> Plan:
-    """Return a plan for a GPU that is there."""
     return msgspec.structs.replace(LATENCY_PLAN, evidence=Evidence.MEASURED, **changes)
 
 
@@ -119,7 +118,6 @@ def test_what_may_save_nothing_is_no_answer_yet_and_is_not_to_be_held() -> None:
 
     assert headline(plan).startswith("Cannot tell yet: energy changes by -25.00 to +13.00 %")
     assert "sudo" not in shown(plan) + page(plan, None)
-    assert "use that" not in shown(plan)
     assert "which may be nothing: -25.00 to +13.00 %" in shown(plan)
     assert "with a longer --time-limit" in (doubt_sentence(plan) or "")
 

@@ -17,6 +17,7 @@ from underclock.core.planning.chance_constraint import BUDGETS
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
+    _at_least,
     choose_kernels,
     compare_strategies,
     one_clock_only,
@@ -56,6 +57,13 @@ def product(objective: Objective, time_s: float, energy_j: float) -> float:
     """Return what an objective without a budget minimises."""
     power = {Objective.ENERGY: 0, Objective.EDP: 1, Objective.ED2P: 2}[objective]
     return energy_j * time_s**power
+
+
+@given(cost_tables())
+def test_what_keeps_the_budget_stands_where_a_search_finds_nothing(table: CostTable) -> None:
+    auto = np.full(len(table.kernels), table.baseline)
+    kept = _at_least(table, Goal(), None, None, [auto])
+    assert kept is not None and (kept.setting == auto).all()  # noqa: PT018
 
 
 @given(cost_tables(), budgets)
