@@ -319,9 +319,9 @@ class _Looker:
 
     def _ended_before(self) -> int | None:
         """Return a rank whose process has ended without a word, for which this one fails."""
-        others = statuses(Path(self._look.folder))
-        gone = (each.rank for each in others if not (each.done or each.error or each.runs))
-        return next(gone, None)
+        self._clock.sleep_s(0.5)  # a process that is killed closes its sockets before it is gone
+        ranks = statuses(Path(self._look.folder))
+        return next((r.rank for r in ranks if not (r.done or r.error or r.runs)), None)
 
     def _end(self, error: UnderclockError | None) -> None:
         """End this process, and say how it went; no other rank is left waiting."""
