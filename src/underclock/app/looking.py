@@ -29,7 +29,7 @@ from underclock.hw.cuda.driver import torch as torch_with_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.torch_step import check_free, keep_quiet, quiet, reason_of
 from underclock.hw.interrupts import InterruptedBySignal, interruptible
-from underclock.hw.lockstep import JobRanks
+from underclock.hw.lockstep import RankAgreement
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.records import Step
 from underclock.records.common import Record
@@ -135,7 +135,7 @@ def _number(name: str, usual: int) -> int:
 class _Rank:
     """The place of this process among the job's ranks, and what looks at its steps."""
 
-    ranks: JobRanks
+    ranks: RankAgreement
     looks: Looks
 
 
@@ -181,7 +181,7 @@ class _Looker:
 
     def _start(self) -> _Rank:
         watch_libraries()
-        ranks = JobRanks(self._torch, self._clock, longest_s=RANK_LATE_S)
+        ranks = RankAgreement(self._torch, self._clock, longest_s=RANK_LATE_S)
         look = StepLook(
             name=self._look.name,
             latest=self._look.latest,
@@ -240,7 +240,7 @@ class _Looker:
         self._measured = True
 
     @property
-    def _ranks(self) -> JobRanks:
+    def _ranks(self) -> RankAgreement:
         if self._rank is None:
             raise AssertionError("a step has ended")
         return self._rank.ranks

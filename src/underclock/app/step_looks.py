@@ -25,7 +25,7 @@ from underclock.hw.cuda.operands import candidates, check_inputs
 from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.torch_step import recorded
-from underclock.hw.lockstep import JobRanks
+from underclock.hw.lockstep import RankAgreement
 from underclock.records import Step
 from underclock.tracing.captured import as_step, check_one_device, obstacle_of
 from underclock.tracing.source import TracePhase
@@ -59,7 +59,7 @@ class StepLook:
 
     name: str
     latest: int
-    ranks: JobRanks
+    ranks: RankAgreement
     clock: Clock
     phase: Callable[[TracePhase], None]
     found: Callable[[Step, Mapping[str, Any] | None], None]

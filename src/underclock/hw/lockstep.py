@@ -269,7 +269,7 @@ def _store(torch: Any) -> Any:
     return torch.distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - nothing else has it
 
 
-class JobRanks:
+class RankAgreement:
     """The ranks of one job, which agree on what each of them does next.
 
     Each rank says a word and hears the words of all, in the order of the ranks; a rank that cannot

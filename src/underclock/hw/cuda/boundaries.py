@@ -37,7 +37,6 @@ class StepBoundaries:
 
     def __init__(self, torch: Any, ended: Callable[[], None]) -> None:
         global _current  # noqa: PLW0603 - one script runs in a process
-        self._torch = torch
         self._ended = ended
         self._optimizer: Any = None
         self._made = False  # an optimizer, whose steps are waited for

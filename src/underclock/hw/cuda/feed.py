@@ -11,13 +11,12 @@ from typing import Any
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError, StuckError
 from underclock.hw.base import Clock, Durations, Progress
 from underclock.hw.clock import SystemClock
+from underclock.hw.cuda.driver import STUCK_S
 from underclock.hw.cuda.torch_step import profiler_detaches
 from underclock.hw.lockstep import SILENT_S, RankPace
 from underclock.hw.rounds import Round
 from underclock.records.launches import NodeKind, TracedActivity
 
-STUCK_S = 60.0
-"""No launch of a trial takes a fraction of this."""
 _HURRIED_S = 4.0  # the same where a signal ends the command
 _POLL_S = 1e-4  # between looks at what the GPU does
 _JOIN_S = 0.2  # between looks at the thread that launches
