@@ -1,6 +1,5 @@
 """From what is written after ``--gpu`` to what answers, and what it is asked for in vain."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,41 +58,20 @@ def test_what_names_no_gpu_is_refused(text: str, words: str, hint: str) -> None:
     assert hint in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("use", "lacking"),
-    [
-        (examine, Capability.READ),
-    ],
-    ids=["doctor"],
-)
-def test_a_table_is_told_what_it_cannot(use: Callable[[str], object], lacking: Capability) -> None:
-    with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {lacking}: a table only"):
-        use("replay:t.csv")
-
-
-@pytest.mark.parametrize(
-    ("use", "lacking"),
-    [
-        (lambda gpu: parse_gpu(gpu).need(Capability.SCHEDULE), Capability.SCHEDULE),
-    ],
-)
-def test_a_real_gpu_is_told_what_only_a_simulated_one_can(
-    use: Callable[[str], object], lacking: Capability
-) -> None:
-    with pytest.raises(NotSupportedError, match=f"'nvml:0' cannot {lacking}: this version"):
-        use("nvml:0")
+def test_what_a_gpu_cannot_do_is_refused() -> None:
+    with pytest.raises(UsageError, match=f"'replay:t.csv' cannot {Capability.READ}: a table only"):
+        examine("replay:t.csv")
+    schedule = Capability.SCHEDULE
+    with pytest.raises(NotSupportedError, match=f"'nvml:0' cannot {schedule}: this version"):
+        parse_gpu("nvml:0").need(schedule)
 
 
 def test_a_unit_is_known_wherever_its_model_is() -> None:
     (finding,) = examine("sim:a100#3").gpus
 
     assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
-
-
-@pytest.mark.parametrize("use", [examine])
-def test_a_model_nobody_knows_is_refused_with_the_nearest(use: Callable[[str], object]) -> None:
     with pytest.raises(UsageError, match="no simulated GPU is called 'rtx9999'"):
-        use("sim:rtx9999#1")
+        examine("sim:rtx9999#1")
 
 
 def test_what_measures_says_what_it_can(tmp_path: Path) -> None:

@@ -282,15 +282,6 @@ def test_everything_printed_is_escaped_in_one_place() -> None:
     assert echoing == {"output.py"}
 
 
-def test_auto_rows_alone_ask_for_other_clocks(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("sweep.csv").write_text("\n".join([*_TABLE.splitlines()[:2], "G,b,,,1.0,100,100"]))
-    main(["plan", "sweep.csv"])
-    said = capsys.readouterr()
-
-    assert "measure at other clocks too, with `underclock measure`" in said.err
-    assert "none are expected" not in said.out
-
-
 def test_a_campaign_says_how_much_of_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     main(["measure", "--gpu", "replay:sweep.csv", "-o", "samples.db"])
 
@@ -371,78 +362,6 @@ def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
     assert "warning: one launch has no name" in capsys.readouterr().err
     main(["plan", "s.db"])
     assert "warning: one launch has no name" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("energy_j,power_w\n", "mood,weather\n", "lacks the column energy_j or power_w"),
-        ("time_s", "time_ms", "lacks the column time_s"),
-        (",time_s", ";time_s", "read with commas between columns, lacks the column mem_mhz"),
-        ("1.1,60", "nan,60", "line 3: time_s is nan"),
-        ("1.1,60", "0,60", "line 3: time_s is 0"),
-        ("1.1,60", "-1.1,60", "line 3: time_s is -1.1"),
-        ("1.1,60", "fast,60", "line 3: time_s is 'fast', not a number"),
-        ("1.1,60", "1.1e-3,60", "line 3: energy_j 60 over time_s 0.0011 is 5.45e+04 W"),
-        ("G,a,900", "G,a,900000000", "line 3: core_mhz is 900000000"),
-        ("G,a,900", "G,a,900.5", "line 3: core_mhz is 900.5, not a whole number"),
-        ("G,a,900,,1.1,60,54.5", "G,a,900", "line 3: the row has more or fewer cells"),
-        ("G,a,,,1.0,100,100\n", "", "'a' has no row at core auto"),
-        ("G,a,,,1.0", "H,a,,,1.0", "mixes GPUs: G, H"),
-        (_TABLE, "", "is empty"),
-        (_TABLE, _TABLE.splitlines()[0] + "\n", "holds no rows"),
-    ],
-)
-def test_a_table_that_cannot_be_planned_says_where_it_is_wrong(
-    old: str, new: str, sentence: str, fails: Fails
-) -> None:
-    Path("sweep.csv").write_text(_TABLE.replace(old, new))
-    code, said = fails("plan sweep.csv -o plan.json")
-
-    assert sentence in said
-    assert code == 4
-
-
-def test_a_kernel_with_one_clock_pair_stays_there_and_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Path("sweep.csv").write_text(_TABLE + "G,c,,,2.0,10,5\n")
-    main(["plan", "sweep.csv", "--json"])
-    said = capsys.readouterr()
-
-    assert "'c' was measured at one clock pair only" in said.err
-    assert json.loads(said.out)["kernels"]["c"]["core_mhz"] is None
-
-
-def test_a_table_without_auto_names_the_row_used_instead(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = [row for row in _TABLE.splitlines() if ",,," not in row]
-    Path("sweep.csv").write_text("\n".join(rows) + "\n")
-    main(["plan", "sweep.csv"])
-
-    assert "changes are against core 900 MHz" in capsys.readouterr().err
-
-
-def test_a_broken_samples_file_is_refused(fails: Fails) -> None:
-    Path("samples.db").write_bytes(b"SQLite format 3\x00" + b"rubbish" * 100)
-    code, said = fails("plan samples.db")
-
-    assert "damaged or not a samples file" in said
-    assert code == 4
-
-
-def test_a_plan_of_a_newer_version_is_refused(
-    capsys: pytest.CaptureFixture[str], fails: Fails
-) -> None:
-    main(["plan", "sweep.csv", "-o", "plan.json"])
-    body = json.loads(Path("plan.json").read_text()) | {"schema": 99}
-    Path("plan.json").write_text(json.dumps(body))
-    capsys.readouterr()
-    code, said = fails("validate plan.json --gpu replay:sweep.csv")
-
-    assert "has schema 99" in said
-    assert code == 4
 
 
 def test_an_interrupt_ends_with_the_shells_code(

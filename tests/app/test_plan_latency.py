@@ -22,7 +22,6 @@ from underclock.records import (
     SampleSet,
     Window,
 )
-from underclock.records.latencies import Domain
 from underclock.report.answer import switching_sentence
 from underclock.store import SampleFile, read_document, read_samples, write_document
 
@@ -204,16 +203,6 @@ def test_latencies_of_another_gpu_are_refused(
     assert "those of H100" in capsys.readouterr().err
 
 
-def test_a_clock_without_latencies_is_named(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    memory = [s for s in LatencyTable.constant(5e-3).switches if s.domain is Domain.MEMORY]
-    path = tmp_path / "memory.json"
-    write_document(path, LatencyTable(evidence=None, gpu=None, switches=tuple(memory)))
-    assert run("plan", samples, "--latency", path) == 4
-    assert "no switch of the core clock" in capsys.readouterr().err
-
-
 def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,14 +249,3 @@ def test_a_budget_no_schedule_meets_leaves_a_plan_and_the_code_of_the_infeasible
     assert made.promise.time_change == pytest.approx(-0.1)
     assert run("plan", table, *given[:-2], "--json") == 6
     assert json.loads(capsys.readouterr().out)["schedule"] is None
-
-
-def test_a_table_without_launch_order_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "sweep.csv"
-    path.write_text(
-        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,\nG,a,1200,,1.1,80,\n"
-    )
-    assert run("plan", path, "--latency", "5ms") == 4
-    assert "in which order" in capsys.readouterr().err

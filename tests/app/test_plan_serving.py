@@ -117,73 +117,75 @@ def test_a_budget_that_nothing_keeps_says_which_would(
     assert "at p99" in said
 
 
-class TestRefused:
-    """Families that make no table, each by name."""
-
-    @pytest.mark.slow
-    def test_a_step_twice(self, samples: list[SampleSet]) -> None:
-        with pytest.raises(DataError, match="both of decode at batch 1, context 1024") as caught:
-            plan_serving([*samples, samples[0]])
-        assert "leave one" in caught.value.hint
-
-    @pytest.mark.slow
-    def test_a_step_whose_shapes_change_within_a_bucket(self, samples: list[SampleSet]) -> None:
-        other = renamed(samples[0], fingerprint="0" * 16)
-        with pytest.raises(DataError, match="both of decode") as caught:
-            plan_serving([*samples, other])
-        assert "shapes change within its batch" in caught.value.hint
-
-    @pytest.mark.slow
-    def test_unlike_models_and_gpus(self, samples: list[SampleSet]) -> None:
-        first, second, _ = samples
-        model = renamed(second, workload="llama3-70b-decode-b8-c1024")
-        with pytest.raises(DataError, match="unlike models: llama3-8b and llama3-70b"):
-            plan_serving([first, model])
-        gpu = renamed(second, gpu=msgspec.structs.replace(second.gpu, name="A100"))
-        with pytest.raises(DataError, match="unlike GPUs: H200 and A100"):
-            plan_serving([first, gpu])
-
-    @pytest.mark.slow
-    def test_a_step_that_says_no_sizes(self, samples: list[SampleSet]) -> None:
-        with pytest.raises(DataError, match="does not say its batch and context") as caught:
-            plan_serving([renamed(samples[0], workload="llama-decode")])
-        assert "serve-decode-b8-c1024" in caught.value.hint
-
-    @pytest.mark.slow
-    def test_a_mixed_step_that_does_not_say_its_tokens(self, samples: list[SampleSet]) -> None:
-        kernels = tuple(
-            msgspec.structs.replace(kernel, pass_=Pass.PREFILL if k else Pass.DECODE)
-            for k, kernel in enumerate(samples[0].kernels)
-        )
-        mixed = renamed(samples[0], kernels=kernels)
-        with pytest.raises(DataError, match="how many tokens"):
-            plan_serving([mixed])
-        (bucket,) = plan_serving([renamed(mixed, workload="m-mixed-b8-c1k-t520")]).buckets
-        assert (bucket.pass_, bucket.context, bucket.tokens) == (Pass.MIXED, 1024, 520)
-
-    @pytest.mark.slow
-    def test_a_step_that_never_ran_whole(self, samples: list[SampleSet]) -> None:
-        alone = tuple(w for w in samples[0].windows if w.kernel and w.mix == ALONE)
-        with pytest.raises(DataError, match="never ran whole"):
-            plan_serving([renamed(samples[0], windows=alone)])
-
-    @pytest.mark.slow
-    def test_a_training_step(self, samples: list[SampleSet]) -> None:
-        kernels = (
-            msgspec.structs.replace(samples[0].kernels[0], pass_=Pass.BACKWARD),
-            *samples[0].kernels[1:],
-        )
-        with pytest.raises(DataError, match="no step of a server"):
-            plan_serving([renamed(samples[0], kernels=kernels)])
-
-    @pytest.mark.parametrize(
-        ("options", "words"),
-        [
-            ("--tpot 0ms", "no budget"),
-            ("--tail 5%", "--tail is of --tpot and --ttft"),
-            ("", "has no samples files"),
-        ],
+def _of_pass(samples: SampleSet, first: Pass, *rest: Pass) -> SampleSet:
+    """Return samples of a step whose first kernel, or all of them, are of another pass."""
+    kernels = tuple(
+        msgspec.structs.replace(kernel, pass_=(rest or (kernel.pass_,))[0] if k else first)
+        for k, kernel in enumerate(samples.kernels)
     )
-    def test_options(self, options: str, words: str, tmp_path: Path, fails: Fails) -> None:
-        _, said = fails(f"plan-server {tmp_path} {options}")
-        assert words in " ".join(said.split())
+    return renamed(samples, kernels=kernels)
+
+
+Family = list[SampleSet]
+_REFUSED: list[tuple[Callable[[Family], Family], str, str]] = [
+    (lambda f: [*f, f[0]], "both of decode at batch 1, context 1024", "leave one"),
+    (
+        lambda f: [*f, renamed(f[0], fingerprint="0" * 16)],
+        "both of decode",
+        "shapes change within its batch",
+    ),
+    (
+        lambda f: [f[0], renamed(f[1], workload="llama3-70b-decode-b8-c1024")],
+        "unlike models: llama3-8b and llama3-70b",
+        "",
+    ),
+    (
+        lambda f: [f[0], renamed(f[1], gpu=msgspec.structs.replace(f[1].gpu, name="A100"))],
+        "unlike GPUs: H200 and A100",
+        "",
+    ),
+    (
+        lambda f: [renamed(f[0], workload="llama-decode")],
+        "does not say its batch and context",
+        "serve-decode-b8-c1024",
+    ),
+    (lambda f: [_of_pass(f[0], Pass.DECODE, Pass.PREFILL)], "how many tokens", ""),
+    (
+        lambda f: [
+            renamed(f[0], windows=tuple(w for w in f[0].windows if w.kernel and w.mix == ALONE))
+        ],
+        "never ran whole",
+        "",
+    ),
+    (lambda f: [_of_pass(f[0], Pass.BACKWARD)], "no step of a server", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changed", "words", "hint"), _REFUSED)
+def test_families_that_make_no_table_are_refused(
+    changed: Callable[[Family], Family], words: str, hint: str, samples: Family
+) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        plan_serving(changed(samples))
+    assert hint in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_mixed_step_says_its_tokens(samples: Family) -> None:
+    mixed = _of_pass(samples[0], Pass.DECODE, Pass.PREFILL)
+    (bucket,) = plan_serving([renamed(mixed, workload="m-mixed-b8-c1k-t520")]).buckets
+    assert (bucket.pass_, bucket.context, bucket.tokens) == (Pass.MIXED, 1024, 520)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--tpot 0ms", "no budget"),
+        ("--tail 5%", "--tail is of --tpot and --ttft"),
+        ("", "has no samples files"),
+    ],
+)
+def test_options_that_make_no_table(options: str, words: str, tmp_path: Path, fails: Fails) -> None:
+    _, said = fails(f"plan-server {tmp_path} {options}")
+    assert words in " ".join(said.split())
