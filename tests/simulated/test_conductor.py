@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -111,10 +110,8 @@ def _segments(launches: Sequence[Kernel], pair: Sequence[Clocks], count: int) ->
     return [pair[i * count // len(launches) % 2] for i in range(len(launches))]
 
 
-@pytest.mark.parametrize("clocks", [_SLOW, _LOW_MEM, Clocks(core_mhz=1050)])
-def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
-    launches: list[Kernel], clocks: Clocks
-) -> None:
+def test_a_schedule_with_one_setting_is_the_step_at_that_lock(launches: list[Kernel]) -> None:
+    clocks = _LOW_MEM
     predicted_s = [1e-3] * len(launches)
     with simulated_rig("rtx3080ti") as rig:
         executed = conduct(
@@ -146,18 +143,7 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(
 
 
 @pytest.mark.parametrize("name", _PAIRS)
-def test_where_switching_is_free_launches_add_up(name: str, launches: list[Kernel]) -> None:
-    clocks = [_PAIRS[name][i % 2] for i in range(len(launches))]
-    executed = _executed(name, launches, clocks, _FREE, LatencyTable.free())
-
-    _check_sum(executed, name, launches, clocks)
-    changes = sum(a != b for a, b in itertools.pairwise([clocks[-1], *clocks]))
-    assert (executed.planned, executed.switches) == (changes, (changes,) * 3)
-    assert max(map(abs, executed.misses_s)) < 1e-9
-
-
-@pytest.mark.parametrize("name", _PAIRS)
-def test_so_they_do_where_delays_are_known_and_segments_longer(
+def test_launches_add_up_where_delays_are_known_and_segments_longer(
     name: str, launches: list[Kernel]
 ) -> None:
     clocks = _segments(launches, _PAIRS[name], 2 if name == "h200" else 4)
@@ -247,12 +233,9 @@ def test_a_wrong_belief_of_the_delay_shows(
     assert (executed.early(5e-3), executed.late(5e-3)) == ((12, 0) if miss_s < 0 else (0, 12))
 
 
-@pytest.mark.parametrize("factor", [0.8, 1.2])
-def test_wrong_durations_are_put_right_launch_by_launch(
-    launches: list[Kernel], factor: float
-) -> None:
+def test_wrong_durations_are_put_right_launch_by_launch(launches: list[Kernel]) -> None:
     clocks = _segments(launches, (_SLOW, _FAST), 4)
-    predicted_s = [factor * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
+    predicted_s = [0.8 * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
         executed = conduct(rig, launches, _under(clocks, _BELIEVED, predicted_s), steps=3)
 

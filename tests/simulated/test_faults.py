@@ -15,7 +15,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, MeasurementSettings
+from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
 _PAIR = Clocks(core_mhz=1050, mem_mhz=5001)
@@ -278,24 +278,3 @@ def test_a_fault_of_a_gpu_that_is_not_there_is_refused() -> None:
         simulated_driver("rtx3080ti", count=2, faults=script),
     ):
         pass
-
-
-@pytest.mark.slow
-def test_a_gpu_slowed_against_heat_shows_it() -> None:
-    faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.SOFT_SLOWDOWN)])
-    kernel = Kernel(name="copy", kind=Kind.MEMORY, flops=0.0, bytes_moved=9e9)
-    with simulated_driver("rtx3080ti", faults=faults) as machine, nvml_session():
-        gpu = NvmlGpu()
-        with machine.run(kernel):
-            machine.clock.sleep_s(0.7)
-            early_mhz, early = gpu.observed().core_mhz, gpu.throttle_reasons()
-            machine.clock.sleep_s(1.0)
-            late_mhz, late = gpu.observed().core_mhz, gpu.throttle_reasons()
-
-    assert early is not None
-    assert late is not None
-    assert not early & 0x20
-    assert late & 0x20
-    assert early_mhz is not None
-    assert late_mhz is not None
-    assert late_mhz < early_mhz

@@ -54,7 +54,7 @@ class Asker:
     Args:
         gpu: That it asks.
         machine: What to ask for.
-        looks_s: How long after each mark it is seen; by default at once.
+        looks_s: How long after each mark it is seen; at once where nothing says.
         accepted: Told of every call that the driver accepted.
     """
 
@@ -62,13 +62,10 @@ class Asker:
         self,
         gpu: VirtualGpu,
         machine: Machine,
-        looks_s: Iterator[float] | None = None,
-        accepted: Callable[[Ask], None] = lambda _: None,
+        looks_s: Iterator[float] | None,
+        accepted: Callable[[Ask], None],
     ) -> None:
         self.machine = machine
-        self.talks = False  # whether its GPU waits in communication, or communicates
-        self.disturbed = 0  # calls that were made, or were under way, meanwhile
-        self.refusals = 0
         self._gpu = gpu
         self._looks_s = looks_s
         self._accepted = accepted
@@ -88,7 +85,7 @@ class Asker:
         else:
             self._gpu.agenda.add(self._gpu.now_s + next(self._looks_s), self._look)
 
-    def look_ahead(self) -> None:
+    def _look_ahead(self) -> None:
         """Set the alarm to when there is something to ask for, unless it is set earlier."""
         at_s = self.machine.next_s
         if at_s < self._wakes_s:
@@ -101,7 +98,7 @@ class Asker:
         if not self._stopped:
             word, step = self._page
             self.machine.saw(word, self._gpu.now_s, step)
-            self.look_ahead()
+            self._look_ahead()
 
     def _wake(self, alarm: int) -> None:
         if self._stopped or alarm != self._alarm:
@@ -109,17 +106,15 @@ class Asker:
         self._wakes_s, now_s = math.inf, self._gpu.now_s
         ask = self.machine.ask(now_s)
         if ask is not None:
-            self.disturbed += self.talks
             returned_s = now_s + next(self._gpu.setter_call_s)
             self._gpu.agenda.add(returned_s, functools.partial(self._returns, ask, now_s))
-        self.look_ahead()
+        self._look_ahead()
 
     def _returns(self, ask: Ask, called_s: float) -> None:
         """End a call: the driver holds the lock, and the clock follows when it does."""
         if self._stopped:
             return
         if FaultKind.PERMISSION_REVOKED in self._gpu.faults:
-            self.refusals += 1
             self.machine.refused(ask, self._gpu.now_s, FaultKind.PERMISSION_REVOKED)
         else:
             self._accepted(ask)
@@ -129,7 +124,7 @@ class Asker:
             else:
                 self._gpu.lock_mem(bounds)
             self.machine.asked(ask, called_s, self._gpu.now_s)
-        self.look_ahead()
+        self._look_ahead()
 
 
 class Driven:

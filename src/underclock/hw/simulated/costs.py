@@ -37,29 +37,11 @@ _FLOPS = 1e12
 _LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # as of costs
-class Piece:
-    """Kernels that follow one another so often that they count as one: how many launches of each.
-
-    Its power is their mean: what lies above and below it inside the piece nobody sees.
-    """
-
-    parts: tuple[tuple[KernelConstants, float], ...]
-
-    def __post_init__(self) -> None:
-        if not self.parts or not all(launches > 0 for _, launches in self.parts):
-            raise ValueError("a piece has kernels, and launches of each")
-
-
-Work = KernelConstants | Piece
-"""What a virtual GPU can be given to do."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)  # one is itself: it serves as a key at every stride
 class LaunchCost:
     """A kernel at given clocks; power is linear in temperature, through leakage."""
 
-    kernel: Work | None  # kept alive, so that its identity can serve as a key
+    kernel: KernelConstants | None  # kept alive, so that its identity can serve as a key
     duration_s: float  # of one launch, without noise; 0 for no kernel
     cold_w: float  # at 0 °C
     w_per_c: float
@@ -111,7 +93,7 @@ class Costs:
         self._warm: dict[tuple[KernelConstants, int], WarmPower] = {}
         self._count = 0  # of all that is remembered
 
-    def at(self, kernel: Work | None, core_mhz: float, mem_mhz: int) -> LaunchCost:
+    def at(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: int) -> LaunchCost:
         """Return what a kernel, or nothing, costs at given clocks."""
         cost = self._known[core_mhz, mem_mhz].get(id(kernel))
         if cost is None:
@@ -149,9 +131,7 @@ class Costs:
         count = int(np.searchsorted(self._bins_mhz, wanted_mhz, side="right"))
         return settled_mhz(self._bins_mhz[:count], warm.first(count, temperature_c), limit_w)
 
-    def _new(self, kernel: Work | None, core_mhz: float, mem_mhz: float) -> LaunchCost:
-        if isinstance(kernel, Piece):
-            return self._joined(kernel, core_mhz, mem_mhz)
+    def _new(self, kernel: KernelConstants | None, core_mhz: float, mem_mhz: float) -> LaunchCost:
         gpu = self._constants
         dram_share = 0.0
         if kernel is None:
@@ -172,23 +152,6 @@ class Costs:
             cold_w=cold_w * lock.power,
             w_per_c=(warm_w - cold_w) / _WARM_C * lock.power,
             dram_share=dram_share,
-        )
-
-    def _joined(self, piece: Piece, core_mhz: float, mem_mhz: float) -> LaunchCost:
-        """Return what a piece costs: its kernels' times and energies, added up."""
-        costs = [self._new(kernel, core_mhz, mem_mhz) for kernel, _ in piece.parts]
-        each_s = np.array([cost.duration_s for cost in costs]) * [n for _, n in piece.parts]
-        taken_s = float(each_s.sum())
-
-        def mean(values: list[float]) -> float:
-            return float(each_s @ np.array(values)) / taken_s
-
-        return LaunchCost(
-            kernel=piece,
-            duration_s=taken_s,
-            cold_w=mean([cost.cold_w for cost in costs]),
-            w_per_c=mean([cost.w_per_c for cost in costs]),
-            dram_share=mean([cost.dram_share for cost in costs]),
         )
 
     def _under_peak(self, kernel: KernelConstants, core_mhz: float, mem_mhz: float) -> float:

@@ -20,7 +20,7 @@ from underclock.hw.simulated.clocks import (
     PowerLoop,
     snap,
 )
-from underclock.hw.simulated.costs import Costs, LaunchCost, UnitVariation, Work
+from underclock.hw.simulated.costs import Costs, LaunchCost, UnitVariation
 from underclock.hw.simulated.faults import FaultKind, slowdown
 from underclock.hw.simulated.work import BEYOND_S, LaunchLoop, Neighbour, turn
 from underclock.physics.constants import KernelConstants
@@ -141,7 +141,7 @@ class VirtualGpu:
 
     def load(self) -> tuple[float, float]:
         """Return the parts of the time, 0 to 1, that the GPU and its memory are busy."""
-        work: list[tuple[Work, float]] = [(o.kernel, o.share) for o in self.neighbours]
+        work = [(other.kernel, other.share) for other in self.neighbours]
         if self.running is not None and not self.running.idle:
             rest = 1.0 - sum(share for _, share in work)
             work.append((self.running.kernels[self.running.position], rest))
@@ -226,22 +226,11 @@ class VirtualGpu:
     def advance(self, duration_s: float) -> None:
         """Let virtual time pass."""
         end_s = self.now_s + duration_s
-        self._pass(end_s)
-        self.now_s = end_s  # exactly, so that several GPUs keep one time
-
-    def work_off(self, until_s: float) -> bool:
-        """Let virtual time pass until what it was given is done, if that is by then; say so."""
-        self._pass(until_s, while_busy=True)
-        return self.running is None or self.running.idle
-
-    def _pass(self, end_s: float, *, while_busy: bool = False) -> None:
         agenda = self.agenda
         while True:
             if agenda.next_s <= self.now_s + _ROUNDING_S:
                 agenda.run(self.now_s + _ROUNDING_S)
             if self.now_s >= end_s - _ROUNDING_S:
-                break
-            if while_busy and (self.running is None or self.running.idle):
                 break
             self._settle()
             until_s = min(end_s, agenda.next_s)
@@ -250,6 +239,7 @@ class VirtualGpu:
                 self._take_turns(runs, until_s)
             else:
                 self._account(min(self._stride_s(), until_s - self.now_s))
+        self.now_s = end_s  # exactly, so that several GPUs keep one time
 
     def _follow_locks(self, domain: Domain) -> None:
         """Let a clock follow its lock; while the memory's changes, nothing executes."""
@@ -319,7 +309,7 @@ class VirtualGpu:
         """Settle clocks and power for the moment."""
         self._decide()
         running = self.running
-        kernel: Work | None = None
+        kernel: KernelConstants | None = None
         self._runs, noise, alone = None, 1.0, False
         neighbour = None
         if self.neighbours:
@@ -330,7 +320,7 @@ class VirtualGpu:
         elif executes and running is not None and not running.idle:
             kernel, self._runs = running.kernels[running.position], running
             noise, alone = running.power_noise, not self._mixed
-        if alone and isinstance(kernel, KernelConstants):
+        if alone and kernel is not None:
             self.core_mhz = self._steady(kernel)
             if self.core_mhz < self._wanted_mhz:
                 noise = 1.0  # at the cap the loop takes it out again

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from underclock.hw.rounds import Turn
-from underclock.hw.simulated.costs import Work
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks
 
@@ -18,7 +17,7 @@ BEYOND_S = 1e-12
 class LaunchLoop:
     """Rounds of kernels, one after the other."""
 
-    kernels: tuple[Work, ...]  # what runs in a round, in turn
+    kernels: tuple[KernelConstants, ...]  # what runs in a round, in turn
     time_noise: float  # relative, of durations and of power, drawn once per loop
     power_noise: float
     # How often each is launched in a row, and whose launches these are; by default once, and a
