@@ -32,10 +32,6 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("sweep.csv").write_text(_TABLE)
 
 
-def _run(arguments: str) -> None:
-    main(arguments.split())
-
-
 def _json(
     arguments: str, capsys: pytest.CaptureFixture[str], *, code: int = 0
 ) -> dict[str, object]:

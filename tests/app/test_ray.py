@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
-FEW = Campaign(grid=Grid.COARSE, core_mhz=(1050, None), mem_mhz=(None,))
 BRIEF = MeasurementSettings(warm_s=10.0, longest_warm_s=10.0, kernel_warm_s=0.1, window_s=0.2)
 
 

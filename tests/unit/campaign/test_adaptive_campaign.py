@@ -94,6 +94,7 @@ def test_few_rows_of_a_table_find_most_of_its_saving(sweep: Path, adapted: Sampl
     table, sample_set = sweep, adapted
 
     assert len(sample_set.samples) == 32  # of 112
+    assert len({(s.kernel, s.asked) for s in sample_set.samples}) == 32  # none twice
     assert Counter(s.kernel for s in sample_set.samples if s.asked == AUTO) == dict.fromkeys(
         KERNELS, 1
     )
@@ -152,27 +153,11 @@ def test_slow_memory_is_found_where_it_pays(tmp_path: Path) -> None:
     assert slow["k3"] + slow["k7"] < 0.4 * slow.total()  # nor is it asked for where it does not
 
 
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        ({"slowdowns": (0.05,)}, "replayed whole, so it is not measured for a time budget"),
-    ],
-)
-def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(
-    table: Path, tmp_path: Path, wanted: dict[str, object], sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        measure(
-            gpu=f"replay:{table}",
-            to=tmp_path / "s.db",
-            campaign=Campaign(**wanted),  # type: ignore[arg-type]
-        )
+def test_a_goal_that_a_table_cannot_be_measured_for_is_refused(table: Path, tmp_path: Path) -> None:
+    campaign = Campaign(slowdowns=(0.05,))
+    with pytest.raises(UsageError, match="replayed whole, so it is not measured for a time budget"):
+        measure(gpu=f"replay:{table}", to=tmp_path / "s.db", campaign=campaign)
     assert not (tmp_path / "s.db").exists()
-
-
-def test_no_row_is_taken_twice_from_a_table(adapted: SampleSet) -> None:
-    taken = Counter((s.kernel, s.asked) for s in adapted.samples)
-    assert set(taken.values()) == {1}
 
 
 def _twice(table: Path, to: Path, *, odd: int = 0) -> Path:
@@ -197,17 +182,17 @@ def _repeat(sample: Window, *, factor: float) -> Window:
 
 def test_odd_repeats_end_no_campaign_and_no_resuming(table: Path, tmp_path: Path) -> None:
     wild, path = _twice(table, tmp_path / "wild.csv", odd=9), tmp_path / "s.db"
-    first = _adapt(wild, path, 30)
-    assert len(first.samples) == 30
+    first = _adapt(wild, path, 24)
+    assert len(first.samples) == 24
     taken = Counter((s.kernel, s.asked) for s in first.samples)
     once = [s for s in first.samples if taken[s.kernel, s.asked] == 1]
     again = [_repeat(sample, factor=1.001 if i else 3.0) for i, sample in enumerate(once[:12])]
     with SampleFile.open(path, writable=True) as file:
         for sample in again:
             file.append(sample)
-    second = _adapt(wild, path, 48)
+    second = _adapt(wild, path, 38)
 
-    assert len(second.samples) == 48
+    assert len(second.samples) == 38
     taken = Counter((s.kernel, s.asked) for s in second.samples)
     assert max(taken.values()) <= 2
     assert odd_repeats(second)
@@ -215,22 +200,18 @@ def test_odd_repeats_end_no_campaign_and_no_resuming(table: Path, tmp_path: Path
 
 
 def test_a_few_rows_of_a_table_with_repeats_are_a_sample(table: Path, tmp_path: Path) -> None:
-    sample_set = _adapt(_twice(table, tmp_path / "twice.csv"), tmp_path / "s.db", 40)
+    twice = _twice(table, tmp_path / "twice.csv")
+    first = _adapt(twice, tmp_path / "s.db", 18)
+    # One run of auto is in every promise, so that it is soon run again.
+    taken = Counter(s.kernel for s in first.samples if s.asked == AUTO)
+    assert max(taken.values()) == 2
+    sample_set = _adapt(twice, tmp_path / "s.db", 32)
     assert sample_set.sampled
     made = plan(sample_set, Goal(max_slowdown=0.05))
 
     interval = made.arm(made.chosen).energy_interval
     assert interval is not None
     assert interval[1] - interval[0] > 1e-4
-
-
-def test_auto_is_run_again_where_the_promise_rests_on_it(table: Path, tmp_path: Path) -> None:
-    """Every row is in the table twice, and one run of auto is in every promise."""
-    sample_set = _adapt(_twice(table, tmp_path / "twice.csv"), tmp_path / "s.db", 18)
-    taken = Counter(s.kernel for s in sample_set.samples if s.asked == AUTO)
-
-    assert 2 in taken.values()
-    assert max(taken.values()) == 2
 
 
 def test_a_campaign_that_was_cut_off_goes_on(table: Path, tmp_path: Path) -> None:
@@ -393,7 +374,7 @@ def test_a_table_whose_auto_rows_are_of_some_kernels_is_replayed_against_a_commo
     assert len(sample_set.samples) == 22
 
 
-@pytest.mark.parametrize("valley_mhz", [1170, 1245, 1395])
+@pytest.mark.parametrize("valley_mhz", [1170, 1395])
 def test_a_saving_far_away_is_found_beside_one_next_to_auto(
     tmp_path: Path, valley_mhz: int
 ) -> None:

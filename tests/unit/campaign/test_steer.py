@@ -17,7 +17,7 @@ from underclock.campaign.loop import CampaignRun
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
-from underclock.core.design.wanted import IDLING, METERED, Wanted
+from underclock.core.design.wanted import IDLING, METERED
 from underclock.core.model.estimate import estimate
 from underclock.core.steering.reach import reach_mhz, told
 from underclock.core.step.cap import driver_says, is_uneven
@@ -171,8 +171,7 @@ def test_the_longest_kernels_are_measured_first(steered: SampleSet) -> None:
     assert alone == sorted(busy_s, key=lambda name: -busy_s[name])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path, seed: int) -> None:
+def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path) -> None:
     """A fit to clocks that are nearly one may expect less power than none far from it."""
     samples = measure(
         trace("gpt3-xl"),
@@ -180,13 +179,13 @@ def test_a_step_seen_twice_at_one_clock_says_nothing_of_others(tmp_path: Path, s
         to=tmp_path / "s.db",
         campaign=Campaign(clocks=ClockControl.STEER, max_samples=2),
         measuring=_COLD,
-        seed=seed,
+        seed=1,
     )
 
     assert plan(samples).headline.energy_change == 0.0
 
 
-@pytest.mark.parametrize("most", [1, 4, 9, 10, 19])
+@pytest.mark.parametrize("most", [1, 9, 19])
 def test_a_campaign_may_end_anywhere_and_is_planned(steered: SampleSet, most: int) -> None:
     cut = msgspec.structs.replace(steered, windows=steered.windows[:most])
     best = plan(cut).headline
@@ -406,14 +405,6 @@ def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
             Campaign(slowdowns=(0.02,)).check_goal(bound)
 
 
-def test_a_table_cannot_be_steered(tmp_path: Path) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text("gpu,kernel,core_mhz,mem_mhz,time_s,energy_j\nG,a,,,1.0,100\nG,a,900,,1,90\n")
-
-    with pytest.raises(NotSupportedError, match="takes a GPU that runs kernels"):
-        measure(gpu=f"replay:{table}", to=tmp_path / "s.db", campaign=_STEER)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"grid": "coarse"}, {"grid": "full"}, {"core_mhz": (900,)}, {"mem_mhz": (1,)}, {"repeats": 2}],
@@ -504,7 +495,3 @@ def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) ->
         costs = Costs(truth.constants, truth.core_mhz, truth.peak_w)
         time_s = costs.at(truth.kernel(kernel), *at).duration_s
         assert fit.posterior.log_s[0, c] == pytest.approx(math.log(time_s), abs=0.005)
-
-
-def test_what_is_wanted_can_be_told_apart() -> None:
-    assert Wanted("a", ALONE) != Wanted("a", Mix(hot=1))

@@ -11,7 +11,6 @@ from underclock.store.table_rows import READINGS
 
 _HEADER = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w," + ",".join(READINGS)
 _ROW = "G,a,,,1.0,100,100,1980,3201,51.5,4"
-_H200 = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 
 
 def _table(folder: Path, *rows: str, header: str = _HEADER) -> Path:

@@ -72,12 +72,6 @@ class TestDefaultMeasuring:
     def test_anything_else_is_measured_as_in_the_paper(self, spec: str) -> None:
         assert default_measuring(spec) == MeasurementSettings()
 
-    def test_brief_is_shorter_in_every_wait(self) -> None:
-        usual = MeasurementSettings()
-        assert QUICK.kernel_warm_s < usual.kernel_warm_s
-        assert QUICK.window_s < usual.window_s
-        assert QUICK.warm_s < QUICK.longest_warm_s < usual.longest_warm_s
-
     def test_an_unknown_gpu_has_none(self) -> None:
         with pytest.raises(UsageError, match="unknown GPU 'cuda:0'"):
             default_measuring("cuda:0")

@@ -3,7 +3,6 @@
 import itertools
 import math
 import sys
-from random import Random
 
 import numpy as np
 import pytest
@@ -152,41 +151,6 @@ def test_a_looser_budget_never_costs_more(problem: Problem, extra: float) -> Non
     )
 
     assert loose.energy_j <= tight.energy_j * (1 + 1e-12)
-
-
-@settings(max_examples=25)
-@given(problems(), st.randoms(use_true_random=False))
-def test_the_order_of_groups_and_settings_does_not_matter(problem: Problem, random: Random) -> None:
-    groups, count = problem.time_s.shape
-    rows = random.sample(range(groups), groups)
-    columns = random.sample(range(count), count)
-    shuffled = Problem(
-        time_s=problem.time_s[rows][:, columns],
-        energy_j=problem.energy_j[rows][:, columns],
-        budget_s=problem.budget_s,
-    )
-
-    solution, reference = Exact().solve(shuffled), Exact().solve(problem)
-
-    assert solution.status is reference.status
-    assert solution.energy_j == pytest.approx(reference.energy_j, rel=1e-12)
-
-
-@settings(max_examples=25)
-@given(problems())
-def test_a_setting_that_is_slower_and_dearer_changes_nothing(problem: Problem) -> None:
-    worse_s = problem.time_s.min(axis=1) + 1.0
-    worse_j = problem.energy_j[np.arange(len(worse_s)), problem.time_s.argmin(axis=1)] + 1.0
-    wider = Problem(
-        time_s=np.column_stack([problem.time_s, worse_s]),
-        energy_j=np.column_stack([problem.energy_j, worse_j]),
-        budget_s=problem.budget_s,
-    )
-
-    solution, reference = Exact().solve(wider), Exact().solve(problem)
-
-    assert solution.status is reference.status
-    assert solution.energy_j == pytest.approx(reference.energy_j, rel=1e-9)
 
 
 @pytest.mark.slow

@@ -61,14 +61,6 @@ def _verdict(
     return judge(energy, time, promise=-0.11, budget=budget, tolerance=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "expected"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (100, 1.9840), (2000, 1.9612)],
-)
-def test_students_t_is_that_of_the_tables(freedom: float, expected: float) -> None:
-    assert student_quantile(freedom) == pytest.approx(expected, abs=1e-4)
-
-
 @given(st.floats(1.0, 1e4))
 def test_students_t_is_that_of_scipy(freedom: float) -> None:
     assert student_quantile(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-6)
@@ -92,13 +84,6 @@ def test_the_unit_does_not_matter(runs: tuple[list[float], list[float]], unit: f
 
     assert scaled.mean == pytest.approx(change.mean)
     assert scaled.interval == pytest.approx(change.interval)
-
-
-@given(arms)
-def test_the_same_seed_gives_the_same_interval(runs: tuple[list[float], list[float]]) -> None:
-    auto, plan = map(np.array, runs)
-
-    assert _quick_change(auto, plan, _random()) == _quick_change(auto, plan, _random())
 
 
 @given(arms, st.floats(1.5, 3.0))
@@ -337,24 +322,6 @@ def test_every_run_of_one_arm_meets_every_run_of_the_other(
     for i, base in enumerate(auto):
         for j, new in enumerate(plan):
             assert base * (1.0 + changes[i, j]) == pytest.approx(new)
-
-
-@given(totals)
-def test_an_arm_against_itself_changes_nothing_on_the_diagonal(auto: list[float]) -> None:
-    changes = pair_changes(np.array(auto), np.array(auto))
-
-    assert np.diag(changes) == pytest.approx(0.0)
-
-
-@given(totals, totals, st.floats(0.1, 10.0))
-def test_the_unit_of_both_arms_does_not_matter(
-    auto: list[float], plan: list[float], unit: float
-) -> None:
-    changes = pair_changes(np.array(auto), np.array(plan))
-
-    scaled = pair_changes(np.array(auto) * unit, np.array(plan) * unit)
-
-    assert scaled == pytest.approx(changes, rel=1e-9, abs=1e-9)
 
 
 @given(totals, totals)

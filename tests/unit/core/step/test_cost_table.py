@@ -1,6 +1,5 @@
 """From samples to costs: means, counts, what auto is, and how far the step is from its kernels."""
 
-import math
 import statistics
 
 import numpy as np
@@ -112,12 +111,6 @@ def test_a_sample_of_an_unknown_kernel_is_an_error_that_names_it() -> None:
 
 
 class TestBaseline:
-    def test_it_is_auto_where_there_is_an_auto_row(self) -> None:
-        table = cost_table(sample_set(*(sample(k, s) for k in "ab" for s in (AUTO, HIGH))))
-
-        assert table.settings[table.baseline] == AUTO
-        assert table.warnings == ()
-
     def test_without_auto_it_is_the_fastest_clocks_every_kernel_has(self) -> None:
         common = [sample(k, s) for k in "ab" for s in (LOW, MIDDLE)]
 
@@ -223,13 +216,3 @@ class TestInSitu:
         assert (
             cost_table(sample_set(*rows, in_situ=(step(3.0, 3.0),)), baseline=LOW).closure is None
         )
-
-
-def test_auto_costs_are_sums_over_the_kernels() -> None:
-    random = np.random.default_rng(0)
-    rows = [sample(k, AUTO, *random.random(2)) for k in "abc"]
-
-    table = cost_table(sample_set(*rows, counts=(3, 1, 2)))
-
-    times_s = [count * row.time_s for count, row in zip((3, 1, 2), rows, strict=True)]
-    assert table.auto_time_s == pytest.approx(math.fsum(times_s))

@@ -120,11 +120,6 @@ SPANS = st.lists(
 )
 
 
-def test_launches_side_by_side_are_busy_once() -> None:
-    assert busy_s(_launches((2.0, 3.0), (0.0, 1.0), (0.5, 0.75), (2.5, 3.5))) == 2.5
-    assert busy_s([]) == 0.0
-
-
 @given(SPANS)
 def test_the_gpu_is_busy_whenever_any_launch_runs(spans: list[tuple[int, int]]) -> None:
     busy = {second for begin, end in spans for second in range(begin, end)}

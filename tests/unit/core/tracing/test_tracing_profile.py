@@ -129,11 +129,6 @@ def test_a_collective_kernel_is_known_by_its_name() -> None:
     assert one.pass_ is Pass.COMMUNICATION
 
 
-def test_a_step_without_backward_is_all_forward() -> None:
-    (one,) = seen(host("aten::x", 0, 9), launch(1, 1), kernel(20, 1))
-    assert one.pass_ is Pass.FORWARD
-
-
 def test_memsets_and_copies_have_no_function() -> None:
     activities = seen(
         host("aten::zero_", 0, 9),

@@ -196,24 +196,6 @@ def test_one_launch_is_exposed_by_what_the_step_without_it_is_shorter_by(
     assert found.exposed_s(alone)[place] == pytest.approx(shorter_s, abs=1e-9)
 
 
-@given(_profiles())
-def test_what_could_take_longer_for_nothing_is_not_exposed_by_itself(
-    seen: Sequence[TracedActivity],
-) -> None:
-    found = streams(seen)
-    for place in np.flatnonzero(found.slack_s() > 1e-6).tolist():
-        alone = np.arange(len(seen)) == place
-        assert found.exposed_s(alone)[place] == pytest.approx(0.0, abs=1e-9)
-
-
-@given(st.lists(st.floats(0.1, 2.0), min_size=1, max_size=8))
-def test_one_stream_exposes_all_of_its_launches(durations_s: list[float]) -> None:
-    ends = np.cumsum(durations_s)
-    seen = [_launch(end - s, end, 0) for s, end in zip(durations_s, ends, strict=True)]
-
-    assert streams(seen).exposed_s(np.ones(len(seen), dtype=bool)) == pytest.approx(durations_s)
-
-
 def test_of_a_chain_that_outlasts_what_it_is_overlapped_what_comes_after_it_is_exposed() -> None:
     # Compute is over after 3 s; two collectives run from 1 to 3.5 s and on to 6 s.
     seen = (
