@@ -7,9 +7,9 @@ import pytest
 from fake_gpu import FakeClock, SteadyGpu
 from underclock.errors import MeasurementError, NotAppliedError
 from underclock.hw.base import Reading
-from underclock.hw.interference import InterferenceCheck
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.watching import InterferenceCheck
 from underclock.records import (
     AUTO,
     Clocks,

@@ -21,7 +21,7 @@ WAITS = {
     "hw/simulated/launcher.py _VirtualLoop.durations": "a loop that does not launch is an error",
     "hw/simulated/served/server.py PacedClock.run": f"{_ENDS}, or with what is served",
     "hw/simulated/served/server.py PacedClock.wait_until": "time, which goes on, or the end of it",
-    "hw/wire.py Reader.receive": "the connection's timeout; of a server, its client's end",
+    "hw/wire.py MessageReader.receive": "the connection's timeout; of a server, its client's end",
     "hw/wire.py answering.accept": f"{_ENDS}, or with the socket",
     "runtime/conductor/booking.py Booking._write_on": f"{_ENDS}, or with the run",
     "runtime/conductor/governing.py Governing._notes": _AT_ONCE,

@@ -10,11 +10,10 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
-from underclock.campaign.loop import CampaignRun, Listed, check_time_limit
+from underclock.campaign.loop import CampaignRun, Listed, Steering, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.recording import Recorder, WindowPolicy, record
 from underclock.campaign.share import SharedRecorder, StepsFirst, share_of
-from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, Grid, Points, survey
 from underclock.core.step.whole import WHOLE
 from underclock.errors import DataError, NotSupportedError, UsageError
@@ -119,7 +118,7 @@ def measure(
                 expect(expected)
             left = None if expected is None else TimeLeft(expected, measurer.now_s)
             policy = _policy_of(recorder, points, campaign, seed)
-            CampaignRun(recorder, policy, campaign, progress or _nobody, left).run()
+            CampaignRun(recorder, policy, campaign, progress or (lambda _tally: None), left).run()
 
         return record(measurer, path, header, take, whole=one is not None)
 
@@ -210,10 +209,6 @@ def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> Non
             f"the plan is of {plan.workload}, and this is another step",
             hint="leave STEP away: the plan has its own",
         )
-
-
-def _nobody(_tally: Tally) -> None:
-    """Tell nobody."""
 
 
 def follows(step: Step | None, gpu: str) -> bool:

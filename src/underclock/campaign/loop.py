@@ -9,16 +9,21 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
 
 from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming_s
-from underclock.campaign.recording import Recorder, WindowPolicy
+from underclock.campaign.recording import Recorder, WindowPolicy, window_of
 from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
-from underclock.core.design.agenda import fewest_measurements
-from underclock.core.design.wanted import Wanted
-from underclock.errors import MeasurementError, UsageError
+from underclock.core.design.agenda import SteeringAgenda, fewest_measurements
+from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
+from underclock.core.model.parameters import unknown_gpu
+from underclock.core.model.sample_sets import UNKNOWN_MHZ
+from underclock.errors import MeasurementError, NoRoomError, UsageError
 from underclock.hw.base import Capability, Measurer
-from underclock.records import SampleSet, Window
+from underclock.records import Mix, SampleSet, Window
 from underclock.units import format_duration
 
 
@@ -56,6 +61,54 @@ class Listed(WindowPolicy):
             else:
                 wanted.append(one)
         return wanted
+
+
+class Steering(WindowPolicy):
+    """Wants kernels at many clocks, though none may be set: one mix of company after the other.
+
+    It ends once the step's energy is as sure as asked.
+    """
+
+    why = "nothing more would tell much"
+
+    def __init__(self, recorder: Recorder, campaign: Campaign) -> None:
+        self.limit_s = campaign.limit_s(steers=True)
+        self._recorder = recorder
+        self._precision = campaign.precision
+        # As one kernel the step is in each of its mixes, and in no other step.
+        self._whole = campaign.in_situ and not recorder.whole
+        header = recorder.file.header
+        self._shape = unknown_gpu(
+            [UNKNOWN_MHZ],
+            fastest_mhz=float(max(c.core_mhz for c in header.settings if c.core_mhz is not None)),
+            most_w=header.gpu.power_limit_w or 1.0,
+        )
+        self._companion = True
+
+    def begin(self) -> None:
+        """Try what a campaign rests on before it spends time, and whether the companion can run."""
+        try:
+            self._try(COMPANIONS)
+        except NoRoomError as exc:
+            self._recorder.file.note(
+                (f"{exc}: kernels ran with idling only, so no clock below their own was seen",)
+            )
+            self._companion = False
+            self._try(IDLING)
+
+    def _try(self, mix: Mix) -> None:
+        reading = self._recorder.measurer.measure((), mix=mix, timed=True)
+        window_of(Wanted("", mix), 0, reading, self._recorder.file.header)
+
+    def next(self, spent_s: float) -> list[Wanted]:
+        """Return the mix that tells most, by what is on file."""
+        del spent_s
+        samples = self._recorder.samples
+        if not self._whole:
+            samples = msgspec.structs.replace(samples, order=())
+        agenda = SteeringAgenda.of(samples, self._shape, companion=self._companion)
+        wanted = agenda.next(partial(self._recorder.measurer.takes_s, timed=True), self._precision)
+        return [] if wanted is None else [wanted]
 
 
 class CampaignRun:

@@ -77,7 +77,11 @@ class ClockLeases:
         try:
             with interrupts_deferred():
                 self._holder = os.getpid()
-                self._set(clocks)
+                # One domain after the other, so that it is known whether the driver took any.
+                for clock in (Clocks(core_mhz=clocks.core_mhz), Clocks(mem_mhz=clocks.mem_mhz)):
+                    if not clock.is_auto:
+                        self._gpu.lock(clock)
+                        self._accepted = True
             yield
         except BaseException as error:
             self._give_back()
@@ -85,13 +89,6 @@ class ClockLeases:
             raise
         self._give_back()
         self._tell(None)
-
-    def _set(self, clocks: Clocks) -> None:
-        """Lock one domain after the other, so that it is known whether the driver took any."""
-        for clock in (Clocks(core_mhz=clocks.core_mhz), Clocks(mem_mhz=clocks.mem_mhz)):
-            if not clock.is_auto:
-                self._gpu.lock(clock)
-                self._accepted = True
 
     def _give_back(self) -> None:
         if self._holder != os.getpid():

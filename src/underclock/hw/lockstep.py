@@ -306,7 +306,7 @@ class RankAgreement:
         self._words += 1
         if self._store is None:
             return (word,)
-        keys = [self._key(rank) for rank in range(self.world)]
+        keys = [f"{_AGREEMENT}/{self._words}/{rank}" for rank in range(self.world)]
         self._store.set(keys[self.number], word)
         begun_s = self._clock.now_s()
         while not self._store.check(keys):
@@ -342,9 +342,6 @@ class RankAgreement:
                 return
             self._clock.sleep_s(_LOOK_S)
             here = int(self._store.add(key, 0))
-
-    def _key(self, rank: int) -> str:
-        return f"{_AGREEMENT}/{self._words}/{rank}"
 
 
 class StoreLine:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 from underclock.errors import MeasurementError, NotPermittedError, UsageError
 from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress, Reading
-from underclock.hw.interference import InterferenceCheck
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import listed_clocks
-from underclock.hw.watching import ClockWatch, EnergyCounter, WatchedLoop
+from underclock.hw.watching import ClockWatch, EnergyCounter, InterferenceCheck, WatchedLoop
 from underclock.records import (
     AUTO,
     Clocks,

@@ -95,7 +95,7 @@ class Unpacker:
         return message
 
 
-class Reader:
+class MessageReader:
     """Takes messages, and the files that came with them, off a connection.
 
     Once one of the descriptors `ends` can be read, nothing will come any more. A connection's own
@@ -149,7 +149,7 @@ class Connection:
         except OSError:
             self.socket.close()
             raise
-        self._reader = Reader(self.socket)
+        self._reader = MessageReader(self.socket)
 
     def ask(self, message: Message) -> Message:
         """Ask, and wait for the answer.

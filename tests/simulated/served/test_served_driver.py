@@ -26,7 +26,7 @@ from underclock.hw.nvml_calls import (
     nvml_session,
 )
 from underclock.hw.simulated.served.client import connected
-from underclock.hw.wire import Reader, send
+from underclock.hw.wire import MessageReader, send
 from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain
 from underclock.testing import Control, Served, served_gpus, simulated_driver
@@ -241,7 +241,7 @@ def test_what_the_server_cannot_do_is_an_unknown_error(served: Served) -> None:
 def test_what_no_driver_has_is_refused_by_the_server(served: Served, socket: Path) -> None:
     del served
     connection = connected(str(socket)).socket
-    reader = Reader(connection)
+    reader = MessageReader(connection)
     for message, words in (
         ({"do": "call", "name": "gpus", "arguments": []}, "no function gpus"),
         ({"do": "call"}, "name"),

@@ -13,9 +13,8 @@ import pytest
 
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.loop import CampaignRun
+from underclock.campaign.loop import CampaignRun, Steering
 from underclock.campaign.recording import Recorder, record
-from underclock.campaign.steer import Steering
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.core.design.wanted import IDLING, METERED
 from underclock.core.model.estimate import estimate

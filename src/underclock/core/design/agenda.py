@@ -26,7 +26,7 @@ from underclock.core.design.wanted import (
     are_alike,
 )
 from underclock.core.steering.company import USUAL_C
-from underclock.core.steering.mixing import SURE, Bench, DrawAtClock, mix_at, spread_out
+from underclock.core.steering.mixing import SURE, DrawAtClock, MixConditions, mix_at, spread_out
 from underclock.core.steering.power_peak import OFF_PEAK, Apart, taken_apart
 from underclock.core.steering.reach import at_cap
 from underclock.core.steering.taking_off import COMPANION, Left
@@ -70,7 +70,7 @@ class SteeringAgenda:
     """
 
     samples: SampleSet
-    bench: Bench | None
+    bench: MixConditions | None
     left: dict[str, list[Left]]
     companion: bool
     error: float
@@ -139,7 +139,7 @@ class SteeringAgenda:
             offered = StepEnergy(self.samples, self.bench, self.left).most_telling(takes_s)
         return offered
 
-    def _ladder(self, bench: Bench, shares: Sequence[float]) -> Iterator[Wanted]:
+    def _ladder(self, bench: MixConditions, shares: Sequence[float]) -> Iterator[Wanted]:
         """Offer the companion with idling, from its own clock to boost."""
         if not self.companion:
             return
@@ -155,7 +155,7 @@ class SteeringAgenda:
         ]
         yield from self._climb(bench, taken, of_hot, lambda: (), 1, times=_REPEATS)
 
-    def _steps(self, bench: Bench) -> Iterator[Wanted]:
+    def _steps(self, bench: MixConditions) -> Iterator[Wanted]:
         """Offer the whole step in company, which tells the time of every kernel at once."""
         order = self.samples.order
         if not order:
@@ -182,7 +182,7 @@ class SteeringAgenda:
 
     def _climb(
         self,
-        bench: Bench,
+        bench: MixConditions,
         shares: Sequence[float],
         taken: Sequence[Window],
         seen: Callable[[], Sequence[DrawAtClock]],
@@ -206,7 +206,7 @@ class SteeringAgenda:
             if mix is not None and sum(are_alike(mix, sample.mix) for sample in taken) < times:
                 yield Wanted("", mix)
 
-    def _seen_step(self, bench: Bench, steps: Sequence[Window]) -> list[DrawAtClock]:
+    def _seen_step(self, bench: MixConditions, steps: Sequence[Window]) -> list[DrawAtClock]:
         """Return what the step drew and took, company taken off."""
         draws = []
         counts = waited_counts(self.samples.kernels)
@@ -247,7 +247,7 @@ class SteeringAgenda:
         return left[0], left[1]
 
 
-def _bench(samples: SampleSet, apart: Apart) -> Bench:
+def _bench(samples: SampleSet, apart: Apart) -> MixConditions:
     """Describe where mixes run; company was measured."""
     company = apart.company
     alone = [s for s in samples.mixed if not s.mix.launches]
@@ -261,7 +261,7 @@ def _bench(samples: SampleSet, apart: Apart) -> Bench:
     capped = [s.energy_j / s.time_s for s in samples.mixed if at_cap(s, samples.gpu.power_limit_w)]
     warm = [s.temperature_c for s in alone if s.temperature_c is not None]
     below = [one for one in seen if one.power_w < OFF_PEAK * apart.peak_w]
-    return Bench(
+    return MixConditions(
         company=company,
         hot=tuple(below or seen),
         # The driver names the cap for windows that it held for a part of them, too.

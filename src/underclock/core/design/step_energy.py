@@ -17,7 +17,7 @@ import numpy as np
 
 from underclock.core.design.wanted import Wanted, are_alike
 from underclock.core.steering.company import WINDOW_NOISE
-from underclock.core.steering.mixing import Bench, DrawAtClock, mix_at
+from underclock.core.steering.mixing import DrawAtClock, MixConditions, mix_at
 from underclock.core.steering.taking_off import Left
 from underclock.records import ALONE, Mix, SampleSet
 
@@ -33,7 +33,7 @@ class StepEnergy:
     """What is known of a step's energy as a sum of kernels."""
 
     samples: SampleSet
-    bench: Bench
+    bench: MixConditions
     left: dict[str, list[Left]]
 
     def error(self) -> float:
@@ -166,7 +166,7 @@ class Known:
         return 1.0 / self.alone
 
 
-def variance_in(mix: Mix, own: DrawAtClock, bench: Bench) -> float:
+def variance_in(mix: Mix, own: DrawAtClock, bench: MixConditions) -> float:
     """Return how surely a mix is expected to tell a kernel's power: a variance of its logarithm."""
     own_j = mix.launches * own.time_s * own.power_w
     round_j, spread2 = own_j, 0.0

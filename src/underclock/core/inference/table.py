@@ -294,26 +294,16 @@ class InferredTable:
         logs = np.full((2, len(names), len(settings)), np.nan)
         logs[:, runs.kernel, runs.setting] = log
         warnings = (*measured.warnings, *odd_repeats(sample_set))
+        lacking = (sample_set.lacking.get(kernel.name, ()) for kernel in sample_set.kernels)
         return cls(
             table=dataclasses.replace(
                 measured, settings=settings, baseline=len(settings) - 1, warnings=warnings
             ),
             told=inferred(runs, ClockGrid.of(settings), sizes),
             seen=np.isfinite(logs[0]),
-            offered=~_lacking(sample_set, settings),
+            offered=np.array([[c not in some for c in settings] for some in lacking], dtype=bool),
             logs=logs,
         )
-
-
-def _lacking(sample_set: SampleSet, settings: tuple[Clocks, ...]) -> Bools:
-    """Return where a kernel cannot be measured. Shape (K, C)."""
-    return np.array(
-        [
-            [clocks in sample_set.lacking.get(kernel.name, ()) for clocks in settings]
-            for kernel in sample_set.kernels
-        ],
-        dtype=bool,
-    )
 
 
 def costed(table: CostTable, told: Inferred, seen: Bools, offered: Bools) -> JointCosts:

@@ -32,17 +32,16 @@ def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
             f"there is no profile of {min(missing)!r}, which was traced",
             hint=f"profiles are of {', '.join(sorted(profiles))}: give samples or rows of it too",
         )
-    used = {
-        name: _lasting(profiles[whole_of(name)], of)
-        for name, of in job.profiles.items()
-        if whole_of(name) in profiles
-    }
+    used = {}
+    for name, traced in job.profiles.items():
+        if (whole := profiles.get(whole_of(name))) is not None:
+            ratio = _auto_s(traced) / _auto_s(whole)
+            used[name] = replace(whole, rows=tuple(row.scaled(ratio) for row in whole.rows))
 
     def costed(each: Instruction) -> Instruction:
         if each.profile is None or each.profile in used:
             return each
-        traced = job.profiles[each.profile]
-        return replace(each, profile=None, time_s=traced.rows[traced.auto].time_s)
+        return replace(each, profile=None, time_s=_auto_s(job.profiles[each.profile]))
 
     ranks = tuple(
         replace(rank, instructions=tuple(map(costed, rank.instructions))) for rank in job.ranks
@@ -68,9 +67,3 @@ def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
 
 def _auto_s(profile: Profile) -> float:
     return profile.rows[profile.auto].time_s
-
-
-def _lasting(profile: Profile, traced: Profile) -> Profile:
-    """Return a profile that takes at auto what was traced."""
-    ratio = _auto_s(traced) / _auto_s(profile)
-    return replace(profile, rows=tuple(row.scaled(ratio) for row in profile.rows))

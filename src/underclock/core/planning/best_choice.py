@@ -127,7 +127,8 @@ def best_choice(
     candidate = _lowered(table, task, risk, candidate)
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
-        return _auto(table, task)
+        auto = task.groups.spread(np.full(len(task.groups.time_s), table.baseline))
+        return Candidate(setting=auto, proof=Proof(status=Status.OPTIMAL, gap=0.0))
     return candidate
 
 
@@ -241,13 +242,6 @@ def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate 
             return None
         setting, _ = fast
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
-
-
-def _auto(table: CostTable, task: Task) -> Candidate:
-    choice = np.full(len(task.groups.time_s), table.baseline)
-    return Candidate(
-        setting=task.groups.spread(choice), proof=Proof(status=Status.OPTIMAL, gap=0.0)
-    )
 
 
 def _solve(table: CostTable, task: Task, effort: Effort) -> Solution:

@@ -87,7 +87,7 @@ class DrawAtClock(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class MixConditions:
     """Where mixes run.
 
     Attributes:
@@ -154,7 +154,7 @@ def _exponent(seen: Sequence[DrawAtClock], near: DrawAtClock, core_mhz: float) -
 
 
 def mix_at(
-    core_mhz: float, seen: Sequence[DrawAtClock], bench: Bench, *, most_launches: int = 512
+    core_mhz: float, seen: Sequence[DrawAtClock], bench: MixConditions, *, most_launches: int = 512
 ) -> Mix | None:
     """Return the mix in which something is expected to run at a clock.
 

@@ -106,6 +106,8 @@ def taken_off(
         # Kernels of a step follow the clock each in its own way, and the scale is their mean.
         moved = scale - 1.0 if whole_step else 0.0
         sure = steady / (1.0 + (moved / _TIME_NOISE) ** 2)
+        # In windows of the usual length, company apart.
+        worth = min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2) if draw else 0.0
         left += [
             Left(
                 kernel=name,
@@ -114,7 +116,7 @@ def taken_off(
                 time_s=scale * time_s,
                 power_w=draw.mean_w if draw else None,
                 time_windows=sure if sample.spin_mhz is None else 0.0,
-                power_windows=steady * _windows(draw) if draw else 0.0,
+                power_windows=steady * worth,
                 temperature_c=sample.temperature_c,
                 by_company=tuple((draw.shared_w / draw.mean_w).tolist()) if draw else (),
                 apart=apart,
@@ -163,11 +165,6 @@ def _power(
     own_s = scale * sample.mix.launches * _once_s(sample, kernels)
     draw = company.left(sample, hot_s, own_s)
     return None if draw is None or draw.total_w >= _MOST_SPREAD * draw.mean_w else draw
-
-
-def _windows(draw: Draw) -> float:
-    """Return how many windows of the usual length a power is worth, company apart."""
-    return min(1.0, (WINDOW_NOISE * draw.mean_w / draw.spread_w) ** 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

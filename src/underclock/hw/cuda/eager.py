@@ -72,9 +72,10 @@ class EagerLauncher(StepLauncher):
 
             stack.enter_context(finally_unless_stuck(self._unwatch))
             stack.callback(torch.cuda.empty_cache)  # what was cached for a stream serves no other
+            places = places_of(self.traced.groups)
             launched = EagerRound(
                 nodes=tuple(self.nodes) if steps else (),
-                places=self._places() if steps else (),
+                places=tuple(map(places.__getitem__, range(len(self.nodes)))) if steps else (),
                 steps=steps,
                 company=tuple(place for place, _ in after),
             )
@@ -105,11 +106,6 @@ class EagerLauncher(StepLauncher):
                 f"{step.obstacle}",
                 hint="with root, clocks are held instead: leave --grid steer away",
             )
-
-    def _places(self) -> tuple[int, ...]:
-        """Return which launch of the step each of its nodes serves."""
-        places = places_of(self.traced.groups)
-        return tuple(places[node] for node in range(len(self.nodes)))
 
     def _means(self, launched: EagerRound) -> Means:
         def means(seen: Sequence[Sequence[TracedActivity]]) -> dict[int, float] | None:

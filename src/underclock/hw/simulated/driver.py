@@ -83,7 +83,11 @@ class SimulatedDriver:
             "nvmlSystemGetCudaDriverVersion": lambda out: put(out, _CUDA_VERSION),
             "nvmlSystemGetCudaDriverVersion_v2": lambda out: put(out, _CUDA_VERSION),
             "nvmlDeviceGetCount_v2": lambda count: put(count, len(self.gpus)),
-            "nvmlDeviceGetHandleByIndex_v2": self._by_index,
+            "nvmlDeviceGetHandleByIndex_v2": lambda index, handle: (
+                put_handle(handle, index.value)
+                if index.value < len(self.gpus)
+                else INVALID_ARGUMENT
+            ),
             "nvmlDeviceGetHandleByUUID": functools.partial(
                 self._by_text, lambda index: uuid_of(self.gpus[index])
             ),
@@ -132,11 +136,6 @@ class SimulatedDriver:
             return _UNINITIALIZED
         self._sessions -= 1
         return OK
-
-    def _by_index(self, index: CArgument, handle: CArgument) -> int:
-        if index.value >= len(self.gpus):
-            return INVALID_ARGUMENT
-        return put_handle(handle, index.value)
 
     def _by_text(self, naming: Callable[[int], str], text: CArgument, handle: CArgument) -> int:
         names = [naming(i).encode() for i in range(len(self.gpus))]

@@ -25,8 +25,7 @@ from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.conductor.booking import Booking, RunTally
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.log import LineListener, Log
-from underclock.runtime.conductor.metrics import Metrics
+from underclock.runtime.conductor.log import LineListener, Log, Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.conductor.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.conductor.run_files import Run
@@ -411,7 +410,10 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         if setter is not None:
             try_clocks(setter, [each.clocks for each in part.schedules[chosen].segments])
         gpu = NvmlGpu(told.index)
-        machine = Machine(part.timetable(chosen), low_mhz=_low_mhz(gpu))
+        # What comes after waiting begins at the clock to wait at, until its mark is seen.
+        cores_mhz = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
+        low_mhz = min((mhz for mhz in cores_mhz if mhz >= _LOW * cores_mhz[-1]), default=None)
+        machine = Machine(part.timetable(chosen), low_mhz=low_mhz)
         if ranks is not None:
             policy: Policy = RankPolicy(machine, part, run.first + rank, ranks)
         elif isinstance(plan, Plan):
@@ -471,12 +473,3 @@ def _page(path: str) -> Page:
         raise DataError(
             f"cannot open the page of marks {path}: {exc.strerror}", hint="start the run anew"
         ) from exc
-
-
-def _low_mhz(gpu: NvmlGpu) -> int | None:
-    """Return the core clock to wait at: what comes next begins at it, until its mark is seen.
-
-    ``None`` where the driver lists none.
-    """
-    clocks = gpu.supported_core_mhz(max(gpu.supported_mem_mhz(), default=None))
-    return min((mhz for mhz in clocks if mhz >= _LOW * clocks[-1]), default=None)

@@ -279,7 +279,8 @@ class HeldRun:
             return self._words
         was_asked = self._asked
         try:
-            words = self._conductor.ended(self._longest_s())
+            hurried = isinstance(sys.exception(), InterruptedBySignal | KeyboardInterrupt)
+            words = self._conductor.ended(HURRIED_S - self._grace_s if hurried else ENDED_S)
         except UnderclockError as exc:
             was_asked = False  # whom we ask to end says how: it was gone before, or failed at it
             self._restore()
@@ -293,12 +294,6 @@ class HeldRun:
         if any(gpu["failed"] for gpu in words["undone"]):
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
         return words
-
-    def _longest_s(self) -> float:
-        """Return how long the conductor may take to end; less where a signal ends all of this."""
-        if isinstance(sys.exception(), InterruptedBySignal | KeyboardInterrupt):
-            return HURRIED_S - self._grace_s
-        return ENDED_S
 
     def _restore(self) -> None:
         """Undo what conductor and watcher left, as the next start would; nothing where one acts."""

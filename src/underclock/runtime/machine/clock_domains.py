@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from underclock.records.latencies import Domain
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import Ask, Outcome
-from underclock.runtime.machine.timetable import Change, Timetable
+from underclock.runtime.machine.timetable import ClockChange, Timetable
 
 _ENOUGH, _REMEMBERED = 5, 31  # changes seen before they count, and of which the mean is taken
 _ODD = 3.0  # medians: a call that hangs for seconds says nothing of the next
@@ -38,17 +38,17 @@ class Latencies:
         """Note how long after the call's return the clock was seen to be the new one."""
         self._delays.add((domain, to_mhz), delay_s)
 
-    def call_s(self, change: Change) -> float:
+    def call_s(self, change: ClockChange) -> float:
         """Return how long the setter is expected to block."""
         key = change.domain, change.to_mhz is None
         return self._calls.usual_s.get(key, change.believed.call_s)
 
-    def delay_s(self, change: Change) -> float:
+    def delay_s(self, change: ClockChange) -> float:
         """Return how long after the call the clock is expected to be the new one."""
         key = change.domain, change.to_mhz
         return self._delays.usual_s.get(key, change.believed.delay_s)
 
-    def lead_s(self, change: Change) -> float:
+    def lead_s(self, change: ClockChange) -> float:
         """Return how long ahead a change is to be asked for; calls follow each other."""
         call_s = self.call_s(change)
         alone_s = call_s + self.delay_s(change)
@@ -56,7 +56,7 @@ class Latencies:
             return alone_s
         return max(alone_s, self.lead_s(change.behind) + call_s)
 
-    def sure_s(self, change: Change) -> float:
+    def sure_s(self, change: ClockChange) -> float:
         """Return how long after the call's return it has very likely happened."""
         believed = change.believed
         return self.delay_s(change) + believed.delay_p95_s - believed.delay_s
@@ -85,7 +85,7 @@ class _Seen:
 class DomainChanges:
     """The changes of one clock domain."""
 
-    changes: tuple[Change, ...]  # of a round, in order; at least one
+    changes: tuple[ClockChange, ...]  # of a round, in order; at least one
     launches: int  # in a round
     following: int = -1  # number of the next change to ask for
     sure_s: float = -math.inf  # when what was asked for last has very likely happened
@@ -93,11 +93,11 @@ class DomainChanges:
     _began_s: dict[int, float] = field(default_factory=dict)
     _flying: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def change(self, number: int) -> Change:
+    def change(self, number: int) -> ClockChange:
         """Return a change by its number."""
         return self.changes[number % len(self.changes)]
 
-    def change_to(self, mhz: int | None) -> Change:
+    def change_to(self, mhz: int | None) -> ClockChange:
         """Return a change to a clock, ``None`` being auto, or any where there is no such change."""
         return next((each for each in self.changes if each.to_mhz == mhz), self.changes[0])
 
@@ -169,7 +169,7 @@ class ClockDomains:
         self._asks_s: dict[Domain, float] | None = None  # unknown where something changed
         self._next_s = math.inf  # the first of them
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ClockChange]:
         """Yield the changes of a round, one domain's after the other's."""
         for domain in self.of.values():
             yield from domain.changes

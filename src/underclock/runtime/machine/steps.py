@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from underclock.records.latencies import Domain
-from underclock.runtime.machine.timetable import Change
+from underclock.runtime.machine.timetable import ClockChange
 
 
 class State(StrEnum):
@@ -34,7 +34,7 @@ class Ask:
 class Outcome:
     """How one change met its launch, as far as can be told without seeing the clock."""
 
-    change: Change
+    change: ClockChange
     # when its launch was expected to begin as the change was asked for; minus infinity where it had
     # begun
     expected_s: float

@@ -16,7 +16,7 @@ _LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ClockChange:
     """One change of one clock in a round."""
 
     at: int  # the launch that it is for
@@ -25,7 +25,7 @@ class Change:
     believed: Switch  # what it takes
     aim_s: float = 0.0  # how long after its launch begins it is to happen; negative before
     # the other clock's change at the same launch, where that is asked for after this one
-    behind: "Change | None" = None
+    behind: "ClockChange | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Timetable:
     # when each launch begins after the first, as planned, and when the round ends; stalls apart.
     # One more than launches
     upto_s: tuple[float, ...]
-    changes: dict[Domain, tuple[Change, ...]]  # of each clock, in order of their launches
+    changes: dict[Domain, tuple[ClockChange, ...]]  # of each clock, in order of their launches
     busy: frozenset[int] = frozenset()  # of a job's rank: launches in which it computes
     # and in which it communicates: from one that is marked up to another one
     quiet: tuple[tuple[int, int], ...] = ()
@@ -102,7 +102,7 @@ def timetable(
     if not all(0 < each_s < math.inf for each_s in launch_s):
         raise ValueError("every launch must take a positive and finite time")
     _check_marks(marks, len(clocks))
-    changes: dict[Domain, list[Change]] = {domain: [] for domain in Domain}
+    changes: dict[Domain, list[ClockChange]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
         for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):
             changes[change.domain].append(change)
@@ -110,7 +110,9 @@ def timetable(
         to_mhz = mhz_of(clocks[0], domain)
         if not changes[domain] and to_mhz is not None:
             believed = latencies.answer(domain, None, to_mhz)
-            changes[domain].append(Change(at=0, domain=domain, to_mhz=to_mhz, believed=believed))
+            changes[domain].append(
+                ClockChange(at=0, domain=domain, to_mhz=to_mhz, believed=believed)
+            )
     return Timetable(
         clocks=tuple(clocks),
         marks=tuple(marks),
@@ -121,9 +123,9 @@ def timetable(
 
 def _changes_at(
     at: int, before: Clocks, after: Clocks, latencies: LatencyTable, aim_s: float
-) -> list[Change]:
+) -> list[ClockChange]:
     here = [
-        Change(
+        ClockChange(
             at=at,
             domain=domain,
             to_mhz=to_mhz,

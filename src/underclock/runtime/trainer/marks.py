@@ -212,7 +212,9 @@ class Marker:
     def _next(self) -> None:
         counts = True
         if self._seen is not None and self._page is not None:
-            counts = not self._is_capturing()
+            # While a graph is captured, nothing may be set up, and a mark may be captured.
+            cuda = self._torch.cuda
+            counts = not (cuda.is_initialized() and cuda.is_current_stream_capturing())
             if counts:
                 self._learned(self._seen, self._page)
             else:
@@ -226,11 +228,6 @@ class Marker:
     def _mark(self, value: int) -> None:
         if self._stream is not None and self._counting is not None:
             self._stream.mark(self._counting.word(value))
-
-    def _is_capturing(self) -> bool:
-        """Whether a graph is being captured: nothing may be set up then, a mark may be captured."""
-        cuda = self._torch.cuda
-        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def _learned(self, seen: list[int], page: Page) -> None:
         """Begin to mark where the step is as planned."""

@@ -144,9 +144,9 @@ class ServedStream:
     def __init__(
         self, connection: socket.socket, marks: Sequence[int], *, waits: bool = False
     ) -> None:
-        from underclock.hw.wire import Reader  # noqa: PLC0415 - of simulated GPUs only
+        from underclock.hw.wire import MessageReader  # noqa: PLC0415 - of simulated GPUs only
 
-        self._connection, self._waits, self._reader = connection, waits, Reader(connection)
+        self._connection, self._waits, self._reader = connection, waits, MessageReader(connection)
         self._socket, self._pid = identity(connection.fileno()), os.getpid()
         self._marks = tuple(marks)
         self._at = 0  # the launch that comes next

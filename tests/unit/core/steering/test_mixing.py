@@ -24,12 +24,12 @@ from underclock.core.design.agenda import SteeringAgenda
 from underclock.core.design.step_energy import variance_in
 from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
 from underclock.core.steering.company import Company
-from underclock.core.steering.mixing import METER_S, Bench, DrawAtClock, mix_at, thinned
+from underclock.core.steering.mixing import METER_S, DrawAtClock, MixConditions, mix_at, thinned
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import ALONE, Clocks, Mix, SampleSet
 
 
-def _bench(gpu: Synthetic, **more: object) -> Bench:
+def _bench(gpu: Synthetic, **more: object) -> MixConditions:
     mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
     runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
     company = Company.of(runs, SHAPE, 1.0)
@@ -39,7 +39,9 @@ def _bench(gpu: Synthetic, **more: object) -> Bench:
         )
         for mhz in (1450.0, 1980.0)
     )
-    bench = Bench(company=company, hot=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0)
+    bench = MixConditions(
+        company=company, hot=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0
+    )
     return replace(bench, **more)  # type: ignore[arg-type]
 
 

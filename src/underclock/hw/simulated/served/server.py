@@ -34,7 +34,7 @@ from underclock.hw.simulated.faults import FaultKind, heal, let_fail, truth
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
 from underclock.hw.simulated.served.streams import Stream, StreamLoop
-from underclock.hw.wire import Gone, Life, Message, Reader, answering, peer_of, send
+from underclock.hw.wire import Gone, Life, Message, MessageReader, answering, peer_of, send
 from underclock.records import Step
 
 _SHORTEST_S = 2e-5  # no sleep is shorter: the socket takes longer than that
@@ -170,7 +170,7 @@ def _serve(served: Served, connection: socket.socket) -> None:
     """Answer one process until it goes; its locks stay."""
     pid = peer_of(connection)
     with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
-        reader = Reader(connection, life.fds)
+        reader = MessageReader(connection, life.fds)
         client = _Client(served, reader, life, pid=pid)
         with contextlib.closing(client):
             while True:
@@ -186,7 +186,7 @@ def _unknown(message: Message) -> Message:
 class _Client:
     """One process that is connected; it has at most one stream, and a page that comes with it."""
 
-    def __init__(self, served: Served, reader: Reader, life: Life, *, pid: int) -> None:
+    def __init__(self, served: Served, reader: MessageReader, life: Life, *, pid: int) -> None:
         self._served, self._gpus, self._clock = served, served.gpus, served.clock
         self._reader = reader
         self._pid = pid
