@@ -209,7 +209,7 @@ def test_a_thousand_short_launches_a_round_are_simulated_fast(rig: Rig) -> None:
 
 
 @pytest.mark.untraced
-@pytest.mark.parametrize("launches", [1, 3, 100, 417])
+@pytest.mark.parametrize("launches", [3, 417])
 @pytest.mark.parametrize("company", [Mix(launches=0, hot=1), Mix(launches=0, idle_s=2e-4), Mix()])
 def test_short_rounds_run_in_rows_and_are_the_same_rounds(
     rig: Rig, launches: int, company: Mix

@@ -189,11 +189,7 @@ def command(
 def _training(
     step: Path | None, command_line: tuple[str, ...], gpu: str
 ) -> "TrainingCommand | None":
-    """Return the command in whose process a step is measured; ``None`` where it is measured here.
-
-    Raises:
-        UsageError: There is no such command, or the GPU is simulated.
-    """
+    """Return the command in whose process a step is measured; ``None`` where that is here."""
     from underclock.hw.gpu_names import GpuKind, parse_gpu
     from underclock.records import Step
     from underclock.store import read_document

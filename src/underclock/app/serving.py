@@ -142,11 +142,7 @@ def _member(source: SampleSource, place: int) -> _Member:
 
 
 def _check_alike(members: Sequence[_Member]) -> None:
-    """Refuse steps that belong to no one table.
-
-    Raises:
-        DataError: They do not.
-    """
+    """Refuse steps that belong to no one table."""
     first = members[0]
     places: dict[tuple[Pass, int, int], _Member] = {}
     for member in members:

@@ -136,9 +136,6 @@ def _trace(path: Path) -> dict[str, Any]:
 
     PyTorch writes backslashes and quotes of names, control characters, ``nan`` and ``inf`` as they
     are, and a comma too many.
-
-    Raises:
-        DataError: It cannot be read, or more is wrong with it.
     """
     killed = "the rank may have been killed as it wrote: export its trace anew"
     try:

@@ -290,21 +290,6 @@ def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> N
     assert bench.is_clean()
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"arms": "auto,plan", "window": 20}, "one run cannot do both"),
-        ({"arms": "auto,magic"}, "there is no arm 'magic'"),
-        ({"window": 1}, "cannot judge 1 steps together"),
-    ],
-)
-def test_what_cannot_be_done_at_once_is_refused(
-    options: dict[str, object], told: str, bench: Bench
-) -> None:
-    with pytest.raises(UsageError, match=told):
-        run(plan(), ["true"], bench.how(**options))
-
-
 def test_nothing_here_looks_at_the_wall_clock() -> None:
     """So a jump of the host's clock cannot matter."""
     import ast

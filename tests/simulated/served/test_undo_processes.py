@@ -14,11 +14,9 @@ import pytest
 
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
-from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.runtime.conductor.starting import Conducting
 from underclock.runtime.undo.armed import left_behind
-from underclock.runtime.undo.ownership import OwnedError
 from underclock.runtime.undo.processes import Process
 from underclock.testing import Control, Served
 
@@ -133,17 +131,6 @@ def test_a_setter_that_fails_half_way_leaves_nothing(
     assert rig.is_clean()
 
 
-def test_without_permission_nothing_is_set_and_the_error_says_so(
-    rig: Rig, control: Control, holds: Callable[..., Conducting]
-) -> None:
-    control.fault("permission_revoked")
-
-    with pytest.raises(NotPermittedError, match="could not lock the core"):
-        holds(core=1200).armed()
-
-    assert rig.is_clean()
-
-
 def test_what_stays_set_is_said_beside_what_went_wrong(
     rig: Rig, trainer: "subprocess.Popen[bytes]", control: Control, comes: Comes
 ) -> None:
@@ -175,19 +162,6 @@ def test_permission_that_is_revoked_meanwhile_comes_back_in_time(
     comes(rig.is_clean)  # the watcher tries again
 
 
-def test_a_second_conductor_is_refused_and_the_first_goes_on(
-    rig: Rig, holds: Callable[..., Conducting]
-) -> None:
-    first = holds(core=1200)
-    first.armed()
-
-    with pytest.raises(OwnedError, match=f"process {first.process.pid}, for "):
-        holds(core=1500).armed()
-
-    assert first.process.poll() is None
-    assert not rig.is_clean()
-
-
 def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
     rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting]
 ) -> None:
@@ -199,26 +173,6 @@ def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
         conducting.armed()
 
     assert rig.is_clean()
-
-
-def test_a_suspended_machine_goes_on_where_it_was(
-    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting], comes: Comes
-) -> None:
-    conducting = holds(core=1200)
-    conducting.armed()
-    watcher = rig.watcher_of(conducting.process.pid)
-    assert watcher is not None
-
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        order = (watcher, conducting.process.pid)
-        for pid in order if number is signal.SIGSTOP else order[::-1]:
-            os.kill(pid, number)
-        SystemClock().sleep_s(0.3)
-
-    assert conducting.process.poll() is None
-    assert not rig.is_clean()
-    trainer.kill()
-    comes(rig.is_clean)
 
 
 @pytest.mark.slow

@@ -328,11 +328,7 @@ class _Stage:
 
 
 def _check_one_microbatch(member: Ints) -> None:
-    """Refuse a step whose forward comes again after its backward.
-
-    Raises:
-        DataError: It does.
-    """
+    """Refuse a step whose forward comes again after its backward."""
     forward = member == 0
     runs = [len(list(run)) for is_one, run in itertools.groupby(forward.tolist()) if is_one]
     if max(runs) < _ONE_STRETCH * forward.sum():

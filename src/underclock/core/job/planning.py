@@ -332,11 +332,7 @@ def _directions(rank: Rank) -> Iterator[InstructionKind]:
 
 
 def _check_energy(job: Job) -> None:
-    """Reject a job of which energy is not known.
-
-    Raises:
-        DataError: A profile that is used has rows with time only, or none is used.
-    """
+    """Reject a job of which energy is not known."""
     every = (each.profile for rank in job.ranks for each in rank.instructions)
     used = {name for name in every if name is not None}
     if not used:

@@ -177,11 +177,7 @@ def _stream(event: _Event) -> int:
 
 
 def _of_one_gpu(gpu: Sequence[_Event], name: str) -> tuple[int, list[_Event]]:
-    """Return the device that computes most, and what ran there.
-
-    Raises:
-        DataError: Another one computes too.
-    """
+    """Return the device that computes most, and what ran there."""
     busy_us: dict[int, float] = defaultdict(float)
     for event in gpu:
         kernel = event["cat"] == "kernel"

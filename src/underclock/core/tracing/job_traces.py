@@ -175,11 +175,7 @@ def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[W
 def _profiles(
     steps: Sequence[Sequence[PlacedRank]], last: Sequence[PlacedRank]
 ) -> dict[str, Profile]:
-    """Return what pieces cost, by name: the median of all that are alike, and how they scatter.
-
-    Raises:
-        DataError: A pass was not seen whole in any step.
-    """
+    """Return what pieces cost, by name: the median of all that are alike, and how they scatter."""
     times_s: dict[str, list[float]] = {}
     for step in steps:
         for rank in step:

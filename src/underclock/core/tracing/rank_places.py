@@ -254,11 +254,7 @@ def _pipelines(ranks: Sequence[PlacedRank]) -> list[list[PlacedRank]]:
 
 
 def _check_microbatches(ranks: Sequence[PlacedRank], count: int) -> None:
-    """Refuse ranks that do not take every microbatch through their passes once.
-
-    Raises:
-        DataError: They do not.
-    """
+    """Refuse ranks that do not take every microbatch through their passes once."""
     for rank in ranks:
         done = Counter(task for task in rank.tasks if task is not None)
         for (kind, stage, microbatch), often in done.items():

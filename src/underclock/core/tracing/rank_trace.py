@@ -286,11 +286,7 @@ def _ranges(events: Sequence[_Event], told: re.Pattern[str]) -> list[_Event]:
 
 
 def _steps(events: Sequence[_Event], name: str) -> tuple[list[tuple[int, _Span]], list[str]]:
-    """Return a trace's steps, in order, and what a reader must know of them.
-
-    Raises:
-        DataError: Steps of two threads overlap.
-    """
+    """Return a trace's steps, in order, and what a reader must know of them."""
     marked = {
         int(found[1]): event
         for event in reversed(_ranges(events, _STEP))

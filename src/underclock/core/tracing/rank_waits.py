@@ -239,11 +239,7 @@ def transfers(ranks: Sequence[PlacedRank]) -> Transfers:
 
 
 def _paired(sender: PlacedRank, receiver: PlacedRank) -> list[tuple[Message, Message]]:
-    """Return both ends of all that one rank sends to another.
-
-    Raises:
-        DataError: One of them sends or receives more than the other.
-    """
+    """Return both ends of all that one rank sends to another."""
     sent = [m for m in sender.step.messages if m.sends and m.peer == receiver.index]
     got = [m for m in receiver.step.messages if not m.sends and m.peer == sender.index]
     if len(sent) != len(got):

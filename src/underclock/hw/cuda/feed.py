@@ -142,11 +142,7 @@ def feeding(
 
 
 def _wait_for(ended: Any) -> None:
-    """Wait until the GPU has come to an event, letting other threads run meanwhile.
-
-    Raises:
-        StuckError: It does not.
-    """
+    """Wait until the GPU has come to an event, letting other threads run meanwhile."""
     clock = SystemClock()
     until_s = clock.now_s() + STUCK_S
     while not ended.query():

@@ -408,12 +408,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
 
 
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
-    """Check the GPU of each rank, and make the files.
-
-    Raises:
-        UsageError: Arms, or another number of GPUs than of ranks.
-        DataError: A GPU is not what its rank was planned for.
-    """
+    """Check the GPU of each rank, and make the files."""
     count = len(plan.job.ranks)
     gpus, first = how.gpus or tuple(f"nvml:{index}" for index in range(count)), how.first_rank
     if how.arms:
@@ -452,11 +447,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
 
 
 def _address(plan: Plan | JobPlan, how: HowToRun) -> tuple[str, int] | None:
-    """Return where the machine of rank 0 decides; ``None`` for a job on one machine.
-
-    Raises:
-        UsageError: It is no host and port, or the plan is no job's.
-    """
+    """Return where the machine of rank 0 decides; ``None`` for a job on one machine."""
     if not how.leader:
         return None
     if isinstance(plan, Plan):
@@ -481,11 +472,7 @@ def _tell_of_calls(how: HowToRun, calls: float, gpus: int) -> None:
 
 
 def _guard_window(how: HowToRun) -> int:
-    """Return how many steps a guard judges together; 0 for no guard.
-
-    Raises:
-        UsageError: So few that nothing can be judged, or beside arms.
-    """
+    """Return how many steps a guard judges together; 0 for no guard."""
     if how.window is None:
         return 0 if how.arms else _WINDOW
     if how.arms and how.window:
@@ -504,12 +491,7 @@ def _guard_window(how: HowToRun) -> int:
 def _checked_gpus(
     gpus: Sequence[str], check: Callable[[int, NvmlGpu], None]
 ) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return UUID and index of each GPU, and what they are called where they are simulated.
-
-    Raises:
-        DataError: The plan is not of one of them.
-        UsageError: No such GPU, or one twice.
-    """
+    """Return UUID and index of each GPU, and what they are called where they are simulated."""
     names = [parse_gpu(text) for text in gpus]
     for name in names:
         if name.kind is not GpuKind.REAL:

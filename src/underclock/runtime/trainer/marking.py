@@ -88,11 +88,7 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
 
 
 def _check_world(torch: Any, world: int, planned: int) -> None:
-    """Refuse a job of other ranks than the plan's; a plan for one GPU, of world 0, takes any.
-
-    Raises:
-        DataError: It has another number of them, or this is another than is planned here.
-    """
+    """Refuse a job of other ranks than the plan's; a plan for one GPU, of world 0, takes any."""
     distributed = torch.distributed
     is_there = distributed.is_available() and distributed.is_initialized()
     size, rank = (distributed.get_world_size(), distributed.get_rank()) if is_there else (1, 0)
@@ -113,9 +109,6 @@ def _check_same_job(torch: Any, digest: str) -> None:
 
     Ranks meet in the store by which they found one another: nobody waits, and nothing is sent
     through collectives. Of several runs in a row each is looked at.
-
-    Raises:
-        DataError: It is another.
     """
     global _held  # noqa: PLW0603 - of this process, as its ranks are
     distributed = torch.distributed
@@ -181,11 +174,7 @@ def _wait_for(stream: Any) -> None:
 
 
 def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
-    """Refuse to steer one GPU by the marks of another.
-
-    Raises:
-        DataError: This process trains on another GPU than the page is of.
-    """
+    """Refuse to steer one GPU by the marks of another."""
     mine = str(torch.cuda.get_device_properties(device).uuid)
     if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
         raise DataError(

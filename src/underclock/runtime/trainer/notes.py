@@ -103,11 +103,7 @@ class Hook:
 
 
 def _within_s(within_s: float | None) -> float:
-    """Return a time as a note has it: below 0 where there is none.
-
-    Raises:
-        ValueError: It is not a number.
-    """
+    """Return a time as a note has it: below 0 where there is none."""
     if within_s is None:
         return -1.0
     if math.isnan(within_s):

@@ -237,11 +237,7 @@ class Page:
             raise OSError(f"{self.path} takes no more")
 
     def _open_again(self) -> None:
-        """Open the file anew, where the trainer has closed what it did not open.
-
-        Raises:
-            OSError: It is gone, is another, or another process marks it by now.
-        """
+        """Open the file anew, where the trainer has closed what it did not open."""
         self._fd = os.open(self.path, _FLAGS)
         if identity(self._fd) != self._file or (self._claimed and not self.claim()):
             os.close(self._fd)
@@ -299,11 +295,7 @@ def _check(digest: bytes, marks: tuple[int, ...]) -> None:
 
 
 def _check_file(path: str, fd: int) -> None:
-    """Refuse what is no page of ours.
-
-    Raises:
-        DataError: It is not.
-    """
+    """Refuse what is no page of ours."""
     status = os.fstat(fd)
     if status.st_mode & _OTHERS_WRITE or status.st_uid not in {os.getuid(), 0}:
         raise DataError(

@@ -210,11 +210,7 @@ def _opened(path: Path) -> int:
 
 
 def _above(path: Path, uuid: str) -> tuple[int, ...]:
-    """Take root's lock too, as far as the operator lets this user; else see that nobody has it.
-
-    Raises:
-        OwnedError: Somebody does.
-    """
+    """Take root's lock too, as far as the operator lets this user; else see that nobody has it."""
     try:
         descriptor = open_trusted(path)
     except OSError:
