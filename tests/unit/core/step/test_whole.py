@@ -116,12 +116,15 @@ class TestAsOne:
         slow = one.samples[1]
         assert (slow.time_s, slow.energy_j, slow.temperature_c) == (5.0, 500.0, 50.0)
 
-    @pytest.mark.parametrize(("read_mhz", "seen_mhz"), [(1003.0, 1000), (970.4, 970)])
+    @pytest.mark.parametrize(
+        ("asked", "read_mhz", "seen_mhz"),
+        [(_SLOW, 1003.0, 1000), (_SLOW, 970.4, 970), (Clocks(mem_mhz=5001), 1234.4, 1234)],
+    )
     def test_a_lock_that_held_is_told_from_one_that_did_not(
-        self, read_mhz: float, seen_mhz: int
+        self, asked: Clocks, read_mhz: float, seen_mhz: int
     ) -> None:
-        sample = as_one(samples(ran(_SLOW, core_mhz=read_mhz))).samples[-1]
-        assert sample.observed == Clocks(core_mhz=seen_mhz)
+        sample = as_one(samples(ran(asked, core_mhz=read_mhz))).samples[-1]
+        assert sample.observed == Clocks(core_mhz=seen_mhz, mem_mhz=asked.mem_mhz)
 
     def test_between_launches_is_part_of_the_step_where_no_cap_holds_it(self) -> None:
         auto = msgspec.structs.replace(ran(kernel_s=(2e-3, 1e-3)), time_s=5.5e-3)
@@ -135,10 +138,6 @@ class TestAsOne:
 
         assert taken_s(auto, steered) == pytest.approx([5.5e-3, 6.05e-3])
         assert taken_s(held, steered) == pytest.approx([5.0e-3, 5.5e-3])
-
-    def test_a_lock_of_the_memory_alone_says_which_core_clock_was_read(self) -> None:
-        sample = as_one(samples(ran(Clocks(mem_mhz=5001), core_mhz=1234.4))).samples[-1]
-        assert sample.observed == Clocks(core_mhz=1234, mem_mhz=5001)
 
     def test_in_company_the_step_is_one_kernel_too_and_company_stays_what_it_is(self) -> None:
         idle = ran(mix=Mix(launches=0, idle_s=0.01), kernel_s=())
@@ -172,14 +171,17 @@ class TestShares:
         assert found.sum() == pytest.approx(1.0)
         assert found[0] / found[1] == pytest.approx(1000.0 / 1200.0, rel=1e-4)
 
-    def test_beside_one_clock_only_they_stay(self) -> None:
-        found = shares(samples(ran(_SLOW), ran(_SLOW, repeat=1)), _MIDDLE)
-        assert found == pytest.approx([0.8, 0.2])
-
-    def test_of_looks_far_away_the_nearest_counts(self) -> None:
-        far = ran(Clocks(core_mhz=300), kernel_s=(2.6, 0.1))
-        found = shares(samples(far, ran(Clocks(core_mhz=600))), _MIDDLE)
-        assert found == pytest.approx([0.8, 0.2])
+    @pytest.mark.parametrize(
+        "looks",
+        [
+            (ran(_SLOW), ran(_SLOW, repeat=1)),
+            (ran(Clocks(core_mhz=300), kernel_s=(2.6, 0.1)), ran(Clocks(core_mhz=600))),
+        ],
+    )
+    def test_beside_one_clock_or_far_from_all_the_nearest_counts(
+        self, looks: tuple[Window, ...]
+    ) -> None:
+        assert shares(samples(*looks), _MIDDLE) == pytest.approx([0.8, 0.2])
 
     def test_what_was_never_timed_is_not_known(self) -> None:
         assert shares(samples(ran(kernel_s=())), AUTO) is None

@@ -222,47 +222,33 @@ def one_step(at_s: float = 3.0) -> Calls:
     return calls(("", at_s + 1.0, 1.0), ("mm", at_s + 2.0, 4.0), ("gelu", at_s + 8.0, 2.0))
 
 
+_LONGER = calls(("", 4.0, 1.0), ("mm", 5.0, 6.0), ("gelu", 11.0, 4.0))
+_IN_PART = [*one_step()[1:], mark(20.0), *one_step(23.0), mark(33.0), *one_step(36.0)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "steps", "expected"),
+    [
+        (_IN_PART, 1, {0: 8.0, 1: 2.0}),
+        ([mark(0.0), *_LONGER, mark(15.0), *one_step(18.0), mark(28.0)], 1, {0: 8.0, 1: 3.0}),
+        ([mark(0.0), *one_step(), *one_step(12.0), mark(22.0)], 2, {0: 7.5, 1: 2.0}),
+        ([mark(0.0), list(itertools.chain(*one_step())), mark(13.0)], 1, {0: 8.0, 1: 2.0}),
+    ],
+    ids=["rounds in part do not count", "rounds", "steps of a round", "a graph of the user's"],
+)
+def test_launches_are_averaged(seen: Calls, steps: int, expected: dict[int, float]) -> None:
+    found = eager_durations(seen, EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=steps))
+
+    assert found is not None
+    assert found.mean_s == expected
+
+
 def test_a_launch_lasts_until_the_next_so_that_all_add_up_to_the_step() -> None:
     found = eager_durations([mark(0.0), *one_step(), mark(13.0)], _EAGER_ROUND)
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0}
     assert found.waited == pytest.approx(3.0 / 10.0)
-
-
-def test_rounds_that_were_seen_in_part_do_not_count() -> None:
-    seen = [*one_step()[1:], mark(20.0), *one_step(23.0), mark(33.0), *one_step(36.0)]
-    found = eager_durations(seen, _EAGER_ROUND)
-
-    assert found is not None
-    assert found.mean_s == {0: 8.0, 1: 2.0}
-
-
-def test_launches_are_averaged_over_rounds() -> None:
-    longer = calls(("", 4.0, 1.0), ("mm", 5.0, 6.0), ("gelu", 11.0, 4.0))
-    found = eager_durations(
-        [mark(0.0), *longer, mark(15.0), *one_step(18.0), mark(28.0)], _EAGER_ROUND
-    )
-
-    assert found is not None
-    assert found.mean_s == {0: 8.0, 1: 3.0}
-
-
-def test_launches_are_averaged_over_the_steps_of_a_round() -> None:
-    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=2)
-    found = eager_durations([mark(0.0), *one_step(), *one_step(12.0), mark(22.0)], round_)
-
-    assert found is not None
-    assert found.mean_s == {0: 7.5, 1: 2.0}
-
-
-def test_activities_of_one_call_count_each() -> None:
-    """The user's own graphs launch several at once."""
-    together = [[one for call in one_step() for one in call]]
-    found = eager_durations([mark(0.0), *together, mark(13.0)], _EAGER_ROUND)
-
-    assert found is not None
-    assert found.mean_s == {0: 8.0, 1: 2.0}
 
 
 @pytest.mark.parametrize(
