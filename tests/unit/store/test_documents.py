@@ -256,30 +256,6 @@ def test_what_is_no_json_record_is_refused(tmp_path: Path, body: bytes) -> None:
     assert_refused(path, "not a readable step file")
 
 
-@pytest.mark.parametrize("length", [1, 20, 60, 100])
-def test_a_truncated_document_is_refused(tmp_path: Path, length: int) -> None:
-    path = written(tmp_path / "step.json")
-    path.write_bytes(path.read_bytes()[:length])
-
-    assert_refused(path, "not a readable step file")
-
-
-def test_a_document_of_another_kind_is_refused(tmp_path: Path) -> None:
-    assert_refused(
-        written(tmp_path / "step.json"),
-        "is a step file, where a plan file is needed",
-        kind=Plan,
-    )
-
-
-def test_a_newer_schema_says_to_upgrade(tmp_path: Path) -> None:
-    path = written(tmp_path / "step.json", schema=SCHEMAS["step"] + 1, invention=[1, 2])
-
-    error = assert_refused(path, f"schema {SCHEMAS['step'] + 1}")
-
-    assert "upgrade" in error.hint
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

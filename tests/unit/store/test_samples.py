@@ -128,17 +128,6 @@ def test_a_reader_sees_what_a_writer_has_appended_so_far(tmp_path: Path) -> None
             assert len(read_samples(tmp_path / "s.db").samples) == repeat + 1
 
 
-def test_reading_changes_nothing(tmp_path: Path) -> None:
-    path = filled(tmp_path / "s.db")
-    before = path.read_bytes()
-
-    with SampleFile.open(path, writable=False) as file, pytest.raises(DataError, match="readonly"):
-        file.append(sample(9))
-
-    assert path.read_bytes() == before
-    assert len(read_samples(path).samples) == 3
-
-
 @pytest.mark.parametrize("asked", [AUTO, Clocks(core_mhz=300), Clocks(core_mhz=300, mem_mhz=405)])
 @pytest.mark.parametrize("kernel", ["gemm", ""])
 def test_the_same_measurement_twice_is_refused(tmp_path: Path, asked: Clocks, kernel: str) -> None:

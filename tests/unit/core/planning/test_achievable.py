@@ -132,14 +132,12 @@ def test_a_point_of_the_curve_is_what_planning_at_its_latency_finds() -> None:
 
 @pytest.mark.slow
 def test_a_gap_left_at_the_shortest_latency_leaves_no_point_worse_than_a_longer_one() -> None:
-    for seed in range(3):
-        costs = table(seed=seed)
-        curve = latency_curve(
-            costs, order_of(costs), rules(max_slowdown=0.02, max_switches=3), [], LATENCIES_S
-        )
-        energies = [point.energy_change or 0.0 for point in curve]
-        assert energies[0] <= energies[1]
-        assert all(point.gap is not None and point.gap >= 0.0 for point in curve)
+    costs = table(seed=0)
+    kept = rules(max_slowdown=0.02, max_switches=3)
+    curve = latency_curve(costs, order_of(costs), kept, [], (1e-6, 1e-4))
+    energies = [point.energy_change or 0.0 for point in curve]
+    assert energies[0] <= energies[1]
+    assert all(point.gap is not None and point.gap >= 0.0 for point in curve)
 
 
 def test_free_switching_saves_at_least_what_one_setting_per_kernel_does() -> None:

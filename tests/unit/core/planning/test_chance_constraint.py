@@ -87,8 +87,8 @@ def test_room_is_kept_for_half_of_the_tolerance_as_expected_and_all_with_confide
     assert least in {ONE_SIDED * spread - tolerance, -0.5 * tolerance}
 
 
-@given(st.floats(0.0, 0.2), st.floats(0.0, 0.002), st.just(0.001))
-def test_a_tolerance_is_used_where_every_time_can_be_had(
+@given(st.floats(0.0, 0.2), st.floats(0.0, 0.05), st.sampled_from([0.0, 0.001]))
+def test_budget_and_tolerance_are_used_where_every_time_can_be_had(
     budget: float, spread: float, tolerance: float
 ) -> None:
     def change(setting: int) -> PredictedChange:
@@ -108,26 +108,6 @@ def test_a_tolerance_is_used_where_every_time_can_be_had(
     expected = budget - room(spread, tolerance)
     assert kept.setting[0] / 1e9 <= expected + 1e-6
     assert kept.setting[0] / 1e9 == pytest.approx(expected, abs=0.2 * spread + 1e-4)
-
-
-@given(st.floats(0.0, 0.2), st.floats(0.0, 0.05))
-def test_where_every_time_can_be_had_almost_all_of_the_budget_is_used(
-    budget: float, spread: float
-) -> None:
-    def change(setting: int) -> PredictedChange:
-        return PredictedChange(
-            time_change=setting / 1e9,
-            energy_change=-float(setting),
-            time_spread=spread,
-            energy_spread=0.0,
-        )
-
-    kept = within_confidence(budget, lambda aim: candidate(round(1e9 * aim.slowdown)), Risk(change))
-
-    assert kept is not None
-    assert kept.setting[0] / 1e9 == pytest.approx(
-        budget - ONE_SIDED * spread, abs=0.2 * spread + 1e-5
-    )
 
 
 @pytest.mark.parametrize(("later_energy", "expected"), [(-0.04, 1), (-0.12, 2)])
@@ -240,7 +220,7 @@ def test_what_is_unsure_is_left_out_of_a_plan_and_the_rest_stays() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(seed: int) -> None:
     menu = Menu.drawn(seed)
     kept = within_confidence(menu.budget, menu.choose, menu)
@@ -260,12 +240,12 @@ def test_priced_variance_keeps_the_budget_and_is_never_worse_than_a_lower_aim(se
 @pytest.mark.slow
 def test_priced_variance_comes_near_the_best_choice_there_is() -> None:
     lost = {True: 0.0, False: 0.0}
-    for seed in range(40):
+    for seed in range(20):
         menu = Menu.drawn(seed)
         for priced in lost:
             kept = within_confidence(menu.budget, menu.choose, menu, priced=priced)
             reached = 0.0 if kept is None else menu.predicted_change(kept.setting).energy_change
-            lost[priced] += (reached - menu.least) / 40
+            lost[priced] += (reached - menu.least) / 20
 
     assert lost[True] < 0.003
     assert lost[True] < 0.15 * lost[False]

@@ -324,6 +324,7 @@ class StepRisk:
 
 
 @pytest.mark.untraced
+@settings(max_examples=20)
 @given(steps(), budgets)
 def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float) -> None:
     compared = compare_strategies(table, Goal(max_slowdown=budget), StepRisk(table, 0.0))
@@ -339,6 +340,7 @@ def test_arms_of_a_step_cost_what_the_step_does(table: CostTable, budget: float)
 
 
 @pytest.mark.slow
+@settings(max_examples=20)
 @given(steps(), budgets, st.floats(0.0, 2e-3))
 def test_a_steps_budget_is_kept_to_a_tenth_of_a_point_with_confidence(
     table: CostTable, budget: float, spread: float
@@ -421,7 +423,7 @@ _MISSED = CostTable(
 
 
 @pytest.mark.untraced
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     cost_tables(),
     st.sampled_from([0.0, 0.01, 0.1, 0.4]),
