@@ -109,18 +109,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trace(*command: str) -> subprocess.CompletedProcess[str]:
     """Trace a command, and see that nothing of it is left."""
+    ours = [sys.executable, "-m", "underclock", "trace", "--assume", "-o", "step.json", "--"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "underclock",
-            "trace",
-            "--assume",
-            "-o",
-            "step.json",
-            "--",
-            *command,
-        ],
+        [*ours, *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         check=False,
         capture_output=True,

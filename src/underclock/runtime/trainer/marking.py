@@ -209,19 +209,18 @@ class _Finder:
     def __init__(self, then: Callable[[Any], None]) -> None:
         self._then = then
 
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
-        """Let the others find PyTorch, and be told when it is loaded."""
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the others find PyTorch, and be told when it is loaded; to look for it loads none."""
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec  # noqa: PLC0415 - in the training process only
-
-        spec = find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             load = loader.exec_module
 
             def load_and_attach(module: Any) -> None:
+                sys.meta_path.remove(self)
                 del loader.exec_module  # nobody need know that we were here
                 load(module)
                 self._then(module)

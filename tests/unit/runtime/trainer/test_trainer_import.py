@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 _MOST_S = 5e-3
 _TIMES = 2.0
@@ -42,3 +43,22 @@ def test_a_trainer_loads_the_standard_library_alone_and_quickly() -> None:
     json_s, package_s, all_s = (min(float(line.split()[at]) for line, _ in runs) for at in range(3))
     assert package_s <= _MOST_S
     assert all_s <= max(_MOST_S, _TIMES * json_s)  # a slow machine is slow with json as well
+
+
+_LOOKS_FIRST = """
+import importlib.util, sys
+from underclock.runtime.trainer.marking import when_imported
+seen = []
+when_imported(lambda torch: seen.append(torch.__name__))
+for _ in range(2):  # as libraries do that can do without PyTorch
+    assert importlib.util.find_spec("torch") is not None
+assert not seen and "torch" not in sys.modules
+import torch
+assert seen == ["torch"] and importlib.util.find_spec("torch")
+"""
+
+
+def test_a_library_that_only_looks_for_pytorch_does_not_hide_its_import(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    path = ":".join([str(tmp_path), *sys.path])
+    subprocess.run([sys.executable, "-S", "-c", _LOOKS_FIRST], check=True, env={"PYTHONPATH": path})
