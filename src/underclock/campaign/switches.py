@@ -57,10 +57,7 @@ class Bench:
 
     def ask(self, domain: Domain, mhz: int | None) -> None:
         """Ask for a clock in one call."""
-        if mhz is None:
-            self.gpu.give_back(domain)
-        else:
-            self.gpu.lock(_clocks(domain, mhz))
+        self.gpu.give_back(domain) if mhz is None else self.gpu.lock(_clocks(domain, mhz))
 
     def switch(self, domain: Domain, pair: Pair, tail_s: float) -> dict[Reader, Row]:
         """Change a clock; empty where it is not seen at the new one within the tail.

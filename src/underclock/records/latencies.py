@@ -174,17 +174,13 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
                 f"the latencies are those of {self.gpu.name}, not of {info.name}",
                 hint="name latencies of this GPU, or a duration such as 6ms",
             )
-        notes: tuple[str, ...] = ()
-        if self.gpu.is_another_board(info):
-            words = (
-                f"the latencies were measured on board {self.gpu.uuid}, and this is board "
-                f"{info.uuid}"
-            )
-            notes = (words,)
-        if self.gpu.driver != info.driver:
-            then, now = (info.driver or "unknown" for info in (self.gpu, info))
-            notes += (f"the latencies were measured with driver {then}, and this is driver {now}",)
-        return notes
+        then, now, notes = self.gpu, info, list[str]()
+        if then.is_another_board(now):
+            notes.append(f"on board {then.uuid}, and this is board {now.uuid}")
+        if then.driver != now.driver:
+            drivers = (each.driver or "unknown" for each in (then, now))
+            notes.append("with driver {}, and this is driver {}".format(*drivers))
+        return tuple(f"the latencies were measured {note}" for note in notes)
 
     def answer(self, domain: Domain, from_mhz: int | None, to_mhz: int | None) -> Switch:
         """Return the sampled switch that stands for another; where in doubt, the slower one.
@@ -197,10 +193,8 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
         Raises:
             DataError: No switch of the domain was sampled.
         """
-        for switch in self.switches:
-            if _key(switch) == (domain, from_mhz, to_mhz):
-                return switch
-        return self.from_anywhere(domain, to_mhz)
+        same = (s for s in self.switches if _key(s) == (domain, from_mhz, to_mhz))
+        return next(same, None) or self.from_anywhere(domain, to_mhz)
 
     def from_anywhere(self, domain: Domain, to_mhz: int | None) -> Switch:
         """Return the switch that stands for those to a target whose origin was not sampled.
