@@ -28,18 +28,6 @@ COMMANDS: Final[dict[str, str]] = {
 """By the command's name."""
 
 OPTIONS: Final[dict[str, str]] = {
-    "underclock trace --steps": "--step N looks at step N at the latest",
-    "underclock simulate --everyone": "root and the user who serves reach the GPUs",
-    "underclock saved --csv": "--json has the same numbers",
-    "underclock saved --openmetrics": "--json has the same numbers; `underclock run "
-    "--metrics-port` answers Prometheus while a run lasts",
-    "underclock saved --textfile": "`underclock run --metrics-port` answers Prometheus while a run "
-    "lasts",
-    "underclock run --metrics-file": "--metrics-port answers Prometheus",
-    "underclock validate --accounting": "whole steps are validated, whose kernels share one cap",
-    "underclock job 1f1b --load": "`underclock.pipeline_job(..., load_s=...)` has it",
-    "underclock paper -o": "the tables and --json have its numbers",
-    "underclock plan --ray": "a plan takes seconds: `underclock plan` on each machine makes them",
     "underclock measure --clocks": "`--grid steer` steers clocks; they are held where that is "
     "allowed",
     "underclock measure --objective": "samples for a time budget serve plans of other objectives",

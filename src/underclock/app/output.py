@@ -6,6 +6,7 @@ left where it is known; where stderr is a pipe or a file, a plain line comes eve
 
 import contextlib
 import datetime as dt
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -53,6 +54,11 @@ def say(text: str, *, err: bool = False) -> None:
     """
     with contextlib.suppress(*((OSError, ValueError) if err else ())):
         click.echo(clean(text), err=err)
+
+
+def confirmed(line: str) -> bool:
+    """Ask a person at a terminal whether a line is right; without a terminal it is not."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(clean(line), err=True)
 
 
 def warn(sentences: tuple[str, ...]) -> None:

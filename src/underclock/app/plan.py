@@ -15,14 +15,14 @@ from underclock.app.options import (
     choice_option,
     delivered,
 )
-from underclock.app.output import STDOUT, Delivery, print_json, say, share_bar
+from underclock.app.output import STDOUT, Delivery, confirmed, print_json, say, share_bar
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import Aggregate, Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from underclock.records import Plan
+    from underclock.records import Plan, SampleSet
 
 
 @click.command(name="plan")
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     help="What changing clocks takes: free, measured, a duration or a file; known: measured beside "
     "SAMPLES, or what is reported of GPUs like it. More than once for several.",
 )
+@click.option("--yes", is_flag=True, help="Take a table's columns for what they seem to be.")
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
 @delivered("plan")
 def command(
@@ -62,6 +63,7 @@ def command(
     samples: tuple[Path, ...],
     latency: tuple[str, ...],
     max_slowdown: tuple[float, ...],
+    yes: bool,
     to: Delivery,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> None:
@@ -79,25 +81,30 @@ def command(
     Example: underclock plan samples.db --max-slowdown 1% -o plan.json
     """
     from underclock.report import plan_tables
-    from underclock.store import kind_of
+    from underclock.store import kind_of, read_samples
+
+    def read(file: Path) -> "SampleSet":
+        return read_samples(file, confirm=lambda line: yes or confirmed(line))
 
     cells = list(itertools.product(samples, max_slowdown or (None,), latency))
     if len(cells) > 1:
-        _plan_grid(cells, to, asked)
+        _plan_grid(cells, to, read, asked)
         return
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
     if kind_of(file) == "job":
         _plan_job(file, to, latency=takes, max_slowdown=budget or 0.0)
         return
+    sample_set = read(file)
     with share_bar("planning"):
-        made = _planned(file, budget, takes, **asked)
+        made = _planned(sample_set, file, budget, takes, **asked)
     to.give(made, lambda: plan_tables(made))
     if made.headline.cost is None:
         sys.exit(InfeasibleError.exit_code)
 
 
 def _planned(
+    sample_set: "SampleSet",
     samples: Path,
     max_slowdown: float | None,
     latency: str,
@@ -110,7 +117,6 @@ def _planned(
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
     from underclock.core.planning.goal import Goal
-    from underclock.store import read_samples
 
     if max_slowdown is not None and asked["objective"] != Objective.WASTE:
         raise UsageError(
@@ -118,7 +124,6 @@ def _planned(
             hint="only waste has a time budget",
         )
     goal = Goal(max_slowdown=max_slowdown or 0.0, **asked)
-    sample_set = read_samples(samples)
     switching = switching_of(latency, sample_set, goal, samples)
     if switching is not None:
         switching = replace(switching, max_switches=max_switches)
@@ -130,7 +135,10 @@ def _planned(
 
 
 def _plan_grid(
-    cells: "Sequence[tuple[Path, float | None, str]]", to: Delivery, asked: dict[str, Any]
+    cells: "Sequence[tuple[Path, float | None, str]]",
+    to: Delivery,
+    read: "Callable[[Path], SampleSet]",
+    asked: dict[str, Any],
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
     from underclock.report.answer import headline
@@ -151,7 +159,7 @@ def _plan_grid(
         check_output(path, force=to.force, inputs=(file, Path(takes)), begins="{")
     plans = {}
     for path, cell in zip(paths, cells, strict=True):
-        plans[path.name] = made = _planned(*cell, **asked)
+        plans[path.name] = made = _planned(read(cell[0]), *cell, **asked)
         write_document(path, made, force=to.force)
         if not to.as_json:
             say(f"{path.name}: {headline(made)}")

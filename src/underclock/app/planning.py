@@ -37,7 +37,6 @@ from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
     Choice,
     Clocks,
-    Evidence,
     Granularity,
     Objective,
     Plan,
@@ -255,13 +254,12 @@ def costs_of(
     sample_set: SampleSet, baseline: Clocks | None, *, raw: bool | None, isolated: bool
 ) -> PlanCosts:
     """Return what everything costs."""
-    replayed = sample_set.evidence is Evidence.REPLAYED
     # What was queried of a table without repeats is certain, and nothing else of it is planned.
-    if raw or (raw is None and replayed and sample_set.is_exact):
+    if raw or (raw is None and sample_set.is_exact):
         table = cost_table(sample_set, baseline=baseline)
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
         return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, *odd)))
-    if replayed or not (sample_set.in_situ or sample_set.mixed):
+    if sample_set.is_table or not (sample_set.in_situ or sample_set.mixed):
         # Rows of kernels alone: nothing in them asks for the physics of a step, heat or a cap.
         return PlanCosts.of(inferred_costs(sample_set, baseline=baseline))
     try:

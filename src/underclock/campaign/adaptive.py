@@ -24,7 +24,7 @@ from underclock.core.steering.mixing import DrawAtClock, thinned
 from underclock.core.step.cap import driver_says
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
-from underclock.records import ALONE, Clocks, Evidence, Kernel, Mix, SampleSet, Window
+from underclock.records import ALONE, Clocks, Kernel, Mix, SampleSet, Window
 
 if TYPE_CHECKING:
     from underclock.core.inference.joint import TableFit
@@ -113,7 +113,7 @@ class Adaptive(WindowPolicy):
 
     def _fit(self, samples: SampleSet) -> KnownCosts:
         """Return what is known by now, from the physics of a GPU or the rows of a table."""
-        if samples.evidence is not Evidence.REPLAYED:
+        if not samples.is_table:
             return estimate(samples, baseline=self._baseline)
         self._table = searched(samples, baseline=self._baseline, before=self._table)
         return self._table

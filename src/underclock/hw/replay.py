@@ -13,11 +13,11 @@ class ReplayMeasurer:
     """Answers with the rows of a sample_set; repeats cycle through the rows there are."""
 
     step: Step | None = None
-    evidence = Evidence.REPLAYED
     capabilities: frozenset[Capability] = frozenset()
 
     def __init__(self, table: SampleSet) -> None:
         self.table = table
+        self.evidence: Evidence = table.evidence
         self._rows: dict[tuple[str, Clocks], list[Window]] = defaultdict(list)
         for sample in table.samples:
             self._rows[sample.kernel, sample.asked].append(sample)

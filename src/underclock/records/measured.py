@@ -304,11 +304,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     @property
     def spread_mhz(self) -> float:
-        """Standard deviation of that clock's readings.
-
-        Raises:
-            ValueError: It was not read all through.
-        """
+        """Standard deviation of that clock's readings; as `at_mhz` where there are none."""
         if self.core_spread_mhz is None:
             raise ValueError("the core clock was not read all through this window")
         return self.core_spread_mhz
@@ -470,11 +466,14 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         return None
 
     @property
+    def is_table(self) -> bool:
+        """Whether these are rows of a table, measured or simulated."""
+        return self.evidence is Evidence.REPLAYED or bool(self.provenance and self.provenance.table)
+
+    @property
     def is_exact(self) -> bool:
-        """Whether a row is all there is to know, as in a replayed table without repeats."""
-        if self.evidence is not Evidence.REPLAYED or self.sampled:
-            return False
-        return not any(sample.repeat for sample in self.samples)
+        """Whether a row is all there is to know, as in a table without repeats."""
+        return self.is_table and not self.sampled and not any(s.repeat for s in self.samples)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is not needed
         """Return samples of single kernels as a pandas DataFrame, with the columns of a CSV table.

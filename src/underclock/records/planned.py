@@ -220,11 +220,12 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         limit_w, found_w = self.gpu.power_limit_w, gpu.power_limit_w
         read = limit_w is not None and found_w is not None and not any_limit
         if read and not math.isclose(limit_w or 0.0, found_w or 0.0, abs_tol=_SAME_W, rel_tol=0.0):
+            sudo = "" if self.evidence is Evidence.SIMULATED else " (`sudo nvidia-smi -pl {:g}`)"
             raise DataError(
                 f"the plan is for a power limit of {limit_w:g} W, this GPU is limited to "
                 f"{found_w:g} W",
-                hint="the power cap decides what clocks are worth: set the limit yourself "
-                f"(`sudo nvidia-smi -pl {limit_w:g}`), or measure and plan at this one",
+                hint="the power cap decides what clocks are worth: set the limit yourself"
+                f"{sudo.format(limit_w)}, or measure and plan at this one",
             )
         if self.gpu.is_another_board(gpu):
             words = (

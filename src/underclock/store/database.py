@@ -5,7 +5,6 @@ the system say is turned into our errors here.
 """
 
 import fcntl
-import itertools
 import os
 import sqlite3
 import zlib
@@ -72,7 +71,7 @@ def translated(path: Path) -> Iterator[None]:
             f"{path} already holds this measurement",
             hint="another process may be measuring into the same file",
         ) from exc
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, UnicodeDecodeError) as exc:  # of names of columns, and words of damage
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if code & 0xFF in _REFUSALS and code != sqlite3.SQLITE_IOERR_SHORT_READ:
             raise DataError(
@@ -80,8 +79,6 @@ def translated(path: Path) -> Iterator[None]:
                 hint="the file is whole: see to space and permissions where it lies, then run the "
                 "same command again",
             ) from exc
-        raise damaged(path, exc) from exc
-    except UnicodeDecodeError as exc:  # names of columns, and SQLite's own words of damage
         raise damaged(path, exc) from exc
 
 
@@ -161,12 +158,6 @@ def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
         raise DataError(f"{path} has a damaged header: {exc}", hint=_REMAKE) from exc
 
 
-def set_header(connection: sqlite3.Connection, header: SampleSet) -> None:
-    """Change what a file says it is."""
-    body = msgspec.json.encode(header).decode()
-    connection.execute("UPDATE header SET body = ?, checksum = ?", (body, checksum(body)))
-
-
 @contextmanager
 def transaction(
     path: Path, connection: sqlite3.Connection, kind: str = "IMMEDIATE"
@@ -188,24 +179,6 @@ def transaction(
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-
-
-def copy_aside(path: Path, connection: sqlite3.Connection) -> Path:
-    """Copy a file as it is to a free name beside it.
-
-    Raises:
-        DataError: It cannot be copied there.
-    """
-    names = (path.with_suffix(f".{n}{path.suffix}") for n in itertools.count(1))
-    free = next(name for name in names if not name.exists())
-    partial = free.with_name(f".{free.name}.partial")
-    partial.unlink(missing_ok=True)
-    with translated(path):
-        with closing(sqlite3.connect(partial)) as other:
-            connection.backup(other)
-            other.execute("PRAGMA journal_mode = DELETE")
-        partial.replace(free)
-    return free
 
 
 class WriterLock:

@@ -4,10 +4,11 @@ What may be given is a record, or the file that holds it, told apart by content.
 """
 
 import contextlib
+import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TextIO, TypeVar, get_args
 
 import msgspec
 
@@ -16,23 +17,16 @@ from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validatio
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
-from underclock.store.files import SQLITE_MAGIC, write_text
+from underclock.store.files import SQLITE_MAGIC, read_bytes, write_text
 from underclock.store.merged import is_merged, joined, read_parts
 from underclock.store.samples import SampleFile
 from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)
 
-_MADE_BY: Final = {
-    "step": "underclock trace",
-    "plan": "underclock plan",
-    "validation": "underclock validate",
-    "latencies": "underclock latency",
-    "driver moves": "underclock latency",
-    "job": "underclock job",
-    "job plan": "underclock plan",
-    "serving plan": "underclock plan",
-}
+_LATENCY = dict.fromkeys(("latencies", "driver moves"), "latency")
+_MADE_BY: Final = {"step": "trace", "validation": "validate", "job": "job", **_LATENCY}
+"""Commands by the kind of file that they make; plans of all kinds are `plan`'s."""
 GONE: Final[dict[str, str]] = {
     "fit": "it holds constants of a GPU, which `underclock plan` fits by itself",
     "study": "it holds numbers of the paper's study, and `underclock paper --json` prints them",
@@ -44,7 +38,7 @@ GONE: Final[dict[str, str]] = {
 _FOREIGN: Final = {b'"invalidity"': "T4", b'"tune_params_keys"': "Kernel Tuner cache"}
 """Kinds of files that do not name their kind, each by what it holds."""
 
-_MAKERS = "`underclock --help` says what makes files"
+_A_TABLE = "give a samples.db or a CSV table of a sweep; a JSON list of its rows is one too"
 _MOST_READ = 200_000  # bytes: the clocks of thousands of instructions are lines of a number each
 _GREATEST = 1e30  # of any number: what is computed from a few of them stays finite
 
@@ -62,19 +56,6 @@ def write_document(path: Path, record: Record, *, force: bool = False) -> None:
     if len(body) < _MOST_READ:
         body = msgspec.json.format(body, indent=2)
     write_text(path, body.decode() + "\n", force=force, begins="{")
-
-
-def read_bytes(path: Path, *, hint: str = _MAKERS, most: int = -1) -> bytes:
-    """Return what a file holds, or the first bytes of it.
-
-    Raises:
-        DataError: It cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            return file.read(most)
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}", hint=hint) from exc
 
 
 def kind_of(path: Path) -> str:
@@ -104,7 +85,7 @@ def read_document(path: Path, kind: type[_R]) -> _R:
         DataError: The file is missing, damaged, of another kind or of another schema.
     """
     noun = str(kind.__struct_config__.tag)
-    remake = f"make it anew with `{_MADE_BY[noun]}`"
+    remake = f"make it anew with `underclock {_MADE_BY.get(noun, 'plan')}`"
     body = read_bytes(path, hint=remake)
     if body.startswith(SQLITE_MAGIC):
         raise DataError(
@@ -113,7 +94,13 @@ def read_document(path: Path, kind: type[_R]) -> _R:
         )
     try:
         head = msgspec.json.decode(body, type=_Head)
-        _check_head(path, head, noun, remake)
+        refuse_gone(path, head.kind)
+        if head.kind in SCHEMAS and head.kind != noun:
+            words = f"{path} is a {head.kind} file, where a {noun} file is needed"
+            raise DataError(words, hint=remake)
+        if head.schema < 1 or (head.kind != noun and head.schema >= SCHEMAS[noun]):
+            raise msgspec.ValidationError("it does not say what kind of file it is")
+        check_schema(path, noun, head.schema, remake)
         record = msgspec.json.decode(body, type=kind)
         for where, number in _numbers(msgspec.to_builtins(record), "$"):
             if not abs(number) <= _GREATEST:
@@ -131,16 +118,6 @@ def refuse_gone(path: Path, kind: str) -> None:
     """
     if kind in GONE:
         raise DataError(f"{path} is a {kind} file, which is no longer read: {GONE[kind]}")
-
-
-def _check_head(path: Path, head: _Head, noun: str, remake: str) -> None:
-    """Make sure that the rest of a file is worth reading."""
-    refuse_gone(path, head.kind)
-    if head.kind in SCHEMAS and head.kind != noun:
-        raise DataError(f"{path} is a {head.kind} file, where a {noun} file is needed", hint=remake)
-    if head.schema < 1 or (head.kind != noun and head.schema >= SCHEMAS[noun]):
-        raise msgspec.ValidationError("it does not say what kind of file it is")
-    check_schema(path, noun, head.schema, remake)
 
 
 def _numbers(value: object, where: str) -> Iterator[tuple[str, float]]:
@@ -161,14 +138,7 @@ Saved = (
 """What has a file of its own."""
 
 _KINDS: Final[dict[str, type[Saved]]] = {
-    "step": Step,
-    "plan": Plan,
-    "validation": Validation,
-    "latencies": LatencyTable,
-    "driver moves": DriverMoves,
-    "job": Job,
-    "job plan": JobPlan,
-    "serving plan": ServingPlan,
+    str(kind.__struct_config__.tag): kind for kind in get_args(Saved) if kind is not SampleSet
 }
 
 
@@ -189,8 +159,13 @@ def as_record(source: _R | str | Path, kind: type[_R]) -> _R:
     return read_document(Path(source), kind) if isinstance(source, str | Path) else source
 
 
-def read_samples(source: SampleSource) -> SampleSet:
+def read_samples(
+    source: SampleSource, *, confirm: Callable[[str], bool] | None = None
+) -> SampleSet:
     """Return samples, reading them where a samples file, a table or a DataFrame is given.
+
+    Args:
+        confirm: As of `read_table`.
 
     Raises:
         DataError: The file is missing, damaged, or neither.
@@ -214,23 +189,47 @@ def read_samples(source: SampleSource) -> SampleSet:
             f"{path} is not a samples file: it is no SQLite database",
             hint="make it anew with `underclock measure`",
         )
-    if head[:1] in {b"{", b"["}:
+    if head[:1] == b"[":
+        return read_table(path, _as_csv(path), confirm=confirm)
+    if head[:1] == b"{":
         refuse_gone(path, kind_of(path))
         raise DataError(
-            f"{path} is JSON, not samples", hint="give a samples.db or a CSV table of a sweep"
+            f"{path} is JSON, not samples",
+            hint=_A_TABLE,
         )
-    return read_table(path)
+    return read_table(path, confirm=confirm)
 
 
-def load(path: str | Path) -> Saved:
-    """Read a file that this package wrote, or a CSV table of samples, whatever it is of.
+def _as_csv(path: Path) -> TextIO:
+    """Return a table whose rows are objects in a JSON list as CSV."""
+    try:
+        rows = msgspec.json.decode(read_bytes(path), type=list[dict[str, str | float | None]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise DataError(
+            f"{path} is JSON, and no list of a table's rows: {exc}", hint=_A_TABLE
+        ) from exc
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+    writer.writeheader()
+    writer.writerows(rows)
+    text.seek(0)
+    return text
+
+
+def load(path: str | Path, *, yes: bool = False) -> Saved:
+    """Read a file that this package wrote, or a table of samples, whatever it is of.
+
+    Args:
+        yes: Whether columns that another program names are taken for what they seem to be.
 
     Raises:
         DataError: It cannot be read.
     """
     path = Path(path)
     kind = _KINDS.get(kind_of(path))
-    return read_samples(path) if kind is None else read_document(path, kind)
+    if kind is not None:
+        return read_document(path, kind)
+    return read_samples(path, confirm=(lambda _: True) if yes else None)
 
 
 def save(record: Saved, path: str | Path, *, force: bool = False) -> None:

@@ -1,15 +1,33 @@
 """Where output may go, and writing it whole or not at all."""
 
+import gzip
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from underclock.errors import UsageError
+from underclock.errors import DataError, UsageError
 
 _LOOKED_AT = 1000  # characters: more than any of our files has before it says something
 SQLITE_MAGIC = b"SQLite format 3\x00"
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_bytes(path: Path, *, hint: str = "", most: int = -1) -> bytes:
+    """Return what a file holds, or the first bytes of it; what gzip packed is unpacked.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+            return gzip.open(file).read(most) if packed else file.read(most)
+    except (OSError, EOFError, zlib.error) as exc:
+        words = getattr(exc, "strerror", None) or exc
+        raise DataError(f"cannot read {path}: {words}", hint=hint) from exc
 
 
 def check_output(
@@ -37,9 +55,7 @@ def check_output(
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder", hint="name a file with -o")
         if path.exists():
-            _check_existing(path, force=force, inputs=inputs, over_samples=over_samples)
-            if begins and path.is_file():
-                _check_kind(path, begins)
+            _check_existing(path, begins, force=force, inputs=inputs, over_samples=over_samples)
         if takes_writes_through(path):
             return
         folder = _target(path).parent
@@ -58,7 +74,7 @@ def check_output(
 
 
 def _check_existing(
-    path: Path, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
+    path: Path, begins: str, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
 ) -> None:
     """Refuse to replace what must stay."""
     for source in inputs:
@@ -71,7 +87,9 @@ def _check_existing(
         raise UsageError(f"will not write {path}: it is a disk", hint="name a file with -o")
     if not path.is_file():
         return
-    if not over_samples and is_database(path):
+    with path.open("rb") as file:
+        there = file.read(_LOOKED_AT)
+    if there.startswith(SQLITE_MAGIC) and not over_samples:
         raise UsageError(
             f"will not overwrite {path}: it holds measurements",
             hint="name another file with -o, or remove it yourself",
@@ -80,24 +98,13 @@ def _check_existing(
         raise UsageError(
             f"will not overwrite {path}: it exists", hint="pass --force, or another -o"
         )
-
-
-def _check_kind(path: Path, begins: str) -> None:
-    """Refuse to replace a file that does not begin as what replaces it; an empty one is nothing."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        there = file.read(_LOOKED_AT).lstrip()
-    if there and not there.startswith(begins):
+    text = there.decode(errors="replace").lstrip() or begins  # an empty file is of any kind
+    if not text.startswith(begins):
         raise UsageError(
             f"will not overwrite {path}: it is of another kind than what would be written there, "
-            f"and begins with {there[:20]!r}",
+            f"and begins with {text[:20]!r}",
             hint="name another file with -o, or remove it yourself",
         )
-
-
-def is_database(path: Path) -> bool:
-    """Whether a regular file begins like a samples file does."""
-    with path.open("rb") as file:
-        return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 
 
 def takes_writes_through(path: Path) -> bool:
@@ -119,8 +126,22 @@ def write_text(path: Path, text: str, *, force: bool = False, begins: str = "") 
     try:
         if takes_writes_through(path):
             path.write_text(text, encoding="utf-8")
-        else:
-            _replace(_target(path), text)
+            return
+        target = _target(path)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".underclock.")
+        partial = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            mask = os.umask(0)  # it can only be read by setting it
+            os.umask(mask)
+            partial.chmod(0o666 & ~mask)
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
     except OSError as exc:
         raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
 
@@ -128,26 +149,3 @@ def write_text(path: Path, text: str, *, force: bool = False, begins: str = "") 
 def _target(path: Path) -> Path:
     """Follow a link to a file that is there; a link to nowhere stands for itself."""
     return path.resolve() if path.is_symlink() and path.exists() else path
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside the file and move it there; nothing stays behind when that fails."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".underclock.")
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.chmod(0o666 & ~_umask())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """Return the process's file mode mask; it can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from underclock.errors import DataError, UsageError
-from underclock.records import SCHEMAS, Evidence, SampleSet, Window, check_schema
+from underclock.records import SCHEMAS, SampleSet, Window, check_schema
 from underclock.records.measured import renumbered
 from underclock.store.database import MERGED_ID, damaged, translated
 from underclock.store.files import SQLITE_MAGIC, check_output
@@ -118,7 +118,7 @@ def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
     name, first = sets[0]
     seen: dict[str | None, dict[Window, Path]] = {}
     for path, one in sets:
-        if one.gpu.uuid is None or one.evidence is Evidence.REPLAYED:
+        if one.gpu.uuid is None or one.is_table:
             raise DataError(
                 f"{path} does not say which board its samples are of",
                 hint="only what `underclock measure` took on a GPU can be merged",

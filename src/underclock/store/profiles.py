@@ -8,8 +8,6 @@ are repeats. It is what Zeus' pipeline frontier optimizer takes (Perseus, SOSP'2
 
 import csv
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,16 +27,8 @@ _SHORT: Final = {
     "wgrad": InstructionKind.WEIGHTS,
 }
 _GREATEST = 1e9  # of a time in s and an energy in J
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    where: str
-    stage: int
-    kind: InstructionKind
-    core_mhz: int | None
-    time_s: float
-    energy_j: float
+_Runs = dict[int | None, list[tuple[float, float]]]
+"""Time in s and energy in J of each run at a core clock in MHz."""
 
 
 def read_profiles(path: Path) -> dict[str, Profile]:
@@ -48,66 +38,46 @@ def read_profiles(path: Path) -> dict[str, Profile]:
         DataError: The file is not such a table, or an instruction has no row at the clock that is
             auto for its stage; the message names line or instruction.
     """
-    lines = _lines(path)
-    by_name: dict[tuple[int, InstructionKind], dict[int | None, list[_Line]]] = {}
-    for line in lines:
-        rows = by_name.setdefault((line.stage, line.kind), {})
-        rows.setdefault(line.core_mhz, []).append(line)
-    stages = sorted({stage for stage, _ in by_name})
+    runs = _runs(path)
+    stages = sorted({stage for stage, _ in runs})
     if stages != list(range(len(stages))):
         raise DataError(
             f"{path} has stages {', '.join(map(str, stages))}",
             hint="stages are counted from 0, without gaps",
         )
-    return {
-        f"stage {stage} {kind}": _profile(path, stage, kind, rows, _auto_of(stage, by_name))
-        for (stage, kind), rows in sorted(by_name.items())
-    }
+    found = {}
+    for (stage, kind), of_clocks in sorted(runs.items()):
+        every = {mhz for (of, _), clocks in runs.items() if of == stage for mhz in clocks}
+        auto = None if None in every else max(mhz for mhz in every if mhz is not None)
+        if auto not in of_clocks:
+            called = "auto" if auto is None else f"{auto} MHz, which is auto for that stage"
+            raise DataError(
+                f"{path}: stage {stage} {kind} has no row at {called}",
+                hint="everything is compared with auto: measure it there, or leave that clock out "
+                "of the stage's other instructions",
+            )
+        clocks = sorted(of_clocks, key=lambda mhz: math.inf if mhz is None else mhz)
+        rows = tuple(_row(mhz, of_clocks[mhz]) for mhz in clocks)
+        found[f"stage {stage} {kind}"] = Profile(rows=rows, auto=clocks.index(auto))
+    return found
 
 
-def _auto_of(
-    stage: int, by_name: dict[tuple[int, InstructionKind], dict[int | None, list[_Line]]]
-) -> int | None:
-    """Return the clock that is auto for a stage: the one called so, or else its highest."""
-    clocks = {mhz for (of, _), rows in by_name.items() if of == stage for mhz in rows}
-    return None if None in clocks else max(mhz for mhz in clocks if mhz is not None)
-
-
-def _profile(
-    path: Path,
-    stage: int,
-    kind: InstructionKind,
-    rows: dict[int | None, list[_Line]],
-    auto: int | None,
-) -> Profile:
-    if auto not in rows:
-        called = "auto" if auto is None else f"{auto} MHz, which is auto for that stage"
-        raise DataError(
-            f"{path}: stage {stage} {kind} has no row at {called}",
-            hint="everything is compared with auto: measure it there, or leave that clock out of "
-            "the stage's other instructions",
-        )
-    clocks = sorted(rows, key=lambda mhz: math.inf if mhz is None else mhz)
-    return Profile(rows=tuple(_row(mhz, rows[mhz]) for mhz in clocks), auto=clocks.index(auto))
-
-
-def _row(core_mhz: int | None, lines: Iterable[_Line]) -> ProfileRow:
-    times_s, energies_j = np.array([(line.time_s, line.energy_j) for line in lines]).T
-    count = len(times_s)
-
-    def error(values: np.ndarray) -> float:
-        return float(values.std(ddof=1) / math.sqrt(count)) if count > 1 else 0.0
-
+def _row(core_mhz: int | None, runs: list[tuple[float, float]]) -> ProfileRow:
+    count, costs = len(runs), np.array(runs)
+    time_s, energy_j = costs.mean(axis=0).tolist()
+    errors = (costs.std(axis=0, ddof=1) / math.sqrt(count)).tolist() if count > 1 else (0.0, 0.0)
     return ProfileRow(
         core_mhz=core_mhz,
-        time_s=float(times_s.mean()),
-        energy_j=float(energies_j.mean()),
-        time_error_s=error(times_s),
-        energy_error_j=error(energies_j),
+        time_s=time_s,
+        energy_j=energy_j,
+        time_error_s=errors[0],
+        energy_error_j=errors[1],
     )
 
 
-def _lines(path: Path) -> list[_Line]:
+def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
+    """Return the runs of each instruction of each stage."""
+    runs: dict[tuple[int, InstructionKind], _Runs] = {}
     with opened_table(path) as file:
         reader = csv.DictReader(file, skipinitialspace=True)
         header = [name.strip().lower() for name in reader.fieldnames or ()]
@@ -118,13 +88,18 @@ def _lines(path: Path) -> list[_Line]:
                 hint=f"a profile of instructions has {', '.join(_COLUMNS)}",
             )
         reader.fieldnames = header
-        lines = [_line(f"{path}, line {reader.line_num}", cells) for cells in reader]
-    if not lines:
+        for cells in reader:
+            what, core_mhz, costs = _run(f"{path}, line {reader.line_num}", cells)
+            runs.setdefault(what, {}).setdefault(core_mhz, []).append(costs)
+    if not runs:
         raise DataError(f"{path} holds no rows")
-    return lines
+    return runs
 
 
-def _line(where: str, cells: dict[str, str | None]) -> _Line:
+def _run(
+    where: str, cells: dict[str, str | None]
+) -> tuple[tuple[int, InstructionKind], int | None, tuple[float, float]]:
+    """Return the stage and instruction of a row, its core clock in MHz, and its costs."""
     said = {name: (cells.get(name) or "").strip() for name in _COLUMNS}
     name = said["instruction"].lower()
     kind = _SHORT.get(name, name)
@@ -148,7 +123,7 @@ def _line(where: str, cells: dict[str, str | None]) -> _Line:
             f"{LEAST_W:g} W to {GREATEST_W / 1e3:g} kW",
             hint=f"are the {unit}? a profile has seconds and joules",
         )
-    return _Line(where, round(stage), InstructionKind(kind), mhz, time_s, energy_j)
+    return (round(stage), InstructionKind(kind)), mhz, (time_s, energy_j)
 
 
 def _number(where: str, name: str, text: str, least: float, most: float) -> float:

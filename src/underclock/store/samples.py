@@ -6,6 +6,7 @@ unique, so measuring anything twice is an error. Each is committed before the ne
 another measurement.
 """
 
+import itertools
 import os
 import sqlite3
 from collections.abc import Collection, Iterable
@@ -23,9 +24,7 @@ from underclock.store.database import (
     build,
     checksum,
     connect,
-    copy_aside,
     damaged,
-    set_header,
     transaction,
     translated,
 )
@@ -64,11 +63,10 @@ class SampleFile:
         try:
             check_output(path)  # again, for nobody else can make it from here on
             build(path, header)
-        except (OSError, sqlite3.Error) as exc:
+        except BaseException as exc:
             lock.release()
-            raise UsageError(f"cannot write {path}: {exc}") from exc
-        except BaseException:
-            lock.release()
+            if isinstance(exc, OSError | sqlite3.Error):
+                raise UsageError(f"cannot write {path}: {exc}") from exc
             raise
         return cls._open(path, lock)
 
@@ -191,10 +189,20 @@ class SampleFile:
         """
         every = self.sample_set().windows
         stay = [w for w in every if (w.kernel in kernels if w.kernel else not w.is_step)]
-        copy = copy_aside(self.path, self._connection)
+        names = (self.path.with_suffix(f".{n}{self.path.suffix}") for n in itertools.count(1))
+        copy = next(name for name in names if not name.exists())
+        partial = copy.with_name(f".{copy.name}.partial")
+        partial.unlink(missing_ok=True)
+        with translated(self.path):
+            with closing(sqlite3.connect(partial)) as aside:
+                self._connection.backup(aside)
+                aside.execute("PRAGMA journal_mode = DELETE")
+            partial.replace(copy)
         with transaction(self.path, self._connection):
             _, gpu_s = self._progress()
-            set_header(self._connection, header)
+            body = msgspec.json.encode(header).decode()
+            update = "UPDATE header SET body = ?, checksum = ?"
+            self._connection.execute(update, (body, checksum(body)))
             self._connection.execute("DELETE FROM windows")
             for number, window in enumerate(stay, 1):
                 self._insert(number, window)

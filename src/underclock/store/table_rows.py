@@ -1,13 +1,17 @@
 """The header and the rows of a table somebody measured: what its cells are, and must be."""
 
 import csv
+import difflib
+import io
 import math
 import re
+import tomllib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Final, Self, TextIO
 
@@ -23,6 +27,7 @@ from underclock.records import (
     check_mhz,
 )
 from underclock.records.common import GREATEST_W, LEAST_W, can_draw
+from underclock.store.files import read_bytes
 from underclock.units import name_hint
 
 _CLOCKS = ("observed_core_mhz", "observed_mem_mhz")
@@ -41,6 +46,15 @@ PLANNED: Final = "planned on "
 _OPTIONAL: Final = ("count", "pass", "waited_for", *READINGS)
 KNOWN: Final = (*NEEDED, *EITHER, *ABOUT, *_OPTIONAL, *_UNREAD)
 _SEPARATORS: Final = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_WORDS: Final = tomllib.loads(
+    (resources.files("underclock.store") / "columns.toml").read_text(encoding="utf-8")
+)
+_UNITS: Final = {
+    unit: (quantity, float(scale))
+    for quantity, units in _WORDS["units"].items()
+    for unit, scale in units.items()
+}
+_RAN, _ASKED, _OTHERS = (frozenset(_WORDS["words"][which]) for which in ("ran", "asked", "others"))
 
 
 @contextmanager
@@ -54,10 +68,9 @@ def opened_table(path: Path, text: TextIO | None = None) -> Iterator[TextIO]:
         DataError: It cannot be read, or is no table.
     """
     try:
-        with text or path.open(encoding="utf-8-sig", newline="") as file:
+        body = io.BytesIO(b"" if text else read_bytes(path))
+        with text or io.TextIOWrapper(body, encoding="utf-8-sig", newline="") as file:
             yield file
-    except OSError as exc:
-        raise DataError(f"cannot read {path}: {exc.strerror}") from exc
     except (UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"{path} is not a CSV table: {exc}") from exc
 
@@ -66,7 +79,9 @@ def separator_of(header: str) -> str:
     """Return what separates columns: whatever yields most names that we know, or else a comma."""
     return max(
         _SEPARATORS,
-        key=lambda mark: len({_plain(name) for name in header.split(mark)} & set(KNOWN)),
+        key=lambda mark: len(
+            {_meaning(name)[0] or _plain(name) for name in header.split(mark)} & set(KNOWN)
+        ),
     )
 
 
@@ -75,12 +90,18 @@ class Columns:
     """What the columns of a table are.
 
     Attributes:
-        names: As in the file, in lower case with underscores.
+        names: Ours where a column is one of ours, else as in the file, in lower case.
         taken: What a reader must know of how they were read.
+        scales: Columns of another program: the place, how much of our unit its own is, and that.
+        added: Cells that every row lacks and is given.
+        reading: How another program's columns were read; empty where all are ours.
     """
 
     names: tuple[str, ...]
     taken: tuple[str, ...]
+    scales: tuple[tuple[int, float, str], ...] = ()
+    added: tuple[str, ...] = ()
+    reading: str = ""
 
     @property
     def places(self) -> dict[str, int]:
@@ -88,27 +109,110 @@ class Columns:
         return {name: place for place, name in enumerate(self.names)}
 
     @classmethod
-    def of(cls, where: object, header: Sequence[str], separator: str) -> Self:
-        """Read a header.
+    def of(cls, path: Path, header: Sequence[str], separator: str) -> Self:
+        """Read a header, in our names or in those of another program.
 
         Raises:
-            DataError: A column that is needed is missing, or there twice.
+            DataError: A column that is needed is missing, there twice, or in an unknown unit.
         """
-        names = tuple(_plain(name) for name in header)
-        read = f"{where}, read with {_SEPARATORS[separator]} between columns,"
+        names = [_plain(name) for name in header]
+        where = f"{path}, read with {_SEPARATORS[separator]} between columns,"
+        scales, added, read, unclear = [], [], [], []
+        for place, column, scale, unit in _meanings(where, header, names):
+            if scale is None:
+                unclear.append(header[place])
+                continue
+            names[place] = column
+            scales.append((place, scale, unit))
+            times = "" if scale == 1.0 else f" times {scale:g}"
+            read.append(f"{column} is {header[place]!r}{times}")
+        stem = path.stem.encode(errors="replace").decode()  # a name need not be text on disk
+        for name, cell in (("kernel", stem), ("mem_mhz", "")):
+            if read and name not in names:
+                names, added = [*names, name], [*added, cell]
+                read.append(f"{name}, which no column is, is {cell or 'auto'}")
         missing = [name for name in NEEDED if name not in names]
         if not set(EITHER) & set(names):
             missing.append(" or ".join(EITHER))
         if missing:
             raise DataError(
-                f"{read} lacks the column {', '.join(missing)}",
-                hint=f"it needs {', '.join(NEEDED)}, and {' or '.join(EITHER)}; it has "
-                f"{', '.join(names)}",
+                f"{where} lacks the column {', '.join(missing)}",
+                hint=_lacking(missing, header, names, unclear),
             )
         twice = [name for name, count in Counter(names).items() if count > 1 and name in KNOWN]
         if twice:
-            raise DataError(f"{read} repeats a column: {', '.join(twice)}")
-        return cls(names, tuple(_taken(names, separator)))
+            raise DataError(f"{where} repeats a column: {', '.join(twice)}")
+        reading = "; ".join(read)
+        said = (f"the table was read so: {reading}",) if read else ()
+        taken = (*said, *_taken(names, separator))
+        return cls(tuple(names), taken, tuple(scales), tuple(added), reading)
+
+
+def _meanings(
+    where: str, header: Sequence[str], names: Sequence[str]
+) -> list[tuple[int, str, float | None, str]]:
+    """Return the place of each column of another program's, and its `_meaning`."""
+    found: dict[str, list[tuple[int, str, float | None, str]]] = {}
+    for place, name in enumerate(names):
+        meaning = _meaning(header[place])
+        if meaning[0] and meaning[0] not in names and (name not in KNOWN or name == "workload"):
+            found.setdefault(meaning[0], []).append((place, *meaning))
+    for column, every in found.items():
+        # A unit is what makes a quantity; and a kernel's name says more than the step's.
+        some = [each for each in every if each[2] and names[each[0]] != "workload"] or every
+        if len(some) > 1 and column in {*NEEDED, *EITHER} and some[0][2]:
+            both = " and ".join(repr(header[place]) for place, *_ in some[:2])
+            raise DataError(
+                f"{where} has {both}, and either may be {column}",
+                hint=f"name the one that counts {column}, and leave the other out",
+            )
+        found[column] = some[:1]
+    return [each for some in found.values() for each in some]
+
+
+def _lacking(
+    missing: Sequence[str], header: Sequence[str], names: Sequence[str], unclear: Sequence[str]
+) -> str:
+    """Say what a table needs, and which of its columns may be that."""
+    said, has = "", ", ".join(map(_plain, header))
+    rates = [name for name in names if re.search("perf|flops|throughput", name)]
+    if unclear:
+        said = f"{unclear[0]!r} does not say its unit: write time_ms or energy_mj; "
+    elif missing[0] == "core_mhz" and "observed_core_mhz" in names:
+        ran = header[names.index("observed_core_mhz")]
+        said = f"{ran!r} is the clock that ran: name the one asked for core_mhz; "
+    elif close := difflib.get_close_matches(missing[0], {*names} - {*KNOWN}, n=1, cutoff=0.7):
+        said = f"did you mean {close[0]!r} by {missing[0]}? "
+    elif "time_s" in missing and rates:
+        said = f"{rates[0]!r} is a rate: time_s is how long the same work takes, in s; "
+    return f"{said}it needs {', '.join(NEEDED)}, and {' or '.join(EITHER)}; it has {has}"
+
+
+def _meaning(header: str) -> tuple[str, float | None, str]:
+    """Return which of our columns another program's is, how much of our unit its own is, and that.
+
+    The name is empty where it is none of ours, the scale ``None`` where its unit is not said, or
+    may be milli or mega.
+    """
+    parts = [part for part in re.split(r"[^0-9A-Za-zµ°]+", header.replace("μ", "µ")) if part]
+    average = parts.pop() if len(parts) > 1 and parts[-1].casefold() in _RAN else ""
+    if parts and parts[-1].casefold() not in _UNITS:
+        parts[-1:] = re.sub(r"(?<=[a-z0-9])(?=[A-Z][A-Za-z]{0,2}$)", " ", parts[-1]).split()
+    unit = parts.pop() if parts and parts[-1].casefold() in _UNITS else ""
+    quantity, scale = _UNITS.get(unit.casefold(), ("", None))
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", "_".join(parts)).casefold().split("_")
+    name = "_".join(word for word in words if word not in _RAN | _ASKED)
+    for column, pattern in _WORDS["names"].items() if _OTHERS.isdisjoint(words) else ():
+        of = column.rpartition("_")[2]
+        bare = not unit and of in _WORDS["units"] and re.fullmatch(_WORDS["bare"], name)
+        if bare or (unit and of != quantity) or not re.fullmatch(pattern, name):
+            continue
+        if of not in {"s", "j", "w"}:
+            scale = scale or 1.0
+        ran = average or _RAN & set(words)
+        observed = "observed_" if of == "mhz" and ran else ""
+        return observed + column, None if re.match("M[JW]", unit) else scale, unit
+    return "", None, ""
 
 
 def _taken(names: Iterable[str], separator: str) -> Iterable[str]:
@@ -131,47 +235,27 @@ def _plain(name: str) -> str:
 
 
 LEAST, GREATEST = 1e-12, 1e12  # of any column, in its unit
-_OFTEN_THE_SAME = {  # as in other rows
-    "gpu",
-    "kernel",
-    "core_mhz",
-    "mem_mhz",
-    "count",
-    "pass",
-    "waited_for",
-}
+_OFTEN_THE_SAME = {*NEEDED[:-1], "count", "pass", "waited_for"}  # as in other rows
 
 
+@dataclass(slots=True)
 class TableRow:
     """One line of the file; every accessor names the line when it refuses."""
 
-    __slots__ = ("_line", "_path", "_places", "cells")
-
-    def __init__(
-        self, path: Path, line: int, places: dict[str, int], cells: tuple[str, ...]
-    ) -> None:
-        self._path = path
-        self._line = line
-        self._places = places
-        self.cells = cells
+    path: Path
+    line: int
+    places: dict[str, int]
+    cells: tuple[str, ...]
 
     @property
     def where(self) -> str:
         """The file and the line."""
-        return f"{self._path}, line {self._line}"
+        return f"{self.path}, line {self.line}"
 
     def cell(self, column: str) -> str:
         """Return a cell as it stands; empty where there is no such column."""
-        place = self._places.get(column)
+        place = self.places.get(column)
         return "" if place is None else self.cells[place]
-
-    def names(self, column: str) -> bool:
-        """Whether the table has a column."""
-        return column in self._places
-
-    def has(self, column: str) -> bool:
-        """Whether a cell is there and not empty."""
-        return bool(self.cell(column))
 
     def text(self, column: str) -> str:
         """Return a cell that must not be empty."""
@@ -231,7 +315,7 @@ class TableRow:
 
     def energy_j(self, time_s: float) -> float:
         """Return the energy of a run, or what its power makes it; a GPU must be able to draw it."""
-        known = self.has("energy_j") or not self.has("power_w")
+        known = self.cell("energy_j") or not self.cell("power_w")
         energy_j = self.quantity("energy_j") if known else self.quantity("power_w") * time_s
         mean_w = energy_j / time_s
         if not can_draw(mean_w):
@@ -268,14 +352,14 @@ class TableRows:
             yield TableRow(self._path, line, self.places, cells)
 
     def add(self, line: int, cells: list[str]) -> None:
-        """Add a line of the file; of cells that are alike in many rows, one text is kept.
-
-        Raises:
-            DataError: It has not a cell for every column.
-        """
+        """Add a line of the file; of cells that are alike in many rows, one text is kept."""
+        cells += self.columns.added
         if len(cells) != self._width:
             where = TableRow(self._path, line, self.places, tuple(cells)).where
             raise DataError(f"{where}: the row has more or fewer cells than the header")
+        for place, scale, unit in self.columns.scales:
+            value = parsed(cells[place].removesuffix(unit)) * scale
+            cells[place] = f"{value:.15g}" if math.isfinite(value) else cells[place]
         for place in self._shared:
             cells[place] = self._share(cells[place], cells[place])
         self._lines.append(line)
@@ -283,18 +367,16 @@ class TableRows:
 
 
 def with_readings(sample: Window, row: "TableRow") -> Window:
-    """Return a sample with what else its row says.
-
-    Raises:
-        DataError: A cell is no number, or one that cannot be.
-    """
-    values = {name: _number(row, name) for name in READINGS if row.cell(name)}
-    core, mem = (values.get(name) for name in _CLOCKS)
+    """Return a sample with what else its row says."""
+    values = {name: parsed(row.cell(name)) for name in READINGS if row.cell(name)}
+    if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
+        raise DataError(f"{row.where}: {wrong[0]} is {row.cell(wrong[0])!r}, not a number")
     reasons = values.get("throttle_reasons")
     if reasons is not None and not 0 <= reasons < _BITS:
         raise DataError(f"{row.where}: throttle_reasons are bits of a number, got {reasons:g}")
+    core, mem = (round(values[name]) if name in values else None for name in _CLOCKS)
     try:
-        observed = Clocks(core_mhz=_whole(core), mem_mhz=_whole(mem)) if core or mem else None
+        observed = Clocks(core_mhz=core, mem_mhz=mem) if core or mem else None
         if observed is not None:
             check_mhz(observed, *observed.__struct_fields__)
         return msgspec.structs.replace(
@@ -305,18 +387,6 @@ def with_readings(sample: Window, row: "TableRow") -> Window:
         )
     except (ValueError, msgspec.ValidationError) as exc:
         raise DataError(f"{row.where}: {exc}") from exc
-
-
-def _number(row: "TableRow", name: str) -> float:
-    raw = row.cell(name)
-    value = parsed(raw)
-    if not math.isfinite(value):
-        raise DataError(f"{row.where}: {name} is {raw!r}, not a number")
-    return value
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
 
 
 def parsed(text: str) -> float:

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import os
+from collections.abc import Callable
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
@@ -21,6 +22,7 @@ from underclock.records import (
     Window,
 )
 from underclock.records.common import can_draw
+from underclock.records.measured import renumbered
 from underclock.store.table_rows import (
     EITHER,
     GREATEST,
@@ -32,6 +34,7 @@ from underclock.store.table_rows import (
     TableRow,
     TableRows,
     opened_table,
+    parsed,
     separator_of,
     with_readings,
 )
@@ -45,7 +48,9 @@ _HASHED_AT_ONCE = 10_000
 _OF_KERNEL = ("pass", "count", "waited_for")
 
 
-def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
+def read_table(
+    path: Path, text: TextIO | None = None, *, confirm: Callable[[str], bool] | None = None
+) -> SampleSet:
     """Read a measured sweep of one GPU.
 
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
@@ -58,12 +63,19 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
 
     Args:
         text: What it holds, where that is at hand.
+        confirm: Asked whether columns that another program names are what a line says they are.
 
     Raises:
         DataError: The file cannot be read as such a table; the message names line and column.
     """
     rows = _rows(path, text)
-    said = _evidence_warnings(path, rows)
+    reading = rows.columns.reading
+    if reading and not (confirm and confirm(f"{path} is read so: {reading}")):
+        raise DataError(
+            f"{path} names its columns otherwise, and would be read so: {reading}",
+            hint="`underclock plan --yes` and `load(..., yes=True)` take it so; or rename them",
+        )
+    evidence, said = _evidence(path, rows)
     places = rows.places
     gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
@@ -82,21 +94,22 @@ def read_table(path: Path, text: TextIO | None = None) -> SampleSet:
                 f"{row.where}: count, pass or waited_for of {kernel.name!r} differs from above"
             )
         samples.append(sample)
+    windows, slipped = _held(rows, samples)
     powers = _power_warnings(rows, samples) if "power_w" in places else ()
     return SampleSet(
-        evidence=Evidence.REPLAYED,
+        evidence=evidence,
         gpu=GpuInfo(name=gpus[0]),
         # A name need not be text on disk, but it must be in the files made from this one.
         workload=os.fsencode(path.stem).decode(errors="replace"),
         kernels=tuple(kernels.values()),
-        windows=tuple(samples),
-        expected_samples=len(samples),
+        windows=windows,
+        expected_samples=len(windows),
         provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
         warnings=(
             *rows.columns.taken,
             *said,
             *powers,
-            *_clock_warnings(rows, samples),
+            *slipped,
             *_repeat_warnings(rows, samples),
         ),
     )
@@ -117,28 +130,21 @@ def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
 
 def _rows(path: Path, text: TextIO | None) -> TableRows:
     with opened_table(path, text) as file:
-        rows = _read(path, file)
+        separator = separator_of(next((line for line in file if line.strip()), ""))
+        file.seek(0)
+        lines = csv.reader(file, delimiter=separator, strict=True)
+        header = next((cells for cells in lines if cells), None)
+        if header is None:
+            raise DataError(
+                f"{path} is empty",
+                hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
+            )
+        rows = TableRows(path, Columns.of(path, header, separator))
+        for cells in lines:
+            if cells:
+                rows.add(lines.line_num, list(map(str.strip, cells)))
     if not rows:
         raise DataError(f"{path} holds no rows")
-    return rows
-
-
-def _read(path: Path, file: TextIO) -> TableRows:
-    first = next((line for line in file if line.strip()), "")
-    separator = separator_of(first)
-    file.seek(0)
-    lines = csv.reader(file, delimiter=separator, strict=True)
-    header = next((cells for cells in lines if cells), None)
-    if header is None:
-        raise DataError(
-            f"{path} is empty",
-            hint=f"it needs the columns {', '.join(NEEDED)}, and {' or '.join(EITHER)}",
-        )
-    columns = Columns.of(path, header, separator)
-    rows = TableRows(path, columns)
-    for cells in lines:
-        if cells:
-            rows.add(lines.line_num, list(map(str.strip, cells)))
     return rows
 
 
@@ -148,15 +154,12 @@ def _kernel(row: TableRow) -> Kernel:
     last = name.rsplit("/", maxsplit=1)[-1]
     if stated and stated not in set(Pass):
         raise DataError(f"{row.where}: pass is {stated!r}", hint=name_hint(stated, Pass))
-    if stated:
-        pass_ = Pass(stated)
-    else:
-        pass_ = Pass(last) if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
+    named = last if last in {Pass.FORWARD, Pass.BACKWARD} else Pass.OTHER
     return Kernel(
         name=name,
-        pass_=pass_,
-        count=row.whole("count") if row.names("count") else 1,
-        waited_for=row.share("waited_for") if row.has("waited_for") else 1.0,
+        pass_=Pass(stated or named),
+        count=row.whole("count") if "count" in row.places else 1,
+        waited_for=row.share("waited_for") if row.cell("waited_for") else 1.0,
     )
 
 
@@ -191,55 +194,34 @@ class _Reader:
         repeats = self._repeats.setdefault(kernel, {})
         repeat = repeats.get(asked, 0)
         repeats[asked] = repeat + 1
-        time_s, energy_j = self._costs(row)
+        # Most rows hold two plain numbers; the row says what is wrong with a cell that is none.
+        time_s, energy_j = map(parsed, self._cost_cells(row.cells))
+        plain = LEAST <= time_s <= GREATEST and LEAST <= energy_j <= GREATEST and self._has_energy
+        if not (plain and can_draw(energy_j / time_s)):
+            time_s = row.quantity("time_s")
+            energy_j = row.energy_j(time_s)
         sample = Window(kernel=kernel, asked=asked, repeat=repeat, time_s=time_s, energy_j=energy_j)
         return with_readings(sample, row) if self._has_readings else sample
 
-    def _costs(self, row: TableRow) -> tuple[float, float]:
-        """Return the time and energy of a row.
 
-        Most rows hold two plain numbers, which are read at once; the row says what is wrong with
-        others, or makes energy of power.
-        """
-        try:
-            time_s, energy_j = map(float, self._cost_cells(row.cells))
-        except ValueError:
-            pass
-        else:
-            if (
-                self._has_energy
-                and LEAST <= time_s <= GREATEST
-                and LEAST <= energy_j <= GREATEST
-                and can_draw(energy_j / time_s)
-            ):
-                return time_s, energy_j
-        time_s = row.quantity("time_s")
-        return time_s, row.energy_j(time_s)
-
-
-def _evidence_warnings(path: Path, rows: TableRows) -> tuple[str, ...]:
-    """Say whose rows nobody measured; refuse what was planned.
-
-    Raises:
-        DataError: Rows are of a plan.
-    """
-    if "evidence" not in rows.places:
-        return ()
-    usual = {"", Evidence.MEASURED, Evidence.REPLAYED}
-    kinds = sorted({row.cell("evidence") for row in rows} - usual)
+def _evidence(path: Path, rows: TableRows) -> tuple[Evidence, tuple[str, ...]]:
+    """Return what rows are, and say where nobody measured them; what was planned is refused."""
+    kinds = {row.cell("evidence") for row in rows} if "evidence" in rows.places else set()
     if any(kind.startswith(PLANNED) for kind in kinds):
         raise DataError(
             f"{path} is what a plan expects, and nobody measured it",
             hint="give the samples that it was planned on",
         )
-    return tuple(f"rows of the table are {kind}, as its column evidence says" for kind in kinds)
+    odd = sorted(kinds - {"", Evidence.MEASURED, Evidence.REPLAYED})
+    said = tuple(f"rows of the table are {kind}, as its column evidence says" for kind in odd)
+    return Evidence.SIMULATED if Evidence.SIMULATED in kinds else Evidence.REPLAYED, said
 
 
 def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
     """Say where power contradicts energy over time: one of the three has another unit."""
     worst, where = _POWER_TOLERANCE, None
     for row, sample in zip(rows, samples, strict=True):
-        if not row.has("power_w"):
+        if not row.cell("power_w"):
             continue
         mean_w = sample.energy_j / sample.time_s
         off = abs(row.quantity("power_w") / mean_w - 1.0)
@@ -254,27 +236,31 @@ def _power_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _clock_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
-    """Say where clocks did not hold: what was read is not what was asked for."""
-    worst, words, count = 0.0, "", 0
+def _held(rows: TableRows, samples: list[Window]) -> tuple[tuple[Window, ...], tuple[str, ...]]:
+    """Return samples whose clocks ran as they were asked for, and say which did not."""
+    held, worst, words = [], 0.0, ""
+    if all(sample.observed is None for sample in samples):
+        return tuple(samples), ()
     for row, sample in zip(rows, samples, strict=True):
-        if sample.observed is None:
-            continue
+        off = 0.0
         for name in ("core_mhz", "mem_mhz"):
-            asked, read = getattr(sample.asked, name), getattr(sample.observed, name)
-            if asked is None or read is None or abs(read - asked) <= _CLOCK_TOLERANCE * asked:
-                continue
-            count += 1
-            if abs(read / asked - 1.0) > worst:
-                worst = abs(read / asked - 1.0)
+            asked, read = getattr(sample.asked, name), getattr(sample.observed, name, None)
+            off = max(off, abs(read / asked - 1.0) if asked and read else 0.0)
+            if off > max(worst, _CLOCK_TOLERANCE):
+                worst = off
                 words = f"{row.where}: {name} {asked} was asked for, and {read} was read"
-    if not count:
-        return ()
+        if off <= _CLOCK_TOLERANCE:
+            held.append(sample)
+    if not words:
+        return tuple(samples), ()
+    lost = {sample.kernel for sample in samples} - {sample.kernel for sample in held}
+    if lost:
+        raise DataError(f"no clock of {min(lost)!r} ran as it was asked for: {words}")
     sentence = (
-        f"clocks did not hold in {count} of {len(samples)} rows, the worst of them {words}: what "
-        "such a row costs is not what its clocks cost"
+        f"clocks did not hold in {len(samples) - len(held)} of {len(samples)} rows, which are left "
+        f"out, the worst of them {words}"
     )
-    return (sentence,)
+    return renumbered(held), (sentence,)
 
 
 def _repeat_warnings(rows: TableRows, samples: list[Window]) -> tuple[str, ...]:
