@@ -129,7 +129,8 @@ class Columns:
         stem = path.stem.encode(errors="replace").decode()  # a name need not be text on disk
         for name, cell in (("kernel", stem), ("mem_mhz", "")):
             if read and name not in names:
-                names, added = [*names, name], [*added, cell]
+                names.append(name)
+                added.append(cell)
                 read.append(f"{name}, which no column is, is {cell or 'auto'}")
         missing = [name for name in NEEDED if name not in names]
         if not set(EITHER) & set(names):
@@ -194,7 +195,7 @@ def _meaning(header: str) -> tuple[str, float | None, str]:
     The name is empty where it is none of ours, the scale ``None`` where its unit is not said, or
     may be milli or mega.
     """
-    parts = [part for part in re.split(r"[^0-9A-Za-zµ°]+", header.replace("μ", "µ")) if part]
+    parts = [part for part in re.split(r"[^0-9A-Za-z°]+", re.sub("[µμ]", "u", header)) if part]
     average = parts.pop() if len(parts) > 1 and parts[-1].casefold() in _RAN else ""
     if parts and parts[-1].casefold() not in _UNITS:
         parts[-1:] = re.sub(r"(?<=[a-z0-9])(?=[A-Z][A-Za-z]{0,2}$)", " ", parts[-1]).split()

@@ -45,7 +45,6 @@ _CLOCK_TOLERANCE = 0.02  # drivers round clocks to a bin, 15 MHz
 _REPEATS_APART = 10.0  # runs of one thing differ by less, whatever the noise
 _REPEATS_NOISY = 1.5
 _HASHED_AT_ONCE = 10_000
-_OF_KERNEL = ("pass", "count", "waited_for")
 
 
 def read_table(
@@ -76,15 +75,14 @@ def read_table(
             hint="`underclock plan --yes` and `load(..., yes=True)` take it so; or rename them",
         )
     evidence, said = _evidence(path, rows)
-    places = rows.places
-    gpus = sorted({row.cells[places["gpu"]] or row.text("gpu") for row in rows})
+    gpus = sorted({row.cells[rows.places["gpu"]] or row.text("gpu") for row in rows})
     if len(gpus) > 1:
         raise DataError(
             f"{path} mixes GPUs: {', '.join(gpus)}", hint="a plan is for one GPU: split the table"
         )
     kernels: dict[str, Kernel] = {}
     samples: list[Window] = []
-    reader = _Reader(places)
+    reader = _Reader(rows.places)
     for row in rows:
         kernel = reader.kernel(row)
         sample = reader.sample(row, kernel.name)
@@ -95,7 +93,7 @@ def read_table(
             )
         samples.append(sample)
     windows, slipped = _held(rows, samples)
-    powers = _power_warnings(rows, samples) if "power_w" in places else ()
+    powers = _power_warnings(rows, samples) if "power_w" in rows.places else ()
     return SampleSet(
         evidence=evidence,
         gpu=GpuInfo(name=gpus[0]),
@@ -169,7 +167,7 @@ class _Reader:
     def __init__(self, places: dict[str, int]) -> None:
         self._has_readings = not places.keys().isdisjoint(READINGS)
         self._kernel_cells = itemgetter(
-            *[places[name] for name in ("kernel", *_OF_KERNEL) if name in places]
+            *[places[name] for name in ("kernel", "pass", "count", "waited_for") if name in places]
         )
         self._clock_cells = itemgetter(places["core_mhz"], places["mem_mhz"])
         self._cost_cells = itemgetter(places["time_s"], places.get("energy_j", places["time_s"]))
