@@ -15,6 +15,7 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Kernel, Step
 from underclock.records.latencies import Domain, LatencyTable, Switch
 from underclock.runtime.simulated import Scheduled, StepLengths
+from underclock.testing import Fault, FaultKind, FaultScript
 
 pytestmark = pytest.mark.slow
 
@@ -297,3 +298,16 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
         )
 
     assert (executed.planned, executed.switches, executed.dropped) == (4, (0, 0), 8)
+
+
+def test_a_clock_that_the_driver_refuses_is_given_back_and_asked_for_no_more(
+    launches: list[Kernel],
+) -> None:
+    clocks = _segments(launches, (_SLOW, _FAST), 2)
+    schedule = _under(clocks, _BELIEVED, _times_s("rtx3080ti", launches, clocks))
+    revoked = FaultScript([Fault(at_s=0.3, kind=FaultKind.PERMISSION_REVOKED, for_s=4.0)])
+    with simulated_rig(_model("rtx3080ti", _EXACT), faults=revoked) as rig:
+        executed = conduct(rig, launches, schedule, steps=2, warm_s=5.0)
+
+    assert executed.switches == (0, 0)
+    assert max(executed.time_s) < sum(schedule.predicted_s)
