@@ -149,8 +149,9 @@ def switching(gpu: str, latency_s: float) -> GpuModel:
 
 def planned(sample_set: SampleSet, budget: float, latency_s: float) -> Plan:
     """Plan a cell."""
-    table = LatencyTable.constant(latency_s) if latency_s else None
-    switching = None if table is None else Switching(latencies=table, curve=False)
+    if not latency_s:
+        return plan(sample_set, Goal(max_slowdown=budget), latency="free")
+    switching = Switching(latencies=LatencyTable.constant(latency_s), curve=False)
     return plan(sample_set, Goal(max_slowdown=budget), switching=switching)
 
 
@@ -164,14 +165,14 @@ def cell(
     course = course_of(made)
     if course is None:
         raise AssertionError("a traced step has an order")
-    cost = made.arm(course.arm).cost
+    cost = made.arm(made.chosen).cost
     empty = Cell(gpu=gpu, budget=budget, latency_s=latency_s, plan_s=plan_s)
     if cost is None or (latency_s and made.schedule is None):
         return empty
     ran = executed(switching(gpu, latency_s), trace(WORKLOAD), course.scheduled, runs)
     return msgspec.structs.replace(
         empty,
-        arm=str(course.arm),
+        arm=str(made.chosen),
         time_s=cost.time_s,
         energy_j=cost.energy_j,
         promise=cost.energy_change,

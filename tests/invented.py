@@ -85,6 +85,7 @@ PLAN = Plan(
     granularity=Granularity.KERNEL,
     aggregate=Aggregate.GLOBAL,
     baseline=AUTO,
+    bound=Strategy.KERNEL_GLOBAL,
     chosen=Strategy.KERNEL_GLOBAL,
     arms=ARMS,
     kernels=choices(48),
@@ -94,6 +95,7 @@ PLAN = Plan(
 )
 LATENCY_PLAN = msgspec.structs.replace(
     PLAN,
+    chosen=Strategy.ACHIEVABLE,
     arms=(*ARMS, Arm.of(Strategy.ACHIEVABLE, cost(-0.001, -0.0512), Status.OPTIMAL, 0.0)),
     schedule=ClockSchedule(
         segments=(

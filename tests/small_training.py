@@ -191,8 +191,11 @@ def plan(
         granularity=Granularity.KERNEL,
         aggregate=Aggregate.GLOBAL,
         baseline=AUTO,
-        chosen=Strategy.AUTO,
-        arms=(Arm.of(Strategy.AUTO, free, Status.BASELINE),),
+        chosen=Strategy.ACHIEVABLE,
+        arms=(
+            Arm.of(Strategy.AUTO, free, Status.BASELINE),
+            Arm.of(Strategy.ACHIEVABLE, free, Status.OPTIMAL),
+        ),
         kernels={
             each.name: Choice(
                 core_mhz=None,

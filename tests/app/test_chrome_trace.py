@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from invented import LATENCY_PLAN
-from underclock import Clocks, Kernel, Plan
+from underclock import Clocks, Kernel, Plan, Strategy
 from underclock.app import main
 from underclock.store import save
 
@@ -26,7 +26,9 @@ HELD: Plan = replace(
     order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
     schedule=replace(SCHEDULE, launch_j=(2.0,) * 10),
 )
-FREE: Plan = replace(HELD, schedule=None, arms=HELD.arms[:-1], latency_curve=())
+FREE: Plan = replace(
+    HELD, chosen=Strategy.KERNEL_GLOBAL, schedule=None, arms=HELD.arms[:-1], latency_curve=()
+)
 
 
 @pytest.fixture(autouse=True)

@@ -34,9 +34,8 @@ def _step() -> Step:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     """Return a plan of board 1."""
     to = tmp_path_factory.mktemp("near") / "1.db"
-    return plan(
-        measure(_step(), gpu="sim:rtx3080ti#1", to=to, campaign=_CAMPAIGN, measuring=BRISK), _GOAL
-    )
+    samples = measure(_step(), gpu="sim:rtx3080ti#1", to=to, campaign=_CAMPAIGN, measuring=BRISK)
+    return plan(samples, _GOAL, latency="free")
 
 
 def test_few_windows_make_a_plan_a_boards_own(

@@ -47,4 +47,4 @@ def test_a_grid_of_plans_says_what_is_wrong(
         assert (code, words in said) == (2, True), said
     (samples / "to").mkdir()
     code, said = fails("plan 1.db 1.db -o to")
-    assert (code, "two plans would be called 1-0%-known.plan.json" in said) == (2, True)
+    assert (code, "two plans would be called 1-1%-known.plan.json" in said) == (2, True)

@@ -107,11 +107,15 @@ VALIDATION = Validation(
             msgspec.structs.replace(
                 PLAN,
                 max_slowdown=None,
+                bound=Strategy.KERNEL_GLOBAL,
+                chosen=Strategy.ACHIEVABLE,
+                schedule=LATENCY_PLAN.schedule,
                 arms=(*PLAN.arms, Arm.of(Strategy.ACHIEVABLE, SAVED, Status.OPTIMAL)),
             ),
             (
                 "<Plan of gpt3-xl on RTX, simulated: achievable -20.00 % energy at +1.00 % time, "
-                "bound, kernel_global -20.00 % energy at +1.00 % time, budget none, kernels 500>"
+                "bound, kernel_global -20.00 % energy at +1.00 % time, latency 20ms, assumed, "
+                "budget none, kernels 500>"
             ),
         ),
         (

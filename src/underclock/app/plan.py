@@ -1,7 +1,6 @@
 """``underclock plan``."""
 
 import itertools
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from underclock.app.options import (
     delivered,
 )
 from underclock.app.output import STDOUT, Delivery, confirmed, print_json, say, share_bar
-from underclock.errors import InfeasibleError, UsageError
+from underclock.errors import UsageError
 from underclock.records import Aggregate, Clocks, Granularity, Objective
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     "--max-slowdown",
     type=FRACTION,
     multiple=True,
-    help="Time budget of waste: 1% or 0.01; more than once for several. [default: 0, strict]",
+    help="Time budget of waste: 1% or 0.01; more than once for several. [default: 1%]",
 )
 @choice_option("--granularity", Granularity, "What gets clocks of its own.", default="kernel")
 @choice_option(
@@ -75,10 +74,9 @@ def command(
     other notices.
 
     The answer is what this GPU can achieve at the latency of its clocks, as far as that is known;
-    free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget. Where only
-    free switching does, the plan is written.
+    free switching is a bound. Exit codes: 0 planned; 6 nothing keeps the time budget.
 
-    Example: underclock plan samples.db --max-slowdown 1% -o plan.json
+    Example: underclock plan samples.db -o plan.json
     """
     from underclock.report import plan_tables
     from underclock.store import kind_of, read_samples
@@ -93,14 +91,12 @@ def command(
     ((file, budget, takes),) = cells
     to.check(file, Path(takes))
     if kind_of(file) == "job":
-        _plan_job(file, to, latency=takes, max_slowdown=budget or 0.0)
+        _plan_job(file, to, {} if budget is None else {"max_slowdown": budget}, latency=takes)
         return
     sample_set = read(file)
     with share_bar("planning"):
         made = _planned(sample_set, file, budget, takes, **asked)
     to.give(made, lambda: plan_tables(made))
-    if made.headline.cost is None:
-        sys.exit(InfeasibleError.exit_code)
 
 
 def _planned(
@@ -123,15 +119,16 @@ def _planned(
             f"--max-slowdown has no meaning for {asked['objective']}",
             hint="only waste has a time budget",
         )
-    goal = Goal(max_slowdown=max_slowdown or 0.0, **asked)
+    goal = Goal(**asked) if max_slowdown is None else Goal(max_slowdown=max_slowdown, **asked)
+    takes: dict[str, Any] = {"latency": latency}
     switching = switching_of(latency, sample_set, goal, samples)
     if switching is not None:
-        switching = replace(switching, max_switches=max_switches)
+        takes = {"switching": replace(switching, max_switches=max_switches)}
     elif max_switches is not None:
         raise UsageError(
             "limits on switching need a latency", hint="add --latency measured, or --latency 6ms"
         )
-    return plan(sample_set, goal, baseline=baseline, switching=switching)
+    return plan(sample_set, goal, baseline=baseline, **takes)
 
 
 def _plan_grid(
@@ -141,6 +138,7 @@ def _plan_grid(
     asked: dict[str, Any],
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
+    from underclock.core.planning.goal import DEFAULT_SLOWDOWN
     from underclock.report.answer import headline
     from underclock.store import check_output, write_document
 
@@ -148,7 +146,8 @@ def _plan_grid(
         raise UsageError(f"{len(cells)} plans go into a folder", hint="name one with -o")
     to.output.mkdir(parents=True, exist_ok=True)
     paths = [
-        to.output / f"{file.stem}-{100 * (budget or 0.0):g}%-{Path(takes).stem}.plan.json"
+        to.output / f"{file.stem}-{100 * (DEFAULT_SLOWDOWN if budget is None else budget):g}%-"
+        f"{Path(takes).stem}.plan.json"
         for file, budget, takes in cells
     ]
     if twice := {path.name for path in paths if paths.count(path) > 1}:
@@ -165,14 +164,12 @@ def _plan_grid(
             say(f"{path.name}: {headline(made)}")
     if to.as_json:
         print_json(plans)
-    if any(made.headline.cost is None for made in plans.values()):
-        sys.exit(InfeasibleError.exit_code)
 
 
 _OF_JOBS = {"samples", "output", "max_slowdown", "as_json", "force", "latency"}
 
 
-def _plan_job(job: Path, to: Delivery, *, latency: str, max_slowdown: float) -> None:
+def _plan_job(job: Path, to: Delivery, asked: dict[str, float], *, latency: str) -> None:
     """Plan a job of many GPUs; refuse options that say nothing of one."""
     from underclock.app.job import plan_job
     from underclock.report import job_plan_tables
@@ -185,5 +182,5 @@ def _plan_job(job: Path, to: Delivery, *, latency: str, max_slowdown: float) -> 
                 f"{parameter.opts[0]} says nothing of a job",
                 hint="a job has --max-slowdown and --latency",
             )
-    made = plan_job(job, latency=latency, max_slowdown=max_slowdown)
+    made = plan_job(job, latency=latency, **asked)
     to.give(made, lambda: job_plan_tables(made))

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import msgspec
+import numpy as np
 
 import underclock
-from underclock.app.switching import Achievable, Switching, achievable, switching_of
+from underclock.app.switching import KNOWN, Achievable, Switching, achievable, switching_of
 from underclock.arrays import Ints
 from underclock.core.inference.joint import JointCosts
 from underclock.core.inference.table import inferred_costs
@@ -71,7 +72,7 @@ def plan(
     *,
     baseline: Clocks | None = None,
     switching: Switching | None = None,
-    latency: str | None = None,
+    latency: str = KNOWN,
     raw: bool | None = None,
     isolated: bool = False,
 ) -> Plan:
@@ -79,13 +80,13 @@ def plan(
 
     Args:
         samples: Samples, a samples file, a CSV table, or a DataFrame with the columns of one.
-        goal: What to minimise; by default energy, without being any slower.
+        goal: What to minimise; by default energy, at no more than 1 % more time.
         baseline: The clocks to call auto; by default auto itself, or in a table without it the
             fastest clocks that every kernel has.
-        switching: What changing clocks takes; by default nothing, as in arXiv 2601.08539. With it
-            the plan gains the arm ``achievable``, its schedule and the curve over the latency.
-        latency: The same in words: ``known``, ``free``, ``measured``, ``6ms`` or a file of
-            latencies, as `underclock plan --latency` takes it.
+        switching: What changing clocks takes, in place of ``latency``.
+        latency: The same in words, as `underclock plan --latency` takes it: ``known``,
+            ``measured``, ``6ms``, a file of latencies, or ``free``, as in arXiv 2601.08539, which
+            gives a bound.
         raw: Whether costs are the means of their own samples, taken as certain, as in arXiv
             2601.08539. By default a model is fitted to all samples together, and the time budget
             holds with 95 % confidence; a table that is replayed whole is taken as it is.
@@ -93,16 +94,16 @@ def plan(
             default they are those of the step as it runs under its cap, where it was run whole.
 
     Raises:
-        UsageError: Switching with an objective that has no time budget, or said twice.
+        UsageError: Switching with an objective that has no time budget, or given twice.
         DataError: The samples cannot be planned on, or the latencies are another GPU's.
         InfeasibleError: No choice meets the time budget.
     """
     goal = goal or Goal()
     sample_set = read_samples(samples)
-    if latency is not None:
-        if switching is not None:
-            raise UsageError("the latency is given twice", hint="give switching or latency")
+    if switching is None:
         switching = switching_of(latency, sample_set, goal, samples)
+    elif latency != KNOWN:
+        raise UsageError("the latency is given twice", hint="give switching or latency")
     whole = is_only_whole(sample_set)
     if whole:
         goal = _of_the_step(goal, switching)
@@ -186,11 +187,15 @@ def _plan(
 ) -> Plan:
     """Write down what was decided."""
     table = costs.table
-    chosen = choices(table, compared.settings[goal.chosen])
+    free = compared.settings[goal.chosen]
+    held = choices(table, free)
+    bound = goal.chosen if len({each.clocks for each in held.values()}) > 1 else None
+    if gained.choice is not None:
+        held = choices(table, gained.choice, np.array(sample_set.order))
     told: tuple[str, ...] = ()
     if is_only_whole(sample_set):
-        chosen = shared_by_time(sample_set, _as_promised(chosen[WHOLE.name], compared, goal))
-        told = whole_step_notes(sample_set, chosen)
+        held = shared_by_time(sample_set, _as_promised(held[WHOLE.name], compared, goal))
+        told = whole_step_notes(sample_set, held)
     made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -202,9 +207,10 @@ def _plan(
         aggregate=goal.aggregate,
         accounting=table.accounting,
         baseline=table.settings[table.baseline],
-        chosen=goal.chosen,
+        chosen=goal.chosen if gained.schedule is None else Strategy.ACHIEVABLE,
+        bound=bound,
         arms=(*compared.arms, *gained.arms),
-        kernels=chosen,
+        kernels=held,
         fixed=_fixed(table, compared.settings),
         frontier=compared.frontier,
         closure=table.closure,

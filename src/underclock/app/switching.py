@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from underclock.arrays import Ints
 from underclock.core.planning.achievable import ScheduleRisk, achieved, as_schedule, fastest_change
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.latency_curve import (
@@ -19,7 +20,7 @@ from underclock.core.solvers import Effort
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of
 from underclock.core.step.whole import is_only_whole
-from underclock.errors import UsageError
+from underclock.errors import InfeasibleError, UsageError
 from underclock.gpus.models import reported_latency
 from underclock.records import (
     Arm,
@@ -51,19 +52,21 @@ class Switching:
     """Most changes in a step."""
     curve: bool = True
     """Whether to plan at two other latencies too."""
-    wording: str = "as measured"
-    """Which latency it is, in words."""
+    wording: str = ""
+    """Which latency it is, in words; by default what the latencies say of themselves."""
     range_s: tuple[float, float] | None = None
     """The least and the greatest latency reported, where it is the greatest that is planned for."""
     is_known: bool = True
     """Whether any is; else other latencies are planned at, and nothing is held."""
 
     def __post_init__(self) -> None:
-        """Reject limits that mean nothing.
+        """Word the latencies; reject limits that mean nothing.
 
         Raises:
             UsageError: They do not.
         """
+        if not self.wording:
+            object.__setattr__(self, "wording", f"as {self.latencies.evidence or 'assumed'}")
         try:
             self.rules()
         except ValueError as exc:
@@ -118,10 +121,11 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
     if text in FREE:
         return None
     if text == "measured":
-        return read_document(_measured(given), LatencyTable), "as measured"
+        return read_document(_measured(given), LatencyTable), ""
     path = Path(text)
     if path.is_file():
-        return read_document(path, LatencyTable), f"of {path.name}"
+        table = read_document(path, LatencyTable)
+        return table, f"of {path.name}, {table.evidence or 'assumed'}"
     duration_s = parse_duration(text)
     if duration_s == 0.0:
         return None
@@ -194,6 +198,7 @@ class Achievable:
 
     arms: tuple[Arm, ...] = ()
     schedule: ClockSchedule | None = None
+    choice: Ints | None = None  # of the schedule: index of each launch's setting
     curve: tuple[LatencyPoint, ...] = ()
     frontier: tuple[Cost, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -207,7 +212,11 @@ def achievable(
     compared: ComparedStrategies,
     risk: ScheduleRisk | None = None,
 ) -> Achievable:
-    """Plan again under the GPU's own latency."""
+    """Plan again under the GPU's own latency.
+
+    Raises:
+        InfeasibleError: No schedule keeps the time budget.
+    """
     latencies = switching.latencies
     warnings = (*latencies.check_gpu(sample_set.gpu), *latencies.warnings)
     rules = switching.rules(goal.max_slowdown)
@@ -224,28 +233,32 @@ def achievable(
     problem = sequence_problem(table, order, rules)
     effort = Effort.QUICK if switching.range_s else Effort.PLAN
     arm, solution, aim = achieved(table, problem, starts, risk, effort)
-    schedule = None
-    frontier: tuple[Cost, ...] = ()
     kept = aim - goal.max_slowdown
     if arm.cost is None:
-        least = format_percent(fastest_change(table, problem))
-        warnings += (
-            f"no schedule under this latency keeps the time budget: the fastest takes {least}",
+        bound = next(each.cost for each in compared.arms if each.name is goal.chosen)
+        raise InfeasibleError(
+            f"no schedule changes time by {format_percent(goal.max_slowdown)} or less where clocks "
+            f"take {switching.wording} to change; with free switching, a bound, {bound}",
+            hint=f"the fastest changes it by {format_percent(fastest_change(table, problem))}: "
+            "raise --max-slowdown to that or more",
         )
-    else:
-        schedule = as_schedule(
-            table, problem, solution, latencies=latencies, wording=switching.wording
-        )
-        per_launch = [*(start[problem.order] for start in starts), solution.choice]
-        frontier = budget_curve(table, problem, arm.cost, kept, per_launch)
-    found = Achievable(arms=(arm,), schedule=schedule, frontier=frontier, warnings=warnings)
+    schedule = as_schedule(table, problem, solution, latencies=latencies, wording=switching.wording)
+    per_launch = [*(start[problem.order] for start in starts), solution.choice]
+    frontier = budget_curve(table, problem, arm.cost, kept, per_launch)
+    found = Achievable(
+        arms=(arm,),
+        schedule=schedule,
+        choice=solution.choice,
+        frontier=frontier,
+        warnings=warnings,
+    )
     if not switching.curve and switching.range_s is None:
         return found
     # Whatever the plan keeps below its budget, for want of sureness, its curves keep as well.
     aimed = replace(rules, max_slowdown=aim)
     constant_s = latencies.constant_s
     own = None
-    if constant_s is not None and arm.cost is not None:
+    if constant_s is not None:
         own = Own(constant_s, arm, solution, kept, frontier)
     latencies_s = switching.range_s or curve_latencies(constant_s)
     return replace(

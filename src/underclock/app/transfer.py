@@ -92,7 +92,7 @@ def command(
         step,
         samples=samples,
         goal=goal,
-        latency=latency or (None if given else "known"),
+        latency=latency,
         anew=anew,
         confirm=None
         if confirm is None

@@ -10,7 +10,7 @@ import numpy as np
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
 from underclock.app.planning import PlanCosts, check_has_budget, costs_of, decided
-from underclock.app.switching import Switching, switching_as_of, switching_of
+from underclock.app.switching import KNOWN, Switching, switching_as_of, switching_of
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, Grid
@@ -147,7 +147,8 @@ def transfer(
         step: The step to plan for: a step, its file, or a named workload.
         samples: Those that the plan was made of; a plan does not hold them.
         goal: What to minimise; by default what the plan did.
-        latency: What changing clocks takes, as of `plan`; by default as the plan took it.
+        latency: What changing clocks takes, as of `plan`; by default as the plan took it, else
+            what is known.
         anew: Samples of the step itself, where there are any: what the plan loses against one
             planned on them is told.
         confirm: Kernels of the step to measure after all, and where.
@@ -167,8 +168,8 @@ def transfer(
     wanted = goal or (Goal() if given is None else Goal.of(given))
     found = carried(sample_set, to)
     switching = None if given is None else switching_as_of(given)
-    if latency is not None:
-        switching = switching_of(latency, found.sample_set, wanted, source)
+    if latency is not None or given is None:
+        switching = switching_of(latency or KNOWN, found.sample_set, wanted, source)
     if switching is not None:
         check_has_budget(wanted)
     made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)

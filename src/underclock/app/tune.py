@@ -1,13 +1,12 @@
 """``underclock tune``."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +21,7 @@ from underclock.app.output import (
     share_bar,
     warn,
 )
-from underclock.errors import InfeasibleError, NotAppliedError, NotSupportedError
+from underclock.errors import NotAppliedError, NotSupportedError
 
 if TYPE_CHECKING:
     from underclock.core.planning.goal import Goal
@@ -104,8 +103,6 @@ def command(
     else:
         say(f"{plan_file} is there already; remove it to plan anew", err=True)
     _show(made, output, command_line, step.warnings)
-    if made.headline.cost is None:
-        sys.exit(InfeasibleError.exit_code)
     if hold:
         _hold(plan_file, name, arms, command_line)
 
@@ -163,11 +160,12 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
     from underclock.store import read_samples
 
     sample_set = read_samples(samples)
-    switching = switching_of(latency or KNOWN, sample_set, goal, samples)
+    takes: dict[str, Any] = {"latency": latency or KNOWN}
+    switching = switching_of(takes["latency"], sample_set, goal, samples)
     if switching is not None:
-        switching = replace(switching, curve=False)  # `plan` tells of other latencies
+        takes = {"switching": replace(switching, curve=False)}  # `plan` has other latencies
     with share_bar("planning"):
-        return plan(sample_set, goal, switching=switching)
+        return plan(sample_set, goal, **takes)
 
 
 def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:

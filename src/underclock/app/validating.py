@@ -34,8 +34,6 @@ from underclock.hw.measurer import QUICK
 from underclock.records import (
     TOLERANCE,
     Accounting,
-    Arm,
-    Cost,
     MeasurementSettings,
     OtherArm,
     Plan,
@@ -94,8 +92,7 @@ def validate(
     _check_options(repeats, tolerance)
     plan = as_record(plan, Plan)
     course = course_of(plan)
-    held = [plan.baseline] if course is None and plan.sets_nothing else course and course.clocks
-    if held and all(clocks == plan.baseline for clocks in held):
+    if plan.sets_nothing:
         why = auto_plan_sentence(plan)
         words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
         about = (words,) if why is None else (words, why)
@@ -166,7 +163,7 @@ def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
             f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
             hint="validate on what was measured, or measure and plan on this GPU",
         )
-    held = [(name, choice.clocks) for name, choice in plan.kernels.items()]
+    held = [(name, pair) for name, pairs in plan.held.items() for pair in pairs]
     check_clocks([("the baseline", plan.baseline), *held], measurer.settings())
     return told
 
@@ -180,20 +177,6 @@ def _check_options(repeats: int, tolerance: float) -> None:
         )
 
 
-def _promised(plan: Plan, course: Course | None) -> tuple[Arm, Cost, float | None]:
-    """Return the arm that ran, its costs, and the greatest change of time that it may have.
-
-    That is the budget; ``None`` where time was free.
-    """
-    ran = plan.chosen if course is None else course.arm
-    arm = plan.find(ran)
-    if arm is None or arm.cost is None:
-        raise DataError(
-            f"the plan has a schedule, but its arm '{ran}' has no costs", hint="plan again"
-        )
-    return arm, arm.cost, plan.max_slowdown
-
-
 def judged_runs(
     plan: Plan, course: Course | None, totals: Mapping[str, Floats], tolerance: float = TOLERANCE
 ) -> Validation:
@@ -205,7 +188,7 @@ def judged_runs(
     """
     auto, planned = totals["auto"], totals["plan"]
     time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
-    arm, promise, bound = _promised(plan, course)
+    arm, promise, bound = plan.headline, plan.promise, plan.max_slowdown
     change_s, change_j = _changes(auto, planned)
     judged = judge(
         change_j,
@@ -239,12 +222,12 @@ def judged_runs(
 def _of_nothing(plan: Plan, course: Course | None, tolerance: float) -> Validation:
     """Return the validation of a plan of which nothing was run: nothing changes, as at auto."""
     none = Spread(mean=0.0, best=0.0, worst=0.0)
-    arm, promise, bound = _promised(plan, course)
+    arm, promise = plan.headline, plan.promise
     return Validation(
         evidence=plan.evidence,
         gpu=plan.gpu,
         workload=plan.workload,
-        chosen=plan.chosen if course is None else course.arm,
+        chosen=plan.chosen,
         objective=plan.objective,
         latency=None if course is None else course.wording,
         repeats=0,
@@ -259,7 +242,7 @@ def _of_nothing(plan: Plan, course: Course | None, tolerance: float) -> Validati
         promised_time_interval=arm.time_interval,
         promised_energy_interval=arm.energy_interval,
         pairs_keeping_energy=0,
-        pairs_keeping_time=None if bound is None else 0,
+        pairs_keeping_time=None if plan.max_slowdown is None else 0,
         max_slowdown=plan.max_slowdown,
         tolerance=tolerance,
         verdict=Verdict.KEPT,

@@ -321,7 +321,7 @@ def survey(
 
 def _near(plan: Plan, settings: Sequence[Clocks]) -> tuple[Clocks, ...]:
     """Keep auto, and the clock pairs that a plan holds or that are 5 % off those."""
-    planned = {choice.clocks for choice in plan.kernels.values()} | {*plan.launch_clocks}
+    planned = {pair for by in plan.held.values() for pair in by}
     left_mhz = [choice.auto_core_mhz for choice in plan.kernels.values() if choice.auto_core_mhz]
     planned |= {Clocks(core_mhz=mhz) for mhz in left_mhz}
     kept = {AUTO}

@@ -20,7 +20,6 @@ from underclock.records import (
     Kernel,
     MeasurementSettings,
     Plan,
-    Strategy,
 )
 from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.simulated import Scheduled
@@ -50,12 +49,10 @@ class Course:
     """The clocks that a step under a plan runs at.
 
     Attributes:
-        arm: Of the plan; its promise is the one that such a run can judge.
         scheduled: The clocks of each launch, and what runs them where they change.
         wording: Which latency they were planned under, in words; ``None`` where it was none.
     """
 
-    arm: Strategy
     scheduled: Scheduled
     wording: str | None = None
 
@@ -76,9 +73,8 @@ def course_of(plan: Plan) -> Course | None:
         return None
     clocks, schedule = plan.launch_clocks, plan.schedule
     if schedule is None:
-        return Course(arm=plan.chosen, scheduled=Scheduled(clocks=clocks))
+        return Course(scheduled=Scheduled(clocks=clocks))
     return Course(
-        arm=Strategy.ACHIEVABLE,
         scheduled=Scheduled(
             clocks=clocks,
             table=schedule.latencies,

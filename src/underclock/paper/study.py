@@ -94,8 +94,7 @@ class Study(Record, frozen=True, kw_only=True):
         """How often the same clocks are lowered, in a sentence."""
         return (
             f"{self.same} of {self.kernels} kernels ({self.same / self.kernels:.0%}) lower exactly "
-            f"the clocks that the paper lowers; {self.overlapping} where one clock in common is "
-            "enough"
+            f"the clocks that the paper lowers; {self.overlapping} share one clock in common"
         )
 
 
@@ -126,13 +125,17 @@ def run_study(conditions: Conditions) -> Study:
     samples = _search(step, conditions, conditions.gpu)
     plans = {
         (objective, aggregate): plan(
-            samples, Goal(objective=objective, aggregate=aggregate), raw=True
+            samples,
+            Goal(objective=objective, aggregate=aggregate, max_slowdown=0.0),
+            latency="free",
+            raw=True,
         )
         for objective in (Objective.EDP, Objective.WASTE)
         for aggregate in Aggregate
     }
     discovered = plans[Objective.WASTE, Aggregate.GLOBAL]  # the paper's best: per kernel, strict
-    again = plan(_search(step, conditions, _SECOND_GPU), raw=True)
+    second = _search(step, conditions, _SECOND_GPU)
+    again = plan(second, Goal(max_slowdown=0.0), latency="free", raw=True)
     ours = _change("RTX A4000, searched again", _percent(again.promise))
     for granularity, objective, aggregate in published.TABLE2:
         strategy = Goal(granularity=granularity, aggregate=aggregate).chosen

@@ -78,7 +78,10 @@ class Status(StrEnum):
 
 
 class Choice(Record, frozen=True, kw_only=True):
-    """Clocks chosen for one kernel (``None`` is auto), and what they change, as fractions of auto.
+    """Clocks held for one kernel (``None`` is auto), and what changes, as fractions of auto.
+
+    A schedule may hold several for its launches: those are its clocks at which it runs longest, and
+    what changes is the sum of all launches.
 
     What it costs at auto is per step, all its runs together; ``auto_core_mhz`` is the core clock
     that the driver is expected to give it there, on average, and ``None`` where nobody knows.
@@ -135,11 +138,6 @@ class Cost(Record, frozen=True, kw_only=True):
         energy, time = format_percent(self.energy_change), format_percent(self.time_change)
         return f"{energy} energy at {time} time"
 
-    def check_against(self, auto: "Cost") -> None:
-        """Reject changes that are not those of its time and energy against auto's."""
-        check_agrees("time_change", self.time_change, self.time_s / auto.time_s - 1.0)
-        check_agrees("energy_change", self.energy_change, self.energy_j / auto.energy_j - 1.0)
-
 
 class Arm(Record, frozen=True, kw_only=True):
     """What one way of choosing clocks costs per step; all costs are ``None`` when infeasible.
@@ -193,7 +191,7 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
     """What every plan has: ways of choosing clocks side by side, and the one that it holds.
 
     Attributes:
-        chosen: The strategy whose clocks the plan has.
+        chosen: The strategy whose clocks the plan holds.
         arms: The ways compared, in order of freedom.
     """
 
@@ -214,7 +212,7 @@ class ChosenArm(ShownRecord, frozen=True, kw_only=True):
 
     @property
     def promise(self) -> Cost:
-        """What the chosen arm says the plan costs."""
+        """What the clocks that the plan holds cost."""
         cost = self.arm(self.chosen).cost
         if cost is None:
             raise AssertionError("checked when the plan was made")

@@ -25,6 +25,7 @@ from underclock.records.common import (
     Clocks,
     Evidence,
     as_frame,
+    check_agrees,
     check_budget,
     check_mhz,
 )
@@ -44,14 +45,16 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         fingerprint: Of the step; ``None`` for a table.
         objective: What was minimised.
         max_slowdown: Time budget as a fraction above auto; ``None`` where time was free.
-        granularity: What got clocks of its own in the chosen arm.
-        aggregate: Who kept the budget in the chosen arm.
+        granularity: What has clocks of its own with free switching.
+        aggregate: Who keeps the budget then.
+        bound: The arm that takes changes of clocks within a step as free, which no GPU can follow;
+            ``None`` where none change.
         accounting: What the numbers are sums of.
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
-        kernels: Clocks per kernel of the chosen arm.
+        kernels: What the plan holds of each kernel.
         fixed: The best fixed clock pair; ``None`` when infeasible.
         frontier: Choices no mixture of others beats in both time and energy, at the chosen
-            granularity, fastest first.
+            granularity with free switching, fastest first.
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
         order: The launch sequence, as indices into ``runs``; empty when unknown.
@@ -59,7 +62,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         source: Of a traced step; ``None`` for any other.
         provenance: How the samples came about; ``None`` when unknown.
         version: Of the program that planned; ``None`` when unknown.
-        schedule: What the arm ``achievable`` does; ``None`` where switching was taken as free.
+        schedule: The clocks of each launch; ``None`` where each kernel keeps one pair.
         latency_range_s: Least and greatest latency reported of GPUs like this one, where it was not
             measured; the schedule keeps the greatest. ``None`` where one was planned for.
         latency_curve: What could be achieved at other latencies, shortest first; empty where
@@ -78,6 +81,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     max_slowdown: float | None
     granularity: Granularity
     aggregate: Aggregate
+    bound: Strategy | None = None
     accounting: Accounting = Accounting.ISOLATED
     baseline: Clocks
     kernels: dict[str, Choice]
@@ -99,7 +103,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     def __post_init__(self) -> None:
         costed = {arm.name for arm in self.arms if arm.cost is not None}
-        if self.chosen not in costed:
+        if (self.chosen == Strategy.ACHIEVABLE) != (self.schedule is not None):
+            raise ValueError(f"a schedule, and only that, is achievable: {self.chosen!r} is chosen")
+        if not {self.chosen, self.bound or self.chosen} <= costed:
             raise ValueError(f"the chosen arm {self.chosen!r} has no costs")
         if "auto" not in costed:
             raise ValueError("the arm 'auto' has no costs, and everything is compared with it")
@@ -114,7 +120,13 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if self.runs:
             self._check_runs()
         if self.order:
-            self._check_order()
+            check_modules(self.modules, self.order)
+            check_order(self.runs, self.order)
+            scheduled = len(self.schedule.launch_s) if self.schedule else len(self.order)
+            if scheduled != len(self.order):
+                raise ValueError(
+                    f"the schedule is of {scheduled} launches, the step of {len(self.order)}"
+                )
 
     def _check_arms(self) -> None:
         """Reject arms that are there twice, and costs that are not what they say against auto."""
@@ -126,7 +138,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         costs = (*(arm.cost for arm in self.arms), *(cost for line in lines for cost in line))
         for cost in costs:
             if cost is not None and auto is not None:
-                cost.check_against(auto)
+                of_auto = cost.time_s / auto.time_s, cost.energy_j / auto.energy_j
+                check_agrees("time_change", cost.time_change, of_auto[0] - 1.0)
+                check_agrees("energy_change", cost.energy_change, of_auto[1] - 1.0)
 
     def _check_runs(self) -> None:
         """Reject kernels without clocks, and clocks without a kernel."""
@@ -141,34 +155,29 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             if which:
                 raise ValueError(sentence.format(min(which)))
 
-    def _check_order(self) -> None:
-        """Reject launches of kernels that are not listed, or not as often as they count."""
-        check_modules(self.modules, self.order)
-        check_order(self.runs, self.order)
-        if self.schedule is not None:
-            scheduled = sum(segment.launches for segment in self.schedule.segments)
-            if scheduled != len(self.order):
-                raise ValueError(
-                    f"the schedule is of {scheduled} launches, the step of {len(self.order)}"
-                )
-
     @property
     def stands_on(self) -> str:
         """Its evidence in words: of a step that was not measured, what it is carried over from."""
         return f"carried over, {self.evidence}" if self.carried else str(self.evidence)
 
     @property
-    def at_best(self) -> LatencyPoint | None:
-        """What the least latency of a range would give; ``None`` where one was planned for."""
-        return self.latency_curve[0] if self.latency_range_s and self.latency_curve else None
+    def headline(self) -> Arm:
+        """The arm whose clocks the plan holds."""
+        return self.arm(self.chosen)
 
     @property
-    def headline(self) -> Arm:
-        """The arm that counts: what the GPU can follow where its latency is given, else the chosen.
-
-        It has no costs where no schedule under the latency keeps the time budget.
-        """
-        return self.find(Strategy.ACHIEVABLE) or self.arm(self.chosen)
+    def held(self) -> dict[str, dict[Clocks, list[tuple[float, float | None]]]]:
+        """What launches of each kernel take in s and J, where known, by the pair they run at."""
+        if self.schedule is None or not self.order:
+            counts = {kernel.name: kernel.count for kernel in self.runs}  # a table's run once each
+            alike = ((name, each, counts.get(name, 1)) for name, each in self.kernels.items())
+            return {name: {each.clocks: [each.launch(n)] * n} for name, each, n in alike}
+        held: dict[str, dict[Clocks, list[tuple[float, float | None]]]] = {}
+        energies_j = self.schedule.launch_j or [None] * len(self.order)
+        costs = zip(self.schedule.launch_s, energies_j, strict=True)
+        for at, clocks, cost in zip(self.order, self.schedule.clocks, costs, strict=True):
+            held.setdefault(self.runs[at].name, {}).setdefault(clocks, []).append(cost)
+        return held
 
     @property
     def launch_clocks(self) -> tuple[Clocks, ...]:
@@ -179,8 +188,9 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def sets_nothing(self) -> bool:
-        """Whether every kernel is left at the clocks that all is compared with."""
-        return all(choice.clocks == self.baseline for choice in self.kernels.values())
+        """Whether every launch is left at the clocks that all is compared with."""
+        held = self.launch_clocks or [choice.clocks for choice in self.kernels.values()]
+        return all(clocks == self.baseline for clocks in held)
 
     def step(self) -> Step | None:
         """Return the step it is for; of a table's plan there is none.
@@ -267,22 +277,10 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         Raises:
             NotSupportedError: pandas is not installed.
         """
-        counts = {kernel.name: kernel.count for kernel in self.runs}
-        held: dict[tuple[str, Clocks], list[tuple[float, float | None]]] = {}
-        if self.schedule is None:
-            for name, choice in self.kernels.items():
-                launches = counts.get(name, 1)  # a table's plan is of its kernels, once each
-                held[name, choice.clocks] = [choice.launch(launches)] * launches
-        else:
-            costs = zip(
-                self.schedule.launch_s,
-                self.schedule.launch_j or [None] * len(self.order),
-                strict=True,
-            )
-            for at, clocks, cost in zip(self.order, self.schedule.clocks, costs, strict=True):
-                held.setdefault((self.runs[at].name, clocks), []).append(cost)
         rows = []
-        for (name, clocks), each in held.items():
+        held = ((name, pair, each) for name, by in self.held.items() for pair, each in by.items())
+        counts = {kernel.name: kernel.count for kernel in self.runs}
+        for name, clocks, each in held:
             auto_s, auto_j = self.kernels[name].auto_launch(counts.get(name, 1))
             known = [energy_j for _, energy_j in each if energy_j is not None]
             energy_j = math.fsum(known) / len(each) if known else None
@@ -304,16 +302,22 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     @property
     def _more_facts(self) -> tuple[tuple[str, str], ...]:
         """Every way of choosing clocks."""
-        first = self.headline.name
-        arms = ((f"{a.name}{' (the plan)' if a.name is first else ''}", _of(a)) for a in self.arms)
+        arms = (
+            (f"{self._title(a.name)}{' (the plan)' if a.name is self.chosen else ''}", _of(a))
+            for a in self.arms
+        )
         return (*arms, *self._facts[-2:])
+
+    def _title(self, name: Strategy) -> str:
+        return f"bound, {name}" if name is self.bound else name
 
     @property
     def _facts(self) -> tuple[tuple[str, str], ...]:
-        counts, budget = self.headline, self.max_slowdown
-        bound = () if counts.name is self.chosen else ((f"bound, {self.chosen}", self.promise),)
+        budget, names = self.max_slowdown, dict.fromkeys((self.chosen, self.bound or self.chosen))
+        latency = (("latency", self.schedule.latency),) if self.schedule else ()
         return (
-            *((name, _changes(cost)) for name, cost in ((counts.name, counts.cost), *bound)),
+            *((self._title(name), str(self.arm(name).cost)) for name in names),
+            *latency,
             ("budget", "none" if budget is None else format_percent(budget)),
             ("kernels", str(len(self.kernels))),
         )
@@ -347,12 +351,7 @@ def check_clocks(held: Iterable[tuple[str, Clocks]], offered: Collection[Clocks]
 
 def _of(arm: Arm) -> str:
     """Say what an arm changes, and how sure that is."""
-    text = _changes(arm.cost)
     if arm.energy_interval is None:
-        return text
+        return "infeasible" if arm.cost is None else str(arm.cost)
     low, high = (format_percent(end) for end in arm.energy_interval)
-    return f"{text} ({low} to {high} energy, 95 %)"
-
-
-def _changes(cost: Cost | None) -> str:
-    return "infeasible" if cost is None else str(cost)
+    return f"{arm.cost} ({low} to {high} energy, 95 %)"

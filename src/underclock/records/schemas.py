@@ -13,7 +13,7 @@ SCHEMAS: Final = {
     "step": 6,
     "samples": 8,
     "merged samples": 1,
-    "plan": 11,
+    "plan": 12,
     "validation": 5,
     "latencies": 4,
     "driver moves": 1,

@@ -10,10 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from underclock.records import Arm, Choice, Clocks, Cost, Evidence, Plan, Strategy
+from underclock.records import (
+    Arm,
+    Choice,
+    Clocks,
+    ClockSchedule,
+    Cost,
+    Evidence,
+    Plan,
+    Strategy,
+)
 from underclock.report.wording import (
     ACCOUNTING_WORDS,
     arm_title,
+    auto_word,
     change_text,
     changes_text,
     clocks_text,
@@ -43,25 +53,14 @@ def headline(plan: Plan) -> str:
 
 
 def saving(plan: Plan) -> str:
-    """Say what the arm that counts saves, at what time."""
-    arm, best = plan.headline, plan.at_best
-    if arm.cost is None:
-        return f"No schedule keeps {change_text(plan.max_slowdown)} time"
+    """Say what the plan saves, at what time; of a bound, that it is one."""
+    arm = plan.headline
     if is_unsure(plan) and arm.energy_interval is not None:
         return f"Cannot tell yet: energy changes by {interval_text(arm.energy_interval)}"
     if gives_nothing(plan) or no_change(arm):
-        nothing = "No saving to promise"
-        if best is None or no_change(best):
-            return nothing
-        least = changes_text(best.energy_change, best.time_change)
-        most, quick = (duration_text(p.latency_s) for p in (plan.latency_curve[-1], best))
-        return f"{nothing} where clocks take {most} to change, {least} where they take {quick}"
-    if best is None or no_change(best):
-        return changes_text(arm.energy_change, arm.time_change)
-    changes = interval_text((arm.energy_change or 0.0, best.energy_change or 0.0))
-    latencies = " and ".join(duration_text(p.latency_s) for p in reversed(plan.latency_curve))
-    time = change_text(arm.time_change)
-    return f"{changes} energy at {time} time, where clocks take {latencies} to change"
+        return "No saving to promise"
+    free = " with free switching, a bound" if plan.bound is plan.chosen else ""
+    return f"{changes_text(arm.energy_change, arm.time_change)}{free}"
 
 
 def is_unsure(plan: Plan) -> bool:
@@ -77,7 +76,7 @@ def _may_save_nothing(arm: Arm) -> bool:
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
     # A table's own numbers have no error.
-    own = plan.evidence is Evidence.REPLAYED and plan.arm(plan.chosen).energy_interval is None
+    own = plan.evidence is Evidence.REPLAYED and plan.headline.energy_interval is None
     table = ", of this table" if own else ""
     return f"{plan.stands_on} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
 
@@ -114,12 +113,11 @@ def switching_sentence(plan: Plan) -> str | None:
     Returns:
         ``None`` where no clocks change and no latency was asked for.
     """
-    arm = plan.headline
-    if arm.name is Strategy.ACHIEVABLE:
-        return f"{_schedule_sentence(plan)} {_bound_sentence(plan)}"
+    if plan.schedule is not None:
+        return f"{_schedule_sentence(plan, plan.schedule)}{_bound_sentence(plan)}"
     if gives_nothing(plan):
         return None
-    if arm.name is Strategy.BEST_FIXED:
+    if plan.bound is None:
         return "One clock pair holds for the whole step, so no clocks change during it."
     bound = "Changing clocks is taken as free, so this is a bound on what a GPU can follow."
     return f"{bound} {_safe(plan)}"
@@ -141,32 +139,38 @@ def _safe(plan: Plan) -> str:
     return f"{known} Whatever it is, the best fixed clock gives {one}."
 
 
-def _schedule_sentence(plan: Plan) -> str:
-    schedule = plan.schedule
-    if plan.headline.cost is None:
-        return "No schedule under this latency keeps the time budget."
-    named = schedule is not None and schedule.latency.startswith(("as ", "of "))
-    latency = (
-        f"a latency {'' if named else 'of '}{schedule.latency}" if schedule else "this latency"
-    )
+def _schedule_sentence(plan: Plan, schedule: ClockSchedule) -> str:
+    named = schedule.latency.startswith(("as ", "of "))
+    latency = f"a latency {'' if named else 'of '}{schedule.latency}"
     if gives_nothing(plan):
-        return f"No saving is achievable with {latency}."
-    changes = 0 if schedule is None else schedule.switches
-    if plan.latency_range_s is None:
-        return f"This is achievable with {latency}, {changes} changes of clocks per step."
-    most = duration_text(plan.latency_range_s[1])
-    return (
-        f"This is achievable at latencies that are reported of GPUs like this one; what is held is "
-        f"for {most}, {changes} changes of clocks per step."
-    )
+        text = f"No saving is achievable with {latency}."
+    else:
+        text = f"This is achievable with {latency}, {schedule.switches} changes of clocks per step."
+    best = plan.latency_curve[0] if plan.latency_range_s and plan.latency_curve else None
+    if best is None or best.switches == schedule.switches == 0 or no_change(best):
+        return text
+    changes = changes_text(best.energy_change, best.time_change)
+    return f"{text} Where clocks take {duration_text(best.latency_s)} to change: {changes}."
 
 
 def _bound_sentence(plan: Plan) -> str:
-    free = plan.arm(plan.chosen)
+    free = plan.arm(plan.bound or plan.chosen)
     if no_change(free):
-        return "Free switching would save nothing within this budget either."
-    energy, time = change_text(free.energy_change), change_text(free.time_change)
-    return f"With free switching, a bound: {energy} energy at {time} time ({arm_title(free.name)})."
+        return " Free switching would save nothing within this budget either."
+    if plan.bound is None:
+        return ""
+    changes = changes_text(free.energy_change, free.time_change)
+    return f" With free switching, a bound: {changes} ({arm_title(free.name)})."
+
+
+def strict_sentence(plan: Plan) -> str | None:
+    """Say what no loss of time would give; ``None`` where none was allowed, or nothing is given."""
+    if (plan.max_slowdown or 0.0) <= 0.0 or gives_nothing(plan):
+        return None
+    change = expected_energy_change(frontier_of(plan), 0.0) or 0.0
+    if change_text(min(change, 0.0)) == change_text(0.0):
+        return f"At 0 % slower no saving is expected, {bound_words(plan)}."
+    return f"At 0 % slower {change_text(change)} energy is expected, {bound_words(plan)}."
 
 
 def has_latencies(plan: Plan) -> bool:
@@ -192,15 +196,11 @@ def fixed_is_enough(plan: Plan) -> bool:
     It saves as much at no more time, or more within the time budget.
     """
     arm = plan.find(Strategy.BEST_FIXED)
-    fixed, best = None if arm is None else arm.cost, plan.headline.cost
-    if arm is None or fixed is None or plan.headline.name is Strategy.BEST_FIXED:
+    fixed, best = None if arm is None else arm.cost, plan.promise
+    if arm is None or fixed is None or plan.chosen is Strategy.BEST_FIXED:
         return False
-    if _may_save_nothing(arm):
+    if _may_save_nothing(arm) or fixed.energy_change >= -_AS_MUCH:
         return False
-    if fixed.energy_change >= -_AS_MUCH:
-        return False
-    if best is None:
-        return True
     as_fast = fixed.time_change <= best.time_change + _AS_MUCH
     more = fixed.energy_change - best.energy_change
     if more < -_AS_MUCH and plan.max_slowdown is not None:
@@ -249,11 +249,8 @@ def undo_command(clocks: Clocks) -> str:
 
 
 def gives_nothing(plan: Plan) -> bool:
-    """Whether the arm that counts leaves the step as it is at auto."""
-    arm = plan.headline
-    if arm.name is Strategy.ACHIEVABLE:
-        return arm.cost is not None and no_change(arm)
-    return plan.sets_nothing
+    """Whether the plan leaves the step as it is at auto."""
+    return plan.sets_nothing or (plan.schedule is not None and no_change(plan.headline))
 
 
 def expected_energy_change(frontier: Sequence[Cost], time_change: float) -> float | None:
@@ -318,19 +315,20 @@ def auto_plan_sentence(plan: Plan) -> str | None:
 
 
 def _nothing_text(plan: Plan) -> str:
+    is_auto = f"the plan is {auto_word(plan)}:"
     if plan.max_slowdown is None:
-        return f"the plan is auto: no other clocks are better for {plan.objective}"
+        return f"{is_auto} no other clocks are better for {plan.objective}"
     budget = f"at \N{LESS-THAN OR EQUAL TO} {plain_percent(plan.max_slowdown)} % slower"
-    if plan.headline.name is Strategy.ACHIEVABLE:
-        return f"the plan is auto: no schedule was found that surely saves energy {budget}"
+    if plan.schedule is not None:
+        return f"{is_auto} no schedule was found that surely saves energy {budget}"
     better = [arm for arm in plan.arms if _surely_saves(arm)]
     if better:
         kind, other = arm_title(plan.chosen), min(better, key=lambda arm: arm.energy_change or 0.0)
         return (
-            f"the plan is auto: clocks of the kind asked for ({kind}) do not surely save energy "
+            f"{is_auto} clocks of the kind asked for ({kind}) do not surely save energy "
             f"{budget}; {arm_title(other.name)} does, {change_text(other.energy_change)}"
         )
-    return f"the plan is auto: no other clocks surely save energy {budget}"
+    return f"{is_auto} no other clocks surely save energy {budget}"
 
 
 def _surely_saves(arm: Arm) -> bool:
@@ -354,20 +352,10 @@ class Ranking:
     others_j: float
     total_j: float
 
-    @property
-    def others_text(self) -> str:
-        """Name the kernels that are not listed."""
-        return "1 other" if self.others == 1 else f"{self.others} others"
-
-
-def by_savings(plan: Plan) -> list[tuple[str, Choice]]:
-    """Return every kernel, greatest saving first; equal ones stay in the plan's order."""
-    return sorted(plan.kernels.items(), key=lambda item: -item[1].saved_j)
-
 
 def top_savings(plan: Plan, most: int) -> Ranking:
     """Return the kernels that save nine tenths of what is saved, but no more than ``most``."""
-    everything = by_savings(plan)
+    everything = sorted(plan.kernels.items(), key=lambda item: -item[1].saved_j)
     enough_j = _MOST_OF_IT * sum(max(choice.saved_j, 0.0) for _, choice in everything)
     rows: list[tuple[str, Choice]] = []
     for name, choice in everything[:most]:
@@ -382,22 +370,15 @@ def top_savings(plan: Plan, most: int) -> Ranking:
     )
 
 
-def saved_text(plan: Plan, total_j: float, *, held: bool = False) -> str:
+def saved_text(plan: Plan, total_j: float) -> str:
     """Say what all kernels save by themselves, and what the step saves with their clocks.
 
     The two differ where the step is not the sum of its kernels: they share one power cap.
-
-    Args:
-        held: Whether it is of what the plan holds, and not of what clocks that change for free do.
     """
-    auto = plan.arm(Strategy.AUTO).energy_j
-    chosen = (held and plan.headline.energy_j) or plan.promise.energy_j
-    if auto is None:
-        raise AssertionError("checked when the plan was made")
-    free = (
-        "" if held or plan.headline.name is plan.chosen else " if clocks changed for free, a bound"
-    )
-    unit, (kernels, step) = joules_column([total_j, auto - chosen])
+    promise = plan.promise
+    auto_j = promise.energy_j / (1.0 + promise.energy_change)
+    free = " if clocks changed for free, a bound" if plan.bound is plan.chosen else ""
+    unit, (kernels, step) = joules_column([total_j, auto_j - promise.energy_j])
     alone = "" if kernels == step else f"; kernels by themselves add up to {kernels} {unit}"
     return f"{step} {unit} of a step are saved{free}{alone}"
 
@@ -459,4 +440,4 @@ def auto_clock_sentence(plan: Plan) -> str:
     if not time_s:
         return ""
     mean = math.fsum(c.auto_time_s * (c.auto_core_mhz or 0) for c in known) / time_s
-    return f"at auto the step runs at {mean:.0f} MHz in the mean"
+    return f"at {auto_word(plan)} the step runs at {mean:.0f} MHz in the mean"

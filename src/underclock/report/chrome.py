@@ -42,7 +42,9 @@ def step_trace(plan: Plan) -> str:
             hint="plan samples of a traced step or a workload; `Plan.to_pandas` has the clocks",
         )
     events = [*_timed(0, f"auto ({plan.stands_on})", list(_runs(plan, at_auto(plan))))]
-    title = f"plan: {plan.headline.name if plan.schedule else plan.chosen} ({plan.stands_on})"
+    title = (
+        f"plan: {plan.chosen}{', a bound' if plan.bound is plan.chosen else ''} ({plan.stands_on})"
+    )
     events += _timed(1, title, list(_runs(plan, _planned(plan))))
     return _text(events)
 

@@ -1,10 +1,13 @@
 """Plans and validations as tables for an 80-column terminal."""
 
+import math
+from collections.abc import Iterable
+
 from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from underclock.records import Arm, Plan, Strategy, Validation
+from underclock.records import Arm, Clocks, Plan, Strategy, Validation
 from underclock.report.answer import (
     auto_clock_sentence,
     auto_plan_sentence,
@@ -20,6 +23,7 @@ from underclock.report.answer import (
     joules_column,
     larger_budgets,
     saved_text,
+    strict_sentence,
     switching_sentence,
     top_savings,
     undo_command,
@@ -28,6 +32,7 @@ from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
     accounting_text,
     arm_title,
+    auto_word,
     change_text,
     clocks_text,
     duration_text,
@@ -71,6 +76,7 @@ def _answer(plan: Plan) -> tuple[RenderableType, ...]:
         promise_text(plan),
         carried_sentence(plan),
         switching_sentence(plan),
+        strict_sentence(plan),
     )
     return (Text(headline(plan), style="bold"), *(Text(line) for line in lines if line is not None))
 
@@ -109,16 +115,16 @@ def arms_table(plan: Plan) -> Table:
             )
             for arm in plan.arms
         ),
-        "* what the plan holds; time and energy against auto",
+        f"* what the plan holds; time and energy against {auto_word(plan)}",
         bold=plan.arms.index(plan.headline),
     )
 
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     """Name the arm; under the best fixed clock write which clock that is."""
-    counts = arm.name is plan.headline.name
-    cell = Text(f"{'*' if counts else ' '} {arm_title(arm.name)}")
-    if arm.name is plan.chosen and not counts:
+    title = auto_word(plan) if arm.name is Strategy.AUTO else arm_title(arm.name)
+    cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {title}")
+    if arm.name is plan.bound:
         cell.append("\n  a bound: free switching", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:
         cell.append(f"\n  {clocks_text(plan.fixed)}", style="dim")
@@ -136,13 +142,13 @@ def _budgets_table(plan: Plan) -> Table:
 
 def savings_table(plan: Plan) -> Table:
     """Return the clocks of the kernels that save most of the step's energy, and the others' sum."""
-    ranking = top_savings(plan, _MOST_SAVINGS)
+    ranking, held = top_savings(plan, _MOST_SAVINGS), plan.held
     unit, saved = joules_column([*(c.saved_j for _, c in ranking.rows), ranking.others_j])
-    free = "" if plan.headline.name is plan.chosen else ", with free switching, a bound"
+    free = ", with free switching, a bound" if plan.bound is plan.chosen else ""
     rows = [
         (
             name,
-            f"{format_mhz(choice.core_mhz)} / {format_mhz(choice.mem_mhz)}",
+            " / ".join(_range_text(held[name], which) for which in ("core_mhz", "mem_mhz")),
             joules,
             change_text(choice.time_change),
             change_text(choice.energy_change),
@@ -150,13 +156,21 @@ def savings_table(plan: Plan) -> Table:
         for (name, choice), joules in zip(ranking.rows, saved, strict=False)
     ]
     if ranking.others:
-        rows.append((ranking.others_text, "", saved[-1], "", ""))
+        others = "1 other" if ranking.others == 1 else f"{ranking.others} others"
+        rows.append((others, "", saved[-1], "", ""))
     return filled(
         f"top savings of a step{free}: {plan.stands_on}",
         (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
         rows,
-        f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at auto",
+        f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at "
+        f"{auto_word(plan)}",
     )
+
+
+def _range_text(pairs: Iterable[Clocks], name: str) -> str:
+    """Write the clocks that launches of a kernel hold: one, or the least and the greatest."""
+    clocks = sorted({getattr(pair, name) for pair in pairs}, key=lambda mhz: mhz or math.inf)
+    return " to ".join(map(format_mhz, dict.fromkeys((clocks[0], clocks[-1]))))
 
 
 def _energy_tables(plan: Plan) -> tuple[Table, ...]:
@@ -168,7 +182,7 @@ def _energy_tables(plan: Plan) -> tuple[Table, ...]:
     if not rows:
         return ()
     table = filled(
-        f"where a step's energy goes at auto: {plan.stands_on}",
+        f"where a step's energy goes at {auto_word(plan)}: {plan.stands_on}",
         (*words("pass or operator"), *numbers("launches", "of\ntime", "of\nenergy")),
         rows,
         auto_clock_sentence(plan),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from underclock.records import Clocks, Plan
 from underclock.records.launches import module_calls
 from underclock.report.packed import Packed, Packer, TimelineBox, column, differences, digits
-from underclock.report.wording import duration_text, energy_text
+from underclock.report.wording import auto_word, duration_text, energy_text
 from underclock.units import format_mhz
 
 MOST_ROWS = 10_000  # of a table; the others are one row
@@ -58,23 +58,20 @@ def is_held(plan: Plan) -> bool:
 
 
 def kernel_uses(plan: Plan) -> list[KernelUse]:
-    """Return every kernel as the plan holds it, or as with free switching where it does not."""
-    kernels, uses = {kernel.name: kernel for kernel in plan.runs}, []
-    launches: dict[str, list[StepLaunch]] = defaultdict(list)
-    for launch in _planned(plan) if is_held(plan) else ():
-        launches[plan.runs[launch.at].name].append(launch)
+    """Return every kernel as the plan has it."""
+    kernels, uses, held = {kernel.name: kernel for kernel in plan.runs}, [], plan.held
     for name, choice in plan.kernels.items():
-        mine = launches[name] or [StepLaunch(0, choice.clocks, *choice.launch(1))]
+        time_s, energy_j = choice.launch(1)
         uses.append(
             KernelUse(
                 name=name,
                 pass_=str(kernels[name].pass_) if name in kernels else "",
                 runs=kernels[name].count if name in kernels else None,
-                clocks=tuple(dict.fromkeys(launch.clocks for launch in mine)),
+                clocks=tuple(held[name]),
                 auto_s=choice.auto_time_s,
                 auto_j=choice.auto_energy_j,
-                time_s=math.fsum(launch.time_s for launch in mine),
-                energy_j=math.fsum(launch.energy_j for launch in mine),
+                time_s=time_s,
+                energy_j=energy_j,
             )
         )
     return uses
@@ -115,7 +112,7 @@ def plan_data(
     """
     packer = Packer()
     auto = plan.arm("auto")
-    tables = {"kernels": _kernels(packer, uses)}
+    tables = {"kernels": _kernels(packer, uses, auto_word(plan))}
     if is_held(plan):
         tables["segments"] = _segments(packer, plan)
     return packer.packed(
@@ -128,8 +125,12 @@ def plan_data(
     )
 
 
-def _kernels(packer: Packer, uses: Sequence[KernelUse]) -> Packed:
-    """Return the table of kernels, those that draw most where there are too many for a page."""
+def _kernels(packer: Packer, uses: Sequence[KernelUse], auto: str) -> Packed:
+    """Return the table of kernels, those that draw most where there are too many for a page.
+
+    Args:
+        auto: What they are compared with.
+    """
     shown = list(uses)
     if len(uses) > MOST_ROWS:
         ranked = sorted(uses, key=lambda use: -use.auto_j)
@@ -146,7 +147,7 @@ def _kernels(packer: Packer, uses: Sequence[KernelUse]) -> Packed:
         *(known if any(use.runs is not None for use in shown) else ()),
         column("Core MHz", "core_mhz", "mhz", [_range(u.clocks, "core_mhz") for u in shown]),
         column("Memory MHz", "mem_mhz", "mhz", [_range(u.clocks, "mem_mhz") for u in shown]),
-        column("At auto", "auto_j", "joules", [digits(use.auto_j) for use in shown]),
+        column(f"At {auto}", "auto_j", "joules", [digits(use.auto_j) for use in shown]),
         column("Saved", "saved_j", "joules", [digits(use.saved_j) for use in shown]),
         column("Time", "time_change", "change", times),
         column("Energy", "energy_change", "change", energies),
@@ -211,10 +212,12 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
 
 def _bands(packer: Packer, plan: Plan) -> list[Packed]:
     """Return the step's launches in order: under the plan, and at auto."""
-    held = is_held(plan)
-    title = "Under the plan" if held else "Under the plan, clocks changing for free: a bound"
-    planned = plan.headline if held else plan.arm(plan.chosen)
-    ways = [(title, planned, _planned(plan)), ("At auto", plan.arm("auto"), at_auto(plan))]
+    title = "Under the plan"
+    title += ", clocks changing for free: a bound" if plan.bound is plan.chosen else ""
+    ways = [
+        (title, plan.headline, _planned(plan)),
+        (f"At {auto_word(plan)}", plan.arm("auto"), at_auto(plan)),
+    ]
     groups, bands = _groups(plan), []
     for name, arm, some in ways[1:] if plan.sets_nothing else ways:
         launches = list(some)

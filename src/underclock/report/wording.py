@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from underclock.records import (
     MOST_REPEATS,
-    TOLERANCE,
     Accounting,
     Aggregate,
     Arm,
@@ -61,7 +60,7 @@ ARM_SENTENCES: dict[str, str] = {
 
 EVIDENCE_SENTENCES = {
     Evidence.MEASURED: "measured on this GPU by Underclock",
-    Evidence.REPLAYED: "taken from a table of measurements that somebody made earlier",
+    Evidence.REPLAYED: "read from a table, whose rows Underclock did not measure",
     Evidence.SIMULATED: "computed by a model of this GPU, not measured on one",
 }
 
@@ -78,8 +77,8 @@ OBJECTIVE_SENTENCES = {
 }
 
 GRANULARITY_WORDS = {
-    Granularity.KERNEL: "each kernel has clocks of its own",
-    Granularity.PASS: "each pass has clocks of its own",
+    Granularity.KERNEL: "each kernel may have clocks of its own",
+    Granularity.PASS: "each pass may have clocks of its own",
     Granularity.STEP: "one pair of clocks for the whole step",
 }
 
@@ -115,22 +114,21 @@ def changes_text(energy: float | None, time: float | None) -> str:
 
 
 def promise_text(plan: Plan) -> str | None:
-    """Say what the arm that counts promises, and how sure it is; ``None`` where nothing is."""
+    """Say what the plan promises, or bounds, and how surely; ``None`` where nothing changes."""
     arm = plan.headline
-    if arm.cost is None or no_change(arm):
+    if no_change(arm):
         return None
     energy, time = change_text(arm.energy_change), change_text(arm.time_change)
+    does = "is a bound:" if plan.bound is plan.chosen else "promises"
     if arm.energy_interval is None or arm.time_interval is None:
-        if plan.arm(plan.chosen).energy_interval is not None:
-            return f"promises {energy}; how sure that is was not worked out"
+        if any(each.energy_interval for each in plan.arms):
+            return f"{does} {energy} energy; how sure that is was not worked out"
         table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
-        return f"promises {energy}{table}, each setting's own samples taken for the truth"
+        return f"{does} {energy} energy{table}, each setting's own samples taken for the truth"
     energy += margin_text(arm.energy_interval)
-    if plan.max_slowdown is None:
-        return f"promises {energy}, {time} time (95 %)"
-    slower = format_percent(plan.max_slowdown).removeprefix("+")
-    kept = "" if plan.accounting is Accounting.ISOLATED else f" + {100.0 * TOLERANCE:.2f}"
-    return f"promises {energy} at ≤ {slower}{kept} slower (95 %)"
+    time += margin_text(arm.time_interval)
+    budget = "free" if plan.max_slowdown is None else change_text(plan.max_slowdown)
+    return f"{does} {energy} energy at {time} time (95 %); time budget: {budget}"
 
 
 def margin_text(interval: tuple[float, float] | None) -> str:
@@ -187,6 +185,11 @@ def clocks_text(clocks: Clocks) -> str:
 def arm_title(name: str) -> str:
     """Return what a reader calls the arm; a name of unknown origin stays as it is."""
     return ARM_TITLES.get(name, name)
+
+
+def auto_word(plan: Plan) -> str:
+    """Name what everything is compared with: auto, or where that was not run the baseline."""
+    return "auto" if plan.baseline.is_auto else "baseline"
 
 
 def gap_text(gap: float) -> str:

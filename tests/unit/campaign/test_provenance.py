@@ -157,7 +157,7 @@ def test_what_is_not_known_of_one_is_not_compared(begun: Path) -> None:
 
 @pytest.fixture(scope="module")
 def made(begun: Path) -> Plan:
-    return plan(begun, Goal(max_slowdown=0.1), raw=True)
+    return plan(begun, Goal(max_slowdown=0.1), latency="free", raw=True)
 
 
 class TestElsewhere:

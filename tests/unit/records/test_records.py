@@ -242,6 +242,14 @@ AUTO_ARM = Arm.of(
     Status.BASELINE,
 )
 BEST_ARM = Arm.of(Strategy.KERNEL_GLOBAL, COST, Status.OPTIMAL, gap=0.0)
+_ACHIEVABLE_ARM = Arm.of(Strategy.ACHIEVABLE, COST, Status.BOUNDED, gap=0.01)
+_TWO_LAUNCHES = ClockSchedule(
+    segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
+    switches=0,
+    latency="6ms",
+    latencies=LatencyTable.constant(0.006),
+    launch_s=(0.01,) * 2,
+)
 
 
 def plan(*arms: Arm, **parts: object) -> Plan:
@@ -272,14 +280,16 @@ def test_a_plan_promises_what_its_chosen_arm_costs() -> None:
 
 
 def test_what_the_gpu_can_follow_counts_where_its_latency_is_given() -> None:
-    held = Arm.of(Strategy.ACHIEVABLE, COST, Status.BOUNDED, gap=0.01)
-    none_found = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
+    held = _ACHIEVABLE_ARM
+    schedule = _TWO_LAUNCHES
+    made = plan(AUTO_ARM, BEST_ARM, held, chosen=Strategy.ACHIEVABLE, schedule=schedule)
 
     assert plan(AUTO_ARM, BEST_ARM).headline == BEST_ARM
-    assert plan(AUTO_ARM, BEST_ARM, held).headline == held
-    assert plan(AUTO_ARM, BEST_ARM, none_found).headline == none_found
-    assert plan(AUTO_ARM, BEST_ARM, held).promise == COST
-    assert "achievable infeasible" in repr(plan(AUTO_ARM, BEST_ARM, none_found))
+    assert made.headline == held
+    assert made.promise == COST
+    for parts in ({"schedule": schedule}, {"chosen": Strategy.ACHIEVABLE}):
+        with pytest.raises(ValueError, match="a schedule, and only that, is achievable"):
+            plan(AUTO_ARM, BEST_ARM, held, **parts)
 
 
 @pytest.mark.parametrize(
@@ -332,15 +342,7 @@ _WHOLE: dict[str, object] = {
         ({"baseline": Clocks(core_mhz=2**32 + 1740)}, "core_mhz must be from 10 to 20000 MHz"),
         ({"fixed": Clocks(mem_mhz=1)}, "mem_mhz must be from 10 to 20000 MHz"),
         (
-            {
-                "schedule": ClockSchedule(
-                    segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
-                    switches=0,
-                    latency="6ms",
-                    latencies=LatencyTable.constant(0.006),
-                    launch_s=(0.01,) * 2,
-                )
-            },
+            {"schedule": _TWO_LAUNCHES, "chosen": Strategy.ACHIEVABLE},
             "the schedule is of 2 launches, the step of 3",
         ),
     ],
@@ -349,7 +351,7 @@ def test_a_plan_that_contradicts_itself_is_refused(parts: dict[str, object], sen
     assert plan(AUTO_ARM, BEST_ARM, **_WHOLE).order == (0, 1, 0)
 
     with pytest.raises(ValueError, match=sentence):
-        plan(AUTO_ARM, BEST_ARM, **_WHOLE | parts)
+        plan(AUTO_ARM, BEST_ARM, _ACHIEVABLE_ARM, **_WHOLE | parts)
 
 
 @pytest.mark.parametrize("bad", [0, -210, 9, 20_001, 2**32 + 1740])

@@ -55,7 +55,8 @@ def test_every_block_of_the_page_has_the_evidence_beside_it(evidence: Evidence) 
 def test_the_headline_says_what_is_saved_at_what_time() -> None:
     text = Seen(page(PLAN, None)).text
 
-    assert f"{MINUS}15.64 % energy at +0.00 % time, simulated on NVIDIA GeForce RTX 3080 Ti" in text
+    saved = f"{MINUS}15.64 % energy at +0.00 % time with free switching, a bound"
+    assert f"{saved}, simulated on NVIDIA GeForce RTX 3080 Ti" in text
     assert "taken as free, so this is a bound" in text
 
 
@@ -199,7 +200,7 @@ def test_warnings_of_plan_and_validation_stand_above_the_numbers() -> None:
     text = Seen(page(with_plan(warnings=both[:1]), with_validation(warnings=both))).text
 
     assert all(text.count(warning) == 1 for warning in both)
-    assert max(map(text.index, both)) < text.index("Energy, promised")
+    assert max(map(text.index, both)) < text.index("Energy, a bound")
 
 
 def test_what_is_unknown_is_called_unknown() -> None:

@@ -17,6 +17,7 @@ from underclock.core.job.sharing import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
 from underclock.core.job.ways import ENOUGH, Found, Ways
 from underclock.core.planning.achievable import LATENCIES_S
+from underclock.core.planning.goal import DEFAULT_SLOWDOWN
 from underclock.errors import DataError, UsageError
 from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import (
@@ -56,7 +57,7 @@ class JobGoal:
         points: Of the frontier that is stored, at most: fewer of thousands of instructions.
     """
 
-    max_slowdown: float = 0.0
+    max_slowdown: float = DEFAULT_SLOWDOWN
     latency_s: float = 0.0
     min_dwell_s: float = 0.0
     board_spread: float = 0.0

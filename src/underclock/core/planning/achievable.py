@@ -198,7 +198,7 @@ class _Step:
 
     def best(self, rounds: int) -> Ints | None:
         """Return the schedule of least energy that keeps the budget as it settles."""
-        aim, found = self.budget + 0.5 * TOLERANCE, list(self.starts)
+        aim, found = self.budget, list(self.starts)
         best: Ints | None = None
         priced: Floats | None = None
         for turn in range(rounds):

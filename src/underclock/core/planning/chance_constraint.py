@@ -1,8 +1,8 @@
 """A time budget as a chance constraint: it holds with 95 % confidence.
 
-The time of a whole step can be told to about a tenth of a per cent, so that is to what its budget
-is kept: with 95 % confidence to a tenth of a point, and as expected to half of it. A budget on sums
-of kernels is kept as it is written.
+The expected time is within the budget. A verdict on a whole step allows for a tenth of a point, for
+its time is measured no better; within that the budget holds with 95 % confidence. A budget on sums
+of kernels holds as it is written.
 
 What a choice of clocks does to the time is known with an error, so a choice whose expected time
 just meets the budget overruns it as often as not. The solver is therefore given an aim below the
@@ -116,7 +116,7 @@ class Candidate:
 
 def room(time_spread: float, tolerance: float) -> float:
     """Return by how much less than a budget the expected change of time has to be."""
-    return max(ONE_SIDED * time_spread - tolerance, -0.5 * tolerance)
+    return max(ONE_SIDED * time_spread - tolerance, 0.0)
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class _Search:
     def by_aim(self) -> None:
         """Lower the aim of the whole until it and the margin add up to the budget."""
         # Greatest aim that keeps the budget or that no choice can meet, least that overruns it.
-        low, high = -1.0, self.budget + 0.5 * self.tolerance
+        low, high = -1.0, self.budget
         aim = high
         for _ in range(_ROUNDS):
             candidate = self.choose(Aim(slowdown=aim))

@@ -60,20 +60,30 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
     return found
 
 
-def choices(table: CostTable, setting: Ints) -> dict[str, Choice]:
-    """Return the clocks of every kernel and what they do to it."""
+def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[str, Choice]:
+    """Return the clocks of every kernel and what they do to it.
+
+    Args:
+        setting: Of each kernel, shape (K,), or of each launch of ``order``, both of shape (n,).
+    """
     by_kernel = {}
     at_auto = auto_core_mhz(table)
-    for k, (kernel, s) in enumerate(zip(table.kernels, setting.tolist(), strict=True)):
-        clocks = table.settings[s]
+    launches = np.zeros(table.time_s.shape)
+    np.add.at(launches, (np.arange(len(setting)) if order is None else order, setting), 1)
+    shares = launches / launches.sum(axis=1, keepdims=True)
+    times_s, energies_j = (
+        shares * np.where(shares > 0.0, each, 0.0) for each in (table.time_s, table.energy_j)
+    )
+    for k, kernel in enumerate(table.kernels):
+        clocks = table.settings[times_s[k].argmax()]
         auto_s = float(table.time_s[k, table.baseline])
         auto_j = float(table.energy_j[k, table.baseline])
         by_kernel[kernel.name] = Choice(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
             # What runs beside others is not changed by clocks that are theirs.
-            time_change=0.0 if kernel.overlapped else float(table.time_s[k, s] / auto_s) - 1.0,
-            energy_change=0.0 if kernel.overlapped else float(table.energy_j[k, s] / auto_j) - 1.0,
+            time_change=0.0 if kernel.overlapped else math.fsum(times_s[k]) / auto_s - 1.0,
+            energy_change=0.0 if kernel.overlapped else math.fsum(energies_j[k]) / auto_j - 1.0,
             auto_time_s=auto_s,
             auto_energy_j=auto_j,
             auto_core_mhz=at_auto.get(k),

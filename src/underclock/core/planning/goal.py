@@ -7,19 +7,21 @@ from underclock.errors import UsageError
 from underclock.records import Aggregate, Granularity, Objective, Plan, Strategy
 from underclock.units import as_fraction, member
 
+DEFAULT_SLOWDOWN = 0.01  # time budget where none is named, of a step and of a job
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """What to minimise, and who keeps the time budget; choices may be given as text."""
 
     objective: Objective = Objective.WASTE
-    max_slowdown: float = 0.0
+    max_slowdown: float = DEFAULT_SLOWDOWN
     """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict; ``"1%"``
     is read as well. May be negative."""
     granularity: Granularity = Granularity.KERNEL
-    """Of the arm whose clocks the plan holds."""
+    """Of the choice with free switching."""
     aggregate: Aggregate = Aggregate.GLOBAL
-    """Of that arm."""
+    """Of that choice."""
 
     def __post_init__(self) -> None:
         """Read choices and fractions given as text; reject unknown ones, and impossible budgets.
@@ -54,16 +56,9 @@ class Goal:
 
     @property
     def chosen(self) -> Strategy:
-        """The strategy whose clocks the plan holds."""
+        """The strategy of its choice with free switching."""
         if self.granularity is Granularity.STEP:
             return Strategy.BEST_FIXED
         if self.granularity is Granularity.PASS:
             return Strategy.PASS
-        return PER_KERNEL[self.aggregate]
-
-
-PER_KERNEL = {
-    Aggregate.LOCAL: Strategy.KERNEL_LOCAL,
-    Aggregate.GLOBAL: Strategy.KERNEL_GLOBAL,
-}
-"""The strategy that gives every kernel clocks of its own, by who keeps the time budget."""
+        return Strategy(f"kernel_{self.aggregate}")

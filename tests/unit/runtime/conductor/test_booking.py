@@ -25,7 +25,7 @@ def _promising(
         Arm.of(Strategy.ACHIEVABLE, cost, Status.OPTIMAL), energy_interval=interval
     )
     made = plan()
-    return msgspec.structs.replace(made, arms=(*made.arms, arm), evidence=evidence)
+    return msgspec.structs.replace(made, arms=(made.arms[0], arm), evidence=evidence)
 
 
 def _run(*, arms: str = "", dry: bool = False) -> RunLine:

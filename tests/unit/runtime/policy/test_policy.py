@@ -7,7 +7,7 @@ import pytest
 
 from small_training import plan
 from underclock.errors import UsageError
-from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment
+from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
@@ -185,7 +185,7 @@ def test_the_budget_is_the_plans_or_what_it_promised(
 
 def test_a_plan_without_a_schedule_says_so() -> None:
     with pytest.raises(UsageError, match="no schedule"):
-        scheduled(msgspec.structs.replace(PLAN, schedule=None))
+        scheduled(msgspec.structs.replace(PLAN, schedule=None, chosen=Strategy.AUTO))
 
 
 def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:
