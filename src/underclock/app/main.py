@@ -22,7 +22,7 @@ _COMMANDS = {
     "plan": "Choose clocks for every kernel.",
     "plan-server": "Choose clocks for a server's steps, by phase and batch.",
     "transfer": "Plan a step that was not measured, from samples of another.",
-    "run": "Train with a plan's clocks held, and given back whatever happens.",
+    "run": "Train with a plan's clocks held, and given back at the end.",
     "saved": "Say what runs under a plan saved: kWh, money, CO2e.",
     "validate": "Measure a plan again, against auto clocks.",
     "apply": "Hold a plan's best fixed clocks until Ctrl-C.",

@@ -306,7 +306,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             (f"{self._title(a.name)}{' (the plan)' if a.name is self.chosen else ''}", _of(a))
             for a in self.arms
         )
-        return (*arms, *self._facts[-2:])
+        return (*arms, *self._facts[len({self.chosen, self.bound or self.chosen}) :])
 
     def _title(self, name: Strategy) -> str:
         return f"bound, {name}" if name is self.bound else name

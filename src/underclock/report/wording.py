@@ -127,8 +127,8 @@ def promise_text(plan: Plan) -> str | None:
         return f"{does} {energy} energy{table}, each setting's own samples taken for the truth"
     energy += margin_text(arm.energy_interval)
     time += margin_text(arm.time_interval)
-    budget = "free" if plan.max_slowdown is None else change_text(plan.max_slowdown)
-    return f"{does} {energy} energy at {time} time (95 %); time budget: {budget}"
+    budget = "none" if plan.max_slowdown is None else f"{plain_percent(plan.max_slowdown)} %"
+    return f"{does} {energy} energy at {time} time (95 %); budget: {budget}"
 
 
 def margin_text(interval: tuple[float, float] | None) -> str:

@@ -179,10 +179,7 @@ def achievable(low: float | None, high: float = 0.0, *, energy_change: float = -
     [
         (
             achievable(-0.07, -0.03),
-            (
-                "promises -5.00 % ± 2.00 % energy at +0.10 % ± 1.00 % time (95 %); "
-                "time budget: +0.00 %"
-            ),
+            ("promises -5.00 % ± 2.00 % energy at +0.10 % ± 1.00 % time (95 %); budget: 0 %"),
         ),
         (
             achievable(None),
