@@ -306,12 +306,11 @@ class _Looker:
             source="" if source is None else source.value,
             phase=self._phase,
             done=done,
-            error="" if error is None else str(error),
-            hint="" if error is None else error.hint,
-            exit_code=0 if error is None else error.exit_code,
-            after=None if error is None else self._ended_before(),
             said_s=self._clock.now_s(),
         )
+        if error is not None:
+            said = {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
+            status = msgspec.structs.replace(status, **said, after=self._ended_before())
         path = Path(self._look.folder) / f"status.{self._pid}"
         made = path.with_name(f"{path.name}.new")
         made.write_bytes(msgspec.json.encode(status))

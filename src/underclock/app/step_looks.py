@@ -15,6 +15,7 @@ from typing import Any
 from underclock.core.tracing.assumed import assumed_step
 from underclock.core.tracing.captured import PlainRun, profiled_step
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
+from underclock.core.tracing.recapture import ALIKE, compared
 from underclock.errors import NoMemoryError
 from underclock.hw.base import Clock
 from underclock.hw.cuda.capture import CannotCaptureError, capture
@@ -38,7 +39,6 @@ EARLY = 1
 _SETTLED_S = 8.0
 _LEAST_STEPS = 5
 _LOOKS = 3
-_ALIKE = 0.1  # of the launches, by which a step may differ from the early one
 _LOOK, _WAIT = "look", "wait"
 _ENDED = "the script ended before its step was captured"
 
@@ -77,23 +77,21 @@ class StepLook:
         yield from waiting.until(EARLY)
         trace, plain = yield from self._profiled(library, None)
         waiting.passed()
-        early = len(plain.seen)
-        self._found_profile(plain, trace, _ENDED)
+        before = self._found_profile(plain, trace, _ENDED)
         self.phase(TracePhase.WARMING)
         yield from waiting.until(self.latest)
         self.phase(TracePhase.PROFILING)
         for look in range(_LOOKS):
             trace, plain = yield from self._profiled(library, waiting.typical_s)
-            # The first rank decides for all whether this step will do.
-            enough = saw_all(trace) and abs(len(plain.seen) - early) <= _ALIKE * early
-            if self.ranks.agree(_WAIT if enough else _LOOK)[0] == _WAIT or look == _LOOKS - 1:
+            step = self._found_profile(plain, trace, _ENDED, before)
+            if self._enough(step, before, look, whole=saw_all(trace)):
                 break
-        self._found_profile(plain, trace, _ENDED)
+            before = step
         if self.ranks.world == 1:
-            yield from self._captured(library, plain, trace)
+            yield from self._captured(library, plain, trace, before)
 
     def on_cpu(self) -> Looks:
-        """Note the operators of an early step, and assume the kernels that a GPU would run."""
+        """Note the operators of early steps, and assume the kernels that a GPU would run."""
         self.phase(TracePhase.WARMING)
         yield from _Waiting(self).until(EARLY)
         self.phase(TracePhase.PROFILING)
@@ -102,10 +100,22 @@ class StepLook:
             with recorded(installed()) as plain:
                 yield
             self.ranks.agree(_LOOK)
-        with operators_seen() as (trace, operators):
-            yield
-        self.ranks.agree(_LOOK)
-        self.found(assumed_step(self.name, trace, operators), plain)
+        before: Step | None = None
+        for look in range(_LOOKS):
+            with operators_seen() as (trace, operators):
+                yield
+            self.ranks.agree(_LOOK)
+            step = assumed_step(self.name, trace, operators)
+            self.found(step if before is None else compared(step, before), plain)
+            if before is not None and self._enough(step, before, look):
+                break
+            before = step
+
+    def _enough(self, step: Step, before: Step, look: int, *, whole: bool = True) -> bool:
+        """Whether a step will do: the first rank decides for all."""
+        alike = abs(len(step.order) - len(before.order)) <= ALIKE * len(step.order)
+        done = (whole and alike) or look == _LOOKS - 1
+        return self.ranks.agree(_WAIT if done else _LOOK)[0] == _WAIT
 
     def _profiled(
         self, library: Any, typical_s: float | None
@@ -118,15 +128,21 @@ class StepLook:
         self.ranks.agree(_LOOK)
         return trace, plain
 
-    def _found_profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> None:
+    def _found_profile(
+        self, plain: PlainRun, trace: Mapping[str, Any], reason: str, before: Step | None = None
+    ) -> Step:
         world = self.ranks.world
         if world > 1:
             reason = f"{world} ranks train together, and one rank's graph would wait for the others"
         waits = [] if world > 1 else [calls[0] for calls in synchronising(trace)]
         step = profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits)).step
+        step = step if before is None else compared(step, before)
         self.found(step, trace)
+        return step
 
-    def _captured(self, library: Any, plain: PlainRun, trace: Mapping[str, Any]) -> Looks:
+    def _captured(
+        self, library: Any, plain: PlainRun, trace: Mapping[str, Any], before: Step
+    ) -> Looks:
         """Capture one more step, which does all that it does in a plain run."""
         if library.cuda.current_stream() == library.cuda.default_stream():
             # A capture must be on another; the step before it uses every weight on that.
@@ -143,10 +159,10 @@ class StepLook:
                 graph = taken.captured()
                 traced = as_step(self.name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
-                self.found(traced.step, None)
+                self.found(compared(traced.step, before), None)
                 self.captured(CudaLauncher(captured=graph, traced=traced, snapshot=snapshot))
         except (CannotCaptureError, NoMemoryError) as exc:
-            self._found_profile(plain, trace, str(exc))
+            self._found_profile(plain, trace, str(exc), before)
 
 
 class _Waiting:

@@ -179,11 +179,10 @@ def _size(text: str) -> tuple[str, int]:
 
 
 def _number(value: str, of: str) -> int:
-    thousands = value.endswith("k")
     digits = value.removesuffix("k")
     if not (digits.isdecimal() and len(digits) < _MOST_DIGITS):
         raise UsageError(f"cannot read {of!r} as a size", hint="write NAME=N, such as batch=8")
-    return int(digits) * (1024 if thousands else 1)
+    return int(digits) * (1 if digits == value else 1024)
 
 
 def _members(grid: tuple[str, ...], sizes: tuple[str, ...]) -> list[dict[str, int]]:
@@ -231,8 +230,7 @@ def _trace_family(
             steps.append(step)
     shared, distinct = shared_kernels(steps)
     if to.as_json:
-        files = [str(path) for path in paths]
-        print_json({"files": files, "kernels": distinct, "shared": shared})
+        print_json({"files": list(map(str, paths)), "kernels": distinct, "shared": shared})
         return
     warn(tuple(dict.fromkeys(words for step in steps for words in step.warnings)))
     for path, step in zip(paths, steps, strict=True):

@@ -19,6 +19,8 @@ from underclock.records import Kernel, Pass, Step
 from underclock.units import first_and_more
 
 _NAMED = 3
+ALIKE = 0.1
+"""Of the launches: steps that differ by less are alike."""
 _Key = tuple[Pass, str, str]
 
 
@@ -77,6 +79,40 @@ def difference(traced: Step, captured: Step) -> str | None:
         if not _called_as_often(one, other):
             return f"{name!r} {len(other.kernels)} x instead of {len(one.kernels)} x in a row"
     return None
+
+
+def compared(step: Step, before: Step) -> Step:
+    """Return a step of a script that says how it differs from one that was looked at before.
+
+    Some launches always come and go, and data decides some sizes.
+    """
+    most, numbers = ALIKE * len(step.order), (len(step.order), len(before.order))
+    ours, theirs = (
+        Counter(_shaped(each.kernels[k]) for k in each.order) for each in (step, before)
+    )
+    gone = {key[:2]: key[2] for key in reversed(list(theirs - ours))}
+    other = {key: count for key, count in (ours - theirs).items() if key[:2] in gone}
+    if abs(numbers[0] - numbers[1]) > most:
+        note = (
+            "steps of this script differ: {} launches in this one, {} in one before (evaluation, "
+            "checkpoints, closures or optimizers by turns); underclock.step() says where steps end"
+        ).format(*numbers)
+    elif sum(other.values()) > most:
+        pass_, operator, shapes = next(iter(other))
+        note = (
+            f"lengths vary among this script's steps: {operator} is of {shapes} in this one, and "
+            f"of {gone[pass_, operator]} in another; each length is a step of its own"
+        )
+    else:
+        return step
+    return msgspec.structs.replace(step, warnings=(*step.warnings, note))
+
+
+def _shaped(kernel: Kernel) -> _Key:
+    launch = kernel.launch
+    if launch is None:
+        return kernel.pass_, kernel.name, kernel.shape
+    return kernel.pass_, launch.operator, launch.shapes
 
 
 def recaptured(traced: Step, captured: Step) -> Recaptured:

@@ -1,10 +1,11 @@
 """The ends of a training script's steps, as PyTorch shows them while the script runs by itself.
 
 A step ends where the first optimizer that steps has stepped: of several optimizers one ends the
-step, and gradients may be accumulated over several backward passes before. A gradient scaler that
-skips its optimizer's step ends the step all the same. A script that makes no optimizer, and updates
-its parameters itself, has no such place: there a step ends where the next backward pass begins. And
-a script may say where its steps end, by calling `underclock.step`.
+step, and gradients may be accumulated over several backward passes before. An optimizer that comes
+later, after steps without it, ends steps from then on: it steps more rarely, or trains another
+model. A gradient scaler that skips its optimizer's step ends the step all the same. A script that
+makes no optimizer, and updates its parameters itself, has no such place: there a step ends where
+the next backward pass begins. And a script may say where its steps end: `underclock.step`.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from enum import StrEnum
 from functools import wraps
 from typing import Any
 
-_BACKWARD_PASSES = 64  # in a process that made no optimizer; it may make one later
+_BACKWARD_PASSES = 8  # in a process that made no optimizer; it may make one later
+_LATER = 2  # steps of one optimizer before another's first: the other ends steps from then on
 _current: "StepBoundaries | None" = None
 
 
@@ -39,6 +41,8 @@ class StepBoundaries:
         global _current  # noqa: PLW0603 - one script runs in a process
         self._ended = ended
         self._optimizer: Any = None
+        self._known: dict[int, Any] = {}  # optimizers that have stepped
+        self._steps = 0  # of the one that ends steps
         self._made = False  # an optimizer, whose steps are waited for
         self._backward_passes = 0
         self._inside = False  # of a scaler's or an optimizer's step that will end one
@@ -50,6 +54,7 @@ class StepBoundaries:
         self._handle = register_optimizer_step_post_hook(self._first_stepped)
         self._undo = [
             _replaced(torch.autograd, "backward", self._before_backward),
+            _replaced(torch.autograd, "grad", self._before_backward),
             _replaced(torch.optim.Optimizer, "__init__", self._making),
             _replaced(torch.amp.GradScaler, "step", self._around_scaler),
         ]
@@ -69,21 +74,24 @@ class StepBoundaries:
         self._ended()
 
     def _first_stepped(self, optimizer: Any, *_: object) -> None:
-        """Take the first optimizer that steps as the one whose steps end the script's."""
-        if self._optimizer is not None or self.source is BoundarySource.CALL:
+        """Take an optimizer that steps as the one whose steps end the script's."""
+        if id(optimizer) in self._known or self.source is BoundarySource.CALL:
             return
-        self._optimizer = optimizer
+        self._known[id(optimizer)] = optimizer
+        if self._optimizer is not None and self._steps < _LATER:
+            return
+        self._optimizer, self._steps = optimizer, 0
         # From the next step on outside of the optimizer's own frame, so that a profile has all of
         # that; the name that schedulers look for stays.
-        optimizer.step = self._around(optimizer.step)
+        optimizer.step = self._around(optimizer, optimizer.step)
         if not self._inside:
             self._end(BoundarySource.OPTIMIZER)
 
-    def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(self, optimizer: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(step)
         def stepping(*args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
-            if not self._inside:
+            if self._optimizer is optimizer and not self._inside:
                 self._end(BoundarySource.OPTIMIZER)
             return result
 
@@ -119,7 +127,8 @@ class StepBoundaries:
     def _before_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
         def counting(*args: Any, **kwargs: Any) -> Any:
-            if not self._made and self.source is not BoundarySource.CALL:
+            of_gradients = kwargs.get("create_graph")  # which a later pass goes through
+            if not (self._made or of_gradients or self.source is BoundarySource.CALL):
                 self._backward_passes += 1
                 if self._backward_passes > _BACKWARD_PASSES:
                     self._end(BoundarySource.BACKWARD)
@@ -131,6 +140,7 @@ class StepBoundaries:
         if self.source is BoundarySource.CALL:
             return
         self.source = source
+        self._steps += 1
         self._ended()
 
 

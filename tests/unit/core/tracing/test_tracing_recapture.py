@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.recapture import difference, identity, recaptured
+from underclock.core.tracing.recapture import compared, difference, identity, recaptured
 from underclock.core.tracing.step import traced_step
 from underclock.records import Kernel, Launch, Pass, Step, StepSource
 from underclock.records.launches import Node, NodeKind, TracedActivity
@@ -243,3 +243,34 @@ def test_kernels_that_were_never_traced_are_compared_whole() -> None:
     assert difference(plain("4x4"), plain("4x4")) is None
     assert difference(plain("4x4"), plain("4x8")) == "without 'a', with a new 'a'"
     assert difference(plain("4x4"), plain("4x4", 2)) == "'a' 2 x instead of 1 x in a row"
+
+
+def _of_shapes(*shapes: str, plain: int = 0) -> Step:
+    kernels = [
+        Kernel(
+            name=f"mm {n}",
+            launch=Launch(identity=shape, function="f", operator="aten::mm", shapes=shape),
+        )
+        for n, shape in enumerate(shapes)
+    ]
+    kernels += [Kernel(name=f"k{n}", shape="8") for n in range(plain)]
+    return Step(name="step", kernels=tuple(kernels), order=tuple(range(len(kernels))))
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "note"),
+    [
+        (_of_shapes("8", "9"), _of_shapes("8", "9"), None),
+        (_of_shapes("8", *"9" * 10), _of_shapes("7", *"9" * 10), None),
+        (_of_shapes("8", "9"), _of_shapes("6", "7"), "aten::mm is of 8 in this one, and of 6 in"),
+        (_of_shapes("8", plain=1), _of_shapes("8", plain=2), "2 launches in this one, 3 in one be"),
+        (_of_shapes("8", plain=1), _of_shapes(plain=2), None),
+    ],
+)
+def test_a_scripts_step_says_how_it_differs_from_another(
+    now: Step, before: Step, note: str | None
+) -> None:
+    warnings = compared(now, before).warnings
+
+    assert bool(warnings) == (note is not None)
+    assert (note or "") in " ".join(warnings)

@@ -91,8 +91,37 @@ def test_without_an_optimizer_steps_end_where_backward_passes_begin(ends: Ends) 
         one.square().sum().backward()
         with torch.no_grad():
             one -= 0.1 * one.grad
-    assert ends.count == 6  # an optimizer might have been made after some passes
+    assert ends.count == 62  # an optimizer might have been made after some passes
     assert ends.boundaries.source is BoundarySource.BACKWARD
+
+
+def test_without_an_optimizer_gradients_that_are_asked_for_end_steps_too(ends: Ends) -> None:
+    one = weight()
+    for _ in range(10):
+        inner = torch.autograd.grad(one.square().sum(), one, create_graph=True)
+        (gradient,) = torch.autograd.grad(inner[0].square().sum(), one)
+        with torch.no_grad():
+            one -= 0.1 * gradient
+    assert ends.count == 2
+
+
+def test_an_optimizer_that_comes_later_ends_the_steps(ends: Ends) -> None:
+    critic, generator = torch.optim.SGD([weight()]), torch.optim.SGD([weight()])
+    ended = []
+    for step in range(15):
+        critic.step()
+        if step % 5 == 4:
+            generator.step()
+        ended.append(ends.count)
+    assert ended == [1, 2, 3, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8]
+
+
+def test_of_optimizers_that_step_by_turns_the_first_ends_the_steps(ends: Ends) -> None:
+    optimizers = [torch.optim.SGD([weight()]) for _ in range(3)]
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.step()
+        assert ends.count == step + 1
 
 
 def test_an_optimizer_is_waited_for_however_many_passes_it_accumulates(ends: Ends) -> None:
