@@ -1,6 +1,7 @@
 """``underclock validate``: the verdict it ends with, and the code."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from judged_tables import judged
 from underclock.app import main
-from underclock.app.validating import _check_options, validate
+from underclock.app.validating import validate
 from underclock.records import Plan, Validation
 from underclock.store import read_document
 
@@ -41,9 +42,8 @@ def _on_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rows of the table be runs of the step."""
 
     def on_table(plan: Path, *, repeats: int, tolerance: float, **_more: object) -> Validation:
-        if repeats < 1 or plan.name != "plan.json":
+        if repeats < 1 or not 0.0 <= tolerance < math.inf or plan.name != "plan.json":
             return validate(plan, gpu="nvml:0", repeats=repeats, tolerance=tolerance)
-        _check_options(repeats, tolerance)
         made = read_document(plan, Plan)
         return judged(made, Path("sweep.csv"), repeats=repeats, tolerance=tolerance)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from underclock.errors import UsageError
-from underclock.gpus.models import GpuModel, SwitchingModel, gpu_model, name_of_model
+from underclock.gpus.models import GpuModel, gpu_model, name_of_model
 from underclock.hw.base import Capability, Clock, Launcher, Measurer
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, GpuName, parse_gpu
@@ -19,9 +19,8 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import Evidence, Kernel, MeasurementSettings, Step
-from underclock.runtime.simulated import Scheduled, ScheduledLauncher
+from underclock.hw.simulated.rig import simulated_rig
+from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.ranks import ProcessRank
@@ -76,7 +75,7 @@ def open_gpu(
     """
     name.need(Capability.READ)
     if name.is_simulated:
-        with open_rig(name, seed=seed) as rig:
+        with simulated_rig(gpu_model(name.name), seed=seed, unit=name.unit) as rig:
             yield OpenGpu(
                 gpu=rig.gpu,
                 clock=rig.clock,
@@ -131,25 +130,6 @@ def in_virtual_time(spec: str) -> str:
 
 
 @contextmanager
-def open_rig(
-    name: GpuName,
-    *,
-    seed: int = 0,
-    switching: SwitchingModel | None = None,
-) -> Iterator[Rig]:
-    """Open a simulated GPU, with delays of switching of its own where given.
-
-    Raises:
-        UsageError: No such model.
-    """
-    model = gpu_model(name.name)
-    if switching is not None:
-        model = replace(model, switching=switching)
-    with simulated_rig(model, seed=seed, unit=name.unit) as rig:
-        yield rig
-
-
-@contextmanager
 def open_measurer(
     spec: str,
     *,
@@ -177,13 +157,16 @@ def open_measurer(
     with open_gpu(name, seed=seed, runs=True, step=step, run=run, anew=anew) as opened:
         if opened.launcher is None:
             raise AssertionError("it was opened to run kernels")
+        model = opened.model
         measurer = GpuMeasurer(
             opened.gpu,
             opened.launcher,
             opened.clock,
             evidence=opened.evidence,
             measuring=measuring or default_measuring(spec),
-            own=_own(opened.model),
+            own=("", ())
+            if model is None or model.throughput is not None
+            else (model.calibration.source, tuple(item.kernel for item in model.own)),
             may_lock=name.is_simulated or may_lock(),
             notes=opened.notes,
             step=opened.step,
@@ -192,35 +175,6 @@ def open_measurer(
             measurer.leases = LeadersLeases(opened.gpu, opened.leader)
         with measurer.leases:
             yield measurer
-
-
-@contextmanager
-def open_scheduled(
-    name: GpuName,
-    schedule: Scheduled,
-    *,
-    measuring: MeasurementSettings,
-    seed: int = 0,
-    switching: SwitchingModel | None = None,
-) -> Iterator[tuple[Measurer, Measurer]]:
-    """Open one GPU to measure on it in two ways: at clocks that are held, and under a schedule.
-
-    Arguments are those of `open_rig`.
-
-    Raises:
-        UsageError: A table, or no such model.
-        NotSupportedError: A real GPU, which nothing here can drive.
-    """
-    name.need(Capability.SCHEDULE)
-    with open_rig(name, seed=seed, switching=switching) as rig:
-        held, led = (
-            GpuMeasurer(
-                rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
-            )
-            for launcher in (rig.launcher, ScheduledLauncher(rig, schedule))
-        )
-        with held.leases:
-            yield held, led
 
 
 def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:
@@ -232,10 +186,3 @@ def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettin
     if parse_gpu(spec).kind is GpuKind.REAL:
         return QUICK
     return BRISK if adaptive else MeasurementSettings()
-
-
-def _own(model: GpuModel | None) -> tuple[str, tuple[Kernel, ...]]:
-    """Return the kernels of a GPU that can run no others."""
-    if model is None or model.throughput is not None:
-        return "", ()
-    return model.calibration.source, tuple(item.kernel for item in model.own)

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from underclock.app.backends import open_measurer, open_scheduled
+from underclock.app.backends import open_measurer
 from underclock.arrays import Floats
 from underclock.campaign.progress import Tally
 from underclock.campaign.turns import (
@@ -28,12 +29,15 @@ from underclock.core.statistics.verdict import (
     spread,
 )
 from underclock.errors import DataError, UsageError
-from underclock.hw.base import Capability, Measurer
+from underclock.gpus.models import gpu_model
+from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuName, parse_gpu
-from underclock.hw.measurer import QUICK
+from underclock.hw.measurer import QUICK, GpuMeasurer
+from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import (
     TOLERANCE,
     Accounting,
+    Evidence,
     MeasurementSettings,
     OtherArm,
     Plan,
@@ -44,6 +48,7 @@ from underclock.records import (
 )
 from underclock.records.planned import check_clocks
 from underclock.report.answer import auto_plan_sentence
+from underclock.runtime.simulated import ScheduledLauncher
 from underclock.store import as_record
 from underclock.tracing.source import StepFile, StepFunction
 
@@ -89,14 +94,19 @@ def validate(
         DataError: A plan for another GPU, resting on another kind of evidence, or without kernels.
         DeviceError, MeasurementError: From the GPU.
     """
-    _check_options(repeats, tolerance)
+    if repeats < 1:
+        raise UsageError(f"cannot repeat {repeats} times", hint="--repeats 10 is the paper's")
+    if not (tolerance >= 0.0 and math.isfinite(tolerance)):
+        raise UsageError(
+            f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
+        )
     plan = as_record(plan, Plan)
     course = course_of(plan)
     if plan.sets_nothing:
         why = auto_plan_sentence(plan)
         words = "nothing was run: the plan sets no clocks, so there is nothing to validate"
         about = (words,) if why is None else (words, why)
-        return msgspec.structs.replace(_of_nothing(plan, course, tolerance), warnings=about)
+        return msgspec.structs.replace(judged_runs(plan, course, {}, tolerance), warnings=about)
     name = parse_gpu(gpu)
     name.need(Capability.RUN)
     if course is None:
@@ -108,7 +118,14 @@ def validate(
         name.need(Capability.SCHEDULE)
     with _opened(plan, course, name, measuring, seed + _SEED_OFFSET, run) as steps:
         gpu_info = steps.measurer.info()
-        told = _check(plan, steps.measurer)
+        told = plan.check_gpu(gpu_info)
+        if plan.evidence is not steps.measurer.evidence:
+            raise DataError(
+                f"the plan rests on {plan.evidence} samples, this GPU is {steps.measurer.evidence}",
+                hint="validate on what was measured, or measure and plan on this GPU",
+            )
+        held = [(kernel, pair) for kernel, pairs in plan.held.items() for pair in pairs]
+        check_clocks([("the baseline", plan.baseline), *held], steps.measurer.settings())
         arms = {"auto": [plan.baseline] * len(plan.order), "plan": list(course.clocks)}
         fixed = [plan.fixed or plan.baseline] * len(plan.order)
         if fixed not in arms.values() and not only_plan:
@@ -136,45 +153,27 @@ def _opened(
     seed: int,
     run: StepFunction | StepFile | None,
 ) -> Iterator[WholeSteps]:
-    """Open a GPU that runs the arms."""
+    """Open a GPU that runs the arms: at clocks that are held, and under the plan's schedule."""
     measuring = measuring or (OWN_HEAT if name.is_simulated else QUICK)
     kernels = [plan.runs[index] for index in plan.order]
-    if course.changes:
-        with open_scheduled(
-            name,
-            course.scheduled,
-            measuring=measuring,
-            seed=seed,
-            switching=switching_model(course.scheduled.table),
-        ) as (measurer, led):
-            yield WholeSteps(measurer=measurer, led=led, kernels=kernels)
+    if not course.changes:
+        with open_measurer(
+            name.text, measuring=measuring, seed=seed, step=plan.step(), run=run
+        ) as measurer:
+            yield WholeSteps(measurer=measurer, led=None, kernels=kernels)
         return
-    with open_measurer(
-        name.text, measuring=measuring, seed=seed, step=plan.step(), run=run
-    ) as measurer:
-        yield WholeSteps(measurer=measurer, led=None, kernels=kernels)
-
-
-def _check(plan: Plan, measurer: Measurer) -> tuple[str, ...]:
-    """Refuse a plan that means nothing here; return what the reader must be told."""
-    told = plan.check_gpu(measurer.info())
-    if plan.evidence is not measurer.evidence:
-        raise DataError(
-            f"the plan rests on {plan.evidence} samples, this GPU is {measurer.evidence}",
-            hint="validate on what was measured, or measure and plan on this GPU",
+    model = gpu_model(name.name)
+    if switching := switching_model(course.scheduled.table):
+        model = replace(model, switching=switching)
+    with simulated_rig(model, seed=seed, unit=name.unit) as rig:
+        held, led = (
+            GpuMeasurer(
+                rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=measuring
+            )
+            for launcher in (rig.launcher, ScheduledLauncher(rig, course.scheduled))
         )
-    held = [(name, pair) for name, pairs in plan.held.items() for pair in pairs]
-    check_clocks([("the baseline", plan.baseline), *held], measurer.settings())
-    return told
-
-
-def _check_options(repeats: int, tolerance: float) -> None:
-    if repeats < 1:
-        raise UsageError(f"cannot repeat {repeats} times", hint="--repeats 10 is the paper's")
-    if not (tolerance >= 0.0 and math.isfinite(tolerance)):
-        raise UsageError(
-            f"a tolerance of {tolerance} has no meaning", hint="0 or more: --tolerance 0.1%"
-        )
+        with held.leases:
+            yield WholeSteps(measurer=held, led=led, kernels=kernels)
 
 
 def judged_runs(
@@ -184,46 +183,12 @@ def judged_runs(
 
     Args:
         totals: Time in s and energy in J of a step, by arm: ``auto``, ``plan`` and, where it ran,
-            ``best_fixed``. Shapes (N, 2).
+            ``best_fixed``. Shapes (N, 2). Empty of a plan of which nothing was run: nothing
+            changes, as at auto.
     """
-    auto, planned = totals["auto"], totals["plan"]
-    time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
-    arm, promise, bound = plan.headline, plan.promise, plan.max_slowdown
-    change_s, change_j = _changes(auto, planned)
-    judged = judge(
-        change_j,
-        change_s,
-        promise=arm.energy_interval[1] if arm.energy_interval else promise.energy_change,
-        budget=bound,
-        tolerance=tolerance,
-    )
-    return msgspec.structs.replace(
-        _of_nothing(plan, course, tolerance),
-        repeats=len(auto),
-        auto_time_s=tuple(auto[:, 0].tolist()),
-        auto_energy_j=tuple(auto[:, 1].tolist()),
-        plan_time_s=tuple(planned[:, 0].tolist()),
-        plan_energy_j=tuple(planned[:, 1].tolist()),
-        time_change=spread(time),
-        energy_change=spread(energy),
-        pairs_keeping_energy=count_within(energy, promise.energy_change),
-        # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
-        pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
-        time_interval=change_s.interval,
-        energy_interval=change_j.interval,
-        verdict=judged.verdict,
-        further_repeats=judged.further_repeats,
-        others=tuple(
-            _other(plan, auto, totals[name]) for name in totals if name == Strategy.BEST_FIXED
-        ),
-    )
-
-
-def _of_nothing(plan: Plan, course: Course | None, tolerance: float) -> Validation:
-    """Return the validation of a plan of which nothing was run: nothing changes, as at auto."""
     none = Spread(mean=0.0, best=0.0, worst=0.0)
-    arm, promise = plan.headline, plan.promise
-    return Validation(
+    arm, promise, bound = plan.headline, plan.promise, plan.max_slowdown
+    nothing = Validation(
         evidence=plan.evidence,
         gpu=plan.gpu,
         workload=plan.workload,
@@ -242,10 +207,40 @@ def _of_nothing(plan: Plan, course: Course | None, tolerance: float) -> Validati
         promised_time_interval=arm.time_interval,
         promised_energy_interval=arm.energy_interval,
         pairs_keeping_energy=0,
-        pairs_keeping_time=None if plan.max_slowdown is None else 0,
-        max_slowdown=plan.max_slowdown,
+        pairs_keeping_time=None if bound is None else 0,
+        max_slowdown=bound,
         tolerance=tolerance,
         verdict=Verdict.KEPT,
+    )
+    if not totals:
+        return nothing
+    auto, planned, fixed = totals["auto"], totals["plan"], totals.get(Strategy.BEST_FIXED)
+    time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
+    change_s, change_j = _changes(auto, planned)
+    judged = judge(
+        change_j,
+        change_s,
+        promise=arm.energy_interval[1] if arm.energy_interval else promise.energy_change,
+        budget=bound,
+        tolerance=tolerance,
+    )
+    return msgspec.structs.replace(
+        nothing,
+        repeats=len(auto),
+        auto_time_s=tuple(auto[:, 0].tolist()),
+        auto_energy_j=tuple(auto[:, 1].tolist()),
+        plan_time_s=tuple(planned[:, 0].tolist()),
+        plan_energy_j=tuple(planned[:, 1].tolist()),
+        time_change=spread(time),
+        energy_change=spread(energy),
+        pairs_keeping_energy=count_within(energy, promise.energy_change),
+        # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
+        pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
+        time_interval=change_s.interval,
+        energy_interval=change_j.interval,
+        verdict=judged.verdict,
+        further_repeats=judged.further_repeats,
+        others=() if fixed is None else (_other(plan, auto, fixed),),
     )
 
 
