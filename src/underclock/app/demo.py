@@ -1,5 +1,6 @@
 """``underclock demo``: the whole way on the simulated GPU, from GPT-3 XL to a page."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from underclock.campaign.progress import Tally
-    from underclock.records import Plan, Step, Validation
+    from underclock.records import Plan, Validation
 
 _GPU = "sim:rtx3080ti"
 _FILES = ("step.json", "samples.db", "plan.json", "validation.json", "report.html")
@@ -59,15 +60,18 @@ def run_demo(
         folder: Made if it is missing.
         max_slowdown: Time budget, as a fraction above auto.
     """
-    from underclock import Goal, measure, plan, trace, validate, write_report
-    from underclock.store import check_output, write_document
+    from underclock import Goal, Step, measure, plan, trace, validate, write_report
+    from underclock.store import check_output, read_document, write_document
 
     goal = Goal(max_slowdown=max_slowdown)
     make_folder(folder)
     paths = [folder / name for name in _FILES]
     step_file, samples, plan_file, validation_file, page = paths
     step = trace("gpt3-xl")
-    goes_on = not force and not page.exists() and _holds(step_file, step)
+    goes_on = False
+    if not force and not page.exists():
+        with suppress(UnderclockError):
+            goes_on = read_document(step_file, Step) == step
     for path in paths:
         check_output(path, force=force or goes_on, over_samples=path == samples)
     if not goes_on:
@@ -81,14 +85,3 @@ def run_demo(
     write_document(validation_file, validation, force=force)
     write_report(made, to=page, validation=validation, force=force)
     return made, validation
-
-
-def _holds(path: Path, step: "Step") -> bool:
-    """Return whether a demo began to fill this folder."""
-    from underclock.records import Step
-    from underclock.store import read_document
-
-    try:
-        return read_document(path, Step) == step
-    except UnderclockError:
-        return False

@@ -2,9 +2,8 @@
 
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from contextlib import suppress
 
 import click
 
@@ -13,7 +12,7 @@ from underclock.app.options import delivered
 from underclock.app.output import Delivery
 from underclock.errors import DeviceError, NotSupportedError, UnderclockError
 from underclock.hw.gpu_names import GpuName, parse_gpu
-from underclock.hw.nvml import PARTITIONED
+from underclock.hw.nvml import PARTITIONED, NvmlGpu
 from underclock.hw.nvml_calls import (
     READ_ONLY,
     SIMULATOR,
@@ -26,19 +25,12 @@ from underclock.hw.ways_to_set import WayName, ways
 from underclock.records import Evidence, GpuInfo, Record
 from underclock.records.latencies import Domain
 
-if TYPE_CHECKING:
-    from underclock.gpus.models import GpuModel
-
-_Told = TypeVar("_Told")
 _LOCKS_UNKNOWN = (
     "NVIDIA's driver does not tell which clocks are locked: locked_core_mhz and locked_mem_mhz are "
     "null whether they are or not"
 )
 
-_HOW = {
-    WayName.DIRECT: "directly",
-    WayName.ZEUSD: "through zeusd",
-}
+_HOW = {WayName.DIRECT: "directly", WayName.ZEUSD: "through zeusd"}
 
 
 class GpuFinding(Record, frozen=True, kw_only=True):
@@ -128,14 +120,11 @@ def _said(findings: Findings) -> Iterator[str]:
         for domain, mhz in (("core", finding.locked_core_mhz), ("memory", finding.locked_mem_mhz)):
             if mhz is not None:
                 yield f"  {domain} locked at {mhz} MHz"
-        yield f"  core clocks   {_span(finding.core_mhz)}"
-        listed = ", ".join(map(str, finding.mem_mhz))
-        yield f"  memory clocks {f'{listed} MHz' if listed else 'none listed'}"
+        core, memory = finding.core_mhz, ", ".join(map(str, finding.mem_mhz))
+        span = f"{core[0]}-{core[-1]} MHz ({len(core)} of them)" if core else "none listed"
+        yield f"  core clocks   {span}"
+        yield f"  memory clocks {f'{memory} MHz' if memory else 'none listed'}"
         yield f"  calibration   {finding.calibration}"
-
-
-def _span(clocks: tuple[int, ...]) -> str:
-    return f"{clocks[0]}-{clocks[-1]} MHz ({len(clocks)} of them)" if clocks else "none listed"
 
 
 def examine(spec: str | None = None) -> Findings:
@@ -148,7 +137,9 @@ def examine(spec: str | None = None) -> Findings:
         gpus += tuple(_examined(parse_gpu(f"sim:{name}")) for name in model_names())
     else:
         gpus = (_examined(parse_gpu(spec)),)
-    found = _ways()
+    found: tuple[WayFound, ...] = ()
+    with suppress(DeviceError), nvml_session():
+        found = tuple(WayFound(**way._asdict()) for way in ways())
     return Findings(
         version=underclock.__version__,
         python=platform.python_version(),
@@ -190,44 +181,31 @@ def _examined(name: GpuName) -> GpuFinding:
     with open_gpu(name) as opened:
         model, gpu = opened.model, opened.gpu
         real = opened.evidence is Evidence.MEASURED
-        core, memory = (_told(partial(gpu.locked_mhz, domain)) for domain in Domain)
+        unmodelled = "none needed: it is real" if real else "as the model that is served says"
         return GpuFinding(
             spec=f"nvml:{name.index}" if model is None else name.text,
-            gpu=opened.gpu.info(),
+            gpu=gpu.info(),
             evidence=opened.evidence,
-            core_mhz=opened.gpu.supported_core_mhz(),
-            mem_mhz=opened.gpu.supported_mem_mhz(),
-            calibration=_calibration(model, real=real),
-            locked_core_mhz=core[1] if core else None,
-            locked_mem_mhz=memory[1] if memory else None,
+            core_mhz=gpu.supported_core_mhz(),
+            mem_mhz=gpu.supported_mem_mhz(),
+            calibration=unmodelled if model is None else str(model.calibration),
+            locked_core_mhz=_locked_mhz(gpu, Domain.CORE),
+            locked_mem_mhz=_locked_mhz(gpu, Domain.MEMORY),
             power_limit_w=gpu.power_limit_w(),
             partitioned=gpu.is_partitioned(),
         )
 
 
-def _calibration(model: "GpuModel | None", *, real: bool) -> str:
-    if model is not None:
-        return str(model.calibration)
-    return "none needed: it is real" if real else "as the model that is served says"
-
-
-def _told(read: Callable[[], _Told]) -> _Told | None:
-    """Return what a driver says; ``None`` where it does not tell."""
+def _locked_mhz(gpu: NvmlGpu, domain: Domain) -> int | None:
+    """Return the highest clock that a lock allows; ``None`` where the driver does not say."""
     try:
-        return read()
+        locked_mhz = gpu.locked_mhz(domain)
     except NotSupportedError:
         return None
+    return locked_mhz[1] if locked_mhz else None
 
 
-def _ways() -> tuple[WayFound, ...]:
-    try:
-        with nvml_session():
-            return tuple(WayFound(**way._asdict()) for way in ways())
-    except DeviceError:
-        return ()
-
-
-def _permission(found: Sequence[WayFound]) -> str:
+def _permission(found: tuple[WayFound, ...]) -> str:
     if is_read_only():
         return f"refused: {READ_ONLY} is set"
     if not found:

@@ -3,20 +3,13 @@
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from underclock.app.options import (
-    file_argument,
-    json_option,
-)
+from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json, say, warn
 from underclock.errors import DataError, DeviceError, UsageError
 from underclock.hw.interrupts import InterruptedBySignal, raise_lost_interrupt
-
-if TYPE_CHECKING:
-    from underclock.runtime.holding.held_gpu import Holding
 
 _LOOK_S = 1.0
 
@@ -36,21 +29,16 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 
     with holding(plan, gpu=gpu, anyway=anyway) as held:
         warn(held.warnings)
-        _say_held(held)
+        for line in held.mended:
+            say(f"an earlier run had left it set: {line}", err=True)
+        for setting, value in held.asked.items():
+            say(f"{setting}: asked {value} MHz, accepted; {held.in_force(setting)}")
+        say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
         try:
             say(f"underclock: {held.wait()}", err=True)
         except InterruptedBySignal:
             for line in held.end():
                 say(line)
-
-
-def _say_held(held: "Holding") -> None:
-    """Say what was asked for, accepted, and is in force."""
-    for line in held.mended:
-        say(f"an earlier run had left it set: {line}", err=True)
-    for setting, value in held.asked.items():
-        say(f"{setting}: asked {value} MHz, accepted; {held.in_force(setting)}")
-    say(f"process {held.pid} holds it, another one watches; Ctrl-C gives it back", err=True)
 
 
 @click.command(name="restore")
