@@ -10,7 +10,7 @@ import numpy as np
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
 from underclock.app.planning import PlanCosts, check_has_budget, costs_of, decided
-from underclock.app.switching import KNOWN, Switching, switching_as_of, switching_of
+from underclock.app.switching import KNOWN, switching_as_of, switching_of
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, Grid
@@ -158,10 +158,7 @@ def transfer(
         DataError: The samples are gone, of another step or GPU, or the steps share no kernel.
         InfeasibleError: No choice meets the time budget.
     """
-    given, source = _given(plan, samples)
-    sample_set = read_samples(source)
-    if given is not None:
-        _check_of(given, sample_set)
+    given, source, sample_set = _given(plan, samples)
     to = as_step(step)
     if to is None:
         raise DataError("there is no step to plan for", hint="`underclock trace` makes one")
@@ -180,66 +177,50 @@ def transfer(
     told = found.told
     if anew is not None:
         own = read_samples(anew)
-        _check_alike(own, found.sample_set)
-        told = msgspec.structs.replace(told, **_regret(made, own, wanted, switching))
+        if (unlike := own.unlike(found.sample_set)) is not None:
+            noun, theirs, ours = unlike
+            raise DataError(
+                f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
+                hint="measure the step that the plan is for, on the GPU whose samples it rests on",
+            )
+        costs = costs_of(own, None, raw=None, isolated=False)
+        best = decided(own, wanted, costs, switching)
+        (time_s, energy_j), (best_s, best_j) = (costed(p, costs.table) for p in (made, best))
+        told = msgspec.structs.replace(
+            told, regret_time=time_s / best_s - 1.0, regret_energy=energy_j / best_j - 1.0
+        )
     return msgspec.structs.replace(made, carried=told)
 
 
 def _given(
     plan: Plan | SampleSource, samples: SampleSource | None
-) -> tuple[Plan | None, SampleSource]:
-    """Return the plan, where one was given, and the samples to stand on."""
-    if isinstance(plan, Plan) or (isinstance(plan, str | Path) and kind_of(Path(plan)) == "plan"):
-        record = as_record(plan, Plan)
-        if samples is None:
+) -> tuple[Plan | None, SampleSource, SampleSet]:
+    """Return the plan, where one was given, and the samples to stand on, as given and read."""
+    if not (
+        isinstance(plan, Plan) or (isinstance(plan, str | Path) and kind_of(Path(plan)) == "plan")
+    ):
+        if samples is not None:
             raise DataError(
-                f"the plan of {record.workload} does not hold the samples it was made of",
-                hint=_GONE,
+                "samples are given twice: as the first, and as those of a plan",
+                hint="give a plan and its samples, or samples alone",
             )
-        if isinstance(samples, str | Path) and not Path(samples).exists():
-            raise DataError(f"the samples of the plan are gone: no file {samples}", hint=_GONE)
-        return record, samples
-    if samples is not None:
+        return None, plan, read_samples(plan)
+    record = as_record(plan, Plan)
+    if samples is None:
         raise DataError(
-            "samples are given twice: as the first, and as those of a plan",
-            hint="give a plan and its samples, or samples alone",
+            f"the plan of {record.workload} does not hold the samples it was made of", hint=_GONE
         )
-    return None, plan
-
-
-def _check_of(plan: Plan, sample_set: SampleSet) -> None:
-    """Refuse samples that a plan was not made of."""
-    plan.check_gpu(sample_set.gpu)
-    if plan.fingerprint != sample_set.fingerprint:
+    if isinstance(samples, str | Path) and not Path(samples).exists():
+        raise DataError(f"the samples of the plan are gone: no file {samples}", hint=_GONE)
+    sample_set = read_samples(samples)
+    record.check_gpu(sample_set.gpu)
+    if record.fingerprint != sample_set.fingerprint:
         raise DataError(
-            f"the plan is of another step than the samples: {plan.workload} and "
+            f"the plan is of another step than the samples: {record.workload} and "
             f"{sample_set.workload}, whose kernels differ",
             hint=_GONE,
         )
-
-
-def _check_alike(own: SampleSet, header: SampleSet) -> None:
-    """Refuse samples to plan anew on that are of another step or GPU."""
-    unlike = own.unlike(header)
-    if unlike is not None:
-        noun, theirs, ours = unlike
-        raise DataError(
-            f"the samples to plan anew on are of other {noun}: {theirs}, not {ours}",
-            hint="measure the step that the plan is for, on the GPU whose samples it rests on",
-        )
-
-
-def _regret(
-    made: Plan, own: SampleSet, goal: Goal, switching: Switching | None
-) -> dict[str, float]:
-    """Return what a plan costs more than one planned anew, as the step's own samples have both."""
-    costs = costs_of(own, None, raw=None, isolated=False)
-    best = decided(own, goal, costs, switching)
-    ours, theirs = (costed(each, costs.table) for each in (made, best))
-    return {
-        "regret_time": ours[0] / theirs[0] - 1.0,
-        "regret_energy": ours[1] / theirs[1] - 1.0,
-    }
+    return record, samples, sample_set
 
 
 def costed(plan: Plan, table: CostTable) -> tuple[float, float]:
