@@ -4,14 +4,14 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 import underclock
-from underclock.app.planning import PlanCosts, costs_of
+from underclock.app.planning import costs_of
 from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.planning.serving import ServedStep, ServingBudget, served
 from underclock.core.step.cap import has_company
@@ -24,23 +24,17 @@ from underclock.store import SampleSource, read_samples
 _SIZES = re.compile(r"-b(?P<batch>\d+)-c(?P<context>\d+)(?P<thousands>k?)(-t(?P<tokens>\d+))?")
 _PHASE = re.compile("|".join(SERVING))
 _THOUSAND = 1024
+_LEAST = 0.01  # of a cost, where its interval would reach below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """A step of a family: its samples, where they are from, and its place in the table."""
+    """A step of a family, its costs not known yet: its samples, and where they are from."""
 
     file: str
     samples: SampleSet
-    phase: Pass
-    batch: int
-    context: int
-    tokens: int
     model: str
-
-    @property
-    def place(self) -> tuple[Pass, int, int]:
-        return self.phase, self.batch, self.context
+    step: ServedStep
 
 
 def plan_serving(
@@ -60,18 +54,20 @@ def plan_serving(
     budget = budget or ServingBudget(max_slowdown=0.0)
     members = [_member(source, place) for place, source in enumerate(_files(family))]
     _check_alike(members)
-    steps = [
-        ServedStep(
-            phase=member.phase,
-            batch=member.batch,
-            context=member.context,
-            tokens=member.tokens,
-            costs=step_costs(member.samples),
-        )
-        for member in members
-    ]
+    every = [member.samples for member in members]
+    steps = [replace(member.step, costs=step_costs(member.samples)) for member in members]
     buckets, fixed = served(steps, budget)
-    first = members[0].samples
+    first = every[0]
+    idle_w = [
+        window.power_w
+        for samples in every
+        for window in samples.windows
+        if not window.kernel and not window.mix.launches and not window.mix.hot
+    ]
+    told = [warning for samples in every for warning in samples.warnings]
+    boards = {samples.gpu.uuid for samples in every}
+    if len(boards) > 1:
+        told.append(f"steps were measured on {len(boards)} boards, which differ in power")
     return ServingPlan(
         evidence=first.evidence,
         gpu=first.gpu,
@@ -81,10 +77,10 @@ def plan_serving(
         ttft_s=budget.ttft_s,
         quantile=0.5 if budget.tail is None else 0.99,
         fixed=fixed,
-        idle_w=_idle_w(members),
+        idle_w=statistics.median(idle_w) if idle_w else None,
         buckets=buckets,
         version=underclock.__version__,
-        warnings=_warnings(members),
+        warnings=tuple(dict.fromkeys(told)),
     )
 
 
@@ -130,23 +126,17 @@ def _member(source: SampleSource, place: int) -> _Member:
     context = int(sizes["context"]) * (_THOUSAND if sizes["thousands"] else 1)
     made = batch * context if phase is Pass.PREFILL else batch
     model = _PHASE.sub("", name[: sizes.start()]).strip("-") or "server"
-    return _Member(
-        file=file,
-        samples=samples,
-        phase=phase,
-        batch=batch,
-        context=context,
-        tokens=int(sizes["tokens"] or made),
-        model=model,
-    )
+    tokens = int(sizes["tokens"] or made)
+    step = ServedStep(phase=phase, batch=batch, context=context, tokens=tokens, costs=())
+    return _Member(file=file, samples=samples, model=model, step=step)
 
 
 def _check_alike(members: Sequence[_Member]) -> None:
     """Refuse steps that belong to no one table."""
     first = members[0]
-    places: dict[tuple[Pass, int, int], _Member] = {}
+    places: dict[ServedStep, _Member] = {}
     for member in members:
-        mine, its = first.samples, member.samples
+        mine, its, step = first.samples, member.samples, replace(member.step, tokens=0)
         for noun, value, other in (
             ("models", first.model, member.model),
             ("GPUs", mine.gpu.name, its.gpu.name),
@@ -158,16 +148,16 @@ def _check_alike(members: Sequence[_Member]) -> None:
                     f"{first.file} and {member.file} are of unlike {noun}: {value} and {other}",
                     hint="make a table of each",
                 )
-        if twin := places.get(member.place):
-            where = f"batch {member.batch}, context {member.context}"
+        if twin := places.get(step):
             raise DataError(
-                f"{twin.file} and {member.file} are both of {member.phase} at {where}",
+                f"{twin.file} and {member.file} are both of {step.phase} at batch {step.batch}, "
+                f"context {step.context}",
                 hint="leave one of them away"
                 if its.fingerprint == twin.samples.fingerprint
                 else "they differ in kernels: a step whose shapes change within its batch and "
                 "context has no one cost; trace it at the greatest, padded",
             )
-        places[member.place] = member
+        places[step] = member
 
 
 def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
@@ -189,58 +179,53 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
             f"{samples.workload} never ran whole at auto, so nobody knows how long it takes",
             hint="measure it on a GPU, or a simulated one",
         )
-    found = [_auto_cost(samples)]
+    auto: list[float] = []  # time and energy, each with its error
+    for of in ([w.time_s for w in samples.in_situ], [w.energy_j for w in samples.in_situ]):
+        error = TWO_SIDED * statistics.stdev(of) / math.sqrt(len(of)) if len(of) > 1 else 0.0
+        auto += [math.fsum(of) / len(of), error]
+    found = [_cost(AUTO, Basis.MEASURED, *auto)]
     for place, clocks in enumerate(table.settings):
-        if place != table.baseline and np.isfinite(table.time_s[:, place]).all():
-            found.append(_cost(costs, place, clocks, _basis(samples, clocks)))
+        if place == table.baseline or not np.isfinite(table.time_s[:, place]).all():
+            continue
+        basis = _basis(samples, clocks)
+        if costs.risk is None:
+            time_s, energy_j = (
+                float(each[:, place].sum()) for each in (table.time_s, table.energy_j)
+            )
+            found.append(_cost(clocks, basis, time_s, 0.0, energy_j, 0.0))
+            continue
+        # As the step settles under its cap.
+        change = costs.risk.predicted_change(np.full(len(table.kernels), place))
+        found.append(
+            _cost(
+                clocks,
+                basis,
+                table.auto_time_s * (1.0 + change.time_change),
+                TWO_SIDED * change.time_spread * table.auto_time_s,
+                table.auto_energy_j * (1.0 + change.energy_change),
+                TWO_SIDED * change.energy_spread * table.auto_energy_j,
+            )
+        )
     return tuple(found)
 
 
-def _auto_cost(samples: SampleSet) -> ServingCost:
-    """Return what the step took at auto, and how sure its repeats make that."""
-    of = [[w.time_s for w in samples.in_situ], [w.energy_j for w in samples.in_situ]]
-    means = [math.fsum(each) / len(each) for each in of]
-    errors = [
-        TWO_SIDED * statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-        for each in of
-    ]
-    (time_s, energy_j), (time, energy) = means, errors
-    return ServingCost(
-        clocks=AUTO,
-        time_s=time_s,
-        time_interval_s=_about(time_s, time),
-        energy_j=energy_j,
-        energy_interval_j=_about(energy_j, energy),
-        basis=Basis.MEASURED,
-    )
-
-
-def _cost(costs: PlanCosts, place: int, clocks: Clocks, basis: Basis) -> ServingCost:
-    """Return what one clock for the whole step costs, as it settles under its cap."""
-    table = costs.table
-    if costs.risk is None:
-        time_s, energy_j = (float(each[:, place].sum()) for each in (table.time_s, table.energy_j))
-        time = energy = 0.0
-    else:
-        change = costs.risk.predicted_change(np.full(len(table.kernels), place))
-        time_s = table.auto_time_s * (1.0 + change.time_change)
-        energy_j = table.auto_energy_j * (1.0 + change.energy_change)
-        time, energy = change.time_spread, change.energy_spread
+def _cost(
+    clocks: Clocks,
+    basis: Basis,
+    time_s: float,
+    time_error_s: float,
+    energy_j: float,
+    error_j: float,
+) -> ServingCost:
+    """Return a cost with its interval, whose lower end is above 0."""
     return ServingCost(
         clocks=clocks,
         time_s=time_s,
-        time_interval_s=_about(time_s, TWO_SIDED * time * table.auto_time_s),
+        time_interval_s=(max(time_s - time_error_s, _LEAST * time_s), time_s + time_error_s),
         energy_j=energy_j,
-        energy_interval_j=_about(energy_j, TWO_SIDED * energy * table.auto_energy_j),
+        energy_interval_j=(max(energy_j - error_j, _LEAST * energy_j), energy_j + error_j),
         basis=basis,
     )
-
-
-_LEAST = 0.01  # of a cost, where its interval would reach below
-
-
-def _about(value: float, error: float) -> tuple[float, float]:
-    return max(value - error, _LEAST * value), value + error
 
 
 def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
@@ -250,22 +235,3 @@ def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
         return Basis.MEASURED
     # Steering offers no clocks but those that it reached.
     return Basis.STEERED if any(has_company(w.mix) for w in samples.windows) else Basis.MODELLED
-
-
-def _idle_w(members: Sequence[_Member]) -> float | None:
-    """Return the power of the GPU while nothing runs."""
-    idle = [
-        window.power_w
-        for member in members
-        for window in member.samples.windows
-        if not window.kernel and not window.mix.launches and not window.mix.hot
-    ]
-    return statistics.median(idle) if idle else None
-
-
-def _warnings(members: Sequence[_Member]) -> tuple[str, ...]:
-    boards = {member.samples.gpu.uuid for member in members}
-    told = [warning for member in members for warning in member.samples.warnings]
-    if len(boards) > 1:
-        told.append(f"steps were measured on {len(boards)} boards, which differ in power")
-    return tuple(dict.fromkeys(told))
