@@ -172,11 +172,7 @@ def _traced(
 
 
 def _check_watts(blocked_w: float | None) -> None:
-    """Refuse what nothing draws.
-
-    Raises:
-        UsageError: It is negative, or more than any GPU draws.
-    """
+    """Refuse power that is negative, or more than any GPU draws."""
     from underclock.records.common import GREATEST_W
 
     if blocked_w is not None and not 0.0 <= blocked_w <= GREATEST_W:

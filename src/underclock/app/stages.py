@@ -76,78 +76,14 @@ def stage_costs(
             "what stages cost is in a profile, or in samples and what changing clocks takes",
             hint="give --profile, or --samples with or without --latency",
         )
-    if profile is None:
-        return _of_samples(samples, latency, stages, chunks)
-    path = Path(profile)
-    return StageCosts(
-        profiles=read_profiles(path),
-        gpus={0: GpuInfo(name=f"the GPU of {path.name}")},
-        evidence=Evidence.REPLAYED,
-        workload=path.stem,
-    )
-
-
-def with_costs(
-    job: Job,
-    profile: Path | None,
-    samples: Sequence[SampleSource],
-    latency: str | None,
-    *,
-    blocked_w: float | None = None,
-) -> Job:
-    """Put what stages cost into a job of which traces told times only.
-
-    Args:
-        job: With stages that profile or samples are of.
-        profile: As of `stage_costs`, as what follows.
-        samples: Of stages.
-        latency: Of changes inside instructions.
-        blocked_w: As of `with_waiting`.
-
-    Raises:
-        UsageError: As of `stage_costs`.
-        DataError: Likewise, or what was traced has no profile.
-    """
-    stages = 1 + max(rank.stage for rank in job.ranks)
-    costs = stage_costs(profile, samples, latency, stages=stages)
-    joined = with_profiles(job, costs.profiles)
-    said = (*joined.warnings, *costs.warnings)
-    return with_waiting(replace(joined, evidence=costs.evidence, warnings=said), blocked_w)
-
-
-def with_waiting(job: Job, blocked_w: float | None) -> Job:
-    """Say what ranks draw while they wait; ``None`` for a share of each stage's greatest power."""
-
-    def greatest_w(stage: int) -> float:
-        powers = (
-            (row.energy_j or 0.0) / row.time_s
-            for name, profile in job.profiles.items()
-            if name.startswith(f"stage {stage} ")
-            for row in profile.rows
+    if profile is not None:
+        path = Path(profile)
+        return StageCosts(
+            profiles=read_profiles(path),
+            gpus={0: GpuInfo(name=f"the GPU of {path.name}")},
+            evidence=Evidence.REPLAYED,
+            workload=path.stem,
         )
-        return max(powers, default=0.0)
-
-    stages = {rank.stage for rank in job.ranks}
-    waits_w = {
-        each: _WAITING_SHARE * greatest_w(each) if blocked_w is None else blocked_w
-        for each in stages
-    }
-    ranks = (replace(rank, waiting=(Waiting(power_w=waits_w[rank.stage]),)) for rank in job.ranks)
-    job = replace(job, ranks=tuple(ranks))
-    if blocked_w is not None:
-        return job
-    watts = sorted(map(round, waits_w.values()))
-    words = f"{watts[0]} W" if watts[0] == watts[-1] else f"{watts[0]} to {watts[-1]} W"
-    assumed = (
-        f"what waiting draws was not given: {words} is assumed, a fifth of each stage's greatest "
-        "power; measured, give it with --blocked-power"
-    )
-    return replace(job, warnings=(*job.warnings, assumed))
-
-
-def _of_samples(
-    samples: Sequence[SampleSource], latency: str | None, stages: int, chunks: int
-) -> StageCosts:
     if len(samples) not in {1, stages, stages * chunks}:
         raise UsageError(
             f"samples of {len(samples)} stages for {stages}",
@@ -176,30 +112,74 @@ def _of_samples(
     )
 
 
+def with_costs(
+    job: Job,
+    profile: Path | None,
+    samples: Sequence[SampleSource],
+    latency: str | None,
+    *,
+    blocked_w: float | None = None,
+) -> Job:
+    """Put what stages cost into a job of which traces told times only.
+
+    Args:
+        job: With stages that profile or samples are of.
+        profile, samples, latency: As of `stage_costs`.
+        blocked_w: As of `with_waiting`.
+
+    Raises:
+        UsageError: As of `stage_costs`.
+        DataError: Likewise, or what was traced has no profile.
+    """
+    stages = 1 + max(rank.stage for rank in job.ranks)
+    costs = stage_costs(profile, samples, latency, stages=stages)
+    joined = with_profiles(job, costs.profiles)
+    said = (*joined.warnings, *costs.warnings)
+    return with_waiting(replace(joined, evidence=costs.evidence, warnings=said), blocked_w)
+
+
+def with_waiting(job: Job, blocked_w: float | None) -> Job:
+    """Say what ranks draw while they wait; ``None`` for a share of each stage's greatest power."""
+    waits_w, told = {rank.stage: blocked_w or 0.0 for rank in job.ranks}, job.warnings
+    if blocked_w is None:
+        for stage in waits_w:
+            powers_w = [
+                (row.energy_j or 0.0) / row.time_s
+                for name, profile in job.profiles.items()
+                if name.startswith(f"stage {stage} ")
+                for row in profile.rows
+            ]
+            waits_w[stage] = _WAITING_SHARE * max(powers_w, default=0.0)
+        watts = sorted(map(round, waits_w.values()))
+        words = f"{watts[0]} W" if watts[0] == watts[-1] else f"{watts[0]} to {watts[-1]} W"
+        assumed = (
+            f"what waiting draws was not given: {words} is assumed, a fifth of each stage's "
+            "greatest power; measured, give it with --blocked-power"
+        )
+        told = (*told, assumed)
+    ranks = (replace(rank, waiting=(Waiting(power_w=waits_w[rank.stage]),)) for rank in job.ranks)
+    return replace(job, ranks=tuple(ranks), warnings=told)
+
+
 def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None) -> StageProfiles:
     """Return what one stage costs; what is wrong with it names where it came from."""
-    try:
-        _check_not_whole(sample_set)
-        costs = costs_of(sample_set, None, raw=None, isolated=False)
-        sure = costs.risk if isinstance(costs.risk, CostEstimate | JointCosts) else None
-        rules = None if latency is None else _rules(latency, sample_set, given)
-        return stage_profiles(costs.table, sample_set.order, sure, rules)
-    except DataError as exc:
-        name = given if isinstance(given, str | Path) else "the samples"
-        raise DataError(f"{name}: {exc}", hint=exc.hint) from exc
-
-
-def _rules(latency: str, sample_set: SampleSet, given: SampleSource) -> Rules:
-    switching = switching_of(latency, sample_set, Goal(), given)
-    if switching is None or not switching.is_known:
-        return Rules(latencies=LatencyTable.free())
-    switching.latencies.check_gpu(sample_set.gpu)
-    return switching.rules()
-
-
-def _check_not_whole(sample_set: SampleSet) -> None:
+    name = given if isinstance(given, str | Path) else "the samples"
     if is_only_whole(sample_set):
         raise DataError(
-            "the step ran whole only, so nobody knows what its forward and its backward draw",
+            f"{name}: the step ran whole only, so nobody knows what its forward and its backward "
+            "draw",
             hint="measure the kernels of the step too",
         )
+    try:
+        costs = costs_of(sample_set, None, raw=None, isolated=False)
+        sure = costs.risk if isinstance(costs.risk, CostEstimate | JointCosts) else None
+        rules = None
+        if latency is not None:
+            rules = Rules(latencies=LatencyTable.free())
+            switching = switching_of(latency, sample_set, Goal(), given)
+            if switching is not None and switching.is_known:
+                switching.latencies.check_gpu(sample_set.gpu)
+                rules = switching.rules()
+        return stage_profiles(costs.table, sample_set.order, sure, rules)
+    except DataError as exc:
+        raise DataError(f"{name}: {exc}", hint=exc.hint) from exc
