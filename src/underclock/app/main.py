@@ -44,11 +44,7 @@ _SHARED = {
 _FIRST = ("demo", "tune", "run", "saved", "plan", "measure", "trace", "report", "doctor")
 """What most people need, in the order of the help."""
 
-_RESUMED = {
-    "measure",
-    "demo",
-    "tune",
-}  # their samples are on disk as soon as they are taken
+_RESUMED = {"measure", "demo", "tune"}  # their samples are on disk as soon as they are taken
 _CODES = (
     "0 done, 2 ask differently, 3 the GPU refused, 4 a file is unusable, 5 the numbers cannot be "
     "trusted, 6 no clocks, or no schedule under the latency, meet the budget, 7 a plan did not "
@@ -80,9 +76,7 @@ class _LazyGroup(click.Group):
         if args[0] in gone.COMMANDS and not ctx.resilient_parsing:
             raise UsageError(f"{args[0]} is gone", hint=gone.COMMANDS[args[0]])
         if not (args[0] in _COMMANDS or args[0].startswith("-") or ctx.resilient_parsing):
-            raise UsageError(
-                f"there is no command {args[0]!r}", hint=f"{name_hint(args[0], _COMMANDS)}"
-            )
+            raise UsageError(f"there is no command {args[0]!r}", hint=name_hint(args[0], _COMMANDS))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -121,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
         context: click.Context | None = getattr(exc, "ctx", None)
-        sys.exit(_said(given, _sentence(exc), _hint(exc, context), exc.exit_code))
+        text = exc.format_message().removesuffix(".")  # click begins with a capital
+        sentence = text[:1].lower() + text[1:]
+        sys.exit(_said(given, sentence, _hint(exc, context), exc.exit_code))
     except UnderclockError as exc:
         code = _said(given, str(exc), exc.hint, exc.exit_code, notes=_notes(exc))
         if isinstance(exc, StuckError):
@@ -130,7 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
     except (click.Abort, KeyboardInterrupt, InterruptedBySignal) as exc:
         words = "; ".join(("interrupted", *_notes(exc)))
-        sys.exit(_said(given, words, _resumes(given), getattr(exc, "exit_code", INTERRUPTED)))
+        hint = ""
+        if given and given[0] in _RESUMED:
+            hint = "the same command goes on where it stopped: no sample is lost"
+        sys.exit(_said(given, words, hint, getattr(exc, "exit_code", INTERRUPTED)))
     except BrokenPipeError:
         # The reader left; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -157,12 +156,6 @@ def _notes(exc: BaseException) -> Sequence[str]:
     return getattr(exc, "__notes__", ())
 
 
-def _sentence(exc: click.ClickException) -> str:
-    """Return click's sentence as one of ours: without a capital, without a full stop."""
-    text = exc.format_message().removesuffix(".")
-    return text[:1].lower() + text[1:]
-
-
 def _hint(exc: click.ClickException, context: click.Context | None) -> str:
     """Say what may be written where an option is missing or unknown, else where help is."""
     if context is None:
@@ -172,21 +165,12 @@ def _hint(exc: click.ClickException, context: click.Context | None) -> str:
         from underclock.gpus.models import model_names
 
         return f"sim:NAME ({', '.join(model_names())}), replay:TABLE.csv or nvml:0"
-    if isinstance(exc, click.NoSuchOption) and (
-        sentence := gone.OPTIONS.get(f"{context.command_path} {exc.option_name}")
-    ):
-        return sentence
-    if isinstance(exc, click.NoSuchOption) and context.command.name == "trace":
+    if isinstance(exc, click.NoSuchOption):
+        if sentence := gone.OPTIONS.get(f"{context.command_path} {exc.option_name}"):
+            return sentence
         from underclock.workloads import SIZES
 
         size = exc.option_name.lstrip("-").replace("-", "_")
-        if size in SIZES:
+        if context.command.name == "trace" and size in SIZES:
             return f"sizes are written --size {size}=8"
     return f"{context.command_path} --help"
-
-
-def _resumes(given: Sequence[str]) -> str:
-    """Say how to go on after an interruption."""
-    if given and given[0] in _RESUMED:
-        return "the same command goes on where it stopped: no sample is lost"
-    return ""

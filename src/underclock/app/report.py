@@ -134,23 +134,15 @@ def _read(
 
 def _check_same(plan: Plan, validation: Validation) -> None:
     """Refuse to show a plan beside numbers of another, or of another kind."""
-    ran = plan.find(validation.chosen)
-    promise = None if ran is None else ran.cost
-    theirs = (
-        validation.evidence,
-        validation.gpu.name,
-        validation.workload,
-        validation.promised_time_change,
-        validation.promised_energy_change,
-    )
-    ours = (
-        plan.evidence,
-        plan.gpu.name,
-        plan.workload,
-        None if promise is None else promise.time_change,
-        None if promise is None else promise.energy_change,
-    )
-    if ours != theirs:
+    arm = plan.find(validation.chosen)
+    promise = None if arm is None else arm.cost
+    promised = (validation.promised_time_change, validation.promised_energy_change)
+    if (
+        promise is None
+        or (promise.time_change, promise.energy_change) != promised
+        or (plan.evidence, plan.workload) != (validation.evidence, validation.workload)
+        or plan.gpu.name != validation.gpu.name
+    ):
         raise DataError(
             f"the validation is of another plan: {validation.workload} on {validation.gpu.name}, "
             f"{validation.evidence}",

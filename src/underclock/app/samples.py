@@ -13,10 +13,7 @@ from underclock.app.options import (
     json_option,
     output_option,
 )
-from underclock.app.output import (
-    Delivery,
-    told_of_boards,
-)
+from underclock.app.output import Delivery, told_of_boards
 from underclock.errors import InfeasibleError, UsageError
 
 

@@ -1,17 +1,12 @@
 """``underclock transfer``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from underclock.app.options import FRACTION, delivered, file_argument, source_option, step_file
 from underclock.app.output import Delivery, samples_beside
 from underclock.errors import UsageError
-
-if TYPE_CHECKING:
-    from underclock.app.transferring import Confirm
-    from underclock.tracing.source import StepFile
 
 
 @click.command(name="transfer")
@@ -74,7 +69,7 @@ def command(
     """
     import dataclasses
 
-    from underclock.app.transferring import transfer
+    from underclock.app.transferring import Confirm, transfer
     from underclock.core.planning.goal import Goal
     from underclock.records import Plan
     from underclock.report import plan_tables
@@ -87,29 +82,20 @@ def command(
     goal = Goal.of(as_record(plan, Plan)) if given else Goal()
     if max_slowdown is not None:
         goal = dataclasses.replace(goal, max_slowdown=max_slowdown)
+    wanted = None
+    if confirm is not None:
+        if gpu is None:
+            raise UsageError(
+                "kernels are confirmed on a GPU, and none is named",
+                hint="add --gpu: the one whose samples are carried over",
+            )
+        wanted = Confirm(
+            kernels=confirm,
+            gpu=gpu,
+            to=own or samples_beside(to.output),
+            run=step_file(step, source),
+        )
     made = transfer(
-        plan,
-        step,
-        samples=samples,
-        goal=goal,
-        latency=latency,
-        anew=anew,
-        confirm=None
-        if confirm is None
-        else _confirm(confirm, gpu, own, to, step_file(step, source)),
+        plan, step, samples=samples, goal=goal, latency=latency, anew=anew, confirm=wanted
     )
     to.give(made, lambda: plan_tables(made))
-
-
-def _confirm(
-    kernels: int, gpu: str | None, own: Path | None, to: Delivery, run: "StepFile"
-) -> "Confirm":
-    """Return what is to be measured after all."""
-    from underclock.app.transferring import Confirm
-
-    if gpu is None:
-        raise UsageError(
-            "kernels are confirmed on a GPU, and none is named",
-            hint="add --gpu: the one whose samples are carried over",
-        )
-    return Confirm(kernels=kernels, gpu=gpu, to=own or samples_beside(to.output), run=run)
