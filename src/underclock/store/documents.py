@@ -147,7 +147,6 @@ class _Frame(Protocol):
 
     def to_csv(self, *, index: bool) -> str:
         """Return its rows as CSV under their names; empty for what is missing."""
-        ...
 
 
 SampleSource = SampleSet | str | Path | _Frame
@@ -193,10 +192,7 @@ def read_samples(
         return read_table(path, _as_csv(path), confirm=confirm)
     if head[:1] == b"{":
         refuse_gone(path, kind_of(path))
-        raise DataError(
-            f"{path} is JSON, not samples",
-            hint=_A_TABLE,
-        )
+        raise DataError(f"{path} is JSON, not samples", hint=_A_TABLE)
     return read_table(path, confirm=confirm)
 
 

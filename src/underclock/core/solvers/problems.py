@@ -35,8 +35,6 @@ class Problem:
 
     def __post_init__(self) -> None:
         _check_tables(self.time_s, self.energy_j, "group")
-        if not self.budget_s > -math.inf:
-            raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
 
 
 def _check_tables(time_s: Floats, energy_j: Floats, of: str) -> None:
@@ -100,49 +98,19 @@ class SequenceProblem:
     budget_s: float = math.inf
 
     def __post_init__(self) -> None:
-        """Fill in what was left out, and reject what does not fit together."""
+        """Fill in what was left out."""
         _check_tables(self.time_s, self.energy_j, "kernel")
-        self._check_order()
         settings = self.time_s.shape[1]
         for name in ("dwell_s", "jitter_s", "miss_time_s", "miss_energy_j"):
             if getattr(self, name).size == 0:
                 object.__setattr__(self, name, np.zeros((settings, settings)))
         if self.blocked.size == 0:
             object.__setattr__(self, "blocked", np.zeros(len(self.order), dtype=np.bool_))
-        for name in ("switch_time_s", "switch_energy_j", "dwell_s", "jitter_s"):
-            _check_pairs(name, getattr(self, name), settings)
-        if self.blocked.shape != self.order.shape or self.blocked.dtype != np.bool_:
-            raise ValueError(
-                f"blocked needs {len(self.order)} booleans, one per invocation, "
-                f"got {self.blocked.dtype} of shape {self.blocked.shape}"
-            )
-        if self.max_switches is not None and self.max_switches < 0:
-            raise ValueError(f"max_switches must not be negative, got {self.max_switches}")
-        if not self.budget_s > -math.inf:
-            raise ValueError(f"budget_s must be a number or inf, got {self.budget_s}")
-
-    def _check_order(self) -> None:
-        if self.order.ndim != 1 or not len(self.order) or self.order.dtype.kind not in "iu":
-            raise ValueError("order must name the kernel of at least one invocation, as integers")
-        if self.order.min() < 0 or self.order.max() >= len(self.time_s):
-            raise ValueError(
-                f"order names kernels {self.order.min()} to {self.order.max()}, "
-                f"the tables hold {len(self.time_s)}"
-            )
 
     @property
     def latest_s(self) -> float:
         """Return the budget with what rounding may add to a sum that meets it exactly."""
         return self.budget_s + SLACK * abs(self.budget_s)
-
-
-def _check_pairs(name: str, values: Floats, settings: int) -> None:
-    if values.shape != (settings, settings):
-        raise ValueError(f"{name} needs shape {(settings, settings)}, got {values.shape}")
-    if not (np.isfinite(values).all() and (values >= 0).all()):
-        raise ValueError(f"{name} must be finite and not negative")
-    if values.diagonal().any():
-        raise ValueError(f"{name} must be zero from a setting to itself")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,20 +41,6 @@ class TradeCurve:
     time_s: Floats
     cost_j: Floats
 
-    def __post_init__(self) -> None:
-        if self.time_s.shape != self.cost_j.shape or self.time_s.ndim != 1 or not self.time_s.size:
-            raise ValueError(
-                f"a curve needs as many times as costs, got {self.time_s.shape} and "
-                f"{self.cost_j.shape}"
-            )
-        if not (np.isfinite(self.time_s).all() and np.isfinite(self.cost_j).all()):
-            raise ValueError("times and costs of a curve must be finite")
-        slope_w = self.slope_w
-        if (self.time_s < 0).any() or (np.diff(self.time_s) <= 0).any():
-            raise ValueError("times of a curve must ascend from 0 or more")
-        if (slope_w >= 0).any() or (np.diff(slope_w) < 0).any():
-            raise ValueError("costs of a curve must fall, and ever less: give its hull")
-
     @property
     def slope_w(self) -> Floats:
         """Cost per time from each point to the next: negative, ascending. Shape (P - 1,)."""
@@ -83,24 +69,6 @@ class TradeoffProblem:
     curve: Ints
     curves: tuple[TradeCurve, ...]
     weight: Floats
-
-    def __post_init__(self) -> None:
-        count = len(self.fixed_s)
-        if not count or not len(self.curve) == len(self.weight) == count:
-            raise ValueError("every activity needs a time of its own, a curve and a weight")
-        if not len(self.waits_of) == len(self.waits_on) == len(self.lag_s):
-            raise ValueError("every wait needs who waits, for whom, and a lag")
-        for name in ("lag_s", "fixed_s", "weight"):
-            values = getattr(self, name)
-            if not (np.isfinite(values).all() and (values >= 0).all()):
-                raise ValueError(f"{name} must be finite and not negative")
-        if self.curve.min() < -1 or self.curve.max() >= len(self.curves):
-            raise ValueError(f"an activity names a curve that is none of {len(self.curves)}")
-        for ends in (self.waits_of, self.waits_on):
-            if len(ends) and not 0 <= ends.min() <= ends.max() < count:
-                raise ValueError(f"a wait names an activity that is none of {count}")
-        if sum(len(at) for at, _, _ in self.forwards.steps) < count:
-            raise ValueError("activities wait for one another in a circle")
 
     @cached_property
     def forwards(self) -> "Sweep":

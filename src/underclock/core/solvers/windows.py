@@ -69,13 +69,6 @@ class WindowedGroups:
     judge: Judge
     fading: Fading = SIMULATED
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.limit_w < math.inf:
-            raise ValueError(f"limit_w must be positive, got {self.limit_w}")
-        count, groups = np.bincount(self.order), len(self.problem.time_s)
-        if len(count) != groups or not count.all():
-            raise ValueError(f"order must launch each of {groups} groups, and no other")
-
     def cheapest(
         self, effort: Effort, *, rounds: int, priced_s: Floats | None = None
     ) -> BelowLimit:

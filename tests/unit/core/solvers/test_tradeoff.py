@@ -232,29 +232,3 @@ def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:
     (answer,) = solve_tradeoff(problem, [least_s])
     assert answer.cost_j == 0.0 == answer.bound_j
     assert answer.time_s == least_s
-
-
-def test_what_does_not_fit_together_is_refused() -> None:
-    problem = drawn(7)
-    count = len(problem.curve)
-    one = np.zeros(1, dtype=np.int64)
-    for match, change in (
-        ("every activity", {"weight": np.ones(count + 1)}),
-        ("every wait", {"lag_s": np.zeros(len(problem.lag_s) + 1)}),
-        ("lag_s must", {"lag_s": np.full(len(problem.lag_s), np.nan)}),
-        ("weight must", {"weight": np.full(count, -1.0)}),
-        ("names a curve", {"curve": np.full(count, 3)}),
-        ("none of", {"waits_of": one + count, "waits_on": one, "lag_s": np.zeros(1)}),
-        ("circle", {"waits_of": one, "waits_on": one, "lag_s": np.zeros(1)}),
-    ):
-        with pytest.raises(ValueError, match=match):
-            replace(problem, **change)
-    for match, time_s, cost_j in (
-        ("as many", [1.0, 2.0], [1.0]),
-        ("finite", [1.0, math.inf], [2.0, 1.0]),
-        ("ascend", [2.0, 1.0], [2.0, 1.0]),
-        ("ever less", [1.0, 2.0], [1.0, 1.0]),
-        ("ever less", [1.0, 2.0, 3.0], [3.0, 2.0, 0.0]),
-    ):
-        with pytest.raises(ValueError, match=match):
-            TradeCurve(time_s=np.array(time_s), cost_j=np.array(cost_j))

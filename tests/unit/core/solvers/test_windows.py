@@ -35,12 +35,6 @@ def test_windows_exceed_the_limit_by_what_their_mean_is_above_it(seed: int, fadi
     assert excess_w == pytest.approx(np.maximum(means_w - 400.0, 0.0))
 
 
-def test_windows_that_mean_nothing_are_refused() -> None:
-    for limit_w in (0.0, math.inf, -1.0):
-        with pytest.raises(ValueError, match="must be positive"):
-            two(limit_w)
-
-
 @given(seeds)
 def test_costs_with_what_is_drawn_beyond_a_limit_are_never_negative(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -246,15 +240,3 @@ def test_a_hot_half_and_a_cool_one_are_each_kept_below_the_limit() -> None:
     assert below.choice[0] < 10
     # On average there was power left for more.
     assert below.bound_j < 0.95 * judge(below.choice)
-
-
-@pytest.mark.parametrize("order", [[0], [0, 1, 2]])
-def test_an_order_of_other_groups_is_refused(order: list[int]) -> None:
-    problem = Problem(time_s=np.ones((2, 1)), energy_j=np.ones((2, 1)))
-    with pytest.raises(ValueError, match="each of 2 groups"):
-        WindowedGroups(
-            problem=problem,
-            limit_w=1.0,
-            order=np.array(order),
-            judge=lambda _: 1.0,
-        )
