@@ -65,13 +65,6 @@ class Fading:
     each_s: float
     stages: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.each_s < math.inf or self.stages not in {1, 2}:
-            raise ValueError(
-                f"a mean fades in a positive time and one or two stages, got {self.each_s} s and "
-                f"{self.stages}"
-            )
-
     def means_w(self, time_s: Floats, energy_j: Floats) -> Floats:
         """Return the mean power at the end of each launch of a round that repeats for ever.
 

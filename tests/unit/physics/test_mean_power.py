@@ -88,9 +88,3 @@ def test_a_round_that_takes_no_time_has_no_mean() -> None:
     for fading in (SIMULATED, REAL):
         with pytest.raises(ValueError, match="takes no time"):
             fading.means_w(np.zeros(2), np.ones(2))
-
-
-@pytest.mark.parametrize(("each_s", "stages"), [(0.0, 1), (math.inf, 1), (math.nan, 2), (0.1, 3)])
-def test_a_mean_fades_in_some_time_and_stages(each_s: float, stages: int) -> None:
-    with pytest.raises(ValueError, match="one or two stages"):
-        Fading(each_s=each_s, stages=stages)
