@@ -175,8 +175,9 @@ def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Seque
     warn(tuple(sentence for sentence in made.warnings if sentence not in said))
     print_table(*plan_tables(made, brief=True))
     say(f"everything: {folder / 'report.html'}")
-    if made.schedule is not None:
-        say(f"to train so: underclock run {folder / 'plan.json'} -- {shlex.join(command_line)}")
+    if made.schedule is not None and not made.sets_nothing:
+        run = f"underclock run {folder / 'plan.json'} --arms auto,plan"
+        say(f"to train so, and measure what it saves: {run} -- {shlex.join(command_line)}")
 
 
 def _hold(plan: Path, gpu: "GpuName", arms: str, command_line: tuple[str, ...]) -> None:
