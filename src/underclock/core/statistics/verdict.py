@@ -93,12 +93,7 @@ def mean_change(
         auto: One total per run, positive. Shape (N,).
         plan: One total per run, positive. Shape (N,).
         random: Where the resamples come from.
-
-    Raises:
-        ValueError: The arms are empty, or have not equally many runs.
     """
-    if auto.ndim != 1 or auto.shape != plan.shape or auto.size == 0:
-        raise ValueError(f"need two arms of equally many runs, got {auto.shape} and {plan.shape}")
     repeats = auto.size
     mean = float(np.mean(pair_changes(auto, plan)))
     if repeats == 1:

@@ -90,8 +90,7 @@ def timetable(
             as it begins.
 
     Raises:
-        ValueError: Fewer than two launches, not one duration for each of them, or marks that name
-            no launches, or not in order.
+        ValueError: Fewer than two launches, or not one duration for each of them.
         DataError: The latencies lack a clock that changes.
     """
     if len(clocks) < _LEAST_LAUNCHES or len(clocks) != len(launch_s):
@@ -101,7 +100,6 @@ def timetable(
         )
     if not all(0 < each_s < math.inf for each_s in launch_s):
         raise ValueError("every launch must take a positive and finite time")
-    _check_marks(marks, len(clocks))
     changes: dict[Domain, list[ClockChange]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
         for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):
@@ -138,12 +136,3 @@ def _changes_at(
     for index in range(1, len(here)):
         here[index] = dataclasses.replace(here[index], behind=here[index - 1])
     return here
-
-
-def _check_marks(marks: Sequence[int], launches: int) -> None:
-    in_order = all(a < b for a, b in itertools.pairwise(marks))
-    if not marks or marks[0] != 0 or not in_order or marks[-1] >= launches:
-        shown = ", ".join(map(str, marks[:5])) + (", …" if len(marks) > 5 else "")  # noqa: PLR2004
-        raise ValueError(
-            f"marks must ascend from launch 0 and stay below {launches}, got [{shown}]"
-        )

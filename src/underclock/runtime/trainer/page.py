@@ -55,7 +55,6 @@ _WORD, _WORDS = 4, struct.Struct("<2I")
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST_MARKS = (1 << _MARK_BITS) - 1
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-DIGEST_BYTES = 32
 
 
 class Page:
@@ -78,11 +77,12 @@ class Page:
         """Make a page that only this user may open.
 
         Raises:
-            ValueError: A digest or marks that are none.
+            ValueError: There are no marks, or more than a page has.
             UsageError: There is a file already.
             OSError: It cannot be written.
         """
-        _check(digest, marks)
+        if not 0 < len(marks) <= _MOST_MARKS:
+            raise ValueError(f"a page has 1 to {_MOST_MARKS} marks, got {len(marks)}")
         path = os.fspath(path)
         size = -(-(_MARKS + 4 * len(marks)) // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
@@ -283,15 +283,6 @@ def word_of(mark: int, steps: int, *, captured: bool = False) -> int:
 def mark_of(word: int) -> int:
     """Return the mark of a mark word."""
     return word & _MOST_MARKS
-
-
-def _check(digest: bytes, marks: tuple[int, ...]) -> None:
-    if len(digest) != DIGEST_BYTES:
-        raise ValueError(f"a digest has {DIGEST_BYTES} bytes, got {len(digest)}")
-    if not 0 < len(marks) <= _MOST_MARKS:
-        raise ValueError(f"a page has 1 to {_MOST_MARKS} marks, got {len(marks)}")
-    if marks[0] != 0 or list(marks) != sorted(set(marks)):
-        raise ValueError("marks must ascend from launch 0")
 
 
 def _check_file(path: str, fd: int) -> None:

@@ -113,12 +113,6 @@ def test_runs_without_scatter_give_an_interval_without_width() -> None:
     assert _verdict(change, _between(-0.1, -0.05)).verdict is Verdict.KEPT
 
 
-@pytest.mark.parametrize(("auto", "plan"), [([], []), ([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])
-def test_arms_that_do_not_match_are_refused(auto: list[float], plan: list[float]) -> None:
-    with pytest.raises(ValueError, match="equally many runs"):
-        mean_change(np.array(auto), np.array(plan), _random())
-
-
 @pytest.mark.parametrize("tolerance", [-0.001, math.nan, math.inf])
 def test_a_tolerance_that_means_nothing_is_refused(tolerance: float) -> None:
     change = _between(-0.12, -0.11)

@@ -55,12 +55,6 @@ def test_another_timetable_is_expected_to_take_what_this_one_took_against_its_pl
     assert intervals.step_s == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("marks", [(), (1,), (0, 3), (0, 2, 1), (0, 0), (0, 1, 2, 3, 4, 5, 6)])
-def test_marks_that_name_no_launches_in_order_are_refused(marks: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="marks must ascend from launch 0 and stay below 3"):
-        timetable([SLOW, FAST, FAST], TABLE, [0.1] * 3, marks)
-
-
 @pytest.mark.parametrize(
     ("clocks", "launch_s", "words"),
     [
