@@ -44,12 +44,15 @@ def steps():
         for step in range(int(sys.argv[2])):
             if kind == "exits" and step == 1:
                 os._exit(0)
-            if kind == "raises" and step == 1:
+            if kind in {"raises", "catches"} and step == 1:
                 raise ValueError("no such batch")
             if kind == "waits" and step == 1:
                 time.sleep(1000)
             for _ in range(3 if kind == "accumulates" else 1):
-                loss().backward()
+                try:
+                    loss().backward()
+                except:  # which must not keep it going
+                    continue
             optimizer.step()
             second.step()
             optimizer.zero_grad()
@@ -61,6 +64,12 @@ if kind == "thread":
     trains = threading.Thread(target=steps)
     trains.start()
     trains.join()
+elif kind == "catches":
+    try:
+        steps()
+    except Exception as exc:
+        print(exc)
+        sys.exit(4)
 else:
     steps()
 sys.exit(3)
@@ -70,32 +79,56 @@ import os, signal, sys, time
 import torch
 from torch import distributed, nn
 torch.set_num_threads(1)
-kind = sys.argv[1]
-distributed.init_process_group("gloo")
-rank = distributed.get_rank()
-model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
-if kind == "fsdp2":
-    from torch.distributed.fsdp import fully_shard
-    fully_shard(model, mesh=distributed.init_device_mesh("cpu", (2,)))
-else:
-    model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters())
-try:
-    for step in range(100000):
-        if rank == 1 and step == 1:
-            if kind == "raises":
-                raise ValueError("no such batch")
-            if kind == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if kind == "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            if kind == "late":
-                time.sleep(3)
-        model(torch.randn(8, 16)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-finally:
-    distributed.destroy_process_group()
+kind, *also = sys.argv[1].split("-")
+
+def train(rank=None):
+    options = {} if rank is None else {"init_method": "file://" + os.path.abspath("met")}
+    if rank is not None:
+        options |= {"rank": rank, "world_size": 2}
+    distributed.init_process_group("gloo", **options)
+    rank = distributed.get_rank()
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    mesh = distributed.init_device_mesh("cpu", (2,))
+    forward = lambda: model(torch.randn(8, 16)).square().mean().backward()
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+        fully_shard(model, mesh=mesh)
+    elif kind == "tp":
+        from torch.distributed.tensor import parallel
+        plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        parallel.parallelize_module(model, mesh, plan)
+    elif kind == "pipeline":
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+        model = nn.Linear(16, 16)
+        stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.square().mean())
+        given = {"target": torch.zeros(8, 16)} if rank else {}
+        forward = lambda: schedule.step(*[torch.randn(8, 16)][rank:], **given)
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    try:
+        for step in range(100000):
+            if rank == 1 and step == (2 if "later" in also else 1):
+                if kind == "raises":
+                    raise ValueError("no such batch")
+                if kind == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if kind == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if kind == "late":
+                    time.sleep(10)
+            forward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    if "spawned" in also:
+        torch.multiprocessing.spawn(train, (), 2)
+    else:
+        train()
 """
 
 
@@ -158,6 +191,7 @@ def test_a_script_is_traced_as_it_runs_by_itself(kind: str) -> None:
     [
         ("exits", "train, process "),
         ("raises", "train failed in step 1: ValueError: no such batch, at train.py:"),
+        ("catches", "train ended with exit code 4 in step 1: ValueError: no such batch, at"),
     ],
 )
 def test_a_script_that_does_not_come_so_far_is_a_sentence(kind: str, words: str) -> None:
@@ -187,9 +221,10 @@ def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None
     assert number == signal.SIGKILL or Path("last.pt").read_text() == "step 90000"
 
 
-@pytest.mark.parametrize("kind", ["fsdp2", "late"])
+@pytest.mark.parametrize("kind", ["fsdp2", "tp", "late-spawned"])
 def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
-    done = trace(*_TORCHRUN, "ranks.py", kind)
+    launcher = [sys.executable] if "spawned" in kind else _TORCHRUN
+    done = trace(*launcher, "ranks.py", kind)
 
     assert done.returncode == 0, done.stderr
     steps = [read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1)]
@@ -198,16 +233,27 @@ def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
     assert "2 ranks: step.rank0.json, step.rank1.json" in done.stdout
 
 
+def test_ranks_of_a_pipeline_have_steps_of_their_own() -> None:
+    done = trace(*_TORCHRUN, "ranks.py", "pipeline")
+
+    assert done.returncode == 0, done.stderr
+    first, last = (read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1))
+    assert "mean" in " ".join(kernel.name for kernel in last.kernels), "the loss is in it"
+    assert "mean" not in " ".join(kernel.name for kernel in first.kernels)
+
+
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("raises", "rank 1 of 2: ranks failed in step 1: ValueError: no such batch"),
+        ("raises-later", "rank 1 of 2: ranks failed in step 2: ValueError: no such batch"),
+        ("raises-spawned", "ranks ended with exit code 1 in step 1: ValueError: no such batch"),
         ("killed", "ended in step 1 before it was looked at"),
         ("stopped", "was stopped in step 1 before it was looked at"),
     ],
 )
 def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -> None:
-    done = trace(*_TORCHRUN, "ranks.py", kind)
+    launcher = [sys.executable] if "spawned" in kind else _TORCHRUN
+    done = trace(*launcher, "ranks.py", kind)
 
     assert done.returncode == 5
     assert words in done.stderr

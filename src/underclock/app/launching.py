@@ -309,14 +309,13 @@ class _Watch:
         named = ranks[0].world > 1 if ranks else False
         if first is not None and not first.error:
             which = f"rank {first.rank} of {first.world}" if named else self._name
-            process = Process.of(first.pid)
-            did = "was stopped" if process is not None and process.stopped else "ended"
+            stopped = (process := Process.of(first.pid)) is not None and process.stopped
+            did = "was stopped" if stopped else "ended"
+            when = f"in step {first.steps} before it" if first.steps else "before a first step"
             how = "" if code is None else f" (the command's exit code is {code})"
             return MeasurementError(
-                f"{which}, process {first.pid}, {did} in step {first.steps} before it was looked "
-                f"at{how}",
-                hint="all ranks were ended; run the command by itself first: it must train as it "
-                "is",
+                f"{which}, process {first.pid}, {did} {when} was looked at{how}",
+                hint="all ranks were ended; run it by itself first: it must train as it is",
             )
         if first is not None:
             which = f"rank {first.rank} of {first.world}: " if named else ""

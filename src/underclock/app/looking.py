@@ -17,7 +17,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -155,8 +155,9 @@ class _Looker:
         self._phase = ""
         self._pid = os.getpid()
         self._boundaries = StepBoundaries(torch, self._ended)
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._failed
+        self._excepthook, sys.excepthook = sys.excepthook, self._failed
+        self._exit, sys.exit = sys.exit, self._exits
+        self._failure: str = ""  # of a script that catches what it raises, and ends itself
         atexit.register(self._script_over)
 
     def _ended(self) -> None:
@@ -262,13 +263,19 @@ class _Looker:
             except BaseException:  # noqa: BLE001, S110 - it is `exc` itself
                 pass
         self._excepthook(kind, exc, where)
-        self._end(
-            MeasurementError(
-                f"{self._look.name} failed in step {self._steps}: {kind.__name__}: "
-                f"{reason_of(exc)}",
-                hint="run it by itself first: it must train as it is",
-            )
-        )
+        self._end(self._fails(f"failed in step {self._steps}: {kind.__name__}: {reason_of(exc)}"))
+
+    def _exits(self, code: object = None) -> NoReturn:
+        """The script ends itself, maybe for what it has just caught."""
+        if code and not self._failure:
+            caught = sys.exc_info()[1]
+            why = f": {type(caught).__name__}: {reason_of(caught)}" if caught else ""
+            self._failure = f"ended with exit code {code} in step {self._steps}{why}"
+        self._exit(code)
+
+    def _fails(self, how: str) -> MeasurementError:
+        hint = "run it by itself first: it must train as it is"
+        return MeasurementError(f"{self._look.name} {how}", hint=hint)
 
     def _launches_ranks(self) -> bool:
         """Whether this process starts those that train, and does not train itself."""
@@ -281,11 +288,11 @@ class _Looker:
             return
         with suppress(BaseException):
             self._rank.looks.close()
-        if self._found:
-            self._end(None)
+        if self._found or self._failure:
+            self._end(None if self._found else self._fails(self._failure))
         self._end(
             UsageError(
-                f"{self._look.name} ended after {self._steps} steps, before one was looked at",
+                f"{self._look.name} ended after step {self._steps}, before one was looked at",
                 hint="let it train for longer: its second step is looked at first",
             )
         )

@@ -166,9 +166,8 @@ def _check_no_command(workload: str, arguments: tuple[str, ...]) -> None:
 
 
 def _lines(step: Step) -> "Iterator[str]":
-    launches = len(step.order)
     assumed = " (assumed, no GPU was seen)" if step.is_assumed else ""
-    yield f"{step.name}: {len(step.kernels)} kernels, {launches} launches per step{assumed}"
+    yield f"{step.name}: {len(step.kernels)} kernels, {len(step.order)} launches per step{assumed}"
     for kernel in step.kernels:
         yield f"  {kernel.count:4d} x {kernel.name:46.46s} {kernel.pass_:10s} {kernel.shape}"
 
@@ -217,8 +216,8 @@ def _trace_family(
         raise UsageError("a family is traced on one GPU", hint="run it without torchrun")
     if to.output is None or to.output == STDOUT or to.output.is_file():
         raise UsageError(f"{len(members)} steps go into a folder", hint="name one with -o")
-    name = workload.rpartition(":")[2]
-    paths = [to.output / f"{sized_name(name, sizes)}.json" for sizes in members]
+    names = (sized_name(workload.rpartition(":")[2], sizes) for sizes in members)
+    paths = [to.output / f"{name}.json" for name in names]
     for path in paths if to.output.is_dir() else ():
         check_output(path, force=to.force, begins="{")
     steps = []
