@@ -255,38 +255,32 @@ def plan_job(
     from msgspec.structs import replace
 
     import underclock
+    from underclock.app.switching import KNOWN, beside, named_latencies
     from underclock.core.job import planning
+    from underclock.gpus.models import reported_latency
     from underclock.records.job import Job
+    from underclock.records.latencies import Domain
     from underclock.store.documents import as_record
 
     source = None if isinstance(job, Job) else Path(job)
     of = as_record(job, Job)
-    latency_s, told = _latency(latency, of, source)
+    measured = beside(source)
+    if latency == KNOWN and measured is not None and measured.is_file():
+        latency = "measured"
+    latency_s = 0.0
+    told: tuple[str, ...] = ("changing clocks was taken as free: a bound",)
+    if latency == KNOWN:
+        names = {of.gpu_of(at).name for at in range(len(of.ranks))}
+        known = [reported_latency(name) for name in names]
+        unknown = (
+            "what changing clocks takes is not known of these GPUs and was taken as free, a "
+            "bound: say it with --latency 6ms, or name the GPU (--gpu-name)"
+        )
+        told = (unknown,) if None in known else ()
+        if not told:
+            latency_s = max(each.most_s for each in known if each)
+    elif found := named_latencies(latency, source):
+        latency_s = max(s.total_s for s in found[0].slowest() if s.domain is Domain.CORE)
+        told = found[0].check_gpu(of.gpu)
     made = planning.plan_job(of, planning.JobGoal(**asked, latency_s=latency_s))
     return replace(made, version=underclock.__version__, warnings=(*made.warnings, *told))
-
-
-def _latency(text: str, job: "Job", source: Path | None) -> tuple[float, tuple[str, ...]]:
-    """Return what a change of the core clock takes at most, and what a reader must know of that."""
-    from underclock.app.switching import KNOWN, beside, named_latencies
-    from underclock.gpus.models import reported_latency
-    from underclock.records.latencies import Domain
-
-    measured = beside(source)
-    if text == KNOWN and measured is not None and measured.is_file():
-        text = "measured"
-    if text == KNOWN:
-        names = {job.gpu_of(at).name for at in range(len(job.ranks))}
-        known = [reported_latency(name) for name in names]
-        if None in known:
-            told = (
-                "what changing clocks takes is not known of these GPUs and was taken as free, a "
-                "bound: say it with --latency 6ms, or name the GPU (--gpu-name)"
-            )
-            return 0.0, (told,)
-        return max(each.most_s for each in known if each), ()
-    found = named_latencies(text, source)
-    if found is None:
-        return 0.0, ("changing clocks was taken as free: a bound",)
-    core = [each.total_s for each in found[0].slowest() if each.domain is Domain.CORE]
-    return max(core), found[0].check_gpu(job.gpu)
