@@ -12,7 +12,7 @@ from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.loop import CampaignRun, Listed, Steering, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
-from underclock.campaign.recording import Recorder, WindowPolicy, record
+from underclock.campaign.recording import Recorder, WindowPolicy, of_step, record
 from underclock.campaign.share import SharedRecorder, StepsFirst, share_of
 from underclock.campaign.survey import Campaign, Grid, Points, survey
 from underclock.core.step.whole import WHOLE
@@ -24,14 +24,7 @@ from underclock.hw.lockstep import FollowingRank, StoreLine
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
-from underclock.records import (
-    MeasurementSettings,
-    Plan,
-    Provenance,
-    SampleSet,
-    Step,
-    Strategy,
-)
+from underclock.records import MeasurementSettings, Plan, Provenance, SampleSet, Step, Strategy
 from underclock.tracing.held import held_launcher
 from underclock.tracing.ranks import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
@@ -101,13 +94,7 @@ def measure(
                 steers=campaign.steers(measurer),
             )
         if one is not None and step is not None:
-            header = msgspec.structs.replace(
-                header,
-                kernels=step.kernels,
-                order=step.order,
-                modules=step.modules,
-                fingerprint=step.fingerprint,
-            )
+            header = of_step(header, step)
 
         def take(recorder: Recorder) -> None:
             spent_s = recorder.file.gpu_s
@@ -147,27 +134,22 @@ def surveyed(
 
 def _policy_of(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
     """Return what says which windows are wanted."""
-    if campaign.share[1] == 1:
-        if campaign.steers(recorder.measurer):
-            return Steering(recorder, campaign)
-        return _locking(recorder, points, campaign, seed)
-    if campaign.steers(recorder.measurer):
+    steers, shared = campaign.steers(recorder.measurer), campaign.share[1] > 1
+    if steers and shared:
         raise NotSupportedError(
             "clocks are steered here, one mix after the other, which many GPUs do not share",
             hint="with root clocks are held; or measure each GPU by itself, then merge",
         )
-    mine = {kernel.name for kernel in share_of(recorder.samples, campaign).kernels}
-    points = [(clocks, [each for each in some if each.name in mine]) for clocks, some in points]
-    kernels = _locking(SharedRecorder(recorder, campaign), points, campaign, seed)
-    return StepsFirst(recorder, kernels, campaign)
-
-
-def _locking(
-    recorder: Recorder | SharedRecorder, points: Points, campaign: Campaign, seed: int
-) -> WindowPolicy:
-    if campaign.on(recorder.measurer) is not Grid.ADAPTIVE:
-        return Listed(recorder, points, campaign)
-    return Adaptive(recorder, points, campaign, seed=seed)
+    if steers:
+        return Steering(recorder, campaign)
+    takes = SharedRecorder(recorder, campaign) if shared else recorder
+    if shared:
+        mine = {kernel.name for kernel in takes.samples.kernels}
+        points = [(clocks, [each for each in some if each.name in mine]) for clocks, some in points]
+    policy: WindowPolicy = Listed(takes, points, campaign)
+    if campaign.on(recorder.measurer) is Grid.ADAPTIVE:
+        policy = Adaptive(takes, points, campaign, seed=seed)
+    return StepsFirst(recorder, policy, campaign) if shared else policy
 
 
 def file_of(path: Path, gpu: str) -> Path:

@@ -69,11 +69,7 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
     if begun.fingerprint == wanted.fingerprint or not _is_recaptured(begun, wanted):
         return ()
     header = msgspec.structs.replace(
-        begun,
-        kernels=wanted.kernels,
-        order=wanted.order,
-        modules=wanted.modules,
-        fingerprint=wanted.fingerprint,
+        of_step(begun, wanted),
         expected_samples=wanted.expected_samples,
         lacking=wanted.lacking,
     )
@@ -86,6 +82,17 @@ def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
         f"whole step and of kernels that run otherwise now, lie in {apart.name}"
     )
     return (words,)
+
+
+def of_step(header: SampleSet, step: Step | SampleSet) -> SampleSet:
+    """Return what a file says before its samples, of another step."""
+    return msgspec.structs.replace(
+        header,
+        kernels=step.kernels,
+        order=step.order,
+        modules=step.modules,
+        fingerprint=step.fingerprint,
+    )
 
 
 def _is_recaptured(begun: SampleSet, wanted: SampleSet) -> bool:
