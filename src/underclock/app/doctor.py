@@ -165,13 +165,10 @@ def _listed() -> tuple[tuple[GpuFinding, ...], tuple[str, ...]]:
             gpus.append(_examined(parse_gpu(f"nvml:{index}")))
         except UnderclockError as exc:
             silent.append(f"nvml:{index} does not answer: {exc}; {exc.hint}".removesuffix("; "))
+    notes = (_LOCKS_UNKNOWN,) if gpus else ()
     if served:
         at = os.environ.get(SIMULATOR)
-        notes: tuple[str, ...] = (
-            f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",
-        )
-    else:
-        notes = (_LOCKS_UNKNOWN,) if gpus else ()
+        notes = (f"{SIMULATOR} is set: nvml:0 and on are simulated, served at {at}",)
     return tuple(gpus), (*notes, *silent) if count else ("no real GPU: the driver lists none",)
 
 

@@ -142,8 +142,7 @@ def _connected(address: str) -> Iterator[Any]:
 def _end(ray: Any, started: set[Process]) -> None:  # noqa: ANN401 - see `_ray`
     """End Ray, and what it started here by force where it does not end in time.
 
-    Raises:
-        StuckError: It waits for a node that is gone; what was raised before stands in it.
+    A `StuckError` of that holds what was raised before.
     """
     ending = threading.Thread(target=ray.shutdown, daemon=True)
     ending.start()

@@ -78,10 +78,10 @@ def command(
     to.check(plan, step, samples, anew)
     if gpu is not None and confirm is None:
         raise UsageError("nothing is measured on --gpu", hint="add --confirm 5, or leave it away")
-    given = kind_of(plan) == "plan"
-    goal = Goal.of(as_record(plan, Plan)) if given else Goal()
+    goal = None
     if max_slowdown is not None:
-        goal = dataclasses.replace(goal, max_slowdown=max_slowdown)
+        usual = Goal.of(as_record(plan, Plan)) if kind_of(plan) == "plan" else Goal()
+        goal = dataclasses.replace(usual, max_slowdown=max_slowdown)
     wanted = None
     if confirm is not None:
         if gpu is None:

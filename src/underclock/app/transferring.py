@@ -101,15 +101,10 @@ class Confirm:
                 CampaignRun(recorder, policy, campaign, lambda _tally: None).run()
 
             own = record(measurer, Path(self.to), header, take)
-        return msgspec.structs.replace(
-            own,
-            kernels=tuple(step.kernels[k] for k in sorted(chosen)),
-            order=(),
-            modules=(),
-            windows=tuple(
-                w for w in own.windows if w.kernel in {step.kernels[k].name for k in chosen}
-            ),
-        )
+        kernels = tuple(step.kernels[k] for k in sorted(chosen))
+        names = {kernel.name for kernel in kernels}
+        windows = tuple(window for window in own.windows if window.kernel in names)
+        return msgspec.structs.replace(own, kernels=kernels, order=(), modules=(), windows=windows)
 
 
 def _held_alone(found: Carried, kernel: int, planned: Clocks) -> Clocks:

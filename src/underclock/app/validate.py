@@ -61,12 +61,7 @@ def command(
 
     to.check(plan)
     with progress_bar("validating") as show:
-        validation = validate(
-            plan,
-            progress=show,
-            run=step_file(plan, source),
-            **asked,
-        )
+        validation = validate(plan, progress=show, run=step_file(plan, source), **asked)
     to.give(
         validation,
         lambda: validation_parts(validation),
