@@ -18,7 +18,7 @@ from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.ledger.runs import LEDGER, read_runs
-from underclock.records import GpuInfo, Plan
+from underclock.records import GpuInfo, Plan, Strategy
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.conductor.run_files import Run, tidy
@@ -239,7 +239,7 @@ def _changed(**fields: object) -> Plan:
 @pytest.mark.parametrize(
     ("made", "how", "error", "reason"),
     [
-        (_changed(schedule=None), HowToRun(), UsageError, "has no schedule"),
+        (_changed(schedule=None, chosen=Strategy.AUTO), HowToRun(), UsageError, "has no schedule"),
         (
             plan(gpu=GpuInfo(name="RTX 4090", power_limit_w=350.0)),
             HowToRun(),

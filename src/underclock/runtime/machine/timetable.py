@@ -64,7 +64,6 @@ def timetable_of(schedule: ClockSchedule, marks: Sequence[int]) -> Timetable:
     """Return the timetable of a plan's schedule.
 
     Raises:
-        ValueError: Marks that name no launches of the schedule, or not in order.
         DataError: The latencies lack a clock that changes.
     """
     return timetable(schedule.clocks, schedule.latencies, schedule.launch_s, marks, schedule.aims_s)

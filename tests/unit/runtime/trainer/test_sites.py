@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
-from underclock.records import Pass
+from underclock.records import Pass, Strategy
 from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
@@ -100,7 +100,7 @@ def test_every_change_has_a_mark_at_it_or_right_before() -> None:
 
 def test_a_plan_without_a_schedule_has_no_marks() -> None:
     with pytest.raises(UsageError, match="nothing says when clocks change"):
-        marked(msgspec.structs.replace(plan(), schedule=None))
+        marked(msgspec.structs.replace(plan(), schedule=None, chosen=Strategy.AUTO))
 
 
 def test_the_digest_tells_plans_apart() -> None:
