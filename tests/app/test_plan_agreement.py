@@ -99,6 +99,9 @@ def check_outlets(made: Plan) -> None:
     assert nothing or (first is not None and first.group(0) == text)
     assert shown.startswith(headline(made)[:30])
 
+    strict = re.search(r"At 0 % slower ([-+]\d+\.\d\d) % energy", shown)
+    assert strict is None or float(strict[1]) >= 100.0 * promise.energy_change - 0.006
+
     # Free switching is a bound in all of them, or nobody speaks of it.
     is_bound = made.bound == made.chosen
     assert is_bound == (

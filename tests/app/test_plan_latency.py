@@ -135,6 +135,15 @@ def test_of_a_gpu_of_which_nothing_is_reported_some_latencies_stand_beside_the_b
     assert "How long a GPU of tomorrow takes is not known: it would be -" in said
 
 
+def test_python_plans_by_default_what_the_command_line_does(
+    samples: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", samples, "--json") == 0
+    made = planning.plan(samples)
+    assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(made))
+    assert (made.max_slowdown, made.chosen) == (0.01, "achievable")
+
+
 @pytest.mark.parametrize("latency", ["free", "ideal", "0", "0ms"])
 def test_switching_may_be_taken_as_free(
     samples: Path, capsys: pytest.CaptureFixture[str], latency: str

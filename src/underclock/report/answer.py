@@ -41,6 +41,7 @@ ONE_PAIR = (
 )
 """Warning of a plan that had no choice."""
 
+_EXACT = 1e-5  # of auto's time: so far above a budget is rounding
 _AS_MUCH = 0.001  # of auto's energy and time: two arms this near are equally good
 _LARGER_BUDGETS = (0.005, 0.01, 0.02)  # that a plan without savings is compared with
 _MOST_OF_IT = 0.9  # of all that kernels save
@@ -167,8 +168,10 @@ def strict_sentence(plan: Plan) -> str | None:
     """Say what no loss of time would give; ``None`` where none was allowed, or nothing is given."""
     if (plan.max_slowdown or 0.0) <= 0.0 or gives_nothing(plan):
         return None
-    change = expected_energy_change(frontier_of(plan), 0.0) or 0.0
-    if change_text(min(change, 0.0)) == change_text(0.0):
+    known = (*frontier_of(plan), plan.promise)  # choices, for a mixture may be of unlike ones
+    kept = [each.energy_change for each in known if each.time_change <= _EXACT]
+    change = min([0.0, *kept])
+    if change_text(change) == change_text(0.0):
         return f"At 0 % slower no saving is expected, {bound_words(plan)}."
     return f"At 0 % slower {change_text(change)} energy is expected, {bound_words(plan)}."
 

@@ -196,7 +196,7 @@ def trade(
         Chart(
             key=key,
             title=title,
-            x_title="time, change against auto (%)",
+            x_title="time, change (%)",
             y_title="energy, change (%)",
             series=tuple(series),
             x_limits=limits,
@@ -232,24 +232,18 @@ def repeats(validation: Validation) -> str:
 
 
 def _plans_series(plan: Plan, arm: Arm, cost: Cost) -> Series:
-    held = plan.headline.cost
-    stays = arm.name is Strategy.AUTO and held is not None and _is_auto(held)
-    counts = stays or arm.name is plan.headline.name
-    return arm_series(arm.name, cost, " (the plan)" if counts else "", large=counts)
+    stays = arm.name is Strategy.AUTO and _is_auto(plan.promise)
+    counts = stays or arm.name is plan.chosen
+    title = arm_title(arm.name, plan) + (" (the plan)" if counts else "")
+    return arm_series(arm.name, cost, title, large=counts)
 
 
-def arm_series(
-    arm: str,
-    cost: Cost,
-    more: str = "",
-    *,
-    large: bool = False,
-) -> Series:
-    """Return a way of choosing clocks as a point; ``more`` stands behind its title."""
+def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) -> Series:
+    """Return a way of choosing clocks as a point; its title is that of the arm unless given."""
     colour, symbol = _marker_of(arm)
     note = f"time {change_text(cost.time_change)}, energy {change_text(cost.energy_change)}"
     return Series(
-        name=f"{arm_title(arm)}{more}",
+        name=title or arm_title(arm),
         points=((100.0 * cost.time_change, 100.0 * cost.energy_change),),
         colour=colour,
         symbol=symbol,

@@ -122,8 +122,7 @@ def arms_table(plan: Plan) -> Table:
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
     """Name the arm; under the best fixed clock write which clock that is."""
-    title = auto_word(plan) if arm.name is Strategy.AUTO else arm_title(arm.name)
-    cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {title}")
+    cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name, plan)}")
     if arm.name is plan.bound:
         cell.append("\n  a bound: free switching", style="dim")
     if arm.name is Strategy.BEST_FIXED and plan.fixed is not None:

@@ -182,9 +182,9 @@ def clocks_text(clocks: Clocks) -> str:
     return f"core {format_mhz(clocks.core_mhz)}, mem {format_mhz(clocks.mem_mhz)}"
 
 
-def arm_title(name: str) -> str:
-    """Return what a reader calls the arm; a name of unknown origin stays as it is."""
-    return ARM_TITLES.get(name, name)
+def arm_title(name: str, plan: Plan | None = None) -> str:
+    """Return what a reader calls the arm of a plan; a name of unknown origin stays as it is."""
+    return auto_word(plan) if plan and name == Strategy.AUTO else ARM_TITLES.get(name, name)
 
 
 def auto_word(plan: Plan) -> str:
