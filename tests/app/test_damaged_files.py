@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mutated_files import tried
 from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
@@ -40,6 +41,20 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "t.csv"
     path.write_text("\n".join(_ROWS) + "\n")
     return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_changed_files_of_every_kind_are_read_as_they_say_or_refused(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    counts, wrong = tried(680, seed)
+
+    assert wrong == []
+    for outcome in ("accepted", "refused"):
+        assert sum(count for (_, became), count in counts.items() if became == outcome) > 68
 
 
 @pytest.mark.parametrize("seed", range(3))

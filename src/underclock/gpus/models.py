@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -206,16 +207,11 @@ class Calibration:
     """What else went in."""
 
     def __str__(self) -> str:
-        parts = [self.source]
-        if self.rows:
-            parts = [f"fitted to {self.rows} rows of {self.source} on {self.date}"]
-        if self.fit:
-            parts.append(f"mean error {self.fit}")
-        if self.held_out:
-            parts.append(f"on held-out kernels {self.held_out}")
-        if self.note:
-            parts.append(self.note)
-        return "; ".join(parts)
+        fitted = f"fitted to {self.rows} rows of {self.source} on {self.date}"
+        fit = self.fit and f"mean error {self.fit}"
+        held_out = self.held_out and f"on held-out kernels {self.held_out}"
+        parts = (fitted if self.rows else self.source, fit, held_out, self.note)
+        return "; ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,14 +359,22 @@ def gpu_model(name: str) -> GpuModel:
         UsageError: No such model; another GPU's constants would be worse than none.
         DataError: The file cannot be read as a model.
     """
+    files = resources.files("underclock.gpus") / "data"
     if name in _BOARDS:
-        model, _, board = name.partition("#")
-        body = (resources.files("underclock.gpus") / f"data/{model}_{board}.json").read_bytes()
-        return on_board(gpu_model(model), msgspec.json.decode(body, type=NamedBoard))
+        body = (files / f"{name.replace('#', '_')}.json").read_bytes()
+        board = msgspec.json.decode(body, type=NamedBoard)
+        model = gpu_model(name.partition("#")[0])
+        return dataclasses.replace(
+            model,
+            constants=dataclasses.replace(model.constants, **board.constants),  # type: ignore[arg-type]
+            cap_margin_w=board.cap_margin_w,
+            memory_lock=board.memory_lock,
+            calibration=board.calibration,
+        )
     if not name.endswith(".json"):
         if name not in _NAMES:
             raise UsageError(f"no simulated GPU is called {name!r}", hint=name_hint(name, _NAMES))
-        return decode((resources.files("underclock.gpus") / f"data/{name}.json").read_bytes(), name)
+        return decode((files / f"{name}.json").read_bytes(), name)
     try:
         return decode(Path(name).read_bytes(), name)
     except OSError as exc:
@@ -378,17 +382,6 @@ def gpu_model(name: str) -> GpuModel:
             f"cannot read {name}: {exc.strerror}",
             hint="`python studies/calibrate.py` makes one",
         ) from exc
-
-
-def on_board(model: GpuModel, board: NamedBoard) -> GpuModel:
-    """Return a model as one of its boards is."""
-    return dataclasses.replace(
-        model,
-        constants=dataclasses.replace(model.constants, **board.constants),  # type: ignore[arg-type]
-        cap_margin_w=board.cap_margin_w,
-        memory_lock=board.memory_lock,
-        calibration=board.calibration,
-    )
 
 
 def name_of_model(gpu: str) -> str | None:
@@ -418,12 +411,24 @@ def decode(body: bytes, where: str) -> GpuModel:
         schema = msgspec.json.decode(body, type=dict[str, object]).get("schema", 0)
         if isinstance(schema, int) and schema > 0:
             check_schema(where, "GPU model", schema, "`python studies/calibrate.py` makes it")
-        return msgspec.json.decode(body, type=GpuModel)
+        model = msgspec.json.decode(body, type=GpuModel)
+        _check_names(msgspec.json.decode(body), msgspec.to_builtins(model))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(
             f"{where} is not a readable GPU model: {exc}",
             hint="`python studies/calibrate.py` makes it",
         ) from exc
+    return model
+
+
+def _check_names(given: Any, known: Any) -> None:  # noqa: ANN401
+    """Reject names that no model has; dataclasses read past them."""
+    if isinstance(given, dict):
+        if unknown := given.keys() - known.keys():
+            raise msgspec.ValidationError(f"no model has {min(unknown)!r}")
+        given, known = given.values(), [known[name] for name in given]
+    if not isinstance(given, str | int | float | None):
+        list(map(_check_names, given, known))
 
 
 def _check_numbers(

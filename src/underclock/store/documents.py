@@ -199,7 +199,9 @@ def read_samples(
 def _as_csv(path: Path) -> TextIO:
     """Return a table whose rows are objects in a JSON list as CSV."""
     try:
-        rows = msgspec.json.decode(read_bytes(path), type=list[dict[str, str | float | None]])
+        rows = msgspec.json.decode(read_bytes(path), type=list[dict[str, str | int | float | None]])
+        if any(row.keys() != rows[0].keys() for row in rows):
+            raise msgspec.ValidationError("not all rows have the same columns")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(
             f"{path} is JSON, and no list of a table's rows: {exc}", hint=_A_TABLE
@@ -223,9 +225,7 @@ def load(path: str | Path, *, yes: bool = False) -> Saved:
     """
     path = Path(path)
     kind = _KINDS.get(kind_of(path))
-    if kind is not None:
-        return read_document(path, kind)
-    return read_samples(path, confirm=(lambda _: True) if yes else None)
+    return read_samples(path, confirm=lambda _: yes) if kind is None else read_document(path, kind)
 
 
 def save(record: Saved, path: str | Path, *, force: bool = False) -> None:

@@ -123,7 +123,7 @@ class Columns:
                 unclear.append(header[place])
                 continue
             names[place] = column
-            scales.append((place, scale, unit))
+            scales += [(place, scale, unit)] * (column not in {"gpu", "kernel"})
             times = "" if scale == 1.0 else f" times {scale:g}"
             read.append(f"{column} is {header[place]!r}{times}")
         stem = path.stem.encode(errors="replace").decode()  # a name need not be text on disk

@@ -86,8 +86,11 @@ class HostTimeline:
     differentiated: tuple[str, ...] = ()
 
 
-def complete_events(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def complete_events(trace: Mapping[str, Any], name: str = "") -> list[Mapping[str, Any]]:
     """Return the events that have a duration.
+
+    Args:
+        name: Of the file, for what is wrong with it.
 
     Raises:
         DataError: It is no Chrome trace.
@@ -96,7 +99,7 @@ def complete_events(trace: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     except (KeyError, TypeError, AttributeError) as exc:
         raise DataError(
-            "the profiler wrote no list of trace events",
+            f"{name and f'{name}: '}the profiler wrote no list of trace events",
             hint="this PyTorch writes another format: trace with torch 2.8 or newer",
         ) from exc
 

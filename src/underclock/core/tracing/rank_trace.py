@@ -140,7 +140,7 @@ def rank_head(trace: Mapping[str, Any], name: str) -> RankHead:
         DataError: It is no Chrome trace.
     """
     if "traceEvents" not in trace:
-        complete_events(trace)
+        complete_events(trace, name)
     about, own = _mapping(trace.get("distributedInfo")), _mapping(trace.get(OWN))
     rank, world = about.get("rank"), about.get("world_size")
     return RankHead(

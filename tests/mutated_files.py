@@ -1,0 +1,556 @@
+"""Files of every kind that is read, changed at random: what becomes of each.
+
+    python tests/mutated_files.py --count 20000 [--seed 0]
+
+prints a table of counts by kind and outcome, and every file that is not as it should be. A file
+that is accepted must say what was decoded of it: numbers that were changed are legal ones, and are
+those that come out. A file is read as the commands read it; one of fifty goes through its command.
+"""
+
+import argparse
+import contextlib
+import csv
+import gzip
+import io
+import json
+import math
+import random
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trace_kinds import traced_run
+from underclock.app import main
+from underclock.errors import UnderclockError
+from underclock.gpus.models import decode, encode, gpu_model
+from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
+from underclock.records import SCHEMAS, Evidence, Plan, SampleSet, Step, Validation
+from underclock.records.job import Job, JobPlan
+from underclock.records.latencies import DriverMoves, LatencyTable
+from underclock.records.serving import ServingPlan
+from underclock.store import read_document, read_samples
+from underclock.store.profiles import read_profiles
+from underclock.tracing.job_files import job_of_traces
+
+_SCHEMAS = Path(__file__).parent / "data" / "schemas"
+_RECORDS: dict[str, Any] = {
+    "step": Step,
+    "plan": Plan,
+    "validation": Validation,
+    "latencies": LatencyTable,
+    "driver moves": DriverMoves,
+    "job": Job,
+    "job plan": JobPlan,
+    "serving plan": ServingPlan,
+}
+_COMMANDS = {
+    "plan": "report {} -o page.html --force",
+    "job": "plan {}",
+    "job plan": "report {} -o page.html --force",
+    "table": "plan {}",
+    "foreign table": "plan {} --yes",
+    "samples": "plan {}",
+    "trace": "job traced {}",
+    "profile": "job 1f1b --stages 1 --microbatches 2 --profile {}",
+    "step": "measure {} --gpu sim:rtx3080ti -o s.db --max-samples 2",
+    "GPU model": "doctor --gpu sim:{}",
+}
+_NUMBERS: tuple[object, ...] = (
+    *(0, -1, 1, 9, -210, 0.5, 1e-308, 1e30, 1e308, 2**31, 2**63, 2**64, 10**400, -1e-9),
+    *(math.nan, math.inf, -math.inf),
+)
+_VALUES = (*_NUMBERS, None, True, "", "x", "auto", "1e3", "\x00\x1b[2J", [], {}, [0], {"a": [{}]})
+_CELLS = ("", "0", "-1", "nan", "inf", "1e-3", "1e6", "1e308", "auto", "0,5", "x", "é", '"', "1e9")
+_Draw = random.Random
+
+
+class WrongError(Exception):
+    """A file was accepted, and says other than what was decoded of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of file.
+
+    Attributes:
+        bodies: Whole files of it.
+        read: Reads one, and refuses it with an `UnderclockError`.
+        check: Compares what was read with what the file says; raises `WrongError`.
+    """
+
+    suffix: str
+    bodies: tuple[bytes, ...]
+    read: Callable[[Path], Any]
+    check: Callable[[bytes, Any], None]
+
+
+def kinds() -> dict[str, Kind]:
+    """Return every kind of file that is read, by name."""
+    found = {}
+    for kind, record in _RECORDS.items():
+        body = (_SCHEMAS / f"{kind}.{SCHEMAS[kind]}.json").read_bytes()
+        bodies = (body, gzip.compress(body))
+        found[kind] = Kind(
+            suffix=".json", bodies=bodies, read=_document(record), check=_check_document
+        )
+    for kind in ("samples", "merged samples"):
+        path = _SCHEMAS / f"{kind}.{SCHEMAS[kind]}.db"
+        found[kind] = Kind(
+            suffix=".db", bodies=(path.read_bytes(),), read=read_samples, check=_as(path)
+        )
+    rows = _rows()
+    found["table"] = Kind(
+        suffix=".csv", bodies=_tables(rows), read=read_samples, check=_check_table
+    )
+    others = [
+        {"GPU": r["gpu"], "kernel_name": r["kernel"], "coreF": r["core_mhz"], "memF": r["mem_mhz"]}
+        | {"time/ms": 1e3 * r["time_s"], "power [mW]": 1e3 * r["energy_j"] / r["time_s"]}
+        for r in rows
+    ]
+    found["foreign table"] = Kind(
+        suffix=".csv", bodies=_tables(others), read=_confirmed, check=_check_foreign
+    )
+    listed = json.dumps(rows).encode()
+    found["table in JSON"] = Kind(
+        suffix=".json", bodies=(listed,), read=read_samples, check=_check_listed
+    )
+    traces = tuple(json.dumps(traced_run(seed).trace()).encode() for seed in range(3))
+    found["trace"] = Kind(
+        suffix=".json",
+        bodies=(*traces, gzip.compress(traces[0])),
+        read=lambda path: job_of_traces([path]),
+        check=_check_job,
+    )
+    profile = "stage,instruction,frequency,time,energy\n" + "".join(
+        f"0,{what},{mhz},{20 / mhz},{4000 / mhz + mhz / 1000}\n"
+        for what in ("forward", "backward")
+        for mhz in (900, 1200, 1410)
+    )
+    found["profile"] = Kind(
+        suffix=".csv", bodies=(profile.encode(),), read=read_profiles, check=_check_profiles
+    )
+    gpu = LedgerGpu(
+        gpu="ab",
+        name="G",
+        rank=0,
+        steps=100,
+        energy_j=90.0,
+        auto_j=100.0,
+        auto_interval_j=(95.0, 105.0),
+    )
+    runs = [
+        LedgerRun(
+            run=f"r{n}",
+            job="j",
+            plan="p",
+            began_s=1.7e9 + n,
+            lasted_s=60.0,
+            evidence=Evidence.MEASURED,
+            against=SavedAgainst.BLOCKS,
+            gpus=(gpu,),
+        )
+        for n in range(4)
+    ]
+    ledger = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
+    found["ledger"] = Kind(suffix=".jsonl", bodies=(ledger,), read=_ledger, check=_check_ledger)
+    model = encode(gpu_model("rtx3080ti")).encode()
+    found["GPU model"] = Kind(
+        suffix=".json",
+        bodies=(model,),
+        read=lambda path: decode(path.read_bytes(), str(path)),
+        check=lambda body, model: _say_same(_loads(body), json.loads(encode(model)), "$"),
+    )
+    return found
+
+
+def _rows() -> list[dict[str, Any]]:
+    return [
+        {"gpu": "G", "kernel": kernel, "core_mhz": core, "mem_mhz": mem}
+        | {"time_s": slow * 1800 / core, "energy_j": slow * (90 + core / 20), "count": 2}
+        for kernel, slow in (("a", 1.0), ("b/forward", 0.01))
+        for core in (600, 900, 1200, 1500)
+        for mem in (810, 5001)
+    ]
+
+
+def _tables(rows: list[dict[str, Any]]) -> tuple[bytes, ...]:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    body = text.getvalue().encode()
+    return body, body.replace(b",", b";"), gzip.compress(body)
+
+
+def _document(record: Any) -> Callable[[Path], Any]:
+    return lambda path: read_document(path, record)
+
+
+def _confirmed(path: Path) -> SampleSet:
+    return read_samples(path, confirm=lambda _: True)
+
+
+def _ledger(path: Path) -> Any:
+    runs, warnings = read_runs(path)
+    return runs, warnings, totals(runs, "month")
+
+
+# What a file says must be what was decoded of it.
+
+
+def _plain(body: bytes) -> bytes:
+    return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+
+
+def _loads(body: bytes) -> Any:
+    return json.loads(_plain(body))
+
+
+def _say_same(file: Any, read: Any, where: str) -> None:
+    """Every value of the file is what was read of it; what lacks there has its default."""
+    if isinstance(file, dict) and isinstance(read, dict):
+        for name, value in file.items():
+            if name not in read:
+                raise WrongError(f"{where}.{name} was not read")
+            _say_same(value, read[name], f"{where}.{name}")
+        return
+    if isinstance(file, list) and isinstance(read, list) and len(file) == len(read):
+        for at, (one, other) in enumerate(zip(file, read, strict=True)):
+            _say_same(one, other, f"{where}[{at}]")
+        return
+    numbers = all(isinstance(each, int | float) for each in (file, read))
+    near = numbers and math.isclose(file, read, rel_tol=1e-5)  # a GPU model has six digits
+    if isinstance(file, bool) != isinstance(read, bool) or not (near or file == read):
+        raise WrongError(f"{where} is {file!r}, and {read!r} was read")
+
+
+def _check_document(body: bytes, record: Any) -> None:
+    _say_same(_loads(body), json.loads(msgspec.json.encode(record)), "$")
+
+
+def _as(path: Path) -> Callable[[bytes, Any], None]:
+    whole = read_samples(path)
+
+    def check(_: bytes, samples: SampleSet) -> None:
+        if samples != whole:
+            raise WrongError("other samples than were written")
+
+    return check
+
+
+def _check_rows(rows: list[dict[str, Any]], samples: SampleSet) -> None:
+    if len(rows) != len(samples.samples):
+        raise WrongError(f"{len(rows)} rows, and {len(samples.samples)} samples")
+    for row, sample in zip(rows, samples.samples, strict=True):
+        asked = sample.asked
+        read = (sample.kernel, asked.core_mhz, asked.mem_mhz, sample.time_s, sample.energy_j)
+        clocks = [_mhz(row[name]) for name in ("core_mhz", "mem_mhz")]
+        said = (str(row["kernel"]).strip(), *clocks, float(row["time_s"]), float(row["energy_j"]))
+        near = all(
+            math.isclose(a, b, rel_tol=1e-9) for a, b in zip(said[3:], read[3:], strict=True)
+        )
+        if said[:3] != read[:3] or not near:
+            raise WrongError(f"{said} was read as {read}")
+
+
+def _mhz(cell: Any) -> float | None:
+    return None if str(cell or "").strip().casefold() in {"", "auto"} else float(cell)
+
+
+def _lines(body: bytes) -> list[dict[str, Any]]:
+    text = _plain(body).decode("utf-8-sig")
+    first = text.lstrip("\r\n").partition("\n")[0]
+    separator = max(",;\t", key=first.count)
+    return list(csv.DictReader(io.StringIO(text), delimiter=separator))
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    return {str(name).strip().casefold().replace(" ", "_"): cell for name, cell in row.items()}
+
+
+def _check_table(body: bytes, samples: SampleSet) -> None:
+    _check_rows([_named(row) for row in _lines(body)], samples)
+
+
+def _check_listed(body: bytes, samples: SampleSet) -> None:
+    _check_rows(_loads(body), samples)
+
+
+def _check_foreign(body: bytes, samples: SampleSet) -> None:
+    rows = []
+    for row in _lines(body):
+        time_s = float(row["time/ms"]) / 1e3
+        known = {"kernel": row["kernel_name"], "core_mhz": row["coreF"], "mem_mhz": row.get("memF")}
+        energy_j = float(row["power [mW]"]) / 1e3 * time_s
+        rows.append({**known, "time_s": time_s, "energy_j": energy_j})
+    _check_rows(rows, samples)
+
+
+def _check_job(body: bytes, job: Job) -> None:
+    """Times are those of events: no pass takes longer than all events together."""
+    try:
+        events = json.loads(_plain(body).decode(errors="replace"), strict=False)["traceEvents"]
+    except ValueError:
+        return  # not quite JSON, as PyTorch writes it too
+    times = []
+    for each in events:
+        with contextlib.suppress(TypeError, ValueError, AttributeError, KeyError, OverflowError):
+            times += [(float(each["ts"]), float(each["ts"]) + float(each.get("dur") or 0.0))]
+    whole_s = 1e-6 * (max(end for _, end in times) - min(begin for begin, _ in times))
+    for name, profile in job.profiles.items():
+        for row in profile.rows:
+            if not 0.0 <= row.time_s <= whole_s * (1.0 + 1e-9):
+                raise WrongError(f"{name} takes {row.time_s} s of {whole_s} s")
+
+
+def _check_profiles(body: bytes, profiles: Any) -> None:
+    rows = [_named(row) for row in _lines(body)]
+    said = sorted((float(row["time"]), float(row["energy"])) for row in rows)
+    read = sorted((row.time_s, row.energy_j) for each in profiles.values() for row in each.rows)
+    if len(said) == len(read) and not all(
+        math.isclose(a, b, rel_tol=1e-9)
+        for one, other in zip(said, read, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ):
+        raise WrongError(f"{said} was read as {read}")
+
+
+def _check_ledger(body: bytes, read: Any) -> None:
+    runs, warnings, sums = read
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    if len(runs) < len(set(lines)) and not warnings:
+        raise WrongError(f"{len(lines)} lines, {len(runs)} runs, and no word on the others")
+    said = {json.dumps(_loads_or_none(line), sort_keys=True) for line in lines}
+    for run in runs:
+        if json.dumps(json.loads(msgspec.json.encode(run)), sort_keys=True) not in said:
+            raise WrongError(f"no line says {run}")
+    if not all(math.isfinite(each.saved_j) and math.isfinite(each.energy_j) for each in sums):
+        raise WrongError("a sum is not finite")
+
+
+def _loads_or_none(body: bytes) -> Any:
+    with contextlib.suppress(ValueError):
+        return json.loads(body)
+    return None
+
+
+# How a file is changed.
+
+
+def mutated(draw: _Draw, body: bytes, other: bytes) -> bytes:
+    """Return a file that is changed at random; rarely another kind of file."""
+    packed = body.startswith(b"\x1f\x8b") and draw.random() < 0.7
+    plain = gzip.decompress(body) if packed else body
+    change = draw.choice(_CHANGES)
+    made = other if draw.random() < 0.02 else change(draw, plain)
+    return gzip.compress(made) if packed else made
+
+
+def _truncated(draw: _Draw, body: bytes) -> bytes:
+    return body[: draw.randrange(len(body))]
+
+
+def _flipped(draw: _Draw, body: bytes) -> bytes:
+    made = bytearray(body)
+    for _ in range(draw.choice((1, 1, 2, 8, 64))):
+        made[draw.randrange(len(made))] = draw.randrange(256)
+    return bytes(made)
+
+
+def _spliced(draw: _Draw, body: bytes) -> bytes:
+    begin, end = sorted(draw.randrange(len(body) + 1) for _ in range(2))
+    return body[:end] + body[begin:] if draw.random() < 0.5 else body[:begin] + body[end:]
+
+
+def _nested(draw: _Draw, body: bytes) -> bytes:
+    depth = draw.choice((1, 3, 3000))
+    return draw.choice((b"[", b'{"a":')) * depth + body + draw.choice((b"]", b"}", b"")) * depth
+
+
+def _lines_changed(draw: _Draw, body: bytes) -> bytes:
+    lines = body.split(b"\n")
+    at, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    draw.choice(
+        (
+            lambda: lines.insert(at, lines[other]),
+            lambda: lines.pop(at),
+            lambda: lines.__setitem__(at, lines[other]),
+        )
+    )()
+    return b"\n".join(lines)
+
+
+def _digits(draw: _Draw, body: bytes) -> bytes:
+    places = [at for at, byte in enumerate(body) if chr(byte) in "0123456789"]
+    made = bytearray(body)
+    if places:
+        at = draw.choice(places)
+        made[at : at + 1] = draw.choice((b"9", b"-1", b"1e9", b"1e-9", b"NaN", b"0", b"7.5", b"99"))
+    return bytes(made)
+
+
+def _cells(draw: _Draw, body: bytes) -> bytes:
+    lines = body.split(b"\n")
+    at = draw.randrange(len(lines))
+    mark = b";" if lines[0].count(b";") > lines[0].count(b",") else b","
+    cells = lines[at].split(mark)
+    cells[draw.randrange(len(cells))] = draw.choice(_CELLS).encode()
+    if draw.random() < 0.2:
+        draw.shuffle(cells)
+    lines[at] = mark.join(cells)
+    return b"\n".join(lines)
+
+
+def _values(draw: _Draw, body: bytes) -> bytes:
+    """Change a value of a JSON document, or of one of its lines."""
+    try:
+        made = json.loads(body)
+    except (ValueError, RecursionError):
+        return _cells(draw, body)
+    for _ in range(draw.choice((1, 1, 1, 3))):
+        _change_value(draw, made)
+    return json.dumps(made).encode()
+
+
+def _change_value(draw: _Draw, document: Any) -> None:
+    places = list(_places(document))
+    if not places:
+        return
+    holder, name = draw.choice(places)
+    way = draw.randrange(7)
+    if way == 0:
+        holder[name] = draw.choice(_VALUES)
+    elif way == 1:
+        holder[name] = draw.choice(_NUMBERS)
+    elif way == 2:
+        other, its = draw.choice(places)
+        holder[name], other[its] = other[its], holder[name]
+    elif way == 3 and isinstance(holder, list):
+        holder.insert(name, holder[name])
+    elif way == 4 and isinstance(holder, dict):
+        unit = name.replace("_s", "_ms").replace("_j", "_mj").replace("_mhz", "_ghz")
+        holder[unit if unit != name else f"{name}s"] = holder.pop(name)
+    elif way == 5:
+        value = holder[name]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            holder[name] = value * draw.choice((1e3, 1e-3, 1e6, -1, 2))
+    else:  # deep
+        for _ in range(draw.choice((1, 3, 100))):
+            holder[name] = {"a": [holder[name]]}
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, each in list(inside):
+        yield value, name
+        if isinstance(each, dict | list):
+            yield from _places(each)
+
+
+_CHANGES: tuple[Callable[[_Draw, bytes], bytes], ...] = (
+    *(_values, _values, _values, _values, _values, _digits, _digits, _cells),
+    *(_truncated, _flipped, _spliced, _lines_changed, _nested),
+)
+
+
+# What becomes of it.
+
+
+def outcome(kind: Kind, path: Path, body: bytes, whole: Container[bytes]) -> str:
+    """Write a file, read it, and say what became of it.
+
+    Args:
+        whole: Files of all kinds that nothing changed.
+
+    Raises:
+        WrongError: It was accepted, and says other than was decoded of it.
+    """
+    path.write_bytes(body)
+    try:
+        found = kind.read(path)
+    except UnderclockError as exc:
+        if str(path) not in f"{exc} {exc.hint}" and path.name not in f"{exc} {exc.hint}":
+            return f"refused, without its name: {exc}"
+        return "refused"
+    if body in whole:
+        return "unchanged, or another kind's"
+    try:
+        kind.check(body, found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise WrongError(f"accepted, though it cannot be read again: {exc!r}") from exc
+    return "accepted"
+
+
+def through_command(name: str, path: Path) -> None:
+    """Give a file to the command that reads it; what it prints is kept from the terminal."""
+    if (words := _COMMANDS.get(name)) is None:
+        return
+    quiet = io.StringIO()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        try:
+            main(words.format(path.name).split())
+        except SystemExit:
+            Path("s.db").unlink(missing_ok=True)
+
+
+def tried(
+    count: int, seed: int, *, commands: int = 50
+) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """Try some files in the current folder; return counts by kind and outcome, and what is wrong.
+
+    Args:
+        commands: One of so many files goes through its command too; none where it is 0.
+    """
+    every = kinds()
+    names = sorted(every)
+    whole = {body for kind in every.values() for body in kind.bodies}
+    counts: Counter[tuple[str, str]] = Counter()
+    wrong: list[str] = []
+    for number in range(count):
+        draw = random.Random(f"{seed} {number}")  # noqa: S311 - to repeat it
+        name = names[number % len(names)]
+        kind, another = every[name], every[draw.choice(names)]
+        body = mutated(draw, draw.choice(kind.bodies), draw.choice(another.bodies))
+        path = Path(f"file{kind.suffix}")
+        try:
+            became = outcome(kind, path, body, whole)
+            if commands and number // len(names) % commands == 0:
+                through_command(name, path)
+        except WrongError as exc:
+            became = "WRONG"
+            wrong.append(f"{name} {seed} {number}: {exc}")
+        except Exception:  # noqa: BLE001 - it is what is looked for
+            became = "TRACEBACK"
+            wrong.append(f"{name} {seed} {number}: {traceback.format_exc()}")
+        if became.startswith("refused, without"):
+            wrong.append(f"{name} {seed} {number}: {became}")
+            became = "refused, without its name"
+        counts[name, became] += 1
+    return counts, wrong
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        counts, wrong = tried(asked.count, asked.seed)
+    outcomes = sorted({became for _, became in counts})
+    print(f"| kind | {' | '.join(outcomes)} |")  # noqa: T201
+    print(f"|---|{'---:|' * len(outcomes)}")  # noqa: T201
+    for name in sorted({name for name, _ in counts}):
+        cells = " | ".join(str(counts[name, became]) for became in outcomes)
+        print(f"| {name} | {cells} |")  # noqa: T201
+    print("\n".join(wrong), file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    _main()
