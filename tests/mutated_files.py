@@ -250,14 +250,13 @@ def _check_rows(rows: list[dict[str, Any]], samples: SampleSet) -> None:
         raise WrongError(f"{len(rows)} rows, and {len(samples.samples)} samples")
     for row, sample in zip(rows, samples.samples, strict=True):
         asked = sample.asked
-        read = (sample.kernel, asked.core_mhz, asked.mem_mhz, sample.time_s, sample.energy_j)
-        clocks = [_mhz(row[name]) for name in ("core_mhz", "mem_mhz")]
-        said = (str(row["kernel"]).strip(), *clocks, float(row["time_s"]), float(row["energy_j"]))
-        near = all(
-            math.isclose(a, b, rel_tol=1e-9) for a, b in zip(said[3:], read[3:], strict=True)
-        )
-        if said[:3] != read[:3] or not near:
-            raise WrongError(f"{said} was read as {read}")
+        read = (sample.kernel, asked.core_mhz, asked.mem_mhz)
+        costs = (sample.time_s, sample.energy_j)
+        said = (str(row["kernel"]).strip(), *(_mhz(row[name]) for name in ("core_mhz", "mem_mhz")))
+        in_file = (float(row["time_s"]), float(row["energy_j"]))
+        near = all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(in_file, costs, strict=True))
+        if said != read or not near:
+            raise WrongError(f"{said}, {in_file} was read as {read}, {costs}")
 
 
 def _mhz(cell: Any) -> float | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from underclock.app.options import DURATION, delivered
+from underclock.app.options import DURATION, WATTS, delivered
 from underclock.app.output import Delivery
 from underclock.errors import UsageError
 from underclock.units import parse_duration
@@ -83,7 +83,7 @@ def _cost_options(command: _Command) -> _Command:
 @_cost_options
 @click.option(
     "--blocked-power",
-    type=float,
+    type=WATTS,
     metavar="W",
     help="What a rank draws while it waits. [default: a fifth of its stage's greatest]",
 )
@@ -132,7 +132,7 @@ def _scheduled(
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--workload", metavar="NAME", help="What is trained. [default: by the traces]")
 @_cost_options
-@click.option("--blocked-power", type=float, metavar="W", help="What a rank draws while it waits.")
+@click.option("--blocked-power", type=WATTS, metavar="W", help="What a rank draws while it waits.")
 @click.option("--gpu-name", help="What the ranks ran on. [default: as the traces say]")
 @delivered("job")
 def _traced(

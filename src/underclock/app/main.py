@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from underclock.app import gone
-from underclock.app.output import print_json, say
+from underclock.app.output import print_anywhere, print_json, say
 from underclock.errors import StuckError, UnderclockError, UsageError
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, interruptible
 from underclock.units import name_hint
@@ -107,9 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Fits are of many small matrices, over which a library's threads wait for each other: they took
     # the demo three times the processor's time. Read when NumPy is loaded, which commands do.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    print_anywhere()
+    stdout = sys.stdout
     try:
         with interruptible():
             cli.main(args=given, prog_name="underclock", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
         sys.exit(exc.exit_code)
@@ -130,7 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given and given[0] in _RESUMED:
             hint = "the same command goes on where it stopped: no sample is lost"
         sys.exit(_said(given, words, hint, getattr(exc, "exit_code", INTERRUPTED)))
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as exc:
+        # click wraps stdout whose pipe broke, and ends with 1; rich ends with 1 as it handles that.
+        broke = sys.stdout is not stdout or isinstance(exc.__context__, BrokenPipeError)
+        if isinstance(exc, SystemExit) and not broke:
+            raise
         # The reader left; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -163,6 +163,16 @@ def _parse_clocks(text: str) -> "Clocks":
     return Clocks(core_mhz=parse_mhz(core), mem_mhz=parse_mhz(mem))
 
 
+def _parse_watts(text: str) -> float:
+    """Read ``56W`` or ``56``, in watts."""
+    number = text.strip().removesuffix("W").removesuffix("w")
+    try:
+        return float(number)
+    except ValueError:
+        words = f"cannot read {text!r} as a power"
+        raise UsageError(words, hint="write watts: 56W") from None
+
+
 def _parse_mhz_list(text: str) -> tuple[int | None, ...]:
     clocks: list[int | None] = []
     for part in text.split(","):
@@ -187,6 +197,7 @@ FRACTION = _Parsed("fraction", parse_fraction)
 DURATION = _Parsed("duration", parse_duration)
 CLOCKS = _Parsed("core,memory", _parse_clocks)
 MHZ_LIST = _Parsed("mhz", _parse_mhz_list)
+WATTS = _Parsed("watts", _parse_watts)
 PACE = _Parsed("duration", _parse_pace)
 
 baseline_option = click.option(

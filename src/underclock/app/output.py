@@ -4,8 +4,10 @@ Names come from files and drivers, and may carry escape sequences. Progress is a
 left where it is known; where stderr is a pipe or a file, a plain line comes every 10 s.
 """
 
+import codecs
 import contextlib
 import datetime as dt
+import io
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,6 +47,37 @@ _Show = Callable[..., None]
 def clean(text: str) -> str:
     """Return a text with control characters written out, as JSON writes them."""
     return text.translate(_ESCAPES)
+
+
+_SPELLED = {  # where a terminal's encoding lacks it
+    "±": "+/-",
+    "≤": "<=",
+    "≥": ">=",
+    "\u00d7": "x",
+    "µ": "u",
+    "\u2013": "-",
+    "…": "...",
+    "─": "-",
+    "→": "->",
+    "²": "2",
+}
+
+
+def _spelled(exc: UnicodeError) -> tuple[str, int]:
+    """Write what an encoding lacks in ASCII, as an error handler of `codecs`."""
+    if not isinstance(exc, UnicodeEncodeError):
+        raise exc
+    lacking = exc.object[exc.start : exc.end]
+    words = "".join(_SPELLED.get(each, f"\\u{ord(each):04x}") for each in lacking)
+    return words, exc.end
+
+
+def print_anywhere() -> None:
+    """Let results and warnings be printed whatever the terminal's encoding is."""
+    codecs.register_error("underclock", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="underclock")
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -373,14 +373,15 @@ def gpu_model(name: str) -> GpuModel:
         )
     if not name.endswith(".json"):
         if name not in _NAMES:
-            raise UsageError(f"no simulated GPU is called {name!r}", hint=name_hint(name, _NAMES))
+            near = any(name in each or each in name for each in _NAMES)  # else it is another GPU
+            hint = name_hint(name if near else "", _NAMES)
+            raise UsageError(f"no simulated GPU is called {name!r}", hint=hint)
         return decode((files / f"{name}.json").read_bytes(), name)
     try:
         return decode(Path(name).read_bytes(), name)
     except OSError as exc:
         raise DataError(
-            f"cannot read {name}: {exc.strerror}",
-            hint="`python studies/calibrate.py` makes one",
+            f"cannot read {name}: {exc.strerror}", hint="`python studies/calibrate.py` makes one"
         ) from exc
 
 
@@ -393,8 +394,7 @@ def name_of_model(gpu: str) -> str | None:
 
 
 def encode(model: GpuModel) -> str:
-    """Return a model as JSON, numbers to six digits."""
-    # More digits than a sweep can tell are noise.
+    """Return a model as JSON, numbers to six digits: a sweep tells no more."""
     rounded = json.loads(
         msgspec.json.encode(model), parse_float=lambda text: float(f"{float(text):.6g}")
     )

@@ -1,10 +1,11 @@
-"""Tables that fit a narrow terminal by leaving columns away, never by breaking a name.
+"""Tables that fit a narrow terminal by leaving columns out, said, never by breaking a name.
 
 Cells become `rich.text.Text`: rich would read ``[...]`` in a kernel name as markup.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -16,32 +17,39 @@ from rich.text import Text
 _MIN_WIDTH = 64  # so that a narrow table does not break its title into many lines
 _ENDLESS = 10_000
 _NAME_WIDTH = 21  # of longer names, what stays together at least
-_KEPT = 3  # columns, from the left, that stay however narrow the terminal is
+_KEPT = 3  # columns that stay however narrow the terminal is, the first among them
+_LAST = ("time per step", "energy per step", "time", "energy")  # to go: they answer the question
 
 
 class FittingTable(Table):
-    """A table whose last columns go first where the terminal is too narrow for all."""
+    """A table that names the columns it leaves out where the terminal is too narrow for all."""
 
     def __init__(self, *columns: Column, title: str = "", caption: str = "") -> None:
         """Take columns, what the table shows, and how to read it."""
-        super().__init__(
-            *columns,
-            title=Text(title, style="bold"),
-            title_justify="left",
-            caption=Text(caption) if caption else None,
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        self._look: dict[str, Any] = {
+            "title": Text(title, style="bold"),
+            "title_justify": "left",
+            "caption": Text(caption) if caption else None,
+            "caption_justify": "left",
+            "box": box.SIMPLE_HEAD,
+            "pad_edge": False,
+            "padding": (0, 1, 0, 0),
+        }
+        super().__init__(*columns, **self._look)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw as many columns as fit, the first ones at least."""
-        count = len(self.columns)
-        while count > _KEPT and self._needed(console, options, count) > options.max_width:
-            count -= 1
-        table = self._first(count)
-        if self._needed(console, options, count) > options.max_width:
+        """Draw as many columns as fit; the last ones go first, and those of `_LAST` at the end."""
+        titles = [" ".join(str(column.header).split()) for column in self.columns]
+        named = [_LAST.index(each) if each in _LAST else -1 for each in titles]
+        order = sorted(range(1, len(titles)), key=lambda place: (named[place], -place))
+        kept = list(range(len(titles)))
+        while len(kept) > _KEPT and self._needed(console, options, kept) > options.max_width:
+            kept.remove(order.pop(0))
+        table = self._of(kept)
+        if out := [title for place, title in enumerate(titles) if place not in kept]:
+            words = f"left out for the width: {', '.join(out)}"
+            table.caption = Text("\n".join(filter(None, (str(self.caption or ""), words))))
+        if self._needed(console, options, kept) > options.max_width:
             table.columns[0].min_width = None  # names may break between words then
         wrapped = [column for column in table.columns if not column.no_wrap]
         whole = Measurement.get(console, options.update(max_width=_ENDLESS), table).maximum
@@ -51,27 +59,21 @@ class FittingTable(Table):
         table.min_width = min(_MIN_WIDTH, options.max_width)
         yield table
 
-    def _needed(self, console: Console, options: ConsoleOptions, count: int) -> int:
-        """Return how wide so many columns are at least."""
-        table = self._first(count)
+    def _needed(self, console: Console, options: ConsoleOptions, kept: list[int]) -> int:
+        """Return how wide these columns are at least."""
+        table = self._of(kept)
         for column in table.columns:
             column.width = column.min_width
         return Measurement.get(console, options.update(max_width=_ENDLESS), table).minimum
 
-    def _first(self, count: int) -> Table:
-        """Return a plain table of the first columns."""
-        table = Table(
-            title=self.title,
-            title_justify=self.title_justify,
-            caption=self.caption,
-            caption_justify=self.caption_justify,
-            box=self.box,
-            pad_edge=self.pad_edge,
-            padding=(0, 1, 0, 0),
-        )
+    def _of(self, kept: list[int]) -> Table:
+        """Return a plain table of some columns."""
+        table = Table(**self._look)
         table.columns = [
-            replace(column, min_width=_least_width(column, named=place == 0))
-            for place, column in enumerate(self.columns[:count])
+            replace(
+                self.columns[place], min_width=_least_width(self.columns[place], named=not place)
+            )
+            for place in kept
         ]
         table.rows = self.rows
         return table

@@ -127,8 +127,7 @@ class SampleFile:
         """
         with cls.open(path, writable=False) as file:
             every = file.sample_set()
-        limit_w = every.gpu.power_limit_w
-        stay = tuple(each for each in every.windows if can_draw(each.power_w, limit_w))
+        stay = tuple(w for w in every.windows if can_draw(w.power_w, every.gpu.power_limit_w))
         if len(stay) == len(every.windows):
             return every
         words = (

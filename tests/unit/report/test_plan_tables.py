@@ -102,7 +102,9 @@ def test_a_narrow_terminal_cuts_no_word_and_no_number(width: int) -> None:
         narrow, wide = printed(part, width), printed(part, 200)
         assert max(map(len, narrow.splitlines())) <= width
         assert {
-            word for word in narrow.split() if "\N{BOX DRAWINGS LIGHT HORIZONTAL}" not in word
+            word
+            for word in narrow.partition("left out for")[0].split()
+            if "\N{BOX DRAWINGS LIGHT HORIZONTAL}" not in word
         } <= set(wide.split())
 
 
@@ -237,6 +239,21 @@ def test_intervals_and_other_arms_stand_in_table_and_page() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert f"{MINUS}3.01 to {MINUS}1.99 %" in Seen(html).text
     assert "<title>best fixed clock: " in html
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_a_narrow_terminal_keeps_what_answers_and_names_what_it_leaves_out(width: int) -> None:
+    columns = (*words("kernel"), *numbers("core / mem\nMHz", "time", "energy", "time\nper step"))
+    cells = ("a kernel", "1500 / 5001", "+1.00 %", "-9.00 %", "123.456 ms")
+
+    shown = printed(filled("t", (*columns, *words("status")), [(*cells, "optimal")], "c"), width)
+
+    said = " ".join(shown.partition("left out for the width:")[2].split()).split(", ")
+    for place, name in enumerate(("core / mem MHz", "time", "energy", "time per step"), 1):
+        assert (cells[place] in shown) != (name in said)
+    assert "-9.00 %" in shown
+    assert "+1.00 %" in shown
+    assert ("left out" in shown) == (width < 80)
 
 
 @pytest.mark.parametrize("width", range(66, 100, 3))
