@@ -69,11 +69,10 @@ class FittingTable(Table):
     def _of(self, kept: list[int]) -> Table:
         """Return a plain table of some columns."""
         table = Table(**self._look)
+        least = [_least_width(self.columns[place], named=place == 0) for place in kept]
         table.columns = [
-            replace(
-                self.columns[place], min_width=_least_width(self.columns[place], named=not place)
-            )
-            for place in kept
+            replace(self.columns[place], min_width=width, _index=at)
+            for at, (place, width) in enumerate(zip(kept, least, strict=True))
         ]
         table.rows = self.rows
         return table

@@ -244,7 +244,7 @@ def test_intervals_and_other_arms_stand_in_table_and_page() -> None:
 @pytest.mark.parametrize("width", [40, 50, 60, 80])
 def test_a_narrow_terminal_keeps_what_answers_and_names_what_it_leaves_out(width: int) -> None:
     columns = (*words("kernel"), *numbers("core / mem\nMHz", "time", "energy", "time\nper step"))
-    cells = ("a kernel", "1500 / 5001", "+1.00 %", "-9.00 %", "123.456 ms")
+    cells = ("a kernel of some length", "1500 / 5001", "+1.00 %", "-9.00 %", "123.456 ms")
 
     shown = printed(filled("t", (*columns, *words("status")), [(*cells, "optimal")], "c"), width)
 
