@@ -7,7 +7,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from underclock.records.job import Job, JobPlan, RankClocks, Span
-from underclock.records.outcomes import TOLERANCE
 from underclock.report.chart import GREEN, Series
 from underclock.report.figures import arm_series, trade
 from underclock.report.packed import Packed, Packer, TimelineBox
@@ -43,11 +42,8 @@ def job_tables(job: Job) -> tuple[RenderableType, ...]:
 
 def job_plan_tables(plan: JobPlan) -> tuple[RenderableType, ...]:
     """Return the answer of a job's plan: what it saves, the arms, and what ranks hold."""
-    budget = format_percent(plan.max_slowdown).removeprefix("+")
-    sure = plan.arm(plan.chosen).time_interval is None
-    kept = "" if sure or plan.board_spread else f" + {100.0 * TOLERANCE:.2f}"
     answer = (
-        f"{plan.promise} an iteration (at most {budget}{kept} slower), all "
+        f"{plan.promise} an iteration (time budget: {format_percent(plan.max_slowdown)}), all "
         f"{len(plan.job.ranks)} ranks together"
     )
     arms = filled(
