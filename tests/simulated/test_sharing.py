@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.errors import DeviceError
+from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
-from underclock.hw.nvml import NvmlGpu
+from underclock.hw import nvml
+from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.device import VirtualGpu
@@ -188,3 +189,58 @@ def test_a_lost_gpu_has_no_list_of_neighbours() -> None:
             gpu.neighbours()
         with pytest.raises(DeviceError, match="could not read the MIG mode"):
             gpu.is_partitioned()
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown"),
+    [
+        (None, (0, 1, 2)),
+        ("1", (1,)),
+        ("2, 0", (2, 0)),
+        ("{2},GPU-none,0", (2,)),
+        ("{1:.12}", (1,)),
+        ("1,1", (1,)),
+    ],
+    ids=["not set", "index", "reordered", "UUID", "beginning of a UUID", "twice"],
+)
+def test_what_cuda_shows_is_found_by_index_and_uuid(
+    monkeypatch: pytest.MonkeyPatch, devices: str | None, shown: tuple[int, ...]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with simulated_driver("rtx3080ti", count=3), nvml_session():
+        if devices is not None:
+            uuids = [NvmlGpu(index).uuid() for index in range(3)]
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices.format(*uuids))
+        assert shown_by_cuda() == tuple(f"nvml:{index}" for index in shown)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("", "CUDA_VISIBLE_DEVICES is ''"),
+        ("-1", "CUDA_VISIBLE_DEVICES is '-1'"),
+        ("3", "CUDA_VISIBLE_DEVICES is '3'"),
+        ("GPU", "CUDA_VISIBLE_DEVICES is 'GPU'"),
+        ("MIG-1-2-3,0", "names MIG-1-2-3, a part of a GPU split into MIG instances"),
+    ],
+)
+def test_where_cuda_shows_no_whole_gpu_nothing_is_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch, devices: str, words: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    with (
+        simulated_driver("rtx3080ti", count=3),
+        pytest.raises((UsageError, NotSupportedError), match=words),
+    ):
+        shown_by_cuda()
+
+
+def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvml, "gpu_count", lambda: 0)
+    with (
+        simulated_driver("rtx3080ti"),
+        pytest.raises(UsageError, match="the driver lists none") as caught,
+    ):
+        shown_by_cuda()
+    assert "nvidia-smi -L" in caught.value.hint

@@ -25,8 +25,8 @@ _LIVE_S = 5.0
     "gpus",
     multiple=True,
     metavar="GPU",
-    help="Of each local rank, in their order. [default: nvml:0; of a job's plan, as many as it has "
-    "ranks]",
+    help="Of each local rank, in their order. [default: the first that CUDA shows; of a job's "
+    "plan, as many as it has ranks]",
 )
 @click.option("--dry-run", "dry", is_flag=True, help="Do everything but set clocks.")
 @click.option(

@@ -33,7 +33,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 
 
 @click.command(name="tune")
-@click.option("--gpu", default="nvml:0", show_default=True, metavar="GPU", help="Or sim:rtx3080ti.")
+@click.option("--gpu", metavar="GPU", help="Or sim:rtx3080ti. [default: the first CUDA shows]")
 @folder_option("Where the files go, and are found again.", default=Path("underclock-tune"))
 @click.option("--max-slowdown", type=FRACTION, default=0.01, help="Time budget. [default: 1%]")
 @click.option("--time-limit", type=DURATION, help="GPU time to measure for, as of `measure`.")
@@ -44,7 +44,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
     *,
-    gpu: str,
+    gpu: str | None,
     output: Path,
     max_slowdown: float,
     time_limit: float | None,
@@ -66,10 +66,12 @@ def command(
     from underclock.app.tuning import planned_before, runs_elsewhere
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import parse_gpu
+    from underclock.hw.nvml import shown_by_cuda
     from underclock.store import write_document
     from underclock.tracing.held import may_lock
     from underclock.tracing.source import TrainingCommand
 
+    gpu = gpu or shown_by_cuda()[0]
     goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
     assume = runs_elsewhere(name)
     training = TrainingCommand.of(command_line)

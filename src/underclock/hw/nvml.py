@@ -4,6 +4,7 @@ Driver quirks live here, once, with their reason. Units become SI on the line th
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from underclock.hw.nvml_calls import (
     gpu_count,
     is_simulated,
     locked_mhz,
+    nvml_session,
     simulated_read_only,
 )
 from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
@@ -26,8 +28,43 @@ from underclock.records.common import can_be_celsius, can_draw
 from underclock.records.latencies import Domain
 from underclock.records.measured import gpu_name
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 PARTITIONED = "split into MIG instances, whose clocks are one"
 _OVERCLOCKED = 1.25  # of the highest clock listed: offsets that users set lift clocks above it
+
+
+def shown_by_cuda() -> tuple[str, ...]:
+    """Return ``nvml:INDEX`` of each GPU that CUDA shows to a process started here, in its order.
+
+    The driver and CUDA count alike where all GPUs are of one model.
+
+    Raises:
+        UsageError: It shows none.
+        NotSupportedError: It shows a part of one.
+    """
+    devices = os.environ.get(_VISIBLE)
+    with nvml_session():
+        uuids = [NvmlGpu(index).uuid() for index in range(gpu_count())]
+    shown: list[int] = []
+    for word in map(str, range(len(uuids))) if devices is None else devices.split(","):
+        name = word.strip()
+        if name.startswith("MIG"):
+            raise NotSupportedError(
+                f"{_VISIBLE} names {name}, a part of a GPU {PARTITIONED}",
+                hint="take a GPU without MIG, or ask its operator",
+            )
+        named = name.startswith("GPU-")
+        same = [n for n, u in enumerate(uuids) if (u.startswith(name) if named else name == str(n))]
+        if len(same) != 1 or same[0] in shown:  # there CUDA stops reading
+            break
+        shown += same
+    if not shown:
+        why = "the driver lists none" if devices is None else f"{_VISIBLE} is {devices!r}"
+        raise UsageError(
+            f"no GPU is shown to what is started here: {why}",
+            hint=f"unset it, or name some of {', '.join(uuids) or 'what nvidia-smi -L lists'}",
+        )
+    return tuple(f"nvml:{index}" for index in shown)
 
 
 class NvmlGpu:

@@ -259,7 +259,7 @@ def check_device(uuid: str) -> None:
     current = str(library.cuda.get_device_properties(library.cuda.current_device()).uuid)
     if current.removeprefix("GPU-") != uuid.removeprefix("GPU-"):
         raise UsageError(
-            "PyTorch runs on another GPU than the one to be read",
+            f"PyTorch runs on GPU-{current.removeprefix('GPU-')}, and {uuid} is to be read",
             hint="make them one with CUDA_VISIBLE_DEVICES, or name the other with --gpu nvml:N",
         )
 

@@ -20,7 +20,7 @@ from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
-from underclock.hw.nvml import NvmlGpu, listed_clocks
+from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
@@ -395,7 +395,7 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
             how.tell(sentence)
         check_clocks(held, listed_clocks(gpu))
 
-    found, simulated = _checked_gpus(how.gpus or ("nvml:0",), check)
+    found, simulated = _checked_gpus(how.gpus or shown_by_cuda()[:1], check)
     if unmarked:
         less = "" if plan.modules else " (a step that is traced with its modules has more marks)"
         how.tell(
@@ -409,13 +409,13 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
 
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
     """Check the GPU of each rank, and make the files."""
-    count = len(plan.job.ranks)
-    gpus, first = how.gpus or tuple(f"nvml:{index}" for index in range(count)), how.first_rank
     if how.arms:
         raise UsageError(
             "arms take turns on GPUs of their own, and the ranks of a job are held together",
             hint="leave out --arms: the guard compares the job's plan with auto",
         )
+    count, first = len(plan.job.ranks), how.first_rank
+    gpus = how.gpus or shown_by_cuda()[:count]
     last = first + len(gpus) - 1
     if not 0 <= first <= last < count or (len(gpus) != count and not how.leader):
         raise UsageError(
