@@ -260,6 +260,23 @@ def test_a_rank_that_cannot_go_on_ends_all_and_is_named(kind: str, words: str) -
     assert "rank 1 of 2" in done.stderr
 
 
+@pytest.mark.parametrize("rank", ["", "RANK=0 WORLD_SIZE=2 "])
+def test_what_does_not_train_is_said_and_how_to_name_a_step(
+    monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    """A server; also where a launcher started it as a rank."""
+    monkeypatch.setattr(launching, "_SAY_S", 2.0)
+    monkeypatch.setattr(launching, "_NO_STEP_S", 4.0)
+    monkeypatch.setattr(launching, "_NEXT_STEP_S", 4.0)
+    serves = f"{rank}{sys.executable} -c 'import time; time.sleep(60)'"
+    said: list[str] = []
+    with launching.looking_folder() as folder, pytest.raises(UsageError) as caught:
+        launching.looked_at(TrainingCommand.of(["sh", "-c", serves]), folder, say=said.append)
+    assert "took no step of training in 4" in str(caught.value)
+    assert "underclock.step()" in caught.value.hint
+    assert said == [f"no step of training was seen in 2 s; {caught.value.hint}"]
+
+
 @pytest.mark.parametrize("measures", [True, False])
 def test_only_what_measures_is_asked_to_end_for_it_may_have_locked_clocks(
     monkeypatch: pytest.MonkeyPatch, *, measures: bool

@@ -35,7 +35,7 @@ from underclock.tracing.source import TracePhase, TrainingCommand, source_of_com
 from underclock.units import format_duration
 
 POLL_S = 0.05
-_SAY_S = 60.0  # without a step
+_SAY_S = 45.0  # without a step
 _NO_STEP_S = 900.0  # large models take minutes to load
 _NEXT_STEP_S = 600.0  # of a step, or of a phase of looking
 _ALONE_S = 5.0  # from where one rank failed or is gone to where all are ended
@@ -336,7 +336,7 @@ class _Watch:
         )
 
     def _check_deadlines(self, ranks: list[RankStatus], now_s: float) -> None:
-        if not ranks:
+        if not any(rank.steps for rank in ranks):  # a launcher's processes are ranks from the start
             waited_s = now_s - self._begun_s
             if waited_s > _SAY_S and not self._said:
                 self._said = True

@@ -52,8 +52,9 @@ def torch() -> Any:
     """
     module = installed()
     if module.version.cuda is None:
+        other = "for AMD's GPUs" if getattr(module.version, "hip", None) else "without CUDA"
         raise NotSupportedError(
-            f"this PyTorch ({module.__version__}) was built without CUDA",
+            f"this PyTorch ({module.__version__}) was built {other}",
             hint=f"install a CUDA build of torch; {_WITHOUT}",
         )
     if not module.cuda.is_available():

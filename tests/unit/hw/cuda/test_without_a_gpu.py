@@ -58,6 +58,28 @@ def test_pytorch_without_cuda_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ({"cuda": None, "hip": "6.4"}, "was built for AMD's GPUs"),
+        ({"cuda": None}, "was built without CUDA"),
+        ({"cuda": "13.0"}, "PyTorch sees no CUDA device"),
+    ],
+)
+def test_a_pytorch_for_other_devices_is_named(
+    monkeypatch: pytest.MonkeyPatch, version: dict[str, str | None], words: str
+) -> None:
+    other = SimpleNamespace(
+        __version__="2.11.0",
+        version=SimpleNamespace(**version),
+        cuda=SimpleNamespace(is_available=lambda: False),
+    )
+    monkeypatch.setitem(sys.modules, "torch", other)
+    with pytest.raises(NotSupportedError, match=words) as caught:
+        usable_torch()
+    assert "--assume" in caught.value.hint
+
+
+@pytest.mark.parametrize(
     ("module", "ask", "words"),
     [("torch", usable_torch, "needs PyTorch"), ("cuda.bindings", cuda, "needs cuda-bindings")],
 )
