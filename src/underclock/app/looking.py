@@ -265,7 +265,7 @@ class _Looker:
         self._excepthook(kind, exc, where)
         self._end(self._fails(f"failed in step {self._steps}: {kind.__name__}: {reason_of(exc)}"))
 
-    def _exits(self, code: object = None) -> NoReturn:
+    def _exits(self, code: Any = None) -> NoReturn:
         """The script ends itself, maybe for what it has just caught."""
         if code and not self._failure:
             caught = sys.exc_info()[1]
