@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -107,7 +108,7 @@ def taken_s(pid: int) -> dict[str, float]:
 def bare_share(path: str, looks_per_s: float) -> float:
     """Return what of a core it takes to wake so often, and to read a page."""
     wake_on_time()
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         begun_s, before_s = _CLOCK.now_s(), time.thread_time()
         at_s = begun_s
         while at_s < begun_s + 5.0:
@@ -128,6 +129,7 @@ def one(run: Run, log: Path, steps: int, *, dry: bool, seed: int) -> str:
         "arms": "",
         "window": 0,
         "seed": seed,
+        "steps": None,
         "metrics_port": None,
     }
     with subprocess.Popen(

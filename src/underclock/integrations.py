@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from underclock.errors import NotSupportedError, UsageError
+from underclock.errors import NotSupportedError
 from underclock.records import Plan
 from underclock.records.runs import RunSummary
 from underclock.runtime.holding.held_gpu import applied
@@ -39,11 +40,11 @@ class HoldingHooks:
     """Holds a plan while a trainer trains; who trains says when by calling hooks.
 
     Attributes:
-        plan: With a schedule, or its file.
+        plan: With a schedule, or its file; ``None`` counts what the GPU draws, and sets nothing.
         how: As of ``underclock.applied``.
     """
 
-    def __init__(self, plan: Plan | str | Path, how: HowToRun | None = None) -> None:
+    def __init__(self, plan: Plan | str | Path | None = None, how: HowToRun | None = None) -> None:
         super().__init__()
         self.plan, self.how = plan, how
         self._held: ExitStack | None = None
@@ -58,11 +59,12 @@ class HoldingHooks:
         """Return how the last steps went, for a logger; empty while nothing is held."""
         return {} if self._held is None or self._run is None else self._run.scalars()
 
-    def begin(self) -> None:
-        """Hold it, unless it is held."""
+    def begin(self, steps: int | None = None) -> None:
+        """Hold it, unless it is held, for a run of so many steps where that is known."""
         if self._held is None:
+            how = self.how if steps is None else replace(self.how or HowToRun(), steps=steps)
             with ExitStack() as stack:
-                self._run = stack.enter_context(applied(self.plan, self.how))
+                self._run = stack.enter_context(applied(self.plan, how))
                 self._held = stack.pop_all()
 
     def end(self) -> None:
@@ -95,9 +97,9 @@ class TransformersHooks(HoldingHooks):
     trainer: Any = None
     _logs = False  # whether we do, just now
 
-    def on_train_begin(self, *_args: object, **_kwargs: object) -> None:
-        """Hold it."""
-        self.begin()
+    def on_train_begin(self, *given: Any, **_kwargs: object) -> None:
+        """Hold it, for as many steps as the trainer's state says."""
+        self.begin(getattr(given[1], "max_steps", None) if given[1:] else None)
 
     def on_train_end(self, *_args: object, **_kwargs: object) -> None:
         """Give it back."""
@@ -120,7 +122,9 @@ class TransformersHooks(HoldingHooks):
             self._logs = False
 
 
-def transformers_callback(plan: Plan | str | Path, how: HowToRun | None = None) -> Any:
+def transformers_callback(
+    plan: Plan | str | Path | None = None, how: HowToRun | None = None
+) -> Any:
     """Return a callback for Hugging Face's ``Trainer`` that holds a plan while it trains.
 
     After training one line on stderr says how it went, and the callback has a ``summary``. Where
@@ -134,7 +138,7 @@ def transformers_callback(plan: Plan | str | Path, how: HowToRun | None = None) 
 
 
 def transformers_report_to() -> None:
-    """Have ``report_to="underclock"`` hold the plan that UNDERCLOCK_PLAN names.
+    """Have ``report_to="underclock"`` hold the plan that UNDERCLOCK_PLAN names, if any.
 
     transformers knows the names for ``report_to`` by one table, and asks no entry points; so this
     is called once before ``Trainer`` is made.
@@ -155,12 +159,7 @@ def transformers_report_to() -> None:
         """Made by ``Trainer``, which says nothing to it."""
 
         def __init__(self) -> None:
-            named = os.environ.get(PLAN)
-            if not named:
-                raise UsageError(
-                    "nothing says which plan to hold", hint=f"set {PLAN}=plan.json before training"
-                )
-            super().__init__(named)
+            super().__init__(os.environ.get(PLAN) or None)
 
     table["underclock"] = ReportingCallback
 
@@ -190,7 +189,7 @@ class LightningHooks(HoldingHooks):
     on_exception = teardown = on_fit_end
 
 
-def lightning_callback(plan: Plan | str | Path, how: HowToRun | None = None) -> Any:
+def lightning_callback(plan: Plan | str | Path | None = None, how: HowToRun | None = None) -> Any:
     """Return a callback for Lightning's ``Trainer`` that holds a plan while it fits.
 
     After training one line on stderr says how it went, and the callback has a ``summary``. Step
@@ -234,7 +233,7 @@ class AccelerateHooks(HoldingHooks):
         self.end()
 
 
-def accelerate_tracker(plan: Plan | str | Path, how: HowToRun | None = None) -> Any:
+def accelerate_tracker(plan: Plan | str | Path | None = None, how: HowToRun | None = None) -> Any:
     """Return a tracker for Accelerate that holds a plan while it is open.
 
     ``Accelerator(log_with=[tracker])`` takes it beside other trackers; ``init_trackers`` begins and

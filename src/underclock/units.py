@@ -14,6 +14,7 @@ from underclock.errors import UsageError
 
 _E = TypeVar("_E", bound=StrEnum)
 
+KWH_J = 3.6e6
 _PLAIN_FRACTION = 0.2  # a bare number above this is more likely meant in per cent
 
 _DURATION = re.compile(r"(?P<number>[0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(?P<unit>[a-zµ]*)")
@@ -122,6 +123,11 @@ def format_duration(seconds: float) -> str:
     unit, size = next((u for u in units if seconds >= u[1]), units[-1])
     # Three digits, but 1000 rather than 1e+03.
     return f"{float(f'{seconds / size:.3g}'):.15g} {unit}"
+
+
+def format_drawn(energy_j: float | None) -> str:
+    """Say what was drawn, in kWh, or that it is not known."""
+    return "what it drew is not known" if energy_j is None else f"{energy_j / KWH_J:.3g} kWh drawn"
 
 
 def format_mhz(mhz: int | None) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from small_training import plan
+from small_training import UNCOMPILED, plan
 from underclock.app import main
 from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
-from underclock.hw.nvml_calls import SIMULATOR
+from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.simulated.served.client import Control
+from underclock.ledger.runs import LEDGER, SavedAgainst, read_runs
 from underclock.records import Clocks
 from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR
@@ -36,7 +37,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with served_gpus("rtx3080ti", tmp_path / "s"):
+    with served_gpus("rtx3080ti", tmp_path / "s", count=2):
         monkeypatch.setenv(SIMULATOR, str(tmp_path / "s"))
         yield
 
@@ -206,6 +207,10 @@ def test_a_run_too_short_to_compare_ends_with_8(capsys: pytest.CaptureFixture[st
     ("arguments", "reason"),
     [
         ("run plan.json", "nothing to run"),
+        ("run", "run takes a plan and a command"),
+        ("run --observe", "run takes a plan and a command"),
+        ("run --observe plan.json -- true", "with --observe a command alone"),
+        ("run --observe --arms auto,plan -- true", "nothing to compare"),
         ("run plan.json -- no-such-command", "there is no command 'no-such-command'"),
         ("run plan.json --arms plan,magic -- true", "there is no arm 'magic'"),
         ("run plan.json --arms auto,best-fixed -- true", "no best fixed clock"),
@@ -223,3 +228,93 @@ def test_what_is_wrong_is_said(
 
     assert code in {2, 4}
     assert reason in said
+
+
+_TRAINS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+{UNCOMPILED}
+from small_training import Model, train
+train(Model(), 40)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("served")
+def test_a_run_without_a_plan_has_its_kwh_and_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
+    Path("train.py").write_text(_TRAINS)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--observe", "--json", "--", sys.executable, "train.py"])
+    said = capsys.readouterr()
+    ran = json.loads(said.out)
+    ((booked,), notes) = read_runs(tmp_path / "ledger.jsonl")
+
+    assert (ended.value.code, notes) == (0, ())
+    assert ran["summary"]["enqueued"] == 40
+    assert ran["summary"]["steps"] > 20
+    assert "no clock was held, and nothing was saved; " in ran["line"]
+    assert ran["line"].endswith(" kWh drawn; no clock was set")
+    assert len(booked.gpus) == 2  # all that the command sees
+    assert (booked.job, booked.against, booked.plan) == ("train", SavedAgainst.OBSERVED, "")
+    drawn_j = [gpu.energy_j or 0.0 for gpu in booked.gpus]
+    assert drawn_j == [gpu.auto_j for gpu in booked.gpus]
+    assert sum(drawn_j) == pytest.approx(ran["summary"]["energy_j"])
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("true", 0, "0 steps; no clock was held, and nothing was saved; "),
+        ("false", 1, "0 steps; no clock was held, and nothing was saved; "),
+        ("kill -TERM $$", 143, "the command was ended by SIGTERM"),
+        ("kill -INT $$", 130, "the command was ended by SIGINT"),
+    ],
+)
+def test_what_is_observed_ends_with_the_commands_code(
+    command: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--observe", "--", "sh", "-c", command])
+
+    assert ended.value.code == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.splitlines()[-1].endswith("; no clock was set")
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_is_observed_and_its_kwh_are_booked(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
+    began, clock = tmp_path / "began", SystemClock()
+    command = ["sh", "-c", f"echo > {began}; exec sleep 60"]
+    words = [sys.executable, "-m", "underclock", "run", "--observe", "--gpu", "nvml:0"]
+    with subprocess.Popen([*words, "--", *command], stderr=subprocess.PIPE, text=True) as process:
+        until_s = clock.now_s() + 60.0
+        while not began.exists() and clock.now_s() < until_s:
+            clock.sleep_s(0.02)
+        clock.sleep_s(1.0)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30.0)
+
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    ((booked,), _) = read_runs(tmp_path / "ledger.jsonl")
+    assert (booked.job, len(booked.gpus)) == ("sh", 1)
+    assert (booked.gpus[0].energy_j or 0.0) > 1.0
+
+
+def test_without_a_gpu_observing_says_so(
+    fails: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SIMULATOR, raising=False)
+    code, said = fails("run --observe -- true")
+
+    assert (code, "no NVIDIA driver here" in said) == (3, True)

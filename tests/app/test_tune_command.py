@@ -44,6 +44,7 @@ def test_a_script_is_tuned_once_and_held(capfd: pytest.CaptureFixture[str]) -> N
     assert (plan.headline.energy_change or 0.0) < -0.01
     assert "report.html" in said.out
     assert "underclock run tuned/plan.json --arms auto,plan -- " in said.out.splitlines()[-1]
+    assert " steps, about " in said.out.splitlines()[-1]
     taken = _on_file()
 
     with pytest.raises(SystemExit) as ended:

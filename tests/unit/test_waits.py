@@ -31,7 +31,7 @@ WAITS = {
     "runtime/conductor/starting.py Conducting._line": _READY,
     "runtime/conductor/starting.py _woken_by_signals": _AT_ONCE,
     "runtime/machine/machine.py Machine.asked": "no wait: a lock of clocks that a driver accepts",
-    "runtime/trainer/notes.py Hook._say_in_place_of_the_oldest": _AT_ONCE,
+    "runtime/trainer/notes.py Hook._say": _AT_ONCE,
     "runtime/undo/watcher.py Watcher.__init__": "the conductor's first words, or its end",
     "runtime/undo/watcher.py Watcher.hear": _READY,
     "runtime/undo/watcher.py main": "the conductor's end: it is what a watcher is for",

@@ -44,6 +44,7 @@ OPTIONS: Final[dict[str, str]] = {
     "underclock plan --raw": "`underclock.plan(..., raw=True)` in Python takes samples for the "
     "truth",
     "underclock run --node-power": "ranks keep the power limits they have; nvidia-smi -pl sets any",
+    "underclock tune --arms": "tune ends with the `underclock run --arms auto,plan` that compares",
     "underclock --install-completion": (
         'eval "$(_UNDERCLOCK_COMPLETE=bash_source underclock)" lets a shell complete; zsh_source '
         "and fish_source too"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from underclock.app.options import file_argument, json_option
+from underclock.app.options import json_option
 from underclock.app.output import print_json, print_table, say
+from underclock.errors import UsageError
 from underclock.hw.interrupts import BY_SIGNAL, InterruptedBySignal
 
 if TYPE_CHECKING:
@@ -19,15 +20,16 @@ _LIVE_S = 5.0
 
 
 @click.command(name="run")
-@file_argument("plan")
+@click.argument("plan", required=False)
 @click.option(
     "--gpu",
     "gpus",
     multiple=True,
     metavar="GPU",
     help="Of each local rank, in their order. [default: the first that CUDA shows; of a job's "
-    "plan, as many as it has ranks]",
+    "plan, as many as it has ranks; with --observe, all]",
 )
+@click.option("--observe", is_flag=True, help="Without PLAN: set nothing, and count kWh.")
 @click.option("--dry-run", "dry", is_flag=True, help="Do everything but set clocks.")
 @click.option(
     "--log",
@@ -63,18 +65,14 @@ _LIVE_S = 5.0
     help="Where the machine of rank 0 decides for a job on several machines; the same on all.",
 )
 @click.option("--live", is_flag=True, help="Say every five seconds how it goes.")
-@click.option(
-    "--metrics-port",
-    type=int,
-    metavar="PORT",
-    help="Where Prometheus may ask this machine.",
-)
+@click.option("--metrics-port", type=int, metavar="PORT", help="Where Prometheus may ask.")
 @click.option("--anyway", is_flag=True, help="On another board or driver than the plan's too.")
 @json_option
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
     *,
-    plan: Path,
+    plan: str | None,
+    observe: bool,
     live: bool,
     as_json: bool,
     command_line: tuple[str, ...],
@@ -91,6 +89,11 @@ def command(
 
     Example: underclock run plan.json -- python train.py --epochs 3
     """
+    if plan is None or (observe and plan.endswith(".json")):
+        raise UsageError(
+            "run takes a plan and a command, or with --observe a command alone",
+            hint="underclock run plan.json -- python train.py",
+        )
     from underclock.runtime.holding.run import HowToRun, run
 
     codes: list[int] = []
@@ -101,7 +104,7 @@ def command(
 
     how = HowToRun(live_s=_LIVE_S if live else None, tell=_tell, ended=ended, **asked)
     try:
-        run(plan, command_line, how)
+        run(None if observe else plan, (plan, *command_line) if observe else command_line, how)
     except InterruptedBySignal as exc:
         if codes:  # else it never began
             sys.exit(exc.exit_code)

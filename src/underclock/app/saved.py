@@ -11,20 +11,22 @@ import msgspec
 from underclock.app.options import json_option
 from underclock.app.output import print_json, print_table, say, warn
 from underclock.errors import UsageError
+from underclock.units import KWH_J
 
 if TYPE_CHECKING:
     from underclock.ledger.runs import SavedTotal
 
-_KWH_J, _HOUR_S = 3.6e6, 3600.0
+_HOUR_S = 3600.0
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _PRICE = re.compile(rf"{_NUMBER}\s*([A-Z]{{3}})\s*/\s*([kM])Wh")
 _GRID = re.compile(rf"{_NUMBER}\s*(k?)g(?:\s*CO2e?)?\s*/\s*kWh")
 _MOST_PUE = 5.0  # more is a slip; less than 1 is impossible
 _MOST_G = 2000.0  # oil shale and lignite burned badly are below; more is a slip of the unit
 _CAPTION = (
-    "blocks: told by blocks at auto in the same run; promise: by what plans promised. 95 % "
-    "intervals: errors of one run's blocks, and of all promises, are taken as fully correlated, of "
-    "different runs' blocks as independent; counters may be off by 5 %, and blocks by heat by 5 %"
+    "blocks: told by blocks at auto in the same run; promise: by what plans promised; observed: "
+    "nothing was compared, and nothing counts as saved. 95 % intervals: errors of one run's blocks "
+    "and of all promises, are taken as fully correlated, of different runs' blocks as independent; "
+    "counters may be off by 5 %, and blocks by heat by 5 %"
 )
 
 
@@ -66,7 +68,7 @@ def command(
         (
             f"{each.group or 'all'}: {each.evidence}, {each.against}",
             *(_interval(*ends) for ends in _saved(each, units).values()),
-            *(f"{each.energy_j / _KWH_J:.3g}", f"{each.gpu_s / _HOUR_S:.3g}"),
+            *(f"{each.energy_j / KWH_J:.3g}", f"{each.gpu_s / _HOUR_S:.3g}"),
             *map(str, (each.runs, each.gpus, each.steps)),
         )
         for each in sums
@@ -79,7 +81,7 @@ def command(
     for each in sums:
         if each.why:
             group = f"{each.group}: " if each.group else ""
-            kwh = f"{group}{each.untold_j / _KWH_J:.3g} kWh of which it cannot be told"
+            kwh = f"{group}{each.untold_j / KWH_J:.3g} kWh of which it cannot be told"
             say(f"not counted, {each.evidence}: {kwh}: {'; '.join(each.why)}")
     if not price:
         say("no money is shown, for no price was said: --price 0.25EUR/kWh")
@@ -91,7 +93,7 @@ def command(
 
 def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, float]:
     """Return what is shown of a joule that GPUs draw, by the heading of its column."""
-    units = {"kWh": 1.0 / _KWH_J}
+    units = {"kWh": 1.0 / KWH_J}
     found = re.fullmatch(_NUMBER, (pue or "1").strip())
     factor = float(found[1]) if found else math.nan
     if not 1.0 <= factor <= _MOST_PUE:
@@ -106,7 +108,7 @@ def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, fl
                 f"cannot read {price!r}: a price needs a number, a currency and a unit",
                 hint="write --price 0.25EUR/kWh, or 250USD/MWh",
             )
-        units[found[2]] = factor * float(found[1]) / _KWH_J / (1000.0 if found[3] == "M" else 1.0)
+        units[found[2]] = factor * float(found[1]) / KWH_J / (1000.0 if found[3] == "M" else 1.0)
     if grid:
         found = _GRID.fullmatch(grid.strip())
         grid_g = float(found[1]) * (1000.0 if found[2] else 1.0) if found else math.inf
@@ -115,7 +117,7 @@ def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, fl
                 f"cannot read {grid!r} as CO2e of a kWh: grids emit up to {_MOST_G:.0f} g",
                 hint="in grams, as --grid 380g/kWh",
             )
-        units["CO2e, kg"] = factor * 1e-3 * grid_g / _KWH_J
+        units["CO2e, kg"] = factor * 1e-3 * grid_g / KWH_J
     return units
 
 

@@ -40,7 +40,6 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.option("--precision", type=FRACTION, help="How sure to be, as of `measure`.")
 @click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
-@click.option("--arms", default="", help="With --hold: arms that take turns, as of `run`.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
 def command(
     *,
@@ -51,7 +50,6 @@ def command(
     precision: float | None,
     latency: str | None,
     hold: bool,
-    arms: str,
     command_line: tuple[str, ...],
 ) -> None:
     """Find clocks for a training COMMAND: trace, measure, plan, report, each into one folder.
@@ -106,7 +104,7 @@ def command(
         say(f"{plan_file} is there already; remove it to plan anew", err=True)
     _show(made, output, command_line, step.warnings)
     if hold:
-        _hold(plan_file, name, arms, command_line)
+        _hold(plan_file, name, command_line)
 
 
 def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
@@ -173,18 +171,26 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
 def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:
     """Print the answer on one screen, and how to hold it."""
     from underclock.report import plan_tables
+    from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
+    from underclock.units import format_duration
 
     warn(tuple(sentence for sentence in made.warnings if sentence not in said))
     print_table(*plan_tables(made, brief=True))
     say(f"everything: {folder / 'report.html'}")
     if made.schedule is not None and not made.sets_nothing:
-        run = f"underclock run {folder / 'plan.json'} --arms auto,plan"
-        say(f"to train so, and measure what it saves: {run} -- {shlex.join(command_line)}")
+        arms = Arms(names=(ArmName.AUTO, ArmName.PLAN))
+        arms.size(step_s := sum(made.schedule.launch_s))
+        steps = arms.needs(LEAST_ROUNDS)
+        takes = f"{steps} steps, about {format_duration(steps * step_s)}"
+        run = (
+            f"underclock run {folder / 'plan.json'} --arms auto,plan -- {shlex.join(command_line)}"
+        )
+        say(f"to train so, and measure in {takes}, what it saves: {run}")
 
 
-def _hold(plan: Path, gpu: "GpuName", arms: str, command_line: tuple[str, ...]) -> None:
+def _hold(plan: Path, gpu: "GpuName", command_line: tuple[str, ...]) -> None:
     from underclock.app.tuning import to_hold
 
     with to_hold(gpu) as there:
-        words = [f"{plan}", "--gpu", there, "--arms", arms, "--", *command_line]
+        words = [f"{plan}", "--gpu", there, "--", *command_line]
         running.command(words, standalone_mode=False)

@@ -37,7 +37,8 @@ COUNTER = 0.05
 HEAT = 0.05
 """Blocks are shorter than heat takes, so both arms run at the heat of both: on simulated boards at
 their cap that showed up to so much of a saving that was none (docs/evidence/ledger.md)."""
-OTHERWISE = "clocks were neither auto nor as planned: a guard had taken part of the plan back"
+OTHERWISE = "clocks were neither auto nor as planned throughout"
+OTHER_STEPS = "steps took over 10 % more or less than the plan's"
 _BEGINS, _SQLITE = b'{"kind":"ledger"', b"SQLite format 3"
 _ASIDE = f"name another file with {LEDGER}, or move it away: the next run begins a new one"
 _WAITS, _WAIT_S = 200, 0.05  # for the lock; whoever holds it for longer was stopped
@@ -52,6 +53,7 @@ class SavedAgainst(StrEnum):
 
     BLOCKS = "blocks"  # at auto, in turns with the plan's in the same run
     PROMISE = "promise"  # of the plan, for the steps that ran under it
+    OBSERVED = "observed"  # nothing: what was drawn is booked with a saving of 0
 
 
 class LedgerGpu(Record, frozen=True, kw_only=True):
@@ -59,11 +61,10 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
 
     Attributes:
         gpu: As `hashed` makes it of the board's UUID.
-        energy_j: That steps drew by the GPU's counter, but for ``untold_j``; ``None`` where none is
-            known.
-        auto_j: What the steps in ``energy_j`` would have drawn at auto, with its 95 % interval as
-            far as the comparison goes; ``None`` where that cannot be told, as ``untold`` says.
-        untold_j: Drawn besides, in steps that were neither at auto nor as planned.
+        energy_j: Drawn in all of the run, but for ``untold_j``; ``None`` where that is not known.
+        auto_j: What ``energy_j`` would have been at auto, with its 95 % interval as far as the
+            comparison goes; ``None`` where that cannot be told, as ``untold`` says.
+        untold_j: Drawn in steps of which it cannot be told what they saved, and ``untold_why``.
     """
 
     gpu: str
@@ -75,6 +76,7 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
     auto_interval_j: tuple[float, float] | None
     untold: str = ""
     untold_j: _Amount = 0.0
+    untold_why: str = ""
 
     def __post_init__(self) -> None:
         if self.auto_j is not None:
@@ -88,7 +90,7 @@ class LedgerRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="ledger
 
     Attributes:
         job: What the user calls it, or the batch system; else the workload.
-        plan: Digest of the plan.
+        plan: Digest of the plan; empty for none.
         began_s: Seconds since 1970, UTC.
         evidence: Of the saving: the weaker of the run's own and of what it is told against.
     """
@@ -108,7 +110,7 @@ class SavedTotal(Record, frozen=True, kw_only=True):
 
     Attributes:
         group: Job, GPU or month; empty for all.
-        energy_j: Drawn in steps whose saving can be told, in ``gpu_s`` of GPUs' time.
+        energy_j: Drawn where the saving can be told, in ``gpu_s`` of GPUs' time.
         saved_j: Of that against auto, with its 95 % interval; negative where more was drawn.
         untold_j: Drawn besides, of which it cannot be told what was saved, and ``why``.
     """
@@ -178,7 +180,7 @@ def _total(
         saved_j=saved_j,
         saved_interval_j=(saved_j - reach_j[0], saved_j + reach_j[1]),
         untold_j=math.fsum(e.untold_j + (e.energy_j or 0.0) * bool(e.untold) for e in rest),
-        why=tuple(dict.fromkeys(gpu.untold or OTHERWISE for gpu in rest)),
+        why=tuple(dict.fromkeys(gpu.untold or gpu.untold_why or OTHERWISE for gpu in rest)),
     )
 
 

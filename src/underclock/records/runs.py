@@ -19,11 +19,11 @@ class RunLine(Record, frozen=True, kw_only=True, tag_field="line", tag="run"):
     evidence: Evidence
     gpus: tuple[str, ...]
     workload: str
-    marks: int
-    dry: bool
+    marks: int = 0
+    dry: bool = False
     began_s: float
-    energy_change: float | None
-    time_change: float | None
+    energy_change: float | None = None
+    time_change: float | None = None
     arms: str = ""
     seed: int = 0
     is_job: bool = False
@@ -94,7 +94,7 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
         looks: At pages.
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
         restarts: How often a trainer was started again, as launchers do after a failure.
-        energy_j: That GPUs drew meanwhile; ``None`` where a counter was not read.
+        energy_j: That GPUs drew meanwhile; ``None`` where that is not known.
     """
 
     cpu_s: float
@@ -153,7 +153,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
         energy_j: That the GPUs drew in all of the run.
         restarts: How often a trainer was started again.
         since_auto: Of a job, what its iterations take under the plan against those at auto before,
-            all ranks together: changes of energy and time, as fractions.
+            all ranks together.
     """
 
     run: RunLine | None
@@ -175,4 +175,4 @@ class RunSummary(Record, frozen=True, kw_only=True):
     arms: tuple[ArmLine, ...] = ()
     energy_j: float | None = None
     restarts: int = 0
-    since_auto: tuple[float, float] | None = None
+    since_auto: ArmLine | None = None

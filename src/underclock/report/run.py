@@ -11,10 +11,11 @@ from underclock.report.packed import Packer, TimelineBox
 from underclock.report.page import rendered
 from underclock.report.terminal import filled, words
 from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, interval_text
-from underclock.units import format_percent
+from underclock.units import format_drawn, format_percent
 
-_JOULES_OF_A_KWH = 3.6e6
-_DRIVEN = frozenset({"auto", "auto-again", "warm-up", "learning", "off"})  # what holds no clock
+_DRIVEN = frozenset(
+    {"auto", "auto-again", "warm-up", "learning", "off", "observed"}
+)  # what holds no clock
 _MOST_POINTS = 1000  # of a drawing: more do not show
 _COLOURS = {  # in the order in which they are shown: auto, then the plan, then what is simpler
     "warm-up": GREY,
@@ -32,7 +33,8 @@ _COLOURS = {  # in the order in which they are shown: auto, then the plan, then 
 
 def closing_line(summary: RunSummary, *, clocks: str = "") -> str:
     """Return what a run came to: its steps, its saving, what it drew, what became of clocks."""
-    return "; ".join(filter(None, (_steps(summary), _saving(summary), _drawn(summary), clocks)))
+    parts = _steps(summary), _saving(summary), format_drawn(summary.energy_j), clocks
+    return "; ".join(filter(None, parts))
 
 
 def _saving(summary: RunSummary) -> str:
@@ -41,7 +43,7 @@ def _saving(summary: RunSummary) -> str:
     if run is None:
         return "nothing was seen of it"
     if run.dry:
-        return "a dry run: no clock was held, and nothing was saved"
+        return "no clock was held, and nothing was saved"
     plans = [arm for arm in summary.arms if arm.arm == "plan"]
     if summary.arms:  # of several GPUs each has some, and one line has room for one
         arm = (plans or summary.arms)[0]
@@ -58,10 +60,17 @@ def _saving(summary: RunSummary) -> str:
     if not summary.followed and summary.events:
         why = f"saved nothing: {summary.events[-1]}"
     elif run.is_job and summary.since_auto is not None:
-        energy, time = map(format_percent, summary.since_auto)
-        return f"{promised}{energy} energy at {time} time against its first iterations at auto"
+        arm = summary.since_auto
+        energy = _change(arm.energy_change, arm.energy_interval, " energy")
+        return (
+            f"{promised}{energy} at {format_percent(arm.time_change)} time against its iterations "
+            "at auto before, warm-up left out"
+        )
     elif run.is_job:
-        why = "not measured: no iterations at auto before it (--guard 20)"
+        why = (
+            "its saving is not known: too few iterations at auto before it, after warming up "
+            "(--guard 20), or what they drew is not known"
+        )
     elif run.arms:
         why = f"not measured: {next(reversed(summary.events), 'no round was whole')}"
     else:
@@ -78,17 +87,11 @@ def _steps(summary: RunSummary) -> str:
     return f"{summary.steps} of {summary.enqueued} steps seen{again}"
 
 
-def _drawn(summary: RunSummary) -> str:
-    if summary.energy_j is None:
-        return "what it drew is not known"
-    return f"{summary.energy_j / _JOULES_OF_A_KWH:.3g} kWh drawn"
-
-
 def run_table(summary: RunSummary) -> Table:
     """Return a run in a few numbers."""
     run, title = summary.run, "no step was seen"
     if run is not None:
-        how = "dry run, no clock was held" if run.dry else "run"
+        how = "no clock was held" if run.dry else "run"
         gpus = ", ".join(dict.fromkeys(run.gpus))
         title = f"{run.workload} on {gpus}, {how}: {run.evidence}"
     arms = []
@@ -152,7 +155,7 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         run=run,
         saved=saved[:1].upper() + saved[1:],
         followed=summary.followed,
-        came_to=f"{_steps(summary)}; {_drawn(summary)}",
+        came_to=f"{_steps(summary)}; {format_drawn(summary.energy_j)}",
         data=_data(run, steps),
         best=next((arm for arm in summary.arms if arm.arm == "plan"), None),
         interval=_interval,

@@ -292,7 +292,15 @@ def following(
     """Launch a step over and over, each launch at its clocks, as well as the GPU can."""
     clocks = schedule.clocks
     settings = tuple(dict.fromkeys(clocks))
-    _check_listed(rig, settings)
+    memories = rig.gpu.supported_mem_mhz()
+    for setting in settings:
+        core, memory = setting.core_mhz, setting.mem_mhz
+        known = memory is None or memory in memories
+        if not known or not (core is None or core in rig.gpu.supported_core_mhz(memory)):
+            raise UsageError(
+                f"{rig.gpu.info().name} does not list {setting}",
+                hint="see `underclock doctor` for its clocks",
+            )
     machine = schedule.machine()
     launcher = replace(rig.launcher, clocks=clocks) if machine is None else rig.launcher
     held = [setting for setting in settings if not setting.is_auto]
@@ -306,16 +314,3 @@ def following(
             driven = Driven(rig.device, machine, schedule.lengths, schedule.looks)
             with driven.driving():
                 yield loop, driven
-
-
-def _check_listed(rig: Rig, settings: Sequence[Clocks]) -> None:
-    """Make sure that the GPU lists all clocks, and in these pairs."""
-    memories = rig.gpu.supported_mem_mhz()
-    for setting in settings:
-        core, memory = setting.core_mhz, setting.mem_mhz
-        known = memory is None or memory in memories
-        if not known or not (core is None or core in rig.gpu.supported_core_mhz(memory)):
-            raise UsageError(
-                f"{rig.gpu.info().name} does not list {setting}",
-                hint="see `underclock doctor` for its clocks",
-            )

@@ -81,7 +81,7 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     assert (ran.code, ran.why) == (0, "the training process ended")
     assert _as_found(control)
     (line,) = [words for words in told if "; clocks were" in words]
-    assert "% time against its first iterations at auto" in line
+    assert "% time against its iterations at auto before, warm-up left out" in line
     assert line.endswith("kWh drawn; clocks were given back")
     assert not [words for words in told if "held no more" in words]
     lines = read_log(log)
@@ -141,7 +141,7 @@ def _refused(plan: JobPlan, how: HowToRun) -> Ran:
             UsageError,
             "'node0' is no host and port",
         ),
-        (_plan(data=3), HowToRun(), UsageError, "there is no GPU"),
+        (_plan(data=3), HowToRun(), UsageError, "the job has 6 ranks and 4 GPUs"),
         (
             msgspec.structs.replace(_plan(), job=job(gpu=GpuInfo(name="A100"), transfer_s=(1e-3,))),
             HowToRun(),

@@ -5,26 +5,31 @@ Of a run it is told the lines of the log, and nothing else; there is no second m
 
 import datetime as dt
 import math
+import os
 import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.errors import UnderclockError
 from underclock.ledger.runs import (
+    OTHER_STEPS,
     OTHERWISE,
     LedgerGpu,
     LedgerRun,
     SavedAgainst,
     append_run,
     hashed,
+    ledger_path,
 )
-from underclock.records import Evidence, Plan
+from underclock.records import Arm, Cost, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
+from underclock.records.serving import ServingPlan
+from underclock.runtime.conductor.gauges import Shown
 from underclock.runtime.machine.steps import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.guard import Stage
@@ -38,7 +43,9 @@ _ALIKE = 0.1  # of the plan's step in time and energy: a promise is told of none
 _WEAKEST = (Evidence.SIMULATED, Evidence.REPLAYED, Evidence.MEASURED)
 _AT_AUTO = {stage.name.lower() for stage in Stage if stage.at_auto}
 _AUTO, _PLAN, _FIXED = str(ArmName.AUTO), str(ArmName.PLAN), str(ArmName.BEST_FIXED)
+_OTHER = "other"  # steps that followed the plan, and are not the plan's
 _UNKNOWN = "what steps drew is not known"
+_Changes = dict[str, tuple[float, float, float]]  # of energy by arm: low end, mean, high end
 _LEAST_END_S = 5.0  # that the last writing waits for the one before
 
 
@@ -56,28 +63,34 @@ class RunTally:
     """Sums up the lines of a run's log, as they come.
 
     Args:
-        plan: That is held.
+        plan: That is held; ``None`` where none is.
         gpus: UUID and model of each local rank's GPU.
         first: Rank of the first of them.
         environment: Of the job.
+        shown: What the driver showed of a GPU so far; ``None`` where that is not known.
     """
 
     def __init__(
         self,
-        plan: Plan | JobPlan,
+        plan: Plan | JobPlan | ServingPlan | None,
         gpus: Sequence[tuple[str, str]],
         first: int,
         environment: Mapping[str, str],
+        shown: Callable[[int], Shown | None] = lambda _gpu: None,
     ) -> None:
         rank, slurm = environment.get("RANK", ""), environment.get("SLURM_JOB_ID")
         if rank.isdecimal() and len(gpus) == 1 and not first:
             first = int(rank)  # each rank of the job holds its own
-        self._plan, self._gpus, self._first = plan, gpus, first
-        usual = f"slurm {slurm}" if slurm else plan.workload
-        self._job = environment.get("UNDERCLOCK_JOB") or usual
+        self._plan, self._gpus, self._first, self._shown = plan, gpus, first, shown
+        self._arm: Arm | None = plan.headline if isinstance(plan, Plan) else None
+        self._cost: Cost | None = None if self._arm is None else self._arm.cost
+        if isinstance(plan, JobPlan):
+            self._arm, self._cost = plan.arm(plan.chosen), plan.promise
+        self._job = environment.get("UNDERCLOCK_JOB") or (f"slurm {slurm}" if slurm else "")
         self._number = secrets.token_hex(8)
         self._began_s = dt.datetime.now(tz=dt.UTC).timestamp()
         self._run: RunLine | None = None
+        self._against = SavedAgainst.OBSERVED
         self._drawn: defaultdict[tuple[int, str], _Drawn] = defaultdict(_Drawn)
         self._arms: list[ArmLine] = []
 
@@ -94,33 +107,39 @@ class RunTally:
             self._arms.append(line)
         elif isinstance(line, RunLine):
             self._run = line
+            is_held = not line.dry and isinstance(self._plan, Plan | JobPlan)
+            self._against = SavedAgainst.BLOCKS if line.arms else SavedAgainst.PROMISE
+            self._against = self._against if is_held else SavedAgainst.OBSERVED
 
     def counted_as(self, line: StepLine) -> str:
         """Return the arm that a step counts for; empty where it cannot be told what it saved.
 
-        A promise is of steps that followed the plan throughout. Where arms took turns, what they
-        differ by was told of all their steps.
+        A promise is of steps that followed the plan throughout and took as long as the plan's.
+        Where arms took turns, what they differ by was told of all their steps.
         """
-        if self._run is not None and self._run.arms:
+        if self._against is SavedAgainst.BLOCKS:
             return line.arm
-        if line.arm in _AT_AUTO:
+        if line.arm in _AT_AUTO or self._against is SavedAgainst.OBSERVED:
             return _AUTO
-        return _PLAN if line.state == State.FOLLOWING and line.arm == _PLAN else ""
+        if line.state != State.FOLLOWING or line.arm != _PLAN:
+            return ""
+        is_plans = self._cost is None or abs(line.time_s / self._cost.time_s - 1.0) <= _ALIKE
+        return _PLAN if is_plans else _OTHER
 
     def run(self, lasted_s: float) -> LedgerRun | None:
-        """Return the ledger's line; ``None`` of a run that set nothing."""
-        run = self._run
-        if run is None or run.dry:
+        """Return the ledger's line; ``None`` before the run began."""
+        run, plan = self._run, self._plan
+        if run is None:
             return None
-        weaker = min(run.evidence, self._plan.evidence, key=_WEAKEST.index)
+        promise = [plan.evidence] if plan and self._against is SavedAgainst.PROMISE else []
         return LedgerRun(
             run=self._number,
-            job=self._job,
-            plan=digest_of(self._plan)[:16],
+            job=self._job or run.workload,
+            plan="" if plan is None else digest_of(plan)[:16],
             began_s=self._began_s,
             lasted_s=lasted_s,
-            evidence=run.evidence if run.arms else weaker,
-            against=SavedAgainst.BLOCKS if run.arms else SavedAgainst.PROMISE,
+            evidence=min([run.evidence, *promise], key=_WEAKEST.index),
+            against=self._against,
             gpus=tuple(self._gpu(run, gpu) for gpu in range(len(self._gpus))),
         )
 
@@ -129,40 +148,54 @@ class RunTally:
 
         Steps that drew ``E`` at a change of ``c`` would have drawn ``E / (1 + c)`` at auto: the
         greater the change, the less. Arms of one run share its auto, so their errors are added.
+        Steps are credited at most what the plan's save; what no step drew saves nothing.
         """
         mine = {arm: drawn for (whose, arm), drawn in self._drawn.items() if whose == gpu}
-        besides = mine.pop("", _Drawn())
-        changes, why = self._changes(run, gpu, mine.get(_PLAN, _Drawn()))
-        is_known = any(drawn.known for drawn in mine.values())
-        if not is_known:
-            unseen = OTHERWISE if besides.steps else "no step was seen"
-            why = _UNKNOWN if mine else unseen
-        energy_j = math.fsum(drawn.energy_j for drawn in mine.values())
+        shown, steps = self._shown(gpu), sum(drawn.steps for drawn in mine.values())
+        seen_j = math.fsum(drawn.energy_j for drawn in mine.values())
+        whole_j = None if shown is None else shown.energy_j
+        guarded, other = mine.pop("", _Drawn()), mine.pop(_OTHER, _Drawn())
+        untold_j = guarded.energy_j + other.energy_j
+        changes, why = _Changes(), ""
+        if self._against is not SavedAgainst.OBSERVED:
+            changes, why = self._changes(run, gpu, mine.get(_PLAN, other))
+            if not any(drawn.known for drawn in mine.values()):
+                apart = OTHER_STEPS if other.steps else OTHERWISE
+                unseen = (why or apart) if steps else "no step was seen"
+                why = _UNKNOWN if mine else unseen
+        most_j = math.inf
+        if self._cost is not None and self._against is SavedAgainst.PROMISE:
+            most_j = mine.get(_PLAN, other).known * self._cost.energy_j
+        if (known := whole_j is not None or seen_j > 0.0) and why:
+            untold_j = 0.0  # all of it is
+        energy_j = max(seen_j, whole_j or 0.0) - untold_j
         low_j, auto_j, high_j = (
             energy_j
             + math.fsum(
-                mine[arm].energy_j * (1.0 / (1.0 + change[end]) - 1.0)
+                min(mine[arm].energy_j, most_j) * (1.0 / (1.0 + change[end]) - 1.0)
                 for arm, change in changes.items()
                 if arm in mine
             )
             for end in (2, 1, 0)
         )
+        why = why if known else why or _UNKNOWN
         return LedgerGpu(
             gpu=hashed(self._gpus[gpu][0]),
             name=self._gpus[gpu][1],
             rank=self._first + gpu,
-            steps=besides.steps + sum(drawn.steps for drawn in mine.values()),
-            energy_j=energy_j if is_known else None,
+            steps=steps,
+            energy_j=energy_j if known else None,
             auto_j=None if why else auto_j,
             auto_interval_j=None if why else (low_j, high_j),
             untold=f"{CANNOT_TELL}{why.removeprefix(CANNOT_TELL)}" if why else "",
-            untold_j=besides.energy_j,
+            untold_j=untold_j,
+            untold_why="; ".join(
+                words for words, some in ((OTHERWISE, guarded), (OTHER_STEPS, other)) if some.steps
+            ),
         )
 
-    def _changes(
-        self, run: RunLine, gpu: int, held: _Drawn
-    ) -> tuple[dict[str, tuple[float, float, float]], str]:
-        """Return each arm's change of energy against auto: low end, mean, high end; or why not."""
+    def _changes(self, run: RunLine, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
+        """Return each arm's change of energy against auto, or why there is none."""
         plan, arms = self._plan, {_PLAN, _FIXED}
         schedule = plan.schedule if isinstance(plan, Plan) else None
         if schedule is not None and all(clocks.is_auto for clocks in schedule.clocks):
@@ -183,20 +216,19 @@ class RunTally:
                 changes[line.arm] = low, line.energy_change, high
         return changes, why
 
-    def _promised(
-        self, gpu: int, held: _Drawn
-    ) -> tuple[dict[str, tuple[float, float, float]], str]:
+    def _promised(self, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
         """Return what the plan promises, if steps were those that it is of; a job's by time."""
-        plan, tells = self._plan, "--arms auto,plan tells"
-        is_job = isinstance(plan, JobPlan)
-        arm = plan.arm(plan.chosen) if isinstance(plan, JobPlan) else plan.headline
-        cost = plan.promise if isinstance(plan, JobPlan) else arm.cost
-        if arm.energy_change is None or arm.energy_interval is None or cost is None:
+        plan, tells, arm, cost = self._plan, "--arms auto,plan tells", self._arm, self._cost
+        shown = self._shown(gpu)
+        if arm is None or arm.energy_change is None or arm.energy_interval is None or cost is None:
             return {}, f"the plan's promise has no interval: {tells}"
         if isinstance(plan, Plan) and {plan.gpu.uuid} - {None, self._gpus[gpu][0]}:
             return {}, f"the plan's promise was made on another board: {tells}"
+        if shown is not None and shown.limits > 1:
+            return {}, f"the power limit was changed, and the promise is for the first: {tells}"
         seen_s = held.time_s / held.steps if held.steps else cost.time_s
         seen_j = held.energy_j / held.known if held.known else cost.energy_j
+        is_job = isinstance(plan, JobPlan)
         off = (seen_s / cost.time_s - 1.0, 0.0 if is_job else seen_j / cost.energy_j - 1.0)
         if max(map(abs, off)) > _ALIKE:
             planned = f"{format_duration(cost.time_s)} and {cost.energy_j:.3g} J"
@@ -204,6 +236,12 @@ class RunTally:
             return {}, f"steps took {seen}, and the plan is of one of {planned}: {tells}"
         low, high = arm.energy_interval
         return {_PLAN: (low, arm.energy_change, high)}, ""
+
+
+def booked(tally: RunTally) -> list["Booking"]:
+    """Return what writes a run into the user's ledger; nothing where the user wants none."""
+    path = ledger_path(os.environ)
+    return [] if path is None else [Booking(path, tally)]
 
 
 class Booking:

@@ -19,13 +19,12 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
-from underclock.ledger.runs import ledger_path
 from underclock.records import AUTO, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
-from underclock.runtime.conductor.booking import Booking, RunTally
+from underclock.runtime.conductor.booking import Booking, RunTally, booked
 from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.log import LineListener, Log, Metrics
+from underclock.runtime.conductor.log import Log, Metrics
 from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.conductor.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
 from underclock.runtime.conductor.run_files import Run
@@ -34,12 +33,12 @@ from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import digest_of
-from underclock.runtime.policy.policy import Policy, policy_of
+from underclock.runtime.policy.policy import OBSERVED, Alternating, Policy, policy_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.undo.armed import Armed
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.processes import Process, say
 
 NEAR_S = 5e-4
 """To what is due next: so long one waits for it without doing anything else."""
@@ -82,7 +81,7 @@ class Follower:
         self._clock = clock
         self.polling = Polling(page, clock, machine.position)
         self._free_s = 0.0  # when a call that is only pretended would return
-        self._shown, self._error = Shown(), ""
+        self.shown, self._error = Shown(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
         self._pid = self.restarts = 0  # of who marks; how often that was another
@@ -196,7 +195,7 @@ class Follower:
             clocks = None if self._setter is None or gauge.reasons is None else gauge.clocks
             reasons = gauge.reasons or ThrottleReason.NONE
             self.machine.observed(clocks, reasons, gauge.at_s, power_w=gauge.power_w)
-        for words in self._shown.add(gauges):
+        for words in self.shown.add(gauges):
             self._tell(words)
         if gauges:
             self._expect()
@@ -206,10 +205,10 @@ class Follower:
         self._observe()
         self._tell(self.policy.capped(self.machine.above_cap()))
         self._take_note()
-        known_s = self._shown.upto_s()
+        known_s = self.shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
             self._write_step(log)
-        self._shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
+        self.shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
         if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
             self._end(self.page.sentence or "the trainer marks no more")
         if not self.over and self.policy.needs_all:
@@ -250,13 +249,15 @@ class Follower:
             self._ended_s = step.ended_s
             words = self.policy.passed(step)
             if words:
+                if isinstance(self.policy, Alternating) and not self.rank:
+                    say(words)  # how long a verdict takes
                 self._tell(words, step.ended_s)
                 self._expect()
 
     def _write_step(self, log: Log) -> None:
         """Write the first step that waits, whose energy is known now if it ever will be."""
         step, label = self._waiting.pop(0)
-        line = self._shown.line(self.rank, step, label)
+        line = self.shown.line(self.rank, step, label)
         log.write(line)
         self._tell(self.policy.known(step, line.energy_j), step.ended_s)
         self._expect()
@@ -273,6 +274,7 @@ class Follower:
             refused: Why another rank was refused: it holds for one that never came too.
         """
         self._gauges.close()
+        self.shown.add(self._gauges.taken())
         seen = None if self.over else self.polling.poll()  # where the last step came to
         if seen is not None:
             self._saw(*seen)
@@ -287,22 +289,17 @@ class Follower:
         self._take_note()
         while self._waiting:
             self._write_step(log)
-        self._tell(self._shown.dropped())
+        self._tell(self.shown.dropped())
         self._tell(self.policy.ends() if has_begun else "")
         self._write_events(log)
         expected = ExpectedRun(
             gpu=self.rank,
-            limit_w=self._shown.limit_w,
+            limit_w=self.shown.limit_w,
             enqueued=self.page.enqueued,
             is_set=self._setter is not None,
         )
         for line in self.policy.differences(expected):
             log.write(line)
-
-    @property
-    def energy_j(self) -> float | None:
-        """What the GPU drew so far; ``None`` where its counter told nothing, or stands still."""
-        return self._shown.energy_j
 
 
 class Follow:
@@ -319,9 +316,7 @@ class Follow:
     ) -> None:
         self.followers, self._ranks = followers, ranks
         self._log, self._clock = log, clock
-        self._others = PollingThread(clock)
-        for each in followers:
-            self._others.add(each.polling, each.noted)
+        self._others = PollingThread(clock, [(each.polling, each.noted) for each in followers])
         self._began_s, self._cpu_s = time.monotonic(), time.process_time()
 
     def next_s(self) -> float:
@@ -361,7 +356,7 @@ class Follow:
         refused = next((why for state, why in states if state == pages.REFUSED), "")
         for each in self.followers:
             each.flush(self._log, refused)
-        energies_j = [each.energy_j for each in self.followers]
+        energies_j = [each.shown.energy_j for each in self.followers]
         self._log.write(
             EndLine(
                 cpu_s=time.process_time() - self._cpu_s,
@@ -395,16 +390,15 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     opened = [_page(told.page) for told in run.gpus]
     names = [NvmlGpu(told.index).info().name for told in run.gpus]
     followers: list[Follower] = []
-    listeners: list[LineListener] = []
+    listeners: list[Booking | Metrics] = []
     if options["metrics_port"] is not None:
         uuids, port = [told.uuid for told in run.gpus], options["metrics_port"]
-        listeners.append(Metrics(uuids, port, lambda at: followers[at].energy_j))
-    ledger = ledger_path(os.environ)
-    if ledger is not None:
-        boards = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
-        listeners.append(Booking(ledger, RunTally(plan, boards, run.first, os.environ)))
+        listeners.append(Metrics(uuids, port, lambda at: followers[at].shown.energy_j))
+    boards = [(told.uuid, name) for told, name in zip(run.gpus, names, strict=True)]
+    tally = RunTally(plan, boards, run.first, os.environ, lambda at: followers[at].shown)
+    listeners += booked(tally)
     log = Log(Path(options["log"]), listeners)
-    clock = SystemClock()
+    clock, paces = SystemClock(), list[float]()
     for rank, (told, part, page) in enumerate(zip(run.gpus, parts, opened, strict=True)):
         setter = None if options["dry"] else gpus[told.uuid].set
         if setter is not None:
@@ -417,8 +411,11 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         if ranks is not None:
             policy: Policy = RankPolicy(machine, part, run.first + rank, ranks)
         elif isinstance(plan, Plan):
-            asked = {name: options[name] for name in ("arms", "window", "seed")}
-            policy = policy_of(machine, plan, **asked)
+            asked = {name: options[name] for name in ("arms", "window", "seed", "steps")}
+            policy = policy_of(machine, plan, paces=paces, **asked)
+        else:
+            policy = Policy(machine, part.schedules[0], OBSERVED)
+            machine.hold(AUTO)
         # Arms are compared by the energy of single steps; a dry run has nothing to compare.
         closely_s = math.inf if options["arms"] else 0.0 if options["dry"] else _LEARNING_S
         gauges = Gauges(
@@ -431,12 +428,13 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
         followers.append(
             Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
-    promise = plan.headline.cost if isinstance(plan, Plan) else plan.promise
+    promise = plan.promise if isinstance(plan, JobPlan) else None
+    promise = plan.headline.cost if isinstance(plan, Plan) else promise
     log.write(
         RunLine(
             evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
             gpus=tuple(names),
-            workload=plan.workload,
+            workload=options["name"] if plan is None else plan.workload,
             marks=len(followers[0].page.marks),
             dry=options["dry"],
             is_job=ranks is not None,

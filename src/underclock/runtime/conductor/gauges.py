@@ -8,7 +8,6 @@ readings a second and little else. So one reads often only as long as something 
 """
 
 import bisect
-import contextlib
 import math
 import threading
 from collections import deque
@@ -35,6 +34,8 @@ _HIT_S = 1e-3
 _STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
 _ODD = 1000  # readings of a counter for one that cannot be, or it is not believed
 _LIMIT_EVERY = 10  # of the power limit, which somebody else may set
+_APART_S = 5.0  # readings of power further apart say nothing of what was drawn in between
+_LAST_S = 0.5  # that the last reading may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Gauge:
     energy_j: float | None = None  # the counter; likewise
     # when it climbed to that; None where that is not known, but by `at_s`
     energy_s: float | None = None
+    by_power: bool = False  # whether the energy is power integrated, for there is no counter
     dropped: int = 0  # readings of the counter so far that could not be
     limit_w: float | None = None  # the power limit; likewise, or where this GPU tells none
 
@@ -142,8 +144,11 @@ class Gauges:
         self._ended, self._asked = False, threading.Event()
         self._taken: list[Gauge] = []
         self._lock = threading.Lock()
+        self._by_power, self._drawn_j = False, 0.0  # whether there is no counter; since the first
+        self._power: tuple[float, float] | None = None  # the last reading of it, and when
         self.error = ""
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def taken(self) -> list[Gauge]:
         """Return what was read since this was asked last."""
@@ -160,49 +165,60 @@ class Gauges:
             self._asked.set()
 
     def close(self) -> None:
-        """Read no more."""
+        """Read a last time, and no more; call it inside of an `nvml_session`."""
         self._ended = True
         self._asked.set()
+        self._thread.join(_LAST_S)
 
     def _run(self) -> None:
         count, wait_s = 0, 0.0
         while True:
             asked = self._asked.wait(wait_s)
             self._asked.clear()
-            if self._ended:
-                return
+            is_last = self._ended
             closely = self._clock.now_s() < self._closely_until_s
             wait_s = _OFTEN_S if closely else _SELDOM_S
             wait_s -= _READY_S if self._climbs else 0.0
-            if asked:
+            if asked and not is_last:
                 continue
             try:
                 gauge = self._read(
-                    of_all=count % self._all_every == 0, of_limit=count % _LIMIT_EVERY == 0
+                    of_all=is_last or count % self._all_every == 0,
+                    of_limit=count % _LIMIT_EVERY == 0,
+                    climbs=None if is_last else self._climbs,
                 )
             except UnderclockError as exc:  # the GPU may come back, and setting is not our business
                 self.error = str(exc)
-                continue
-            self.error = ""
-            count += 1
-            with self._lock:
-                self._taken.append(gauge)
+            else:
+                self.error = ""
+                count += 1
+                with self._lock:
+                    self._taken.append(gauge)
+            if is_last:
+                return
 
-    def _read(self, *, of_all: bool, of_limit: bool) -> Gauge:
+    def _read(self, *, of_all: bool, of_limit: bool, climbs: Climbs | None) -> Gauge:
         gpu, energy_j, energy_s = self._gpu, None, None
-        with contextlib.suppress(NotSupportedError):  # all but the energy is known then
-            if of_all and self._climbs:
-                energy_s, energy_j = self._climbs.next()
-            elif of_all:
-                energy_j = self._counter.energy_j()
+        try:
+            if of_all and not self._by_power:
+                energy_s, energy_j = climbs.next() if climbs else (None, self._counter.energy_j())
+        except NotSupportedError:
+            self._by_power = True
+        power_w, now_s = gpu.power_w(), self._clock.now_s()
+        if self._by_power and power_w is not None:
+            last_s, last_w = self._power or (now_s, power_w)
+            if now_s - last_s <= _APART_S:
+                self._drawn_j += 0.5 * (last_w + power_w) * (now_s - last_s)
+            self._power, energy_j = (now_s, power_w), self._drawn_j
         return Gauge(
-            at_s=self._clock.now_s(),
+            at_s=now_s,
             clocks=gpu.observed(),
             reasons=gpu.throttle_reasons(),
-            power_w=gpu.power_w(),
+            power_w=power_w,
             temperature_c=gpu.temperature_c() if of_all else None,
             energy_j=energy_j,
             energy_s=energy_s,
+            by_power=self._by_power,
             dropped=self._counter.dropped,
             limit_w=gpu.power_limit_w() if of_limit else None,
         )
@@ -217,6 +233,8 @@ class Shown:
         self._climbed_s = float("-inf")
         self._stands = False
         self.limit_w: float | None = None
+        self.limits = 0  # power limits that were in force, one after the other
+        self._by_power = False  # whether power was integrated
         self._climbed_j = 0.0  # by the counter
         self._since_s = math.inf  # when it was read first
         self._times = 0  # that it was read
@@ -246,11 +264,15 @@ class Shown:
             if gauge.dropped > self._dropped:
                 words.append("" if self._dropped else "a reading of the energy counter cannot be")
                 self._dropped = gauge.dropped
+            if gauge.by_power and not self._by_power:
+                self._by_power = True
+                words.append("the GPU has no energy counter: what it draws is power, integrated")
             if gauge.energy_j is not None:
                 at_s = gauge.at_s if gauge.energy_s is None else gauge.energy_s
                 words.append(self._counted(at_s, gauge.energy_j))
             if gauge.limit_w is not None:
                 last_w, self.limit_w = self.limit_w, gauge.limit_w
+                self.limits += last_w != gauge.limit_w
                 if last_w is not None and last_w != gauge.limit_w:
                     words.append(
                         f"somebody changed the power limit from {last_w:g} to {gauge.limit_w:g} W, "

@@ -1,23 +1,33 @@
 """What a conductor does while a server is governed: it reads notes, and asks for clocks."""
 
+import atexit
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock
+from underclock.hw.nvml import NvmlGpu
+from underclock.hw.nvml_calls import is_simulated
 from underclock.hw.settable import Setting
+from underclock.records import Evidence
 from underclock.records.latencies import changed
+from underclock.records.runs import RunLine
 from underclock.records.serving import ServingPlan
+from underclock.runtime.conductor.booking import Booking, RunTally, booked
+from underclock.runtime.conductor.gauges import Gauges, Shown
 from underclock.runtime.conductor.process import Setter, WorkDone, try_clocks
 from underclock.runtime.policy.governor import Governor, Note
-from underclock.runtime.trainer.notes import NOTE
+from underclock.runtime.trainer.notes import BEGIN, NOTE
 from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.processes import say
 from underclock.store import as_record
+from underclock.units import format_drawn, format_duration
 
 _MOST_NOTES = 1024  # read at once; a pipe holds four times as many
+_READ_EVERY_S = 10.0  # what the driver showed meanwhile is taken note of
 _ENDED = "the server ended, or governs no more"
 
 
@@ -26,15 +36,21 @@ class Governing:
 
     Attributes:
         waits_on: The pipe from the server.
+        shown: What the driver showed so far.
     """
 
-    def __init__(self, governor: Governor, setter: Setter, pipe: int, clock: Clock) -> None:
+    def __init__(
+        self, governor: Governor, setter: Setter, pipe: int, clock: Clock, gauges: Gauges
+    ) -> None:
         self.waits_on = (pipe,)
+        self.shown = Shown()
         self._governor, self._setter, self._clock = governor, setter, clock
+        self._gauges, self._began_s, self._read_s = gauges, clock.now_s(), 0.0
+        self._steps = self._changes = 0
 
     def next_s(self) -> float:
         """When to wake it, unless a note comes before."""
-        return self._governor.next_s(self._clock.now_s())
+        return min(self._governor.next_s(self._clock.now_s()), self._read_s)
 
     def wake(self, now_s: float) -> None:
         """Read what the server said, and ask for what is due.
@@ -43,13 +59,34 @@ class Governing:
             WorkDone: The server says nothing more.
             DeviceError: The driver refuses; whoever woke it undoes everything.
         """
+        if now_s >= self._read_s:
+            self._read_s = now_s + _READ_EVERY_S
+            self._read()
         for note in self._notes():
+            self._steps += note.kind == BEGIN
             self._governor.noted(note, now_s)
         clocks = self._governor.ask(now_s)
         if clocks is not None:
             for domain, _, to_mhz in changed(self._governor.asked, clocks):
                 self._setter(Setting(domain), to_mhz)
+            self._changes += 1
             self._governor.changed(clocks, self._clock.now_s())
+
+    def end(self, bookings: Sequence[Booking]) -> None:
+        """Book what the GPU drew, and say what it came to."""
+        self._gauges.close()
+        self._read()
+        for booking in bookings:
+            booking.close()
+        lasted = format_duration(self._clock.now_s() - self._began_s)
+        say(
+            f"governed {self._steps} steps in {lasted} with {self._changes} changes of clocks; "
+            f"{format_drawn(self.shown.energy_j)}"
+        )
+
+    def _read(self) -> None:
+        for words in self.shown.add(self._gauges.taken()):
+            say(words)
 
     def _notes(self) -> list[Note]:
         try:
@@ -66,7 +103,8 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Governing:
 
     Args:
         gpus: The one GPU, by UUID.
-        options: ``plan``: the file of a serving plan; ``latency_s``: what a change takes.
+        options: ``plan``: the file of a serving plan; ``latency_s``: what a change takes;
+            ``index``: of the GPU.
 
     Raises:
         NotPermittedError: A clock cannot be set.
@@ -74,6 +112,19 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Governing:
     (armed,) = gpus.values()
     plan = as_record(Path(options["plan"]), ServingPlan)
     try_clocks(armed.set, [each.chosen.clocks for each in plan.buckets])
-    pipe = sys.stdin.fileno()
+    pipe, clock, gpu = sys.stdin.fileno(), SystemClock(), NvmlGpu(options["index"])
     os.set_blocking(pipe, False)
-    return Governing(Governor(plan, options["latency_s"]), armed.set, pipe, SystemClock())
+    info, governor = gpu.info(), Governor(plan, options["latency_s"])
+    gauges = Gauges(gpu, clock, closely_s=0.0, limit_w=info.power_limit_w)
+    governing = Governing(governor, armed.set, pipe, clock, gauges)
+    board = (str(info.uuid), info.name)
+    tally = RunTally(plan, [board], 0, os.environ, lambda _gpu: governing.shown)
+    run = RunLine(
+        evidence=Evidence.SIMULATED if is_simulated() else Evidence.MEASURED,
+        gpus=(info.name,),
+        workload=plan.workload,
+        began_s=clock.now_s(),
+    )
+    tally.add(run)
+    atexit.register(governing.end, booked(tally))  # after the undo, which matters more
+    return governing

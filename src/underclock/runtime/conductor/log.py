@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -22,21 +22,16 @@ from underclock.records.runs import (
     StepLine,
 )
 from underclock.runtime.machine.steps import State
+from underclock.runtime.policy.guard import slowdown
+from underclock.runtime.policy.policy import OBSERVED
 from underclock.runtime.undo.processes import say
+
+if TYPE_CHECKING:
+    from underclock.runtime.conductor.booking import Booking
 
 _LONGEST_LINE = 1 << 16
 _P50, _P99 = 0.5, 0.99
-_LEFT_OUT = 2  # steps at a beginning: clocks move
-
-
-class LineListener(Protocol):
-    """Who else hears of every line, and of the end."""
-
-    def write(self, line: Line) -> None:
-        """Take note of a line; it must not take long."""
-
-    def close(self) -> None:
-        """Take note that there are no more."""
+_LEFT_OUT, _LEAST = 2, 5  # steps at a beginning, where clocks move; and of those that count
 
 
 class Log:
@@ -54,7 +49,7 @@ class Log:
         UsageError: It cannot be opened.
     """
 
-    def __init__(self, path: Path, listeners: Sequence[LineListener] = ()) -> None:
+    def __init__(self, path: Path, listeners: Sequence["Booking | Metrics"] = ()) -> None:
         self.lost = 0
         self._path, self._torn = path, False
         self._listeners = listeners
@@ -192,21 +187,38 @@ def summary_of(lines: Sequence[Line]) -> RunSummary:
     )
 
 
-def _since_auto(steps: Sequence[StepLine]) -> tuple[float, float] | None:
-    """Return the changes of a job's energy and time since its guard learned what auto takes."""
-    of: dict[str, list[StepLine]] = {"learning": [], "plan": []}
-    for line in steps:
-        of.get(line.arm, []).append(line)
-    totals = []
-    for lines in of.values():
-        ranks = {line.gpu: [each for each in lines if each.gpu == line.gpu] for line in lines}
-        energies_j = [_step_j(some[_LEFT_OUT:]) for some in ranks.values()]
-        times_s = [_quantile([(s.time_s, s.steps) for s in some], _P50) for some in ranks.values()]
-        totals.append((energies_j, max(filter(None, times_s), default=0.0)))
-    (auto_j, auto_s), (plan_j, plan_s) = totals
-    if None in (*auto_j, *plan_j) or len(auto_j) != len(plan_j) or not auto_s * plan_s:
-        return None
-    return sum(filter(None, plan_j)) / sum(filter(None, auto_j)) - 1.0, plan_s / auto_s - 1.0
+def _since_auto(steps: Sequence[StepLine]) -> ArmLine | None:
+    """Compare a job's iterations under its plan with those that its guard learned from at auto.
+
+    All ranks draw an iteration's energy together, and the slowest takes its time. The first half
+    at auto is warm-up. ``None`` where iterations are too few, or what they drew is not known.
+    """
+    ranks = {line.gpu for line in steps}
+    arms = []
+    for name, warm in (("learning", 0.5), ("plan", 0.0)):
+        iterations: defaultdict[int, list[StepLine]] = defaultdict(list)
+        for line in steps:
+            if line.arm == name and line.steps == 1 and line.energy_j is not None:
+                iterations[line.step].append(line)
+        whole = [some for _, some in sorted(iterations.items()) if len(some) == len(ranks)]
+        arms.append(whole[max(_LEFT_OUT, int(warm * len(whole))) :])
+        if len(arms[-1]) < _LEAST:
+            return None
+    energy, low = slowdown(
+        *([sum(e.energy_j or 0.0 for e in some) for some in arm] for arm in arms)
+    )
+    time, time_low = slowdown(*([max(e.time_s for e in some) for some in arm] for arm in arms))
+    return ArmLine(
+        gpu=0,
+        arm="plan",
+        rounds=1,
+        steps=len(arms[1]),
+        time_change=time,
+        time_interval=(time_low, 2.0 * time - time_low),
+        energy_change=energy,
+        energy_interval=(low, 2.0 * energy - low),
+        verdict="",
+    )
 
 
 def live_line(lines: Sequence[Line]) -> str:
@@ -224,7 +236,8 @@ def live_line(lines: Sequence[Line]) -> str:
         parts.append(f"{last.core_mhz:.0f} MHz")
     if hits is not None:
         parts.append(f"{hits:.0%} within 1 ms")
-    parts.append(f"{last.arm}: {last.state}" if last.arm else last.state)
+    is_held = last.arm and last.arm != OBSERVED
+    parts.append(f"{last.arm}: {last.state}" if is_held else last.arm or last.state)
     return ", ".join(parts)
 
 

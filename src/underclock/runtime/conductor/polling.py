@@ -9,7 +9,7 @@ it was expected. Now and then a step is seen closely, without that last resort.
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from underclock.hw.base import Clock
@@ -84,7 +84,8 @@ class Polling:
         """Say when the next mark is expected; infinite where nothing is known."""
         self._expected_s = mark_s
         if mark_s < math.inf:
-            early_s = max(self._how[0] * self._close_s, _UNSURE * self._position.unsure_s)
+            early = (_CLOSELY if self._position.closely else _BRIEFLY)[0]
+            early_s = max(early * self._close_s, _UNSURE * self._position.unsure_s)
             self._first_s = mark_s - early_s
         self._choose_next(now_s)
 
@@ -99,17 +100,10 @@ class Polling:
         elif self._first_s > now_s:
             self.next_s = self._first_s
         else:
-            self.next_s = now_s + self._wait_s(now_s - self._expected_s)
-
-    @property
-    def _how(self) -> tuple[float, float, float]:
-        return _CLOSELY if self._position.closely else _BRIEFLY
-
-    def _wait_s(self, overdue_s: float) -> float:
-        """Return how long to wait between polls for a mark that is due."""
-        _, between, off = self._how
-        wait_s = max(between * self._close_s, off * abs(overdue_s), _LEAST_CLOSE_S)
-        return min(wait_s, _WAITING_S)
+            _, between, off = _CLOSELY if self._position.closely else _BRIEFLY
+            overdue_s = abs(now_s - self._expected_s)
+            wait_s = max(between * self._close_s, off * overdue_s, _LEAST_CLOSE_S)
+            self.next_s = now_s + min(wait_s, _WAITING_S)
 
     def _reached_s(self, expected_s: float, before_s: float, now_s: float) -> float:
         """Return when a mark was reached that was not there at one poll and is at the next."""
@@ -125,19 +119,17 @@ class Polling:
 
 
 class PollingThread:
-    """A thread that notes the marks of all pages while this process waits for a setter."""
+    """A thread that notes the marks of all pages while this process waits for a setter.
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    Each page has who is told of its marks.
+    """
+
+    def __init__(self, clock: Clock, pages: Sequence[tuple[Polling, Tell]]) -> None:
+        self._clock, self._pages = clock, pages
         self._wanted = threading.Event()
         self._polls = threading.Lock()  # held while the thread polls
-        self._pages: list[tuple[Polling, Tell]] = []
         self._seen: list[tuple[Tell, int, float, int]] = []
         threading.Thread(target=self._run, daemon=True).start()
-
-    def add(self, page: Polling, tell: Tell) -> None:
-        """Poll another page; tell of its marks."""
-        self._pages.append((page, tell))
 
     @contextmanager
     def during(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ own by a signal or an error, or the loss of every watcher. Where it cannot, the 
 `starting.Conducting` starts it and listens to what it tells.
 """
 
+import atexit
 import importlib
 import math
 import os
@@ -17,7 +18,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol, cast
 
 from underclock.errors import UsageError
 from underclock.hw.nvml_calls import nvml_session
@@ -214,29 +216,19 @@ def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Endin
         pidfd = -1
     if not trainer.lives:  # the number may be another's by now
         raise UsageError(f"the training process {trainer.pid} ended before anything was set for it")
-    with nvml_session():
-        refuse_beside_others(order["gpus"])
-        begin: Begin = getattr(importlib.import_module(module), name)
-        return conduct(
-            [settable_gpu(uuid) for uuid in order["gpus"]],
-            lambda gpus: begin(gpus, order["options"]),
-            trainer=pidfd,
-            folder=runtime_folder(),
-            watching=watching,
-            tell=tell,
-        )
-
-
-class _Hold:
-    """Nothing to do between the first setting and the undo."""
-
-    waits_on = ()
-
-    def next_s(self) -> float:
-        return math.inf
-
-    def wake(self, now_s: float) -> None:
-        """Nothing is ever due."""
+    session = ExitStack()
+    atexit.register(session.close)  # GPUs are read until all is written
+    session.enter_context(nvml_session())
+    refuse_beside_others(order["gpus"])
+    begin: Begin = getattr(importlib.import_module(module), name)
+    return conduct(
+        [settable_gpu(uuid) for uuid in order["gpus"]],
+        lambda gpus: begin(gpus, order["options"]),
+        trainer=pidfd,
+        folder=runtime_folder(),
+        watching=watching,
+        tell=tell,
+    )
 
 
 def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Work:
@@ -244,4 +236,5 @@ def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Work:
     for uuid, values in options.items():
         for name, value in values.items():
             gpus[uuid].set(Setting(name), value)
-    return _Hold()
+    nothing = SimpleNamespace(waits_on=(), next_s=lambda: math.inf, wake=lambda _now_s: None)
+    return cast("Work", nothing)  # there is nothing to do between the first setting and the undo

@@ -35,7 +35,7 @@ class RunGpu(Record, frozen=True, kw_only=True):
     Attributes:
         places: What it marks: as `MarkSite` has them, in its order of fields but the launch.
         marks: Launches of those.
-        step: File of the step, where a simulated GPU is to run it; empty else.
+        step: File of the step, where a simulated GPU is to run it; empty else, and without a plan.
     """
 
     uuid: str
@@ -75,7 +75,7 @@ class Run:
     @classmethod
     def create(
         cls,
-        plan: Plan | JobPlan,
+        plan: Plan | JobPlan | None,
         parts: Sequence[RankPart],
         gpus: Sequence[tuple[str, int]],
         *,
@@ -100,7 +100,8 @@ class Run:
             name = f"{_PREFIX}{me.pid}-{me.started}-{secrets.token_hex(8)}"
             folder = runtime_folder() / name
             folder.mkdir(mode=0o700)
-            write_document(folder / _PLAN, plan)
+            if plan is not None:
+                write_document(folder / _PLAN, plan)
             (folder / _PARTS).write_bytes(msgspec.json.encode(parts))
             digest, job = digest_of(plan), plan.job if isinstance(plan, JobPlan) else None
             told = []
@@ -109,7 +110,7 @@ class Run:
             for rank, (uuid, index) in enumerate(gpus):
                 part = parts[first + rank if job else 0]
                 step = folder / f"step{rank if job else 0}.json"
-                if simulated and not step.exists():
+                if simulated and plan is not None and not step.exists():
                     write_document(step, _step(plan, part, simulated))
                 path = pages_in / f"{rank}.page"
                 Page.create(path, digest=bytes.fromhex(digest), marks=part.marks).close()
@@ -120,7 +121,7 @@ class Run:
                         page=str(path),
                         places=tuple((s.event, s.path, s.occurrence, s.total) for s in part.sites),
                         marks=part.marks,
-                        step=str(step) if simulated else "",
+                        step=str(step) if step.exists() else "",
                     )
                 )
             body = RunFile(
@@ -163,9 +164,9 @@ class Run:
             raise DataError(f"{folder} holds no run: {exc}") from exc
         return cls(folder, body)
 
-    def plan(self) -> Plan | JobPlan:
-        """Return what is held."""
-        return read_plan(self.folder / _PLAN)
+    def plan(self) -> Plan | JobPlan | None:
+        """Return what is held; ``None`` where nothing is."""
+        return read_plan(self.folder / _PLAN) if (self.folder / _PLAN).exists() else None
 
     def parts(self) -> tuple[RankPart, ...]:
         """Return the part of each GPU of this run."""

@@ -142,7 +142,8 @@ class Conducting:
             message: dict[str, Any] = json.loads(line)
             if message["state"] == "refused":
                 code_of(self.process, _LAST_S)
-                raise _error(message)
+                kind = _kinds(UnderclockError).get(message["kind"], DeviceError)
+                raise kind(message["error"], hint=message["hint"])
             if message["state"] == state:
                 return message
             if message["state"] == "ended":
@@ -172,12 +173,6 @@ class Conducting:
                 self._heard += chunk
         line, _, self._heard = self._heard.partition(b"\n")
         return line
-
-
-def _error(message: Mapping[str, Any]) -> UnderclockError:
-    """Return the error that the conductor had; of a kind unknown here, a `DeviceError`."""
-    kind = _kinds(UnderclockError).get(message["kind"], DeviceError)
-    return kind(message["error"], hint=message["hint"])
 
 
 def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:

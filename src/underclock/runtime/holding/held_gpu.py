@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,35 +47,23 @@ Settings = dict[Setting, int]
 
 
 class Holding:
-    """What is held on one GPU, by a conductor of its own.
+    """What is held on one GPU, by a conductor of its own, once the driver has accepted it.
 
     Attributes:
-        asked: What was asked for; the driver accepted it.
+        asked: What was asked for.
+
+    Raises:
+        UnderclockError: Somebody else sets this GPU, or the driver refuses; nothing is set.
     """
 
     def __init__(
         self, gpu: NvmlGpu, asked: Settings, warnings: tuple[str, ...], conductor: Conducting
     ) -> None:
+        armed = conductor.armed()
         self.asked = asked
-        self.warnings = warnings
-        self.mended: tuple[str, ...] = ()
-        self._gpu = gpu
-        self._conductor = conductor
-        self._over = False
-
-    def begin(self) -> None:
-        """Wait until the driver has accepted everything.
-
-        Raises:
-            UnderclockError: Somebody else sets this GPU, or the driver refuses; nothing is set.
-        """
-        try:
-            armed = self._conductor.armed()
-        except UnderclockError:
-            self._over = True
-            raise
-        self.warnings = (*self.warnings, *armed["notes"])
+        self.warnings = (*warnings, *armed["notes"])
         self.mended = tuple(line for one in armed["mended"] for line in one["done"])
+        self._gpu, self._conductor, self._over = gpu, conductor, False
 
     @property
     def pid(self) -> int:
@@ -147,15 +136,14 @@ def _kept(
         rescue=lambda: restore(runtime_folder(), [uuid], settable_gpu),
         told_on=told_on,
     )
-    held = Holding(gpu, asked, warnings, conductor)
     try:
-        held.begin()
-        yield held
-    finally:
+        held = Holding(gpu, asked, warnings, conductor)
         try:
-            held.end()
+            yield held
         finally:
-            conductor.close()
+            held.end()
+    finally:
+        conductor.close()
 
 
 @contextmanager
@@ -182,27 +170,19 @@ def holding(
         opened = NvmlGpu(index)
         opened.check_whole()
         info = opened.info()
-        warnings = (
-            *plan.check_to_hold(info, anyway=anyway, hint=_ELSEWHERE, any_limit=True),
-            *_other_limit(plan, info),
-        )
+        warnings = plan.check_to_hold(info, anyway=anyway, hint=_ELSEWHERE, any_limit=True)
+        limit_w, found_w = plan.gpu.power_limit_w, info.power_limit_w
+        if limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
+            words = (
+                f"the plan was made at a power limit of {limit_w:g} W, this GPU has {found_w:g} W: "
+                "its clocks are worth something else here"
+            )
+            warnings = (*warnings, words)
         asked = _settings(plan)
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
         options = {opened.uuid(): {str(setting): value for setting, value in asked.items()}}
         with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
             yield held
-
-
-def _other_limit(plan: Plan, info: GpuInfo) -> tuple[str, ...]:
-    """Say where a plan was made under another power limit."""
-    limit_w, found_w = plan.gpu.power_limit_w, info.power_limit_w
-    if limit_w and found_w and abs(limit_w - found_w) > _SAME_W:
-        words = (
-            f"the plan was made at a power limit of {limit_w:g} W, this GPU has {found_w:g} W: its "
-            "clocks are worth something else here"
-        )
-        return (words,)
-    return ()
 
 
 def _settings(plan: Plan) -> Settings:
@@ -264,7 +244,7 @@ def governor(
         hook = Hook(writes, reads)
         stack.callback(os.close, reads)
         stack.callback(os.close, writes)
-        options = {"plan": file.name, "latency_s": latency_s}
+        options = {"plan": file.name, "latency_s": latency_s, "index": index}
         kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
         stack.callback(_end_governor, stack.enter_context(kept), hook)
         yield hook
@@ -305,7 +285,9 @@ _RANK = "LOCAL_RANK"
 
 
 @contextmanager
-def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[HeldRun]:
+def applied(
+    plan: Plan | str | Path | None = None, how: HowToRun | None = None
+) -> Iterator[HeldRun]:
     """Hold a plan's clocks while the block trains with PyTorch; give them back after it.
 
     Marks begin with the second step that an optimiser takes in the block. Each process of a job
@@ -313,6 +295,7 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[He
     given has a ``summary``.
 
     Args:
+        plan: Without one nothing is set, and what the GPU draws is counted.
         how: By default on the GPU that this process trains on.
 
     Raises:
@@ -332,8 +315,11 @@ def applied(plan: Plan | str | Path, how: HowToRun | None = None) -> Iterator[He
             hint="start the script without it, or take the block away",
         )
     with ExitStack() as stack:
-        run = held_run(as_record(plan, Plan), how or HowToRun(gpus=(_own_gpu(torch),)))
-        held = stack.enter_context(run)
+        made = None if plan is None else as_record(plan, Plan)
+        how = how or HowToRun()
+        held = stack.enter_context(
+            held_run(made, how if how.gpus else replace(how, gpus=(_own_gpu(torch),)))
+        )
         held.start(os.getpid())
         marker = attach(torch, str(held.run.path), rank=0)
         if marker is not None:

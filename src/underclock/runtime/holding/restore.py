@@ -91,7 +91,10 @@ def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None
 
 def _restore_as(uid: int, folder: Path) -> None:
     def become() -> None:
-        gid, groups = _groups(uid)
+        gid, groups = _NOBODY, list[int]()
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwuid(uid)
+            gid, groups = user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
         os.setgroups(groups)
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
@@ -113,14 +116,6 @@ def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:
                 found, uid = path.lstat(), int(path.name.removeprefix(before))
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == uid != 0:
                     yield uid, path / after
-
-
-def _groups(uid: int) -> tuple[int, list[int]]:
-    try:
-        user = pwd.getpwuid(uid)
-    except KeyError:
-        return _NOBODY, []
-    return user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
 
 
 def _in_child(do: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ from underclock.runtime.conductor.starting import (
     end_family,
 )
 from underclock.runtime.policy.arms import parse_arms
-from underclock.runtime.policy.parts import RankPart, parts_of
+from underclock.runtime.policy.parts import RankPart, observed_part, parts_of
 from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked
@@ -100,6 +100,7 @@ class HowToRun:
         log: File for a line of JSON for each step; it is appended to.
         anyway: Whether another board or driver than the plan's will do.
         arms: Ways of choosing clocks that take turns, as after ``--arms``; empty to hold the plan.
+        steps: That the run is to have; ``None`` where that is not known.
         window: Steps that the guard judges together, 0 for no guard; by default 20, and none where
             arms take turns.
         first_rank: Of a job on several machines: which rank is the first of this one's.
@@ -116,6 +117,7 @@ class HowToRun:
     log: Path | None = None
     anyway: bool = False
     arms: str = ""
+    steps: int | None = None
     window: int | None = None
     first_rank: int = 0
     leader: str = ""
@@ -126,14 +128,18 @@ class HowToRun:
 
 
 def run(
-    plan: Plan | JobPlan | str | Path, command: Sequence[str], how: HowToRun | None = None
+    plan: Plan | JobPlan | str | Path | None,
+    command: Sequence[str],
+    how: HowToRun | None = None,
 ) -> Ran:
     """Run a training command, and hold a plan's clocks while it trains.
 
     Args:
-        plan: With a schedule or of a job, or its file.
+        plan: With a schedule or of a job, or its file; ``None`` sets nothing, and counts what the
+            GPUs draw.
         command: What to run, unchanged; it may start several trainers, as torchrun does.
-        how: By default on GPU 0, and of a job on as many as it has ranks.
+        how: By default on GPU 0, of a job on as many as it has ranks, and without a plan on all
+            that the command sees.
 
     Raises:
         UsageError: A plan without a schedule, a job of more ranks than GPUs, no such command, or a
@@ -148,8 +154,9 @@ def run(
             f"there is no command {command[0]!r}", hint="write it as a shell would find it"
         )
     read = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
+    name = Path(next((word for word in command if word.endswith(".py")), command[0])).stem
     with (
-        held_run(read, how or HowToRun()) as held,
+        held_run(read, how or HowToRun(), name) as held,
         _gated(command, held.environment()) as (trainer, go),
     ):
         held.start(trainer.pid)
@@ -203,6 +210,7 @@ class HeldRun:
         self._asked = False  # whether it was asked to end
         self._undone: tuple[Undone, ...] = ()  # what the two did not undo
         self._options = options
+        self._set = [] if options["dry"] else [gpu.uuid for gpu in run.gpus]
         self._conducting: Conducting | None = None
 
     def environment(self) -> dict[str, str]:
@@ -219,9 +227,8 @@ class HeldRun:
         Raises:
             UnderclockError: It refuses.
         """
-        uuids = [] if self._options["dry"] else [gpu.uuid for gpu in self.run.gpus]
         self._conducting = Conducting.start(
-            uuids,
+            self._set,
             work=_WORK,
             options=self._options,
             rescue=self._restore,
@@ -297,10 +304,10 @@ class HeldRun:
 
     def _restore(self) -> None:
         """Undo what conductor and watcher left, as the next start would; nothing where one acts."""
-        folder, uuids = runtime_folder(), [gpu.uuid for gpu in self.run.gpus]
-        if left_behind(folder):
+        folder = runtime_folder()
+        if self._set and left_behind(folder):
             with nvml_session():
-                self._undone += restore(folder, uuids, settable_gpu)
+                self._undone += restore(folder, self._set, settable_gpu)
 
     def scalars(self, gpu: int = 0) -> dict[str, float]:
         """Return how the last steps went, for a logger; empty before there was one.
@@ -358,16 +365,31 @@ class HeldRun:
 
 
 @contextmanager
-def held_run(plan: Plan | JobPlan, how: HowToRun) -> Iterator[HeldRun]:
-    """Check a plan, and make the files of its run; they go after the block. Errors as of `run`."""
+def held_run(plan: Plan | JobPlan | None, how: HowToRun, name: str = "") -> Iterator[HeldRun]:
+    """Check a plan, and make the files of its run, which go after the block; errors as of `run`.
+
+    The ledger calls a run without a plan by a name, by default that of this process's program.
+    """
     window, leader = _guard_window(how), _address(plan, how)
-    run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)
+    if plan is None:
+        if how.arms or how.window or how.leader:
+            raise UsageError(
+                "without a plan there is nothing to compare, to guard or to lead",
+                hint="leave out --arms, --guard and --leader",
+            )
+        found, simulated = _checked_gpus(how.gpus or shown_by_cuda(), lambda _rank, _gpu: None)
+        run = Run.create(None, [observed_part()], found, simulated=simulated)
+        how = replace(how, dry=True)
+    else:
+        run = _files_of_job(plan, how) if isinstance(plan, JobPlan) else _files_of_plan(plan, how)
     log = run.steps if how.log is None else how.log.absolute()
     options = {
         "run": str(run.folder),
+        "name": name or Path(sys.argv[0]).stem,
         "log": str(log),
         "dry": how.dry,
         "arms": how.arms,
+        "steps": how.steps,
         "window": window,
         "seed": secrets.randbits(32),
         "leader": leader,
@@ -446,7 +468,7 @@ def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
     return Run.create(plan, parts, found, simulated=simulated, first=first)
 
 
-def _address(plan: Plan | JobPlan, how: HowToRun) -> tuple[str, int] | None:
+def _address(plan: Plan | JobPlan | None, how: HowToRun) -> tuple[str, int] | None:
     """Return where the machine of rank 0 decides; ``None`` for a job on one machine."""
     if not how.leader:
         return None

@@ -7,7 +7,7 @@ a table, and known better once they were seen.
 import bisect
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from underclock.records.latencies import Domain
@@ -168,11 +168,6 @@ class ClockDomains:
         self._launches, self._quiet = timetable.launches, timetable.quiet
         self._asks_s: dict[Domain, float] | None = None  # unknown where something changed
         self._next_s = math.inf  # the first of them
-
-    def changes(self) -> Iterator[ClockChange]:
-        """Yield the changes of a round, one domain's after the other's."""
-        for domain in self.of.values():
-            yield from domain.changes
 
     def moved(self) -> None:
         """Find out anew when changes are due: the step got on, or something was asked for."""

@@ -125,10 +125,8 @@ class Lock:
 
 def why(reasons: ThrottleReason) -> str:
     """Say in words why clocks are lower than asked for, the gravest reason first."""
-    for reason, words in _REASONS:
-        if reason in reasons:
-            return words
-    return "the driver accepted the lock and does not follow it, and gives no reason"
+    unknown = "the driver accepted the lock and does not follow it, and gives no reason"
+    return next((words for reason, words in _REASONS if reason in reasons), unknown)
 
 
 class Readings:
@@ -158,8 +156,12 @@ class Readings:
     ) -> list[Lock]:
         """Compare the locks with the clocks that run; return those that are found overruled."""
         self._learn_delay(clocks, at_s, domains)
-        if follows and Domain.CORE in domains:
-            self._count(clocks, reasons, at_s, domains[Domain.CORE])
+        lock, core = self._locks[Domain.CORE], domains.get(Domain.CORE)
+        settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
+        if follows and core is not None and settled and lock.mhz is not None:
+            counts = self._of_locks[(core.following - 1) % len(core.changes)]
+            counts[0] += 1
+            counts[1] += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
         return [
             lock
             for lock in self._locks.values()
@@ -189,16 +191,6 @@ class Readings:
         if self._power_w is None or self._usual_w is None:
             return False
         return self._power_w < _IDLE * self._usual_w
-
-    def _count(
-        self, clocks: Clocks, reasons: ThrottleReason, at_s: float, core: DomainChanges
-    ) -> None:
-        lock = self._locks[Domain.CORE]
-        settled = lock.state not in {LockState.ASKED, LockState.REFUSED} and at_s >= lock.sure_s
-        if settled and lock.mhz is not None:
-            counts = self._of_locks[(core.following - 1) % len(core.changes)]
-            counts[0] += 1
-            counts[1] += ThrottleReason.SW_POWER_CAP in reasons and lock.is_below(clocks)
 
     def _learn_delay(
         self, clocks: Clocks, at_s: float, domains: Mapping[Domain, DomainChanges]

@@ -332,10 +332,11 @@ class Machine:
         position, latencies = self.position, self.latencies
         if self.state is State.LOST or (position.wanted is not None and not self._step.closely):
             return
-        changes = () if self.state is State.HELD else self._domains.changes()
+        domains = () if self.state is State.HELD else self._domains.of.values()
         position.wants(
             position.intervals.into_s(change.at) + change.aim_s - latencies.lead_s(change)
-            for change in changes
+            for domain in domains
+            for change in domain.changes
         )
 
     def _compare_marks(self, at_s: float) -> None:

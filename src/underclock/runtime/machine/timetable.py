@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from underclock.records import Clocks, ClockSchedule
 from underclock.records.latencies import Domain, LatencyTable, Switch, changed, mhz_of
 
-_LEAST_LAUNCHES = 2  # a single one has nothing to change clocks between
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockChange:
@@ -89,16 +87,8 @@ def timetable(
             as it begins.
 
     Raises:
-        ValueError: Fewer than two launches, or not one duration for each of them.
         DataError: The latencies lack a clock that changes.
     """
-    if len(clocks) < _LEAST_LAUNCHES or len(clocks) != len(launch_s):
-        raise ValueError(
-            f"a timetable is of two launches at least, with a duration each; got {len(clocks)} "
-            f"launches and {len(launch_s)} durations"
-        )
-    if not all(0 < each_s < math.inf for each_s in launch_s):
-        raise ValueError("every launch must take a positive and finite time")
     changes: dict[Domain, list[ClockChange]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
         for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):

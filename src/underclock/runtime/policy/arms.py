@@ -30,6 +30,10 @@ _OTHER_STEP = 1.25  # times the plan's, or the plan's that much more: it is anot
 _ABOVE_LIMIT = 1.05  # of the power limit: no board draws that for long
 _LEAST_SEEN = 0.9  # of the steps that were put on the stream; and what a queue may hold at the end
 _QUEUED = 10
+_ENERGY_KNOWN_S = 1.0  # after a step, at the latest
+_LEAST_SETTLING, _LEAST_BLOCK = 4, 20
+_INTERRUPTED = 2.0  # times what a step takes: a checkpoint, or input that comes late
+_BLOCKS = 5  # of what settles, a block counts so many
 
 
 class ArmName(StrEnum):
@@ -104,12 +108,13 @@ class Arms:
     """Arms that take turns."""
 
     names: tuple[ArmName, ...]  # of the arms; auto is among them
-    block: int = 20  # steps in a block
-    settling: int = 4  # of which the first so many do not count
+    block: int = _LEAST_BLOCK  # steps in a block
+    settling: int = _LEAST_SETTLING  # of which the first so many do not count
     warming: int = 0  # steps at auto before the first block
     seed: int = 0  # of the order
     # whose block it is; None while the job warms up
     arm: ArmName | None = field(init=False, default=None)
+    longest_s: float = field(init=False, default=math.inf)  # of a step that counts
     seen: int = field(init=False, default=0)  # steps so far
     counted: bool = field(init=False, default=True)  # whether that number is known
     _rounds: list[dict[ArmName, Block]] = field(init=False, default_factory=list)
@@ -118,13 +123,18 @@ class Arms:
     _in_block: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.settling < self.block:
-            raise ValueError(
-                f"a block of {self.block} steps cannot leave out its first {self.settling}"
-            )
         self._orders = _orders(self.names, self.seed)
         if not self.warming:
             self._next_block()
+
+    def size(self, step_s: float) -> None:
+        """Make blocks as long as steps of this length in s need; warming up takes one.
+
+        A block is left when its last step's energy is known: some steps of the next are past.
+        """
+        self.longest_s = _INTERRUPTED * step_s
+        self.settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
+        self.block = self.warming = max(_LEAST_BLOCK, _BLOCKS * self.settling)
 
     def needs(self, rounds: int) -> int:
         """Return how many steps some rounds take, with those before the first."""
@@ -134,14 +144,15 @@ class Arms:
         """Take note of a step; return whose block begins with the next one, where one does.
 
         Args:
-            step: That ended. One that stood still does not count, and the block is no longer.
+            step: That ended. One that was interrupted does not count, and the block is no longer.
             energy_j: Of it, the mean of some in a row; ``None`` where it could not be told.
         """
         self.seen += step.steps
         self.counted &= step.counted
         has_settled = self._in_block >= self.settling
         self._in_block += step.steps
-        if self.arm is not None and has_settled and not step.stalled_s:
+        counts = not step.stalled_s and step.time_s <= self.longest_s
+        if self.arm is not None and has_settled and counts:
             self._rounds[-1].setdefault(self.arm, Block()).add(step, energy_j)
         if self._in_block < (self.warming if self.arm is None else self.block):
             return None
@@ -207,7 +218,7 @@ class Arms:
             not self.counted and "steps are not counted, and several may be taken for one",
             not least <= self.seen <= most
             and f"{self.seen} steps were seen where {expected.enqueued} were taken",
-            not 1.0 / _OTHER_STEP <= times <= _OTHER_STEP
+            not is_alike(times, 1.0)
             and f"a step at auto takes {times:.3g} times what the plan says: it is another step",
             expected.limit_w is not None
             and power_w > _ABOVE_LIMIT * expected.limit_w
@@ -226,6 +237,11 @@ class Arms:
             self._rounds.append({})
         self.arm = self._left.pop(0)
         self._in_block = 0
+
+
+def is_alike(step_s: float, planned_s: float) -> bool:
+    """Whether a step may be the plan's, by what it takes at auto, in s."""
+    return 1.0 / _OTHER_STEP <= step_s / planned_s <= _OTHER_STEP
 
 
 def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":

@@ -56,8 +56,6 @@ class Governor:
     """
 
     def __init__(self, plan: ServingPlan, latency_s: float) -> None:
-        if not 0.0 <= latency_s < math.inf:
-            raise ValueError(f"a change takes 0 s or more, got {latency_s}")
         self.asked: Clocks = AUTO
         self._latency_s = latency_s
         self._buckets = {
@@ -73,11 +71,6 @@ class Governor:
         self._free_s = -math.inf
         self._auto_s, self._forgiven_s, self._calm_s = -math.inf, -math.inf, CALM_S
         self._idle, self._lowest = _least(plan)
-
-    @property
-    def _dwell_s(self) -> float:
-        """How long clocks stay up: a change down and one up again."""
-        return 2.0 * self._latency_s
 
     def noted(self, note: Note, now_s: float) -> None:
         """Take note of what the server says."""
@@ -103,7 +96,8 @@ class Governor:
 
     def _want(self, clocks: Clocks, now_s: float) -> None:
         if clocks != self._wanted:
-            self._recent.append((now_s + self._dwell_s, self._wanted))
+            # Clocks stay up for as long as a change down and one up again take.
+            self._recent.append((now_s + 2.0 * self._latency_s, self._wanted))
             self._wanted, self._fastest = clocks, None
 
     def _late(self, now_s: float) -> None:

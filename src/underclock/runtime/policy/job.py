@@ -251,8 +251,12 @@ class JobPolicy:
         target = min(sure, 1.0 + self._share * most)
         changed = abs(target - self._target) > _SLOW / 2 or (most == 0.0) != (not self._slow)
         slower = bool(slow) and (target > self._target or not self._slow)
-        if changed and slower and not self._has_waited():
-            return ""
+        if changed and slower:
+            # A replica may be slower than others at their plan and not at the slower one that they
+            # take for it: without more windows after each order back, orders would have no end.
+            self._asked += 1
+            if self._asked < min(1 << max(self._falls - 1, 0), _MOST_PATIENCE):
+                return ""
         self._asked = 0
         self._slow, self._behind = slow, behind
         if not changed:
@@ -260,15 +264,6 @@ class JobPolicy:
         self._falls += not slower
         self._target = target
         return self._straggler() or "no replica is slower than the others any more"
-
-    def _has_waited(self) -> bool:
-        """Whether windows in a row asked for a slower pace, more of them after each order back.
-
-        A replica may be slower than others at their plan and not at the slower one that they take
-        for it: orders would follow one another without end.
-        """
-        self._asked += 1
-        return self._asked >= min(1 << max(self._falls - 1, 0), _MOST_PATIENCE)
 
     def _straggler(self) -> str:
         """Say which replica sets the pace; empty where none does."""

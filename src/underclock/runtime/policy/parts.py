@@ -89,8 +89,20 @@ def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
     )
 
 
-def digest_of(plan: Record) -> str:
-    """Return what tells a plan from another one, in hexadecimal."""
+def observed_part() -> RankPart:
+    """Return the part of a GPU without a plan: steps are seen, and no clock is asked for."""
+    schedule = ClockSchedule(
+        segments=(Segment(launches=2, core_mhz=None, mem_mhz=None),),
+        switches=0,
+        latency="0s",
+        latencies=LatencyTable.constant(_LEAST_S),
+        launch_s=(_LEAST_S,) * 2,  # of no plan a mark comes too early
+    )
+    return RankPart(sites=(MarkSite(launch=0, event=STEP),), schedules=(schedule,))
+
+
+def digest_of(plan: Record | None) -> str:
+    """Return what tells a plan from another one, or from none, in hexadecimal."""
     body = msgspec.json.encode(plan, order="deterministic")
     return hashlib.sha256(body).hexdigest()
 

@@ -8,6 +8,7 @@ plan's are made here too: without what pays least, or what the cap forbids.
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Collection
 
 import msgspec
@@ -18,12 +19,20 @@ from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms, ExpectedRun, parse_arms
+from underclock.runtime.policy.arms import (
+    LEAST_ROUNDS,
+    ArmName,
+    Arms,
+    ExpectedRun,
+    is_alike,
+    parse_arms,
+)
 from underclock.runtime.policy.guard import Guard, Stage
+from underclock.units import format_duration
 
-_ENERGY_KNOWN_S = 1.0  # after a step, at the latest
-_LEAST_SETTLING, _LEAST_BLOCK = 4, 20
-_BLOCKS = 5  # of what settles, a block counts so many
+OBSERVED = "observed"
+"""What the log calls the steps of a run without a plan."""
+_SIZED_BY = 12  # steps: blocks are sized by the last half of the first so many
 
 
 class Policy:
@@ -31,14 +40,14 @@ class Policy:
 
     needs_all = False  # whether it is over for all GPUs of a run where it is for one
 
-    def __init__(self, machine: Machine, schedule: ClockSchedule) -> None:
-        self._machine, self._planned = machine, schedule
+    def __init__(self, machine: Machine, schedule: ClockSchedule, label: str = "plan") -> None:
+        self._machine, self._planned, self._label = machine, schedule, label
         self._free: set[int] = set()
 
     @property
     def label(self) -> str:
         """What it does now, for the log."""
-        return "plan"
+        return self._label
 
     @property
     def follows(self) -> bool:
@@ -143,16 +152,17 @@ class Guarded(Policy):
 
 
 class Alternating(Policy):
-    """Lets arms take turns."""
+    """Lets arms take turns; of the GPUs of one run together, which share ``paces``."""
 
-    def __init__(self, machine: Machine, plan: Plan, names: tuple[ArmName, ...], seed: int) -> None:
+    def __init__(
+        self, machine: Machine, plan: Plan, arms: Arms, paces: list[float], steps: int | None
+    ) -> None:
         super().__init__(machine, scheduled(plan))
-        self._plan = plan
-        step_s = math.fsum(scheduled(plan).launch_s)
-        # A block is left when its last step's energy is known: some steps of the next are past.
-        settling = max(_LEAST_SETTLING, math.ceil(_ENERGY_KNOWN_S / step_s))
-        block = max(_LEAST_BLOCK, _BLOCKS * settling)
-        self._arms = Arms(names=names, block=block, settling=settling, warming=block, seed=seed)
+        self._plan, self._arms, self._paces, self._steps = plan, arms, paces, steps
+        autos = [arm.cost for arm in plan.arms if arm.name is Strategy.AUTO and arm.cost]
+        self._auto_s = autos[0].time_s if autos else None  # what a step takes by the plan
+        self._first_s: list[float] = []
+        arms.size(math.fsum(scheduled(plan).launch_s))  # until steps were seen
         machine.hold(AUTO)
 
     @property
@@ -165,6 +175,27 @@ class Alternating(Policy):
         """Whether it is the plan's."""
         return self._arms.arm is ArmName.PLAN
 
+    def passed(self, step: PassedStep) -> str:
+        """Size blocks by what the first steps take; say how long a verdict takes."""
+        if len(self._first_s) >= _SIZED_BY:
+            return ""
+        self._first_s += [step.time_s] * min(step.steps, _SIZED_BY)
+        if len(self._first_s) < _SIZED_BY:
+            return ""
+        if not self._paces:
+            self._paces.append(statistics.median(self._first_s[_SIZED_BY // 2 :]))
+        step_s, auto_s = self._paces[0], self._auto_s
+        self._arms.size(step_s)
+        needed, words = self._arms.needs(LEAST_ROUNDS), f"a step takes {format_duration(step_s)}"
+        if auto_s is not None and not is_alike(step_s, auto_s):
+            words += (
+                f" and the plan's {format_duration(auto_s)}: it is another step, and there will "
+            )
+            return words + "be no verdict; trace and plan this one"
+        words += f": a verdict takes {needed} steps, about {format_duration(needed * step_s)}, "
+        has = "" if self._steps is None else f"; this one has {self._steps}"
+        return f"{words}and a run of fewer has none{has}"
+
     def known(self, step: PassedStep, energy_j: float | None) -> str:
         """Count the step for its arm."""
         begins = self._arms.stepped(step, energy_j)
@@ -176,13 +207,12 @@ class Alternating(Policy):
     def differences(self, expected: ExpectedRun | None = None) -> tuple[ArmLine, ...]:
         """Compare the arms over the rounds that are over."""
         cost = self._plan.headline.cost
-        autos = [arm.cost for arm in self._plan.arms if arm.name is Strategy.AUTO and arm.cost]
         return self._arms.differences(
             dataclasses.replace(
                 expected or ExpectedRun(),
                 promise=None if cost is None else cost.energy_change,
                 budget=self._plan.max_slowdown,
-                auto_s=autos[0].time_s if autos else None,
+                auto_s=self._auto_s,
             )
         )
 
@@ -197,20 +227,32 @@ class Alternating(Policy):
         )
 
 
-def policy_of(machine: Machine, plan: Plan, *, arms: str, window: int, seed: int = 0) -> Policy:
+def policy_of(
+    machine: Machine,
+    plan: Plan,
+    *,
+    arms: str,
+    window: int,
+    seed: int = 0,
+    paces: list[float] | None = None,
+    steps: int | None = None,
+) -> Policy:
     """Return what decides.
 
     Args:
         arms: As after ``--arms``; empty for none.
         window: Steps that a guard judges together; 0 for no guard.
         seed: Of the order in which arms take turns.
+        paces: What a step takes in s, once the first GPU of the run saw some; its GPUs share it.
+        steps: That the run is to have; ``None`` where that is not known.
 
     Raises:
         UsageError: Arms that cannot be compared.
     """
     if arms:
         names = parse_arms(arms, has_fixed=plan.fixed is not None)
-        return Alternating(machine, plan, names, seed)
+        turns = Arms(names=names, warming=1, seed=seed)
+        return Alternating(machine, plan, turns, [] if paces is None else paces, steps)
     return Guarded(machine, plan, window) if window else Policy(machine, scheduled(plan))
 
 

@@ -104,20 +104,16 @@ class KeptFiles:
         """
         with contextlib.suppress(OSError, ValueError, TypeError):
             name = os.path.realpath(os.fsdecode(path))
-            if name in self._seen or self._is_passed_over(name):
+            ours = name in self._seen or name.endswith(ASIDE) or name.startswith(_DEVICES)
+            if ours or not os.path.isfile(name) or any(f"/{each}/" in name for each in _CACHES):
+                return
+            if os.stat(name).st_mtime_ns >= self._begun_ns:
                 return
             self._seen.add(name)
             aside = name + ASIDE
             with open(self._listed, "a") as file:
                 file.write(json.dumps([name, aside]) + "\n")
             (os.rename if moved else shutil.copy2)(name, aside)
-
-    def _is_passed_over(self, name: str) -> bool:
-        if name.endswith(ASIDE) or name.startswith(_DEVICES):
-            return True
-        if not os.path.isfile(name) or any(f"/{each}/" in name for each in _CACHES):
-            return True
-        return os.stat(name).st_mtime_ns >= self._begun_ns
 
     def _audited(self, event: str, arguments: Sequence[Any]) -> None:
         if self._busy:

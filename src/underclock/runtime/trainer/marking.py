@@ -79,7 +79,10 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
         return page
 
     def open_stream(page: Page, optimizer: Any) -> MarkStream:
-        return _stream(torch, page, gpu, _device_of(optimizer), waits=bool(run["world"]))
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        if not parameters:
+            raise DataError("the optimiser has no parameters, so nothing says where it trains")
+        return _stream(torch, page, gpu, parameters[0].device, waits=bool(run["world"]))
 
     places = [tuple(place) for place in gpu["places"]]
     marker = Marker(places, open_page, open_stream, run["schedule"])
@@ -125,19 +128,12 @@ def _check_same_job(torch: Any, digest: str) -> None:
         )
 
 
-def _device_of(optimizer: Any) -> Any:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            return parameter.device
-    raise DataError("the optimiser has no parameters, so nothing says where it trains")
-
-
 def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any, *, waits: bool) -> MarkStream:
     """Return what writes marks where this process trains.
 
     Where ranks hand one another what a simulated GPU computes, each `waits` for its own.
     """
-    if os.environ.get(_SIMULATOR):
+    if os.environ.get(_SIMULATOR) and gpu["step"]:
         import atexit  # noqa: PLC0415
 
         from underclock.runtime.trainer.streams import ServedStream  # noqa: PLC0415
@@ -178,7 +174,7 @@ def _check_gpu(torch: Any, uuid: str, device: Any) -> None:
     mine = str(torch.cuda.get_device_properties(device).uuid)
     if uuid.removeprefix("GPU-").lower() != mine.removeprefix("GPU-").lower():
         raise DataError(
-            f"this process trains on GPU-{mine}, and its clocks would be set on {uuid}",
+            f"this process trains on GPU-{mine}, and the run has {uuid} for it",
             hint="name the GPUs in the order of the local ranks: --gpu nvml:0 --gpu nvml:1",
         )
 

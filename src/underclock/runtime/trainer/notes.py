@@ -8,6 +8,7 @@ is loaded into the serving process.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -19,6 +20,7 @@ PHASES = ("prefill", "decode", "mixed")
 NOTE = struct.Struct("<BBHIIf")
 """Kind, phase, nothing, batch, context, and the time in s that it may take, or below 0."""
 _MOST = 2**32 - 1
+_MOST_TRIES = 100  # to say something
 _PAGE = 4096  # bytes: a full pipe takes no more before so many were read
 _NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
@@ -44,7 +46,7 @@ class Hook:
         self._writes, self._reads = writes, reads
 
     def begin(
-        self, phase: str, batch: int, context: int = 1, *, within_s: float | None = None
+        self, phase: str = "", batch: int = 0, context: int = 1, *, within_s: float | None = None
     ) -> None:
         """Say that a step begins, or is about to; one that no table can have runs at auto.
 
@@ -87,19 +89,17 @@ class Hook:
         self._say(_LATE)
 
     def _say(self, note: bytes) -> None:
-        try:
-            os.write(self._writes, note)
-        except BlockingIOError:  # it is full
-            self._say_in_place_of_the_oldest(note)
-        except OSError:  # nobody reads it: serving goes on
-            self.lost += 1
-
-    def _say_in_place_of_the_oldest(self, note: bytes) -> None:
-        try:
-            self.lost += len(os.read(self._reads, _PAGE)) // NOTE.size
-            os.write(self._writes, note)
-        except OSError:  # another thread of the server was faster
-            self.lost += 1
+        for _ in range(_MOST_TRIES):  # other threads of the server may fill what was emptied
+            try:
+                os.write(self._writes, note)
+            except BlockingIOError:  # it is full: the oldest make room
+                with contextlib.suppress(BlockingIOError):  # the conductor was faster
+                    self.lost += len(os.read(self._reads, _PAGE)) // NOTE.size
+            except OSError:  # nobody reads it: serving goes on
+                break
+            else:
+                return
+        self.lost += 1
 
 
 def _within_s(within_s: float | None) -> float:

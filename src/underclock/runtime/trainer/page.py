@@ -250,12 +250,6 @@ class Page:
             os.close(self._fd)
         self._fd, self._file = -1, None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def identity(fd: int) -> tuple[int, int] | None:
     """Return which file a descriptor is of; ``None`` where it is of none.

@@ -11,7 +11,7 @@ it and the launch before is not. Which modules were called around a launch is to
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from underclock.errors import UsageError
 from underclock.records import ClockSchedule, Pass, Plan
@@ -151,24 +151,15 @@ def chosen(
     starts_s = list(itertools.accumulate(launch_s, initial=0.0))
     taken = sorted(needed)
     for index, site in enumerate(known):
-        if index not in needed and _is_apart(taken, at, starts_s, site.launch, spacing_s):
+        after = bisect_right([at[index] for index in taken], site.launch)
+        near = [at[index] for index in taken[max(0, after - 1) : after + 1]] + [len(starts_s) - 1]
+        apart_s = [abs(starts_s[site.launch] - starts_s[other]) for other in near]
+        if index not in needed and min(apart_s) >= spacing_s:
             taken.insert(bisect_right(taken, index), index)
     if len(taken) == 1 < len(known):
         half_s = starts_s[-1] / 2
         taken.append(min(range(1, len(known)), key=lambda i: abs(starts_s[at[i]] - half_s)))
     return tuple(known[index] for index in taken)
-
-
-def _is_apart(
-    taken: Sequence[int],
-    at: Sequence[int],
-    starts_s: Sequence[float],
-    launch: int,
-    spacing_s: float,
-) -> bool:
-    after = bisect_right([at[index] for index in taken], launch)
-    near = [at[index] for index in taken[max(0, after - 1) : after + 1]] + [len(starts_s) - 1]
-    return all(abs(starts_s[launch] - starts_s[other]) >= spacing_s for other in near)
 
 
 def _runs(passes: Sequence[Pass]) -> Iterator[tuple[Pass, list[int]]]:
@@ -221,14 +212,8 @@ def _around(modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
             calls or ((text,) if text else ()) for calls, text in zip(told, modules, strict=True)
         )
     called = {*modules} - {""}
-    return tuple(tuple(_outside_in(text, called)) for text in modules)
-
-
-def _outside_in(path: str, called: Collection[str]) -> list[str]:
-    """Return those of the modules called that a path names on its way, itself last."""
-    parts = path.split(".")
-    names = [".".join(parts[: count + 1]) for count in range(len(parts))]
-    return [name for name in names if name in called]
+    ways = [list(itertools.accumulate(text.split("."), "{}.{}".format)) for text in modules]
+    return tuple(tuple(path for path in way if path in called) for way in ways)
 
 
 def _may_enclose(

@@ -68,8 +68,13 @@ class CudaStream:
             NotSupportedError: There is no such driver, or it cannot write into the page.
         """
         self._current = current
-        self._driver = _library() if driver is None else driver
-        self._page_address = page.address
+        try:
+            self._driver = ctypes.CDLL("libcuda.so.1") if driver is None else driver
+        except OSError as exc:
+            raise NotSupportedError(
+                "marks need NVIDIA's driver, and there is no libcuda.so.1",
+                hint="run it on a machine with an NVIDIA GPU, or on the simulator",
+            ) from exc
         write: Any = getattr(self._driver, "cuStreamWriteValue32_v2", None) or getattr(
             self._driver, "cuStreamWriteValue32", None
         )
@@ -80,10 +85,6 @@ class CudaStream:
             )
         self._write = write
         write.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
-        self._register(page)
-        self._begin = self._device_address()
-
-    def _register(self, page: Page) -> None:
         code = self._driver.cuMemHostRegister_v2(
             ctypes.c_void_p(page.address),
             ctypes.c_size_t(page.size),
@@ -95,17 +96,15 @@ class CudaStream:
                 hint="the page must be in memory: let UNDERCLOCK_RUNTIME_DIR name a tmpfs such as "
                 "/dev/shm",
             )
-
-    def _device_address(self) -> int:
         address = ctypes.c_uint64()
         code = self._driver.cuMemHostGetDevicePointer_v2(
-            ctypes.byref(address), ctypes.c_void_p(self._page_address), ctypes.c_uint(0)
+            ctypes.byref(address), ctypes.c_void_p(page.address), ctypes.c_uint(0)
         )
         if code != 0:
             raise NotSupportedError(
                 f"the GPU does not see the page of marks: the driver returned {code}"
             )
-        return address.value
+        self._begin = address.value
 
     def mark(self, word: int) -> None:
         """Have a mark word written; `NotSupportedError` where the driver refuses."""
@@ -122,16 +121,6 @@ class CudaStream:
 
     def close(self) -> None:
         """Leave the page registered: a graph of the trainer's may yet write into it."""
-
-
-def _library() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as exc:
-        raise NotSupportedError(
-            "marks need NVIDIA's driver, and there is no libcuda.so.1",
-            hint="run it on a machine with an NVIDIA GPU, or on the simulator",
-        ) from exc
 
 
 class ServedStream:

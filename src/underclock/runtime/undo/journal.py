@@ -78,10 +78,11 @@ class JournalFile:
             DataError: The disk is full, or the folder cannot be written.
         """
         self._new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
+        document = {"kind": _KIND, "version": _VERSION, **journal._asdict()}
         with self._on_disk():
             descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o600)
             with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(_document(journal)))
+                file.write(json.dumps(document))
 
     def sync(self) -> None:
         """Bring to disk what was written beside its place."""
@@ -137,18 +138,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _document(journal: Journal) -> dict[str, Any]:
-    return {
-        "kind": _KIND,
-        "version": _VERSION,
-        "uuid": journal.uuid,
-        "pid": journal.pid,
-        "boot": journal.boot,
-        "found": dict(journal.found),
-        "changed": journal.changed,
-    }
 
 
 def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JSON there was

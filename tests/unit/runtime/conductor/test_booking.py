@@ -1,5 +1,6 @@
 """What a run's log comes to in the ledger."""
 
+import dataclasses
 import fcntl
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs
-from underclock.records import Arm, Cost, Evidence, Plan, Segment, Status, Strategy
+from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
+from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.conductor.booking import Booking, RunTally
+from underclock.runtime.conductor.gauges import Gauge, Shown
 from underclock.runtime.machine.steps import State
 
 _GPUS = (("GPU-0", "H200"), ("GPU-1", "H200"))
@@ -193,7 +195,7 @@ def test_a_promise_is_not_told_of_steps_that_are_not_the_plans(
         ([_run()], None, "no step was seen"),
         ([_run(), _steps("plan", 3, None)], None, "what steps drew is not known"),
         ([_run(), _steps("plan", 3, 1.0)], _promising(None), "promise has no interval"),
-        ([_run(), _steps("reduced", 3, 1.0)], None, "a guard had taken part of the plan back"),
+        ([_run(), _steps("reduced", 3, 1.0)], None, "clocks were neither auto nor as planned"),
         (
             [_run(), _steps("plan", 3, 1.0)],
             msgspec.structs.replace(
@@ -243,9 +245,77 @@ def test_a_plan_that_sets_nothing_saves_nothing_by_definition() -> None:
         assert entry.auto_j == pytest.approx(entry.energy_j + saved_j)
 
 
-def test_a_run_that_sets_nothing_is_not_in_the_ledger() -> None:
-    assert _run_of([_run(dry=True), _steps("plan", 3, 1.0)]) is None
-    assert _run_of([]) is None
+@pytest.mark.parametrize("made", [_promising(), None])
+def test_a_run_that_sets_nothing_is_booked_whole_and_saves_nothing(made: Plan | None) -> None:
+    shown = [_shown(5000.0), Shown()]
+    tally = RunTally(made, _GPUS, 0, {}, lambda gpu: shown[gpu])
+    assert tally.run(60.0) is None
+    for line in (_run(dry=True), _steps("plan", 3, 1.0), _steps("reduced", 3, 9.0)):
+        tally.add(line)
+    run = tally.run(60.0)
+    assert run is not None
+    first, second = run.gpus
+    (total,) = totals([run])
+
+    assert (first.energy_j, first.auto_j, first.auto_interval_j) == (5000.0, 5000.0, (5000.0,) * 2)
+    assert (first.steps, first.untold_j) == (6, 0.0)
+    assert (second.energy_j, second.untold) == (
+        None,
+        "cannot tell, because what steps drew is not known",
+    )
+    assert (total.against, total.energy_j, total.saved_interval_j) == (
+        SavedAgainst.OBSERVED,
+        5000.0,
+        (0.0, 0.0),
+    )
+    assert (run.job, len(run.plan)) == ("small", 16 if made else 0)
+
+
+def _shown(energy_j: float, *limits_w: float) -> Shown:
+    """Return what a driver shows of a GPU that drew as much in 100 s."""
+    shown = Shown()
+    gauges = [
+        Gauge(at_s=1.0 * at, clocks=AUTO, reasons=None, power_w=None, energy_j=energy_j * at / 100)
+        for at in range(101)
+    ]
+    gauges += [dataclasses.replace(gauges[-1], at_s=101.0, limit_w=limit_w) for limit_w in limits_w]
+    shown.add(gauges)
+    return shown
+
+
+@pytest.mark.parametrize("limits_w", [(), (350.0,), (350.0, 300.0)])
+def test_what_no_step_drew_saves_nothing_and_a_limit_that_was_changed_ends_the_promise(
+    limits_w: tuple[float, ...],
+) -> None:
+    shown = _shown(5000.0, *limits_w)
+    tally = RunTally(_promising(), _GPUS[:1], 0, {}, lambda _gpu: shown)
+    for line in (_run(), _steps("plan", 10, 27.0), _steps("reduced", 10, 27.0)):
+        tally.add(line)
+    run = tally.run(60.0)
+    assert run is not None
+    (entry,) = run.gpus
+
+    if len(limits_w) > 1:
+        assert "the power limit was changed" in entry.untold
+        assert entry.energy_j == 5000.0
+    else:
+        assert entry.untold_j == 270.0
+        assert entry.auto_j == pytest.approx(4730.0 + 270.0 / 0.9 - 270.0)
+
+
+def test_single_steps_that_are_not_the_plans_are_left_out_and_more_joules_save_no_more() -> None:
+    short, long = (
+        msgspec.structs.replace(_steps("plan", 10, energy_j), time_s=time_s)
+        for time_s, energy_j in ((0.05, 13.0), (0.15, 41.0))
+    )
+    (mixed, _) = _booked([_run(), short, _steps("plan", 10, 29.0), long])
+    (others, _) = _booked([_run(), short, long])
+
+    assert (mixed.energy_j, mixed.untold_j) == (290.0, 540.0)
+    assert mixed.auto_j == pytest.approx(290.0 + 270.0 * (1.0 / 0.9 - 1.0))  # the plan draws 270
+    assert mixed.untold_why == "steps took over 10 % more or less than the plan's"
+    assert (others.energy_j, others.auto_j) == (540.0, None)
+    assert others.untold == f"cannot tell, because {mixed.untold_why}"
 
 
 @pytest.mark.parametrize(

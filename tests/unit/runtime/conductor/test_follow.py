@@ -191,9 +191,9 @@ def test_what_a_setter_refuses_is_given_back_once_it_takes_that(
 
 def test_marks_that_pass_while_a_setter_blocks_are_not_missed(bench: Bench) -> None:
     position = Position(timetable_of(scheduled(PLAN), MARKS))
-    polling, others = Polling(bench.page, CLOCK, position), PollingThread(CLOCK)
+    polling = Polling(bench.page, CLOCK, position)
     seen: list[int] = []
-    others.add(polling, lambda mark, _at_s, _steps: seen.append(mark))
+    others = PollingThread(CLOCK, [(polling, lambda mark, _at_s, _steps: seen.append(mark))])
 
     def passes() -> None:
         for value in (1, 2, 3):

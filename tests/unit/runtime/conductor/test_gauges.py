@@ -1,13 +1,18 @@
 """The energy counter, read as it climbs: what that costs, and how well a block's energy is told."""
 
+import itertools
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from underclock.errors import NotSupportedError
+from underclock.hw.clock import SystemClock
 from underclock.records import AUTO, ThrottleReason
-from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
+from underclock.runtime.conductor.gauges import Climbs, Gauge, Gauges, Shown
 from underclock.runtime.machine.steps import PassedStep, State
 
 _WAIT_S = 0.36  # as a conductor that compares arms waits between readings
@@ -149,3 +154,32 @@ def passed(began_s: float, ended_s: float) -> PassedStep:
         planned=0,
         asked=0,
     )
+
+
+@pytest.mark.parametrize(("powers_w", "is_known"), [([100.0, 140.0, None], True), ([None], False)])
+def test_power_is_integrated_where_there_is_no_counter(
+    powers_w: list[float | None], *, is_known: bool
+) -> None:
+    clock, shown = SystemClock(), Shown()
+    unknown = dict.fromkeys(("throttle_reasons", "temperature_c", "power_limit_w"), lambda: None)
+    powers = itertools.cycle(powers_w)
+
+    def energy_j() -> float:
+        raise NotSupportedError("boards before 2017 have none")
+
+    gpu: Any = SimpleNamespace(energy_j=energy_j, power_w=lambda: next(powers), **unknown)
+    gpu.observed = lambda: AUTO
+    gauges = Gauges(gpu, clock, exactly=True)
+    clock.sleep_s(0.7)
+    gauges.close()
+    some = gauges.taken()
+    words = shown.add(some)
+    known = [(gauge.at_s, gauge.power_w) for gauge in some if gauge.power_w is not None]
+    drawn_j = sum(
+        0.5 * (one_w + other_w) * (other_s - one_s)
+        for (one_s, one_w), (other_s, other_w) in itertools.pairwise(known)
+    )
+
+    assert (shown.energy_j is not None) == is_known
+    assert "the GPU has no energy counter" in words[0]
+    assert shown.energy_j == pytest.approx(drawn_j if is_known else None)

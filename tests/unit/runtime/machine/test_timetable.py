@@ -55,22 +55,6 @@ def test_another_timetable_is_expected_to_take_what_this_one_took_against_its_pl
     assert intervals.step_s == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
-    ("clocks", "launch_s", "words"),
-    [
-        ([SLOW], [0.1], "two launches at least"),
-        ([SLOW, FAST], [0.1], "2 launches and 1 durations"),
-        ([SLOW, FAST], [0.1, 0.0], "positive and finite"),
-        ([SLOW, FAST], [0.1, float("inf")], "positive and finite"),
-    ],
-)
-def test_what_is_no_timetable_is_refused(
-    clocks: list[Clocks], launch_s: list[float], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        timetable(clocks, TABLE, launch_s, (0,))
-
-
 def test_latencies_must_know_the_clock_that_changes() -> None:
     core = LatencyTable(evidence=None, gpu=None, switches=TABLE.switches[:1])
     with pytest.raises(DataError, match="no switch of the memory clock"):

@@ -250,8 +250,3 @@ def test_arms_are_read_in_the_order_given() -> None:
 
 def test_auto_can_be_compared_with_itself() -> None:
     assert parse_arms("auto,auto", has_fixed=False) == (ArmName.AUTO, ArmName.AGAIN)
-
-
-def test_a_block_must_leave_steps() -> None:
-    with pytest.raises(ValueError, match="cannot leave out"):
-        Arms(names=ALL, block=3, settling=3)

@@ -191,8 +191,3 @@ def test_it_changes_no_faster_than_the_gpu_can_and_ends_where_it_should(
 @given(st.lists(st.builds(Clocks, core_mhz=st.none() | st.integers(1, 9)), min_size=1, max_size=5))
 def test_the_fastest_of_some_clocks_is_none_slower_than_any(some: list[Clocks]) -> None:
     assert fastest(*some).rank == max(each.rank for each in some)
-
-
-def test_a_change_takes_a_time() -> None:
-    with pytest.raises(ValueError, match="takes 0 s or more"):
-        Governor(PLAN, -1.0)

@@ -7,7 +7,17 @@ import pytest
 
 from small_training import plan
 from underclock.errors import UsageError
-from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
+from underclock.records import (
+    AUTO,
+    Arm,
+    Clocks,
+    ClockSchedule,
+    Cost,
+    Plan,
+    Segment,
+    Status,
+    Strategy,
+)
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
@@ -135,17 +145,75 @@ def test_a_guard_judges_nothing_that_may_be_several_steps() -> None:
     assert (policy.label, _holds(machine)) == ("learning", AUTO)
 
 
-def test_short_steps_make_long_blocks_for_energies_are_known_late() -> None:
-    short = plan(launch_s=2e-5)
-    machine = Machine(timetable_of(scheduled(short), MARKS))
-    policy = policy_of(machine, short, arms="auto,plan", window=0)
-    first = policy.label
-    block = 0
-    while policy.label == first:
-        policy.known(_step(block), 1.0)
-        block += 1
+@pytest.mark.parametrize(
+    ("takes_s", "block", "steps", "said"),
+    [
+        (
+            0.0011,
+            4550,
+            None,
+            "a step takes 1.1 ms: a verdict takes 31850 steps, about 35 s, and a run",
+        ),
+        (
+            0.7,
+            20,
+            None,
+            "a step takes 700 ms: a verdict takes 140 steps, about 1.63 min, and a run",
+        ),
+        (0.11, 50, 400, "350 steps, about 38.5 s, and a run of fewer has none; this one has 400"),
+        (0.11, 50, 300, "350 steps, about 38.5 s, and a run of fewer has none; this one has 300"),
+    ],
+)
+def test_blocks_are_sized_by_steps_as_seen_and_the_run_says_how_long_a_verdict_takes(
+    takes_s: float, block: int, steps: int | None, said: str
+) -> None:
+    paces: list[float] = []
+    two = [
+        policy_of(
+            _machine(), _planned(takes_s), arms="auto,plan", window=0, paces=paces, steps=steps
+        )
+        for _ in range(2)
+    ]
+    words, warming = [], 0
+    while "warm-up" in {policy.label for policy in two}:
+        for at, policy in enumerate(two):
+            step = dataclasses.replace(_step(warming), time_s=takes_s * (1.0 + 0.01 * at))
+            words.append(policy.passed(step))
+            policy.known(step, 1.0)
+        warming += 1
+        if warming == 20:
+            (only,) = {*filter(None, words)}  # what the first has seen goes for both
+            assert said in only
+    assert warming == block
 
-    assert block * 55 * 2e-5 > 4.0
+
+def test_steps_that_are_interrupted_count_for_no_arm() -> None:
+    policy = policy_of(_machine(), PLAN, arms="auto,plan", window=0)
+    for number in range(400):
+        is_late = policy.label == "plan" and number % 20 == 0
+        policy.passed(_step(number, 0.9 if is_late else 0.11))
+        policy.known(_step(number, 0.9 if is_late else 0.11), 180.0 if is_late else 20.0)
+
+    (line,) = policy.differences()
+    assert line.time_change == pytest.approx(0.0)
+    assert line.energy_change == pytest.approx(0.0)
+
+
+def test_of_another_step_there_will_be_no_verdict_and_the_run_says_so_at_once() -> None:
+    policy = policy_of(_machine(), _planned(5.9e-4), arms="auto,plan", window=0)
+    words = [policy.passed(dataclasses.replace(_step(at), time_s=0.697)) for at in range(20)]
+
+    assert "".join(words).startswith("a step takes 697 ms and the plan's 590 µs: it is another")
+
+
+def _planned(auto_s: float) -> Plan:
+    """Return a plan whose step takes as long at auto."""
+    cost = Cost(time_s=auto_s, energy_j=1.0, time_change=0.0, energy_change=0.0)
+    arms = (
+        Arm.of(Strategy.AUTO, cost, Status.BASELINE),
+        Arm.of(Strategy.ACHIEVABLE, cost, Status.OPTIMAL),
+    )
+    return msgspec.structs.replace(PLAN, arms=arms)
 
 
 def test_a_lock_that_the_cap_overrules_is_left_away() -> None:

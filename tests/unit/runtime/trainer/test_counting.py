@@ -3,6 +3,7 @@
 import gc
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    with Page.create(tmp_path / "run.page", digest=bytes(32), marks=MARKS) as page:
+    with closing(Page.create(tmp_path / "run.page", digest=bytes(32), marks=MARKS)) as page:
         yield Bench(page)
 
 
@@ -133,7 +134,7 @@ def test_numbers_of_steps_never_go_back_and_end_at_what_was_put_there(
     parts: list[tuple[bool, int, int]], rotated: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("page") / "run.page"
-    with Page.create(path, digest=bytes(32), marks=MARKS) as page:
+    with closing(Page.create(path, digest=bytes(32), marks=MARKS)) as page:
         bench = Bench(page)
         bench.put(1)
         order = [1, 2, 3][rotated:] + [1, 2, 3][:rotated]

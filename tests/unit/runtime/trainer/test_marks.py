@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,7 @@ class Marked:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    with Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,)) as made:
+    with closing(Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,))) as made:
         yield made
 
 

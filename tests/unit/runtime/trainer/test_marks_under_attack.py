@@ -9,6 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _close_and_open_others(folder: Path) -> Callable[[Page], None]:
 def test_who_closes_every_descriptor_trains_on_and_is_marked_on(path: Path) -> None:
     assert _ended(lambda: _trains(path, _close_all)) == 0
 
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert (page.state, page.reached()[0]) == (pages.MARKING, 1)
 
 
@@ -129,7 +130,7 @@ def test_a_descriptor_that_is_anothers_by_now_is_not_written(path: Path, tmp_pat
     mine = list(tmp_path.glob("*.mine"))
     assert len(mine) == _MANY
     assert {each.read_bytes() for each in mine} == {_MINE}
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.reached()[0] == 1
 
 
@@ -160,13 +161,13 @@ def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: 
     ids=["emptied", "cut short", "removed", "made read-only"],
 )
 def test_a_page_that_is_spoilt_ends_no_training(path: Path, attack: Callable[[Page], None]) -> None:
-    with Page.open(path) as theirs:  # as the conductor, which must live too
+    with closing(Page.open(path)) as theirs:  # as the conductor, which must live too
         assert _ended(lambda: _trains(path, attack)) == 0
         assert theirs.reached()[0] in range(100)
 
 
 def test_a_conductor_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         page.write(3)
         assert page.reached()[0] == 3
         os.truncate(path, 0)
@@ -197,7 +198,7 @@ def test_whatever_a_stream_raises_ends_marking_alone(path: Path, error: BaseExce
     stream = Breaks(fail)
     assert _ended(lambda: _trains(path, stream.attack, lambda _page: stream)) == 0
 
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.state == pages.REFUSED
         assert page.sentence in {type(error).__name__, "[Errno 9] closed"}
 
@@ -209,7 +210,7 @@ def test_a_stack_that_is_full_ends_marking_alone(path: Path) -> None:
     stream = Breaks(fail)
     assert _ended(lambda: _trains(path, stream.attack, lambda _page: stream)) == 0
 
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.state == pages.REFUSED
 
 
@@ -228,7 +229,7 @@ def test_what_the_trainers_own_signal_raises_in_a_mark_is_the_trainers(path: Pat
             _trains(path, stream.attack, lambda _page: stream)
 
     assert _ended(act) == 0
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.state == pages.MARKING
 
 
@@ -278,7 +279,7 @@ def test_a_served_stream_that_was_closed_writes_into_no_connection_of_the_users(
     with mine, far:
         assert _ended(act) == 0
         assert far.recv(4096) == b"still there"
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.state == pages.REFUSED
         assert "no connection to the simulated GPU" in page.sentence
 
@@ -294,7 +295,7 @@ def test_a_server_that_is_gone_ends_no_trainer_that_a_broken_pipe_would(
         _trains(path, lambda _: theirs.shutdown(socket.SHUT_RDWR), lambda _page: stream)
 
     assert _ended(act) == 0
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.sentence.startswith("the simulated GPU is gone: ")
         assert page.sentence.endswith("Broken pipe")
 

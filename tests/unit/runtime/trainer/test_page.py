@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,12 @@ DIGEST = bytes(range(32))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with Page.create(tmp_path / "run.page", digest=DIGEST, marks=(0, 3, 9)):
+    with closing(Page.create(tmp_path / "run.page", digest=DIGEST, marks=(0, 3, 9))):
         return tmp_path / "run.page"
 
 
 def test_what_one_writes_the_other_reads(path: Path) -> None:
-    with Page.open(path) as mine, Page.open(path) as theirs:
+    with closing(Page.open(path)) as mine, closing(Page.open(path)) as theirs:
         assert (theirs.digest, theirs.marks, theirs.reached()[0], theirs.pid) == (
             DIGEST,
             (0, 3, 9),
@@ -42,7 +43,7 @@ def test_what_one_writes_the_other_reads(path: Path) -> None:
 
 
 def test_a_device_that_writes_to_the_address_is_seen(path: Path) -> None:
-    with Page.open(path) as mine, Page.open(path) as theirs:
+    with closing(Page.open(path)) as mine, closing(Page.open(path)) as theirs:
         ctypes.c_uint32.from_address(mine.address + pages.MARK_OFFSET).value = 2
 
         assert theirs.reached()[0] == 2
@@ -50,7 +51,7 @@ def test_a_device_that_writes_to_the_address_is_seen(path: Path) -> None:
 
 
 def test_a_long_sentence_is_cut(path: Path) -> None:
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         page.tell(pages.REFUSED, "no " * 500)
 
         assert page.sentence.startswith("no no")
@@ -62,7 +63,7 @@ def test_one_process_only_has_a_page(path: Path) -> None:
         "import sys; from underclock.runtime.trainer.page import Page; "
         "page = Page.open(sys.argv[1]); print(page.claim())"
     )
-    with Page.open(path) as page:
+    with closing(Page.open(path)) as page:
         assert page.claim()
         ended = subprocess.run(
             [sys.executable, "-c", script, path], capture_output=True, text=True, check=True

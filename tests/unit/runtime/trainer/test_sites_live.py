@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_every_place_of_a_step_that_was_traced_is_seen(
     modules = [module_calls_text((*each.callers, each.module)) for each in seen]
     sites = sites_of(modules, [each.pass_ for each in seen])
     marks = _Noted()
-    with Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,)) as page:
+    with closing(Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0,))) as page:
         told = [(site.event, site.path, site.occurrence, site.total) for site in sites]
         marker = Marker(told, lambda: page, lambda _page, _optimizer: marks)
         marker.attach(torch)

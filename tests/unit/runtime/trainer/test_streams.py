@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Driver:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
-    with Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0, 5)) as made:
+    with closing(Page.create(tmp_path / "run.page", digest=bytes(32), marks=(0, 5))) as made:
         yield made
 
 

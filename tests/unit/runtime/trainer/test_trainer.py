@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     made.remove()
 
 
-def _page(run: Run, rank: int) -> Page:
-    return Page.open(run.gpus[rank].page)
+def _page(run: Run, rank: int) -> closing[Page]:
+    return closing(Page.open(run.gpus[rank].page))
 
 
 def test_a_trainer_marks_the_page_of_its_rank(run: Run) -> None:
