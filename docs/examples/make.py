@@ -91,7 +91,7 @@ def _text(samples: SampleSet) -> str:
     writer.writerow(
         [
             *("gpu", "kernel", "pass", "count", "core_mhz", "mem_mhz"),
-            *("time_s", "energy_j", "power_w", "temperature_c"),
+            *("time_s", "energy_j", "power_w", "temperature_c", "evidence"),
         ]
     )
     for sample in samples.samples:
@@ -111,6 +111,7 @@ def _text(samples: SampleSet) -> str:
                 sample.asked.core_mhz or "",
                 sample.asked.mem_mhz or "",
                 *(f"{number:.6g}" for number in numbers if number is not None),
+                samples.evidence,
             ]
         )
     return text.getvalue()

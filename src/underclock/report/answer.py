@@ -77,7 +77,7 @@ def _may_save_nothing(arm: Arm) -> bool:
 def basis(plan: Plan) -> str:
     """Say how a plan's numbers are known, and what they are sums of."""
     # A table's own numbers have no error.
-    own = plan.evidence is Evidence.REPLAYED and plan.headline.energy_interval is None
+    own = plan.headline.energy_interval is None and plan.provenance and plan.provenance.table
     table = ", of this table" if own else ""
     return f"{plan.stands_on} on {plan.gpu.name}{table}: {ACCOUNTING_WORDS[plan.accounting]}"
 

@@ -123,7 +123,7 @@ def promise_text(plan: Plan) -> str | None:
     if arm.energy_interval is None or arm.time_interval is None:
         if any(each.energy_interval for each in plan.arms):
             return f"{does} {energy} energy; how sure that is was not worked out"
-        table = " of this table" if plan.evidence is Evidence.REPLAYED else ""
+        table = " of this table" if plan.provenance and plan.provenance.table else ""
         return f"{does} {energy} energy{table}, each setting's own samples taken for the truth"
     energy += margin_text(arm.energy_interval)
     time += margin_text(arm.time_interval)
