@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--gpus", type=int, default=1, help="how many the scripts need")
     parser.add_argument("--until-s", type=float, default=1e9, help="none begins later than this")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     corpus = tomllib.loads(_CORPUS.read_text())
     every = json.loads(given.results.read_bytes()) if given.results.is_file() else []
     before = {each["name"] for each in every}
