@@ -168,19 +168,6 @@ def test_a_scaler_that_skips_steps() -> None:
     assert products(found[-1]) == 3
 
 
-def test_two_optimizers_step_in_one_step_each() -> None:
-    def begun() -> Script:
-        one, other = Training(), Training("SGD", lr=0.1)
-
-        def script(_: int) -> None:
-            one.step()
-            other.step()
-
-        return script
-
-    assert products(looked_at(begun)[-1]) == 2 * 3
-
-
 def test_a_critic_is_trained_more_often_and_all_of_it_is_one_step() -> None:
     def begun() -> Script:
         critic, generator = Training(), Training("SGD", lr=0.1)

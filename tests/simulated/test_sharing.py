@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from underclock.app.launching import others_on_gpus
 from underclock.errors import DeviceError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw import nvml
@@ -168,6 +169,14 @@ def test_every_process_is_told_with_its_share(gemm: Kernel) -> None:
             assert NvmlGpu(0).neighbours() == {1234: 0.25, os.getpid(): 0.75}
             assert NvmlGpu(1).neighbours() == {}
         assert NvmlGpu(0).neighbours() == {}
+
+
+def test_another_job_on_the_gpu_is_named_with_a_traced_step(gemm: Kernel) -> None:
+    with simulated_driver("rtx3080ti", count=2) as machine, nvml_session():
+        assert others_on_gpus() == ()
+        with machine.shared(gemm, pid=os.getppid(), share=0.25):
+            (note,) = others_on_gpus()
+    assert note.startswith(f"process {os.getppid()} also computes on nvml:0: the step's times")
 
 
 def test_a_share_that_was_not_sampled_yet_is_unknown_not_zero(gemm: Kernel) -> None:

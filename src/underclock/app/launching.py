@@ -20,9 +20,12 @@ from pathlib import Path
 import msgspec
 
 from underclock.app.looking import Look, RankStatus, statuses
-from underclock.errors import MeasurementError, UsageError
+from underclock.errors import MeasurementError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.boundaries import BoundarySource
+from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.nvml import NvmlGpu, shown_by_cuda
+from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Step
 from underclock.runtime.conductor.starting import can_be_read, end_family
 from underclock.runtime.holding.run import INJECT
@@ -151,10 +154,11 @@ def trace_command(
             phase=progress,
         )
         found: list[RankStep] = []
+        beside = () if assume else others_on_gpus()
         for rank in ranks:
             step = read_document(folder / f"step.rank{rank.rank}.json", Step)
             odd = rank.source not in {"", BoundarySource.OPTIMIZER}
-            notes = (f"a step ends {rank.source}",) if odd else ()
+            notes = (*((f"a step ends {rank.source}",) if odd else ()), *beside)
             source = source_of_command(command, to.parent if to is not None else Path())
             step = msgspec.structs.replace(step, source=source, warnings=(*step.warnings, *notes))
             file = None
@@ -171,6 +175,19 @@ def trace_command(
             differs = told_of_ranks(found[0].step, to, own)
             found[0] = replace(found[0], warnings=(*found[0].warnings, *differs))
     return tuple(found)
+
+
+def others_on_gpus() -> tuple[str, ...]:
+    """Say which processes compute on the GPUs that CUDA shows, once a command has ended."""
+    with suppress(UnderclockError), nvml_session():
+        gpus = {name: NvmlGpu(parse_gpu(name).index) for name in shown_by_cuda()}
+        return tuple(
+            f"process {pid} also computes on {name}: the step's times are those beside it"
+            for name, gpu in gpus.items()
+            for pid in gpu.neighbours() or ()
+            if (process := Process.of(pid)) is not None and process.lives
+        )
+    return ()
 
 
 @contextmanager
