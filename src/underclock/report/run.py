@@ -11,7 +11,7 @@ from underclock.report.packed import Packer, TimelineBox
 from underclock.report.page import rendered
 from underclock.report.terminal import filled, words
 from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, interval_text
-from underclock.units import format_drawn, format_percent
+from underclock.units import KWH_J, format_drawn, format_percent
 
 _DRIVEN = frozenset(
     {"auto", "auto-again", "warm-up", "learning", "off", "observed"}
@@ -116,7 +116,10 @@ def run_table(summary: RunSummary) -> Table:
         ("changes late by, median", _known(summary.late_p50_s, duration_text)),
         ("changes late by, 99 of 100 less", _known(summary.late_p99_s, duration_text)),
         ("of one core, the conductor took", _known(summary.conductor, "{:.1%}".format)),
+        ("all of the run drew", _known(summary.energy_j, lambda j: f"{j / KWH_J:.3g} kWh")),
     )
+    if run is not None and run.dry and run.marks == 1:  # there was no plan
+        rows = (*rows[1:3], *rows[4:6], *rows[-2:])
     return filled(
         title,
         (*words("what"), Column("", justify="right")),

@@ -19,6 +19,7 @@ from kills import Rig
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
+from underclock.ledger.runs import LEDGER, SavedAgainst, read_runs
 from underclock.records import AUTO, Clocks
 from underclock.records.serving import ServingPlan
 from underclock.runtime.policy.governor import Governor, Note
@@ -50,8 +51,15 @@ def core(rig: Rig) -> Callable[[], object]:
 
 
 def test_each_phase_has_its_clocks_and_a_late_request_none(
-    plan: ServingPlan, core: Callable[[], object], rig: Rig, comes: Comes
+    plan: ServingPlan,
+    core: Callable[[], object],
+    rig: Rig,
+    comes: Comes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.jsonl"))
     with underclock.governor(plan, latency="1ms") as governor:
         assert not rig.is_clean() or core() is None  # armed, nothing asked for yet
         governor.begin("decode", 3, 100)
@@ -65,6 +73,9 @@ def test_each_phase_has_its_clocks_and_a_late_request_none(
         assert governor.lost == 0
 
     assert rig.is_clean()
+    assert "underclock: governed 2 steps in " in capfd.readouterr().err
+    ((run,), _) = read_runs(tmp_path / "ledger.jsonl")
+    assert (run.job, run.against, run.gpus[0].untold) == (plan.workload, SavedAgainst.OBSERVED, "")
 
 
 @pytest.fixture
@@ -129,6 +140,8 @@ def test_times_without_an_end_are_told(pipe: tuple[int, int]) -> None:
     begun, ended = Note.read(os.read(pipe[0], 1 << 20))
     assert begun.within_s == ended.within_s == pytest.approx(1e9)
     assert hook.unknown == 0
+    hook.begin()  # says nothing, and raises nothing
+    assert hook.unknown == 1
 
 
 def test_a_killed_conductor_leaves_the_block_without_an_error(
