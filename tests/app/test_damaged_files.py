@@ -12,14 +12,13 @@ import pytest
 
 from mutated_files import tried
 from score import score
-from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import judged_runs
 from underclock.core.planning.goal import Goal
-from underclock.errors import DataError, UnderclockError
+from underclock.errors import UnderclockError
 from underclock.records import Plan
 from underclock.report import plan_tables
-from underclock.store import read_document, read_samples, read_table, write_document
+from underclock.store import read_document, read_table, write_document
 
 _ROWS = ["gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w,count,pass"] + [
     f"G,{kernel},{core or ''},,{slow * 1800 / (core or 1800):.6g},{slow * (90 + core / 20):.6g},,2,"
@@ -50,33 +49,11 @@ def test_changed_files_of_every_kind_are_read_as_they_say_or_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    counts, wrong = tried(680, seed)
+    counts, wrong = tried(1360, seed)
 
     assert wrong == []
     for outcome in ("accepted", "refused"):
-        assert sum(count for (_, became), count in counts.items() if became == outcome) > 68
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_samples_file_reads_as_it_was_written_or_not_at_all(
-    table: Path, tmp_path: Path, seed: int
-) -> None:
-    draw, path = random.Random(seed), tmp_path / "s.db"  # noqa: S311 - to repeat it
-    whole = measure(gpu=f"replay:{table}", to=path)
-    written, refused = path.read_bytes(), 0
-
-    for _ in range(100):
-        body = bytearray(written)
-        for _ in range(draw.choice((1, 2, 8, 64))):
-            body[draw.randrange(len(body))] = draw.randrange(256)
-        path.write_bytes(body)
-        try:
-            assert read_samples(path) == whole
-        except DataError as exc:
-            assert str(path) in str(exc)  # noqa: PT017 - either will do
-            refused += 1
-
-    assert 0 < refused < 100
+        assert sum(count for (_, became), count in counts.items() if became == outcome) > 136
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -159,4 +159,4 @@ def _bodies(path: Path) -> Iterable[bytes]:
 def _part(path: Path, body: bytes) -> SampleSet:
     """Read a file that lies in another."""
     with SampleFile.of_body(path, body) as file:
-        return file.sample_set()
+        return file.possible()

@@ -120,13 +120,17 @@ class SampleFile:
 
     @classmethod
     def read(cls, path: Path) -> SampleSet:
-        """Read everything in a file but windows whose power no GPU draws, which a warning counts.
+        """Read everything in a file that `possible` keeps.
 
         Raises:
             DataError: As `open`.
         """
         with cls.open(path, writable=False) as file:
-            every = file.sample_set()
+            return file.possible()
+
+    def possible(self) -> SampleSet:
+        """Return all but windows whose power no GPU draws, which a warning counts."""
+        every = self.sample_set()
         stay = tuple(w for w in every.windows if can_draw(w.power_w, every.gpu.power_limit_w))
         if len(stay) == len(every.windows):
             return every

@@ -67,6 +67,19 @@ def test_boards_come_apart_as_they_were(tmp_path: Path) -> None:
         SampleFile.open(tmp_path / "all.db", writable=True)
 
 
+def test_a_window_whose_power_no_gpu_draws_is_left_out_of_merged_samples_too(
+    tmp_path: Path,
+) -> None:
+    bad = msgspec.structs.replace(window(1.1, 1), energy_j=1e9)
+    files = [file(tmp_path / f"{n}.db", board(n), window(1.0 + n), *[bad][: 1 - n]) for n in (0, 1)]
+    merge(files, tmp_path / "all.db")
+
+    found = read_samples(tmp_path / "all.db")
+
+    assert [each.time_s for each in found.windows] == [1.0, 2.0]
+    assert any("1 of 2 windows were left out" in words for words in found.warnings)
+
+
 def test_runs_on_one_board_are_repeats_and_each_keeps_its_provenance(tmp_path: Path) -> None:
     other = msgspec.structs.replace(BOARD, provenance=Provenance(seed=1, version="1"))
     files = [
