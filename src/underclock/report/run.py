@@ -102,7 +102,7 @@ def run_table(summary: RunSummary) -> Table:
             (f"{name}: time", _change(arm.time_change, arm.time_interval)),
         ]
         arms += [(f"{name}: verdict", arm.verdict)] if arm.verdict else []
-    rows = (
+    rows: tuple[tuple[str, str], ...] = (
         ("marks in a step", str(summary.marks)),
         ("steps seen", str(summary.steps)),
         ("steps that training took", _known(summary.enqueued, str)),
