@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 _BACKWARD_PASSES = 8  # in a process that made no optimizer; it may make one later
 _LATER = 2  # steps of one optimizer before another's first: the other ends steps from then on
@@ -41,7 +42,7 @@ class StepBoundaries:
         global _current  # noqa: PLW0603 - one script runs in a process
         self._ended = ended
         self._optimizer: Any = None
-        self._known: dict[int, Any] = {}  # optimizers that have stepped
+        self._known = WeakSet[Any]()  # optimizers that have stepped; the script may drop them
         self._steps = 0  # of the one that ends steps
         self._made = False  # an optimizer, whose steps are waited for
         self._backward_passes = 0
@@ -75,9 +76,9 @@ class StepBoundaries:
 
     def _first_stepped(self, optimizer: Any, *_: object) -> None:
         """Take an optimizer that steps as the one whose steps end the script's."""
-        if id(optimizer) in self._known or self.source is BoundarySource.CALL:
+        if optimizer in self._known or self.source is BoundarySource.CALL:
             return
-        self._known[id(optimizer)] = optimizer
+        self._known.add(optimizer)
         if self._optimizer is not None and self._steps < _LATER:
             return
         self._optimizer, self._steps = optimizer, 0

@@ -116,6 +116,14 @@ def test_an_optimizer_that_comes_later_ends_the_steps(ends: Ends) -> None:
     assert ended == [1, 2, 3, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8]
 
 
+def test_a_model_that_is_trained_after_another_has_steps_too(ends: Ends) -> None:
+    for fold in range(3):
+        optimizer = torch.optim.SGD([weight()])
+        for _ in range(4):
+            optimizer.step()
+        assert ends.count == 4 * (fold + 1)
+
+
 def test_of_optimizers_that_step_by_turns_the_first_ends_the_steps(ends: Ends) -> None:
     optimizers = [torch.optim.SGD([weight()]) for _ in range(3)]
     for step in range(3):
