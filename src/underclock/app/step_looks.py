@@ -12,10 +12,12 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from underclock.core.tracing.assumed import assumed_step
 from underclock.core.tracing.captured import PlainRun, profiled_step
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
-from underclock.core.tracing.recapture import ALIKE, compared
+from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
 from underclock.hw.base import Clock
 from underclock.hw.cuda.capture import CannotCaptureError, capture
@@ -77,18 +79,21 @@ class StepLook:
         yield from waiting.until(EARLY)
         trace, plain = yield from self._profiled(library, None)
         waiting.passed()
-        before = self._found_profile(plain, trace, _ENDED)
+        before = self._profile(plain, trace, _ENDED)
+        self.found(before, trace)
         self.phase(TracePhase.WARMING)
         yield from waiting.until(self.latest)
         self.phase(TracePhase.PROFILING)
         for look in range(_LOOKS):
             trace, plain = yield from self._profiled(library, waiting.typical_s)
-            step = self._found_profile(plain, trace, _ENDED, before)
+            step = self._profile(plain, trace, _ENDED)
+            notes = unlike(step, before)
+            self.found(_noted(step, notes), trace)
             if self._enough(step, before, look, whole=saw_all(trace)):
                 break
             before = step
         if self.ranks.world == 1:
-            yield from self._captured(library, plain, trace, before)
+            yield from self._captured(library, plain, trace, notes)
 
     def on_cpu(self) -> Looks:
         """Note the operators of early steps, and assume the kernels that a GPU would run."""
@@ -106,7 +111,7 @@ class StepLook:
                 yield
             self.ranks.agree(_LOOK)
             step = assumed_step(self.name, trace, operators)
-            self.found(step if before is None else compared(step, before), plain)
+            self.found(_noted(step, unlike(step, before) if before else ()), plain)
             if before is not None and self._enough(step, before, look):
                 break
             before = step
@@ -128,20 +133,15 @@ class StepLook:
         self.ranks.agree(_LOOK)
         return trace, plain
 
-    def _found_profile(
-        self, plain: PlainRun, trace: Mapping[str, Any], reason: str, before: Step | None = None
-    ) -> Step:
+    def _profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> Step:
         world = self.ranks.world
         if world > 1:
             reason = f"{world} ranks train together, and one rank's graph would wait for the others"
         waits = [] if world > 1 else [calls[0] for calls in synchronising(trace)]
-        step = profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits)).step
-        step = step if before is None else compared(step, before)
-        self.found(step, trace)
-        return step
+        return profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits)).step
 
     def _captured(
-        self, library: Any, plain: PlainRun, trace: Mapping[str, Any], before: Step
+        self, library: Any, plain: PlainRun, trace: Mapping[str, Any], notes: tuple[str, ...]
     ) -> Looks:
         """Capture one more step, which does all that it does in a plain run."""
         if library.cuda.current_stream() == library.cuda.default_stream():
@@ -159,10 +159,14 @@ class StepLook:
                 graph = taken.captured()
                 traced = as_step(self.name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
-                self.found(compared(traced.step, before), None)
+                self.found(_noted(traced.step, notes), None)
                 self.captured(CudaLauncher(captured=graph, traced=traced, snapshot=snapshot))
         except (CannotCaptureError, NoMemoryError) as exc:
-            self._found_profile(plain, trace, str(exc), before)
+            self.found(_noted(self._profile(plain, trace, str(exc)), notes), trace)
+
+
+def _noted(step: Step, notes: tuple[str, ...]) -> Step:
+    return replace(step, warnings=(*step.warnings, *notes))
 
 
 class _Waiting:

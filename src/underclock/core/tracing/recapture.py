@@ -81,8 +81,8 @@ def difference(traced: Step, captured: Step) -> str | None:
     return None
 
 
-def compared(step: Step, before: Step) -> Step:
-    """Return a step of a script that says how it differs from one that was looked at before.
+def unlike(step: Step, before: Step) -> tuple[str, ...]:
+    """Say how a script's step differs from one that was looked at before, in the same way.
 
     Some launches always come and go, and data decides some sizes.
     """
@@ -104,8 +104,8 @@ def compared(step: Step, before: Step) -> Step:
             f"of {gone[pass_, operator]} in another; each length is a step of its own"
         )
     else:
-        return step
-    return msgspec.structs.replace(step, warnings=(*step.warnings, note))
+        return ()
+    return (note,)
 
 
 def _shaped(kernel: Kernel) -> _Key:

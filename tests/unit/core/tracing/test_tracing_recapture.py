@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.tracing.recapture import compared, difference, identity, recaptured
+from underclock.core.tracing.recapture import difference, identity, recaptured, unlike
 from underclock.core.tracing.step import traced_step
 from underclock.records import Kernel, Launch, Pass, Step, StepSource
 from underclock.records.launches import Node, NodeKind, TracedActivity
@@ -270,7 +270,7 @@ def _of_shapes(*shapes: str, plain: int = 0) -> Step:
 def test_a_scripts_step_says_how_it_differs_from_another(
     now: Step, before: Step, note: str | None
 ) -> None:
-    warnings = compared(now, before).warnings
+    warnings = unlike(now, before)
 
     assert bool(warnings) == (note is not None)
     assert (note or "") in " ".join(warnings)
