@@ -13,53 +13,21 @@ from underclock.records import SCHEMAS, Evidence
 from underclock.store import SampleFile, read_samples
 from underclock.store.database import checksum
 
-
-def other_application(path: Path) -> None:
-    run(path, "PRAGMA application_id = 7")
-
-
-def newer_version(path: Path) -> None:
-    run(path, f"PRAGMA user_version = {SCHEMAS['samples'] + 1}")
-
-
-def no_header(path: Path) -> None:
-    run(path, "DELETE FROM header")
+Damage = str | Callable[[Path], None]
+"""A statement of SQL, or what changes the file."""
+OTHER_APPLICATION = "PRAGMA application_id = 7"
+NEWER_VERSION = f"PRAGMA user_version = {SCHEMAS['samples'] + 1}"
+NO_HEADER = "DELETE FROM header"
+CHANGED = {number: f"window {number} is not as it was written" for number in (1, 2)}
 
 
-def header_changed(path: Path) -> None:
-    run(path, "UPDATE header SET body = replace(body, 'a GPU', 'b GPU')")
-
-
-def header_cut_off(path: Path) -> None:
-    run(path, "UPDATE header SET body = substr(body, 1, 40)")
-
-
-def header_of_another_kind(path: Path) -> None:
-    run(path, "UPDATE header SET body = ?", '{"name": "a step"}')
-
-
-def header_not_text(path: Path) -> None:
-    run(path, "UPDATE header SET body = ?", b'{"workload": "\xff"}')
-
-
-def no_windows_table(path: Path) -> None:
-    run(path, "DROP TABLE windows")
-
-
-def other_columns(path: Path) -> None:
-    run(path, "ALTER TABLE windows ADD COLUMN mood TEXT")
-
-
-def number_changed(path: Path) -> None:
-    run(path, "UPDATE windows SET body = replace(body, '100.0', '100.00000000000001')")
-
-
-def kernel_changed(path: Path) -> None:
-    run(path, "UPDATE windows SET body = replace(body, 'gemm', 'copy') WHERE number = 2")
-
-
-def body_not_text(path: Path) -> None:
-    run(path, "UPDATE windows SET body = CAST(x'ff' AS TEXT) WHERE number = 2")
+def damaged(path: Path, damage: Damage) -> Path:
+    filled(path)
+    if isinstance(damage, str):
+        run(path, damage)
+    else:
+        damage(path)
+    return path
 
 
 def body_no_window(path: Path) -> None:
@@ -68,30 +36,10 @@ def body_no_window(path: Path) -> None:
     run(path, "UPDATE windows SET what = ?, body = ?, checksum = ? WHERE number = 2", *values)
 
 
-def checksum_changed(path: Path) -> None:
-    run(path, "UPDATE windows SET checksum = 1 WHERE number = 2")
-
-
-def window_gone(path: Path) -> None:
-    run(path, "DELETE FROM windows WHERE number = 2")
-
-
-def last_window_gone(path: Path) -> None:
-    run(path, "DELETE FROM windows WHERE number = 3")
-
-
 def note_changed(path: Path) -> None:
     with SampleFile.open(path, writable=True) as file:
         file.note(["clocks fell"])
     run(path, "UPDATE notes SET sentence = 'clocks rose'")
-
-
-def other_count(path: Path) -> None:
-    run(path, "UPDATE progress SET windows = 2")
-
-
-def no_count(path: Path) -> None:
-    run(path, "DELETE FROM progress")
 
 
 def truncated(path: Path) -> None:
@@ -112,45 +60,43 @@ def pages_overwritten(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
-        (other_application, "not a samples file"),
-        (newer_version, f"schema {SCHEMAS['samples'] + 1}"),
-        (no_header, "damaged header"),
-        (header_changed, "damaged header"),
-        (header_cut_off, "damaged header"),
-        (header_of_another_kind, "damaged header"),
-        (header_not_text, "damaged header"),
-        (no_windows_table, "no such table"),
-        (other_columns, "its windows have the columns number, what, body, checksum, mood"),
-        (number_changed, "window 1 is not as it was written"),
-        (kernel_changed, "window 2 is not as it was written"),
-        (body_not_text, "UTF-8"),
+        (OTHER_APPLICATION, "not a samples file"),
+        (NEWER_VERSION, f"schema {SCHEMAS['samples'] + 1}"),
+        (NO_HEADER, "damaged header"),
+        ("UPDATE header SET body = replace(body, 'a GPU', 'b GPU')", "damaged header"),
+        ("UPDATE header SET body = substr(body, 1, 40)", "damaged header"),
+        ('UPDATE header SET body = \'{"name": "a step"}\'', "damaged header"),
+        ("UPDATE header SET body = x'7bff7d'", "damaged header"),
+        ("DROP TABLE windows", "no such table"),
+        ("ALTER TABLE windows ADD COLUMN mood TEXT", "columns number, what, body, checksum, mood"),
+        ("UPDATE windows SET body = replace(body, '100.0', '100.00000000000001')", CHANGED[1]),
+        ("UPDATE windows SET body = replace(body, 'gemm', 'copy') WHERE number = 2", CHANGED[2]),
+        ("UPDATE windows SET body = CAST(x'ff' AS TEXT) WHERE number = 2", "UTF-8"),
         (body_no_window, "missing required field `time_s`"),
-        (checksum_changed, "window 2 is not as it was written"),
-        (window_gone, "window 2 is not as it was written"),
-        (last_window_gone, "3 windows were written, 2 are there"),
+        ("UPDATE windows SET checksum = 1 WHERE number = 2", CHANGED[2]),
+        ("DELETE FROM windows WHERE number = 2", CHANGED[2]),
+        ("DELETE FROM windows WHERE number = 3", "3 windows were written, 2 are there"),
         (note_changed, "a note in it is not as it was written"),
-        (other_count, "the number of its windows"),
-        (no_count, "the number of its windows"),
+        ("UPDATE progress SET windows = 2", "the number of its windows"),
+        ("DELETE FROM progress", "the number of its windows"),
         (truncated, "damaged"),
         (truncated_to_its_magic, "not a samples file"),
         (pages_overwritten, "damaged"),
     ],
 )
 def test_a_damaged_file_is_refused_and_the_message_says_how(
-    tmp_path: Path, damage: Callable[[Path], None], word: str
+    tmp_path: Path, damage: Damage, word: str
 ) -> None:
-    path = filled(tmp_path / "s.db")
-    damage(path)
+    path = damaged(tmp_path / "s.db", damage)
 
     error = assert_refused(path, word)
 
     assert error.hint
 
 
-@pytest.mark.parametrize("damage", [other_application, newer_version, no_header, truncated])
-def test_a_damaged_file_is_not_appended_to(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    path = filled(tmp_path / "s.db")
-    damage(path)
+@pytest.mark.parametrize("damage", [OTHER_APPLICATION, NEWER_VERSION, NO_HEADER, truncated])
+def test_a_damaged_file_is_not_appended_to(tmp_path: Path, damage: Damage) -> None:
+    path = damaged(tmp_path / "s.db", damage)
     before = path.read_bytes()
 
     with pytest.raises(DataError):

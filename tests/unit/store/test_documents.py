@@ -169,17 +169,6 @@ def test_a_record_comes_back_as_it_went(
     assert read_document(path, type(record)) == record
 
 
-@given(steps())
-def test_a_fingerprint_survives_the_file(
-    tmp_path_factory: pytest.TempPathFactory, step: Step
-) -> None:
-    path = tmp_path_factory.mktemp("there") / "step.json"
-
-    write_document(path, step)
-
-    assert read_document(path, Step).fingerprint == step.fingerprint
-
-
 STEP = Step(name="a step", kernels=(Kernel(name="k", count=2),), order=(0, 0))
 
 

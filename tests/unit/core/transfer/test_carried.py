@@ -16,7 +16,7 @@ from underclock.core.step.under_cap import cap_of
 from underclock.core.transfer import Carried, carried
 from underclock.core.transfer.carried import ratio_of
 from underclock.core.transfer.matching import matched
-from underclock.core.transfer.unseen import KnownKernels, unseen
+from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
 from underclock.records.carried import MatchWay
@@ -222,16 +222,30 @@ def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
     )
 
 
+def _unseen(
+    known: KnownKernels,
+    *bytes_moved: float,
+    kind: int = 1,
+    like: int | tuple[int, ...] = -1,
+    longer: float = 0.0,
+) -> Unseen:
+    """Tell of kernels by their bytes, like known ones, the last with longer rows."""
+    count = len(bytes_moved)
+    flops_per_byte = known.work[0, 0] / known.work[1, 0]
+    return unseen(
+        known,
+        np.ones(len(known.kinds), dtype=bool),
+        np.full(count, kind),
+        np.outer([flops_per_byte, 1.0], bytes_moved),
+        np.full(count, like),
+        np.zeros(count, dtype=bool),
+        np.array([*[0.0] * (count - 1), longer]),
+    )
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_a_size_of_a_kind_follows_its_work(count: int) -> None:
-    told = unseen(
-        _known(count),
-        np.ones(count, dtype=bool),
-        np.array([1]),
-        np.array([[5e9], [5e6]]),
-        np.array([-1]),
-        np.array([False]),
-    )
+    told = _unseen(_known(count), 5e6)
     # What a launch takes is that of the smallest.
     assert np.exp(told.parameters[0]) == pytest.approx([5.0, 2.5, 0.1, 10.0], rel=0.02)
     assert told.kept[0] == 0.0
@@ -243,55 +257,26 @@ def test_a_kernel_that_is_nothing_like_its_work_bends_no_law() -> None:
     known = _known(8)
     known.work[1, 2] = 1e-6  # what it reads through a pointer nobody counted
     known.parameters[5] -= 3.0
-    told = unseen(
-        known,
-        np.ones(8, dtype=bool),
-        np.array([1]),
-        np.array([[5e9], [5e6]]),
-        np.array([-1]),
-        np.array([False]),
-    )
+    told = _unseen(known, 5e6)
     assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.05)
 
 
 def test_a_kernel_of_no_known_kind_is_longer_by_its_work() -> None:
-    told = unseen(
-        _known(8),
-        np.ones(8, dtype=bool),
-        np.array([2]),
-        np.array([[14e9], [14e6]]),
-        np.array([6]),
-        np.array([False]),
-    )
+    told = _unseen(_known(8), 14e6, kind=2, like=6)
     assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([14.0, 7.0, 28.0], rel=0.02)
 
 
 def test_kernels_without_flops_go_with_their_bytes() -> None:
     known = _known(8)
     known.work[0] = 0.0
-    told = unseen(
-        known,
-        np.ones(8, dtype=bool),
-        np.array([1]),
-        np.array([[0.0], [5e6]]),
-        np.array([-1]),
-        np.array([False]),
-    )
+    told = _unseen(known, 5e6)
     assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.02)
 
 
 def test_less_is_kept_of_a_kernel_whose_rows_are_longer() -> None:
     known = _known(8)
     known.parameters[3] += 0.3
-    told = unseen(
-        known,
-        np.ones(8, dtype=bool),
-        np.array([1, 1]),
-        np.array([[5e9, 5e9], [5e6, 5e6]]),
-        np.array([3, 3]),
-        np.array([False, False]),
-        np.array([0.0, math.log(4.0)]),
-    )
+    told = _unseen(known, 5e6, 5e6, like=3, longer=math.log(4.0))
     assert told.kept[1] < 0.5 < told.kept[0]
     assert (np.diag(told.cov[1]) > np.diag(told.cov[0])).all()
 
@@ -301,14 +286,7 @@ def test_what_no_clock_changes_grows_with_the_work_but_for_a_launch() -> None:
     known = _known(8)
     known.parameters[:, 2] = np.log(2.0)
     known.parameters[7, 2] = np.log(632.0)
-    one = unseen(
-        known,
-        np.ones(8, dtype=bool),
-        np.array([1, 1]),
-        np.array([[1.6e9, 5e9], [1.6e6, 5e6]]),
-        np.array([7, 4]),
-        np.array([False, False]),
-    )
+    one = _unseen(known, 1.6e6, 5e6, like=(7, 4))
     assert np.exp(one.parameters[0, 2]) == pytest.approx(2.0 + 630.0 / 5.0, rel=0.02)
     assert np.exp(one.parameters[1, 2]) == pytest.approx(2.0)
     # Nearly all of it is of the kind that grows.
