@@ -56,12 +56,13 @@ def test_what_it_takes_from_the_wheel_to_the_page() -> None:
 
 
 def test_how_often_the_ledger_holds_the_truth() -> None:
-    counts = [_row("docs/evidence/ledger.md", f"| {way} |")[2:4] for way in ("blocks", "promise")]
+    made = "of # whose saving is known # had the truth inside, # a false saving"
+    of, inside, false = _said("docs/evidence/ledger.md", made)
 
-    said = "in # of # runs with blocks at auto and in # of"
-    inside, of, promised = _said("docs/evidence/README.md", said)
-    assert counts == [[inside, of], [promised, of]]
-    assert min(inside, promised) >= 0.95 * of
+    said = "in # of # runs whose saving is known, half of all runs not as planned; # had a false"
+    assert _said("docs/evidence/README.md", said) == [inside, of, false]
+    assert inside >= 0.95 * of
+    assert false == 0
 
 
 def test_how_far_off_a_step_is_that_is_carried_over_on_an_h200() -> None:
