@@ -209,17 +209,19 @@ class _Finder:
         """Let the others find PyTorch, and be told when it is loaded; to look for it loads none."""
         if name != "torch":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
+        others = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not self)
+        specs = (find(name, path, target) for find in others if find is not None)
+        spec = next(filter(None, specs), None)
         loader: Any = None if spec is None else spec.loader
         if loader is not None:
             load = loader.exec_module
 
             def load_and_attach(module: Any) -> None:
-                sys.meta_path.remove(self)
                 del loader.exec_module  # nobody need know that we were here
                 load(module)
-                self._then(module)
+                if self in sys.meta_path:  # else another spec of it was loaded before
+                    sys.meta_path.remove(self)
+                    self._then(module)
 
             loader.exec_module = load_and_attach
         return spec

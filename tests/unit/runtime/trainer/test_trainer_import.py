@@ -50,10 +50,11 @@ import importlib.util, sys
 from underclock.runtime.trainer.marking import when_imported
 seen = []
 when_imported(lambda torch: seen.append(torch.__name__))
-for _ in range(2):  # as libraries do that can do without PyTorch
-    assert importlib.util.find_spec("torch") is not None
+sys.meta_path.append(object())  # of before Python 3.4: it finds nothing any more
+specs = [importlib.util.find_spec("torch") for _ in range(2)]  # as libraries do
 assert not seen and "torch" not in sys.modules
 import torch
+specs[0].loader.exec_module(importlib.util.module_from_spec(specs[0]))
 assert seen == ["torch"] and importlib.util.find_spec("torch")
 """
 
