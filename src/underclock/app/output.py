@@ -86,7 +86,7 @@ def say(text: str, *, err: bool = False) -> None:
     What nobody reads on stderr, for its disk is full or its reader has gone, ends nothing.
     """
     with contextlib.suppress(*((OSError, ValueError) if err else ())):
-        click.echo(clean(text), err=err)
+        click.echo(clean(text), file=sys.stderr if err else sys.stdout)
 
 
 def confirmed(line: str) -> bool:
