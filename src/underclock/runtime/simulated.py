@@ -7,7 +7,7 @@ delays. Where switching is taken as free nobody asks for anything: launches brin
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
@@ -55,27 +55,18 @@ class Asker:
         gpu: That it asks.
         machine: What to ask for.
         looks_s: How long after each mark it is seen; at once where nothing says.
-        accepted: Told of every call that the driver accepted.
+
+    Attributes:
+        flying: Launch that the last accepted change of each clock is for, until that happened.
+        stopped: Whether it asks for nothing more; a call under way is as if it had not been made.
     """
 
-    def __init__(
-        self,
-        gpu: VirtualGpu,
-        machine: Machine,
-        looks_s: Iterator[float] | None,
-        accepted: Callable[[Ask], None],
-    ) -> None:
-        self.machine = machine
-        self._gpu = gpu
-        self._looks_s = looks_s
-        self._accepted = accepted
+    def __init__(self, gpu: VirtualGpu, machine: Machine, looks_s: Iterator[float] | None) -> None:
+        self.flying: dict[Domain, int] = {}
+        self.stopped = False
+        self._machine, self._gpu, self._looks_s = machine, gpu, looks_s
         self._page = 0, 0
         self._wakes_s, self._alarm = math.inf, 0
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Ask for nothing more; a call under way is as if it had not been made."""
-        self._stopped = True
 
     def shows(self, word: int, step: int) -> None:
         """Write a mark to the page, of which the last one is seen."""
@@ -87,7 +78,7 @@ class Asker:
 
     def _look_ahead(self) -> None:
         """Set the alarm to when there is something to ask for, unless it is set earlier."""
-        at_s = self.machine.next_s
+        at_s = self._machine.next_s
         if at_s < self._wakes_s:
             self._wakes_s = at_s
             self._alarm += 1
@@ -95,16 +86,16 @@ class Asker:
             self._gpu.agenda.add(max(at_s, self._gpu.now_s), wake)
 
     def _look(self) -> None:
-        if not self._stopped:
+        if not self.stopped:
             word, step = self._page
-            self.machine.saw(word, self._gpu.now_s, step)
+            self._machine.saw(word, self._gpu.now_s, step)
             self._look_ahead()
 
     def _wake(self, alarm: int) -> None:
-        if self._stopped or alarm != self._alarm:
+        if self.stopped or alarm != self._alarm:
             return  # the alarm was set to another time meanwhile
         self._wakes_s, now_s = math.inf, self._gpu.now_s
-        ask = self.machine.ask(now_s)
+        ask = self._machine.ask(now_s)
         if ask is not None:
             returned_s = now_s + next(self._gpu.setter_call_s)
             self._gpu.agenda.add(returned_s, functools.partial(self._returns, ask, now_s))
@@ -112,18 +103,19 @@ class Asker:
 
     def _returns(self, ask: Ask, called_s: float) -> None:
         """End a call: the driver holds the lock, and the clock follows when it does."""
-        if self._stopped:
+        if self.stopped:
             return
         if FaultKind.PERMISSION_REVOKED in self._gpu.faults:
-            self.machine.refused(ask, self._gpu.now_s, FaultKind.PERMISSION_REVOKED)
+            self._machine.refused(ask, self._gpu.now_s, FaultKind.PERMISSION_REVOKED)
         else:
-            self._accepted(ask)
+            if ask.launch is not None:
+                self.flying[ask.domain] = ask.launch
             bounds = None if ask.to_mhz is None else (ask.to_mhz, ask.to_mhz)
             if ask.domain is Domain.CORE:
                 self._gpu.lock_core(bounds)
             else:
                 self._gpu.lock_mem(bounds)
-            self.machine.asked(ask, called_s, self._gpu.now_s)
+            self._machine.asked(ask, called_s, self._gpu.now_s)
         self._look_ahead()
 
 
@@ -148,12 +140,11 @@ class Driven:
         self._gpu = gpu
         random = np.random.default_rng([lengths.seed, 1])
         looks_s = None if looks is None else looks.draws(random)
-        self._asker = None if machine is None else Asker(gpu, machine, looks_s, self._flies)
+        self._asker = None if machine is None else Asker(gpu, machine, looks_s)
         table = None if machine is None else machine.timetable
         self._words = {} if table is None else {at: i for i, at in enumerate(table.marks, 1)}
         some = [] if table is None else [c for each in table.changes.values() for c in each]
         self._watched = {change.at for change in some}
-        self._flying: dict[Domain, int] = {}
         self._drawn = lengths.drawn()
         self._launch = 0
         self.length = self._draw()
@@ -172,7 +163,7 @@ class Driven:
             yield
         finally:
             if self._asker is not None:
-                self._asker.stop()
+                self._asker.stopped = True
             self._gpu.on_follow = None
 
     def begins(self, launches: int) -> None:
@@ -188,7 +179,7 @@ class Driven:
 
     def follows(self, domain: Domain) -> None:
         """Note for scoring that a clock changed; the machine does not get to know."""
-        launch = self._flying.pop(domain, None)
+        launch = None if self._asker is None else self._asker.flying.pop(domain, None)
         if launch is not None:
             self.happened.append((launch, self.ran_s))
 
@@ -200,10 +191,6 @@ class Driven:
         """Show the machine a mark, where there is one."""
         if self._asker is not None and at in self._words:
             self._asker.shows(self._words[at], len(self.rounds) % STEPS)
-
-    def _flies(self, ask: Ask) -> None:
-        if ask.launch is not None:
-            self._flying[ask.domain] = ask.launch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,16 +228,6 @@ class Scheduled:
     # how long after each launch begins a change to its clocks is to happen; by default as it begins
     aims_s: tuple[float, ...] = ()
     looks: Latency | None = None  # how long after a mark it is seen; by default at once
-
-    def machine(self) -> Machine | None:
-        """Return what asks for the clocks, the first held already; ``None`` if they are free."""
-        if self.table is None:
-            return None
-        marks = range(len(self.clocks)) if self.marks is None else self.marks
-        return Machine(
-            timetable(self.clocks, self.table, self.predicted_s, marks, self.aims_s),
-            first=self.clocks[0],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +278,11 @@ def following(
                 f"{rig.gpu.info().name} does not list {setting}",
                 hint="see `underclock doctor` for its clocks",
             )
-    machine = schedule.machine()
+    machine = None
+    if schedule.table is not None:
+        marks = range(len(clocks)) if schedule.marks is None else schedule.marks
+        table = timetable(clocks, schedule.table, schedule.predicted_s, marks, schedule.aims_s)
+        machine = Machine(table, first=clocks[0])
     launcher = replace(rig.launcher, clocks=clocks) if machine is None else rig.launcher
     held = [setting for setting in settings if not setting.is_auto]
     with ClockLeases(rig.gpu) as leases, leases.hold(held[0] if held else AUTO):

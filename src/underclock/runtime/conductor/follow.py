@@ -212,21 +212,15 @@ class Follower:
         if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
             self._end(self.page.sentence or "the trainer marks no more")
         if not self.over and self.policy.needs_all:
-            self._look_for_trainer()
+            # Other ranks may wait for this one's trainer for long, with their clocks set.
+            pid = self.page.pid
+            if pid and (self._trainer is None or self._trainer.pid != pid):
+                self._trainer = Process.of(pid)
+            if pid and (self._trainer is None or not self._trainer.lives):
+                self._end(TRAINER_ENDED)
+            else:  # the policy of another GPU may have ordered something meanwhile
+                self._expect()
         self._write_events(log)
-
-    def _look_for_trainer(self) -> None:
-        """End where its trainer has: others may wait for it for long, with their clocks set.
-
-        What the policy of another GPU ordered meanwhile is taken up here at the latest.
-        """
-        pid = self.page.pid
-        if pid and (self._trainer is None or self._trainer.pid != pid):
-            self._trainer = Process.of(pid)
-        if pid and (self._trainer is None or not self._trainer.lives):
-            self._end(TRAINER_ENDED)
-        else:
-            self._expect()
 
     def _end(self, why: str) -> None:
         """Leave the clocks to the driver; steps are seen no more."""

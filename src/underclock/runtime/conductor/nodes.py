@@ -183,7 +183,19 @@ class DecidingRanks(JobRanks):
     def _told(self, link: _Link, message: Message) -> Iterator[str]:
         if not link.ranks:
             joins = msgspec.convert(message, _Joins)
-            self._admit(link, joins)
+            known = {*self.own, *(rank for each in self._links for rank in each.ranks)}
+            ours = set(range(len(self.job.order.points)))
+            why = ""
+            if joins.plan != self._digest:
+                why = "it holds another plan"
+            elif not joins.ranks or not ours.issuperset(joins.ranks) or known & {*joins.ranks}:
+                why = f"its ranks {list(joins.ranks)} are not among those that lack"
+            elif self.job.over:
+                why = f"the job is at auto for good: {self.job.over}"
+            if why:
+                link.send({"refused": why})
+                raise Gone(why)
+            link.ranks = joins.ranks
             ranks = ", ".join(map(str, joins.ranks))
             yield f"ranks {ranks} joined from {link.connection.getpeername()[0]}"
             return
@@ -198,26 +210,6 @@ class DecidingRanks(JobRanks):
         yield self.carry_out(
             self.job.passed(told.rank, told.time_s, told.busy_s, stalled=told.stalled)
         )
-
-    def _admit(self, link: _Link, joins: _Joins) -> None:
-        """Take a machine's ranks in.
-
-        Raises:
-            Gone: It has another plan, or ranks that are there already or that the job has not.
-        """
-        known = {*self.own, *(rank for each in self._links for rank in each.ranks)}
-        ours = set(range(len(self.job.order.points)))
-        why = ""
-        if joins.plan != self._digest:
-            why = "it holds another plan"
-        elif not joins.ranks or not ours.issuperset(joins.ranks) or known & {*joins.ranks}:
-            why = f"its ranks {list(joins.ranks)} are not among those that lack"
-        elif self.job.over:
-            why = f"the job is at auto for good: {self.job.over}"
-        if why:
-            link.send({"refused": why})
-            raise Gone(why)
-        link.ranks = joins.ranks
 
     def close(self) -> None:
         """Let all others see that this conductor has ended."""

@@ -59,7 +59,6 @@ class Machine:
         self._sensible = 0
         self._under: Clocks | None = None  # what is held, as far as what lasts how long goes
         self._even = True  # whether that was so in all of this step
-        self._mismatch = ""
         self._stands_s = math.inf  # since when the step stands still, until that was told
         self._step = PassedStep(state=self.state)
 
@@ -341,14 +340,12 @@ class Machine:
 
     def _compare_marks(self, at_s: float) -> None:
         """Tell, now and then and once, where marks lie otherwise than planned."""
-        if self._mismatch or self.position.rounds % _COMPARED_EVERY >= self.position.ended:
+        if self.position.rounds % _COMPARED_EVERY >= self.position.ended:
             return
-        if self.timetable.busy:  # where a rank of a job waits changes from step to step
-            return
-        self._mismatch = self.position.mismatch() or ""
-        if self._mismatch:
-            words = f"the step is not as planned: {self._mismatch}; trace it again, and plan it"
-            self.events.append((at_s, words))
+        # Where a rank of a job waits changes from step to step.
+        if not self.timetable.busy and (found := self.position.mismatch()):
+            words = f"the step is not as planned: {found}; trace it again, and plan it"
+            self._say_once(words, at_s, "not as planned")
 
     def _domains_of(self, timetable: Timetable) -> ClockDomains:
         """Return a timetable's domains; what was refused is asked for no more."""

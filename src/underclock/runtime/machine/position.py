@@ -156,7 +156,10 @@ class Position:
         took_s = at_s - self.at_s
         took_s -= self._stalls.shown_s(self.at_s, took_s - self.pace * usual_s)
         self.ended = ended
-        if self._is_impossible(mark, took_s, usual_s):
+        # By past steps and by the plan: a job's first steps may take a hundred times as long.
+        least_s = min(usual_s, self.intervals.planned_between_s(self.mark, mark))
+        tells = self.knows and least_s > _TELLING * self.intervals.step_s
+        if tells and took_s < _IMPOSSIBLE * least_s:
             self._restart(mark, at_s)
             return Seen.IMPOSSIBLE
         if ended > 1 or (ended and mark >= self.mark):  # which marks were missed says nothing
@@ -258,16 +261,6 @@ class Position:
         if self.counts is not None and (steps - self.counts) % STEPS < STEPS // 2:
             ended = max((steps - self.counts) % STEPS, int(mark < self.mark))
         return self._stalls.put_off_s(self.at_s + self.pace * self._usual_s(self.mark, mark, ended))
-
-    def _is_impossible(self, mark: int, took_s: float, usual_s: float) -> bool:
-        """Say whether it is far too early for a mark, by past steps and by the plan.
-
-        The first steps of a job may take a hundred times as long as later ones.
-        """
-        if self.mark is None or not self.knows:
-            return False
-        least_s = min(usual_s, self.intervals.planned_between_s(self.mark, mark))
-        return least_s > _TELLING * self.intervals.step_s and took_s < _IMPOSSIBLE * least_s
 
     def _note(self, mark: int, took_s: float, usual_s: float) -> None:
         """Note how long it took from the last mark to another, and which were not seen."""

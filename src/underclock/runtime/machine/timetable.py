@@ -91,8 +91,21 @@ def timetable(
     """
     changes: dict[Domain, list[ClockChange]] = {domain: [] for domain in Domain}
     for at, (before, after) in enumerate(itertools.pairwise((clocks[-1], *clocks))):
-        for change in _changes_at(at, before, after, latencies, aims_s[at] if aims_s else 0.0):
-            changes[change.domain].append(change)
+        here = [
+            ClockChange(
+                at=at,
+                domain=domain,
+                to_mhz=to_mhz,
+                believed=latencies.answer(domain, from_mhz, to_mhz),
+                aim_s=aims_s[at] if aims_s else 0.0,
+            )
+            for domain, from_mhz, to_mhz in reversed(changed(before, after))
+        ]
+        here.sort(key=lambda change: change.believed.call_s + change.believed.delay_s)
+        behind: ClockChange | None = None
+        for change in here:
+            behind = dataclasses.replace(change, behind=behind)
+            changes[change.domain].append(behind)
     for domain in Domain:  # what is one clock all along is asked for once
         to_mhz = mhz_of(clocks[0], domain)
         if not changes[domain] and to_mhz is not None:
@@ -106,22 +119,3 @@ def timetable(
         upto_s=tuple(itertools.accumulate(launch_s, initial=0.0)),
         changes={domain: tuple(some) for domain, some in changes.items() if some},
     )
-
-
-def _changes_at(
-    at: int, before: Clocks, after: Clocks, latencies: LatencyTable, aim_s: float
-) -> list[ClockChange]:
-    here = [
-        ClockChange(
-            at=at,
-            domain=domain,
-            to_mhz=to_mhz,
-            believed=latencies.answer(domain, from_mhz, to_mhz),
-            aim_s=aim_s,
-        )
-        for domain, from_mhz, to_mhz in reversed(changed(before, after))
-    ]
-    here.sort(key=lambda change: change.believed.call_s + change.believed.delay_s)
-    for index in range(1, len(here)):
-        here[index] = dataclasses.replace(here[index], behind=here[index - 1])
-    return here

@@ -165,6 +165,8 @@ class Arms:
         Args:
             expected: What must fit before there is a verdict; by default nothing but rounds.
         """
+        from underclock.core.statistics.verdict import judge  # noqa: PLC0415
+
         expected = expected or ExpectedRun()
         done = self._rounds[:-1]  # the last has not ended
         lines = []
@@ -184,10 +186,10 @@ class Arms:
             energy = paired_change(known) if len(known) == len(both) else None
             promised = expected.promise if name is ArmName.PLAN else None
             doubts = self._doubts(len(both), expected, has_energy=energy is not None)
-            if doubts:
-                verdict = CANNOT_TELL + "; ".join(doubts)
-            else:
-                verdict = _verdict(energy, time, promised, expected.budget)
+            verdict = CANNOT_TELL + "; ".join(doubts) if doubts else ""
+            if not doubts and promised is not None and energy is not None:
+                judged = judge(energy, time, promise=promised, budget=expected.budget)
+                verdict = str(judged.verdict)
             lines.append(
                 ArmLine(
                     gpu=expected.gpu,
@@ -266,17 +268,6 @@ def paired_change(pairs: Sequence[tuple[float, float]]) -> "MeanChange":
         standard_error=error * math.exp(mean),
         freedom=count - 1.0,
     )
-
-
-def _verdict(
-    energy: "MeanChange | None", time: "MeanChange", promise: float | None, budget: float | None
-) -> str:
-    """Hold an arm against what it promised; empty where it promised nothing."""
-    from underclock.core.statistics.verdict import judge  # noqa: PLC0415
-
-    if promise is None or energy is None:
-        return ""
-    return str(judge(energy, time, promise=promise, budget=budget).verdict)
 
 
 def _orders(names: Sequence[ArmName], seed: int) -> Iterator[tuple[ArmName, ...]]:

@@ -70,7 +70,11 @@ class Governor:
         self._fastest: Clocks | None = None  # of all these; None where that is to be found again
         self._free_s = -math.inf
         self._auto_s, self._forgiven_s, self._calm_s = -math.inf, -math.inf, CALM_S
-        self._idle, self._lowest = _least(plan)
+        # It idles at the clocks of the smallest decode, which comes soon after, and at its lowest:
+        # lower ones than its least energy takes would save little more, for nothing switches then.
+        decode = self._buckets[Pass.DECODE]
+        self._idle = decode[0].chosen.clocks if decode else AUTO
+        self._lowest = decode[0].frontier[-1].clocks if decode else AUTO
 
     def noted(self, note: Note, now_s: float) -> None:
         """Take note of what the server says."""
@@ -145,15 +149,3 @@ def fastest(*clocks: Clocks) -> Clocks:
 def _most(mhz: list[int | None]) -> int | None:
     known = [each for each in mhz if each is not None]
     return max(known) if len(known) == len(mhz) else None
-
-
-def _least(plan: ServingPlan) -> tuple[Clocks, Clocks]:
-    """Return the clocks to idle at: of the smallest decode, which comes soon after, and its lowest.
-
-    Lower ones than its least energy takes would save little more, for nothing switches meanwhile.
-    """
-    decode = [each for each in plan.buckets if each.pass_ is Pass.DECODE]
-    if not decode:
-        return AUTO, AUTO
-    least = min(decode, key=lambda each: (each.batch, each.context))
-    return least.chosen.clocks, least.frontier[-1].clocks

@@ -83,26 +83,16 @@ def planned_points(plan: JobPlan) -> tuple[tuple[PlannedPoint, ...], int]:
     return points, [point.clocks for point in points].index(plan.clocks)
 
 
-def auto_s(plan: JobPlan) -> float:
-    """Return what an iteration is planned to take at auto."""
-    cost = plan.arm(Strategy.AUTO).cost
-    if cost is None:
-        raise AssertionError("a plan has it")
-    return cost.time_s
-
-
 def _busy_s(plan: JobPlan, clocks: tuple[RankClocks, ...] | None) -> tuple[float, ...]:
     """Return what each rank computes in an iteration under some clocks, ``None`` being auto."""
-    busy_s = []
-    for at, rank in enumerate(plan.job.ranks):
-        busy_s.append(
-            math.fsum(
-                sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
-                for which, instruction in enumerate(rank.instructions)
-                if instruction.kind in COMPUTES
-            )
+    return tuple(
+        math.fsum(
+            sum(pieces_s(plan, instruction, None if clocks is None else clocks[at][which]))
+            for which, instruction in enumerate(rank.instructions)
+            if instruction.kind in COMPUTES
         )
-    return tuple(busy_s)
+        for at, rank in enumerate(plan.job.ranks)
+    )
 
 
 def pieces_s(plan: JobPlan, instruction: Instruction, held: Held | None) -> tuple[float, ...]:
@@ -135,7 +125,10 @@ class JobPolicy:
         ranks = plan.job.ranks
         self.order = Order(generation=0, points=(None,) * len(ranks))
         self.over = ""
-        self.auto = PlannedPoint(time_s=auto_s(plan), busy_s=_busy_s(plan, None), clocks=())
+        cost = plan.arm(Strategy.AUTO).cost
+        if cost is None:
+            raise AssertionError("a plan has it")
+        self.auto = PlannedPoint(time_s=cost.time_s, busy_s=_busy_s(plan, None), clocks=())
         self._replicas = [rank.data for rank in ranks]
         self._places = [(rank.stage, rank.tensor, rank.sequence) for rank in ranks]
         budget = max(plan.max_slowdown, plan.promise.time_change)
@@ -215,14 +208,10 @@ class JobPolicy:
             if self._guard is not None:
                 self._guard.begin_anew()
             return self._hold(words)
-        return self._judge(times_s)
-
-    def _judge(self, times_s: list[float]) -> Order | None:
-        """Have the guard judge iterations, less what a straggler adds."""
         if self._guard is None:
             return None
         for each_s in times_s:
-            words = self._guard.stepped(each_s / self._pace)
+            words = self._guard.stepped(each_s / self._pace)  # less what a straggler adds
             if words:
                 if self._guard.stage is Stage.OFF:
                     self.over = words

@@ -296,11 +296,12 @@ def without_least_paying(schedule: ClockSchedule, share: float = _SHARE) -> Cloc
         gone.add(index)
     if not gone:
         return None
-    kept = [
-        _like(each, segments[index - 1]) if index in gone else each
-        for index, each in enumerate(segments)
-    ]
-    return _joined(schedule, kept)
+    for index in gone:
+        clocks = segments[index - 1].clocks
+        segments[index] = msgspec.structs.replace(
+            segments[index], core_mhz=clocks.core_mhz, mem_mhz=clocks.mem_mhz
+        )
+    return _joined(schedule, segments)
 
 
 def without_locks(schedule: ClockSchedule, launches: Collection[int]) -> ClockSchedule:
@@ -311,10 +312,6 @@ def without_locks(schedule: ClockSchedule, launches: Collection[int]) -> ClockSc
         kept.append(msgspec.structs.replace(each, core_mhz=None) if free else each)
         begins += each.launches
     return _joined(schedule, kept)
-
-
-def _like(segment: Segment, other: Segment) -> Segment:
-    return msgspec.structs.replace(segment, core_mhz=other.core_mhz, mem_mhz=other.mem_mhz)
 
 
 def _joined(schedule: ClockSchedule, segments: list[Segment]) -> ClockSchedule:

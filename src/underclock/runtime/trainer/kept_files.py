@@ -41,7 +41,7 @@ def protect_files() -> None:
         if json.load(file)["protect"]:
             begun_ns = os.stat(look).st_mtime_ns
             files = KeptFiles(os.path.join(os.path.dirname(look), KEPT), begun_ns)
-            files.watch()
+            sys.addaudithook(files.audited)
             _protecting.append(files)
 
 
@@ -64,10 +64,6 @@ class KeptFiles:
         self._seen: set[str] = set()
         self._busy = False
         self._begun_ns = begun_ns
-
-    def watch(self) -> None:
-        """Look at each file that Python is about to change, and at what PyTorch saves by itself."""
-        sys.addaudithook(self._audited)
 
     def watch_libraries(self) -> None:
         """Look at what PyTorch and safetensors write where Python does not see the file opened."""
@@ -115,7 +111,8 @@ class KeptFiles:
                 file.write(json.dumps([name, aside]) + "\n")
             (os.rename if moved else shutil.copy2)(name, aside)
 
-    def _audited(self, event: str, arguments: Sequence[Any]) -> None:
+    def audited(self, event: str, arguments: Sequence[Any]) -> None:
+        """Look at each file that Python is about to change."""
         if self._busy:
             return
         self._busy = True

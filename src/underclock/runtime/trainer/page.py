@@ -231,18 +231,14 @@ class Page:
 
     def _write(self, offset: int, data: bytes) -> None:
         """Write into the page, and into nothing else, whatever the trainer did to descriptors."""
-        if identity(self._fd) != self._file:
-            self._open_again()
+        if identity(self._fd) != self._file:  # it has closed what it did not open
+            self._fd = os.open(self.path, _FLAGS)
+            if identity(self._fd) != self._file or (self._claimed and not self.claim()):
+                os.close(self._fd)
+                self._fd, self._file = -1, None
+                raise OSError(f"{self.path} is another's by now")
         if os.pwrite(self._fd, data, offset) != len(data):
             raise OSError(f"{self.path} takes no more")
-
-    def _open_again(self) -> None:
-        """Open the file anew, where the trainer has closed what it did not open."""
-        self._fd = os.open(self.path, _FLAGS)
-        if identity(self._fd) != self._file or (self._claimed and not self.claim()):
-            os.close(self._fd)
-            self._fd, self._file = -1, None
-            raise OSError(f"{self.path} is another's by now")
 
     def close(self) -> None:
         """Close it, where that was not done already; the file stays."""

@@ -7,6 +7,7 @@ ctypes only: this is loaded into the training process.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 
@@ -176,7 +177,10 @@ class ServedStream:
         try:
             connection.connect(os.fspath(path))
             stream = cls(connection, marks, waits=waits)
-            stream._attach({"do": "attach", "gpu": gpu, "step": content}, page)
+            with open(page, "r+b") if page else contextlib.nullcontext() as mapped:  # noqa: PTH123
+                fds = () if mapped is None else (mapped.fileno(),)
+                stream._put({"do": "attach", "gpu": gpu, "step": content}, fds)
+            stream.launches = int(stream._answer()["launches"])
         except OSError as exc:
             connection.close()
             raise DeviceError(
@@ -187,15 +191,6 @@ class ServedStream:
             connection.close()
             raise
         return stream
-
-    def _attach(self, message: dict[str, Any], page: str | os.PathLike[str] | None) -> None:
-        fd = None if page is None else os.open(page, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._put(message, () if fd is None else (fd,))
-        finally:
-            if fd is not None:
-                os.close(fd)
-        self.launches = int(self._answer()["launches"])
 
     def work(self, first: int, end: int) -> None:
         """Launch a part of the step, from one launch up to another.

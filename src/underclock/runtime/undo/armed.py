@@ -198,13 +198,24 @@ class Armed:
             DataError: The journal cannot be written; nothing was set.
         """
         setting = Setting(setting)
-        put: _Hands = {Act.SET: lambda: self._gpu.write(setting, value)}
+        following = self._journal._replace(changed=(*self._journal.changed, setting))
+
+        def place() -> None:
+            self._file.place()
+            self._journal = following
+
+        hands: _Hands = {
+            Act.WRITE_JOURNAL: lambda: self._file.write(following),
+            Act.SYNC_JOURNAL: self._file.sync,
+            Act.PLACE_JOURNAL: place,
+            Act.SYNC_FOLDER: self._file.sync_folder,
+            Act.SET: lambda: self._gpu.write(setting, value),
+        }
         if setting in self._journal.changed:
-            carry_out((Act.SET,), put)
+            carry_out((Act.SET,), hands)
         elif value is not None:  # else there is nothing of ours to give back
-            following = self._journal._replace(changed=(*self._journal.changed, setting))
             try:
-                carry_out(protocol.CHANGE, {**self._journal_hands(following), **put})
+                carry_out(protocol.CHANGE, hands)
             except _TOOK_NOTHING:
                 if not self._accepted:
                     carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
@@ -216,20 +227,6 @@ class Armed:
         """Undo, and give the lock back; where the undo fails, the journal stays."""
         hands = {Act.RELEASE_LOCK: self.lock.release}
         return give_back(protocol.END, self._gpu, self._folder, hands)
-
-    def _journal_hands(self, following: Journal) -> _Hands:
-        """Return what brings a journal to disk; a `DataError` says that it did not, nor was set."""
-
-        def placed() -> None:
-            self._file.place()
-            self._journal = following
-
-        return {
-            Act.WRITE_JOURNAL: lambda: self._file.write(following),
-            Act.SYNC_JOURNAL: self._file.sync,
-            Act.PLACE_JOURNAL: placed,
-            Act.SYNC_FOLDER: self._file.sync_folder,
-        }
 
 
 def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands) -> Undone:

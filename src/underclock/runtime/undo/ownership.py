@@ -144,7 +144,7 @@ class Ownership:
             conductor, watcher = named_in(path)
             acts = [one for one in (conductor, watcher) if one and one.lives and not one.stopped]
             if not acts:
-                for one in (conductor, watcher):
+                for one in filter(None, (conductor, watcher)):
                     _end_stopped(one)
             if conductor in acts or time.monotonic() > until_s:
                 os.close(descriptor)
@@ -254,10 +254,8 @@ def _locked(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _end_stopped(owner: Process | None) -> None:
+def _end_stopped(owner: Process) -> None:
     """Kill one of our processes that lives and was stopped."""
-    if owner is None:
-        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         pidfd = os.pidfd_open(owner.pid)
         try:
