@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from made_switches import switch
 from simulated_steps import Executed
 from simulated_steps import execute as conduct
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Kernel, Step
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import Domain, LatencyTable
 from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.testing import Fault, FaultKind, FaultScript
 
@@ -156,7 +157,10 @@ def test_launches_add_up_where_delays_are_known_and_segments_longer(
 
 
 def _stalling() -> LatencyTable:
-    switches = (_switch(Domain.CORE, 0.02), _switch(Domain.MEMORY, 0.02, 0.01))
+    switches = (
+        switch(Domain.CORE, 0.02, call_s=_CALL_S),
+        switch(Domain.MEMORY, 0.02, call_s=_CALL_S, stall_s=0.01),
+    )
     return LatencyTable(evidence=None, gpu=None, switches=switches)
 
 
@@ -177,21 +181,6 @@ def test_of_two_clocks_at_one_boundary_one_is_asked_for_early(launches: list[Ker
     assert (executed.planned, executed.switches) == (8, (8,) * 3)
     assert sorted(executed.misses_s) == pytest.approx([-_CALL_S] * 12 + [0.0] * 12, abs=2e-3)
     assert (executed.early(2e-3), executed.late(2e-3)) == (12, 0)
-
-
-def _switch(domain: Domain, delay_s: float, stall_s: float = 0.0) -> Switch:
-    return Switch(
-        domain=domain,
-        from_mhz=None,
-        to_mhz=None,
-        call_s=_CALL_S,
-        delay_s=delay_s,
-        delay_p05_s=delay_s,
-        delay_p95_s=delay_s,
-        jitter_s=0.0,
-        stall_s=stall_s,
-        repeats=0,
-    )
 
 
 def test_segments_shorter_than_the_delay_are_shown_as_they_run(launches: list[Kernel]) -> None:

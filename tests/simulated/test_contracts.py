@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benches import bench
 from contracts import (
     GpuContract,
     LauncherContract,
@@ -10,7 +11,6 @@ from contracts import (
     ReadOnlyGpuContract,
 )
 from underclock.hw.base import Clock, Gpu, Launcher, Measurer
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
@@ -91,13 +91,7 @@ class TestGpuMeasurer(MixingMeasurerContract):
         rig.device.limit_power(300.0)  # cold, it would hardly reach its own
         with rig.launcher.loop([gemm]):
             rig.clock.sleep_s(60.0)
-        return GpuMeasurer(
-            rig.gpu,
-            rig.launcher,
-            rig.clock,
-            evidence=Evidence.SIMULATED,
-            measuring=MeasurementSettings(kernel_warm_s=1.0, window_s=1.0),
-        )
+        return bench(rig, MeasurementSettings(kernel_warm_s=1.0, window_s=1.0))
 
     @pytest.fixture
     def kernel(self, elementwise: Kernel) -> Kernel:

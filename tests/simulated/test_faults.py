@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benches import bench
 from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
 from underclock.hw.lease import ClockLeases
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.records import AUTO, Clocks, Evidence, Kernel, MeasurementSettings
+from underclock.records import AUTO, Clocks, Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
 _PAIR = Clocks(core_mhz=1050, mem_mhz=5001)
@@ -26,16 +26,6 @@ def _script(
     kind: FaultKind, at_s: float, for_s: float = float("inf"), gpu: int | None = None
 ) -> FaultScript:
     return FaultScript([Fault(at_s=at_s, kind=kind, for_s=for_s, gpu=gpu)])
-
-
-def _bench(rig: Rig) -> GpuMeasurer:
-    return GpuMeasurer(
-        rig.gpu,
-        rig.launcher,
-        rig.clock,
-        evidence=Evidence.SIMULATED,
-        measuring=MeasurementSettings(),
-    )
 
 
 def _locks(rig: Rig) -> list[tuple[int, int]]:
@@ -87,7 +77,7 @@ def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
 @pytest.mark.parametrize("at_s", [0.5, 20.0, 28.0])
 def test_a_gpu_lost_while_measuring_is_a_device_error(at_s: float, elementwise: Kernel) -> None:
     with simulated_rig("rtx3080ti", faults=_script(FaultKind.GPU_LOST, at_s=at_s)) as rig:
-        measurer = _bench(rig)
+        measurer = bench(rig)
         with pytest.raises(DeviceError) as caught, measurer.hold(_PAIR):
             measurer.measure([elementwise])
 
@@ -151,7 +141,7 @@ def test_a_gpu_may_be_lost_in_the_middle_of_a_call(call: Callable[[NvmlGpu], Non
 def test_a_window_in_which_the_counter_goes_back_is_measured_again(elementwise: Kernel) -> None:
     faults = _script(FaultKind.COUNTER_RESTARTS, at_s=28.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        measurer = _bench(rig)
+        measurer = bench(rig)
         with measurer.hold(_PAIR):
             again = measurer.measure([elementwise])
             with rig.launcher.loop([elementwise]):
@@ -166,7 +156,7 @@ def test_a_window_in_which_the_counter_goes_back_is_measured_again(elementwise: 
 def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
     """Return one reading and the true power at its end."""
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        measurer = _bench(rig)
+        measurer = bench(rig)
         with measurer.hold(Clocks(core_mhz=1050)):
             rig.clock.sleep_s(10.0)
             with rig.launcher.loop([_COPY]):
@@ -199,7 +189,7 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
     kind: FaultKind, reason: int, left: float, elementwise: Kernel
 ) -> None:
     with simulated_rig("rtx3080ti", faults=_script(kind, at_s=100.0, for_s=60.0)) as rig:
-        measurer = _bench(rig)
+        measurer = bench(rig)
         highest_mhz = rig.gpu.supported_core_mhz()[-1]
         readings = []
         for at_s in (50.0, 110.0, 200.0):
@@ -217,7 +207,7 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
 def test_a_lease_holds_through_a_slowdown_and_is_undone(elementwise: Kernel) -> None:
     faults = _script(FaultKind.HARD_SLOWDOWN, at_s=5.0)
     with simulated_rig("rtx3080ti", faults=faults) as rig:
-        measurer = _bench(rig)
+        measurer = bench(rig)
         with measurer.hold(Clocks(core_mhz=1500)):
             reading = measurer.measure([elementwise])
         # Slower than asked is physics and no error: the reading says what it ran at, and why.

@@ -4,20 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from benches import bench
 from fake_gpu import FakeClock, SteadyGpu
 from underclock.errors import MeasurementError, NotAppliedError
 from underclock.hw.base import Reading
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.hw.watching import InterferenceCheck
-from underclock.records import (
-    AUTO,
-    Clocks,
-    Evidence,
-    Kernel,
-    MeasurementSettings,
-    ThrottleReason,
-)
+from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, ThrottleReason
 from underclock.testing import Fault, FaultKind, FaultScript
 
 _BRIEF = MeasurementSettings(warm_s=1.0, kernel_warm_s=1.0, window_s=1.0)
@@ -25,9 +18,7 @@ _BRIEF = MeasurementSettings(warm_s=1.0, kernel_warm_s=1.0, window_s=1.0)
 
 def _measured(rig: Rig, kernel: Kernel, asked: Clocks, theirs: Clocks | None) -> Reading:
     """Measure while another program locks clocks of its own in the middle of the window."""
-    measurer = GpuMeasurer(
-        rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF
-    )
+    measurer = bench(rig, _BRIEF)
     with measurer.hold(Clocks(core_mhz=1050)):
         measurer.measure([kernel])  # it is known now that this GPU follows its locks
     with measurer.hold(asked):

@@ -2,10 +2,10 @@
 
 import pytest
 
+from benches import bench
 from underclock.errors import DeviceError, NotPermittedError, UsageError
 from underclock.gpus.links import link_of
 from underclock.hw.base import Capability
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.costs import busy_w, duration_s
@@ -13,21 +13,11 @@ from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, Measurement
 from underclock.workloads import workload
 
 
-def _bench(rig: Rig, measuring: MeasurementSettings | None = None) -> GpuMeasurer:
-    return GpuMeasurer(
-        rig.gpu,
-        rig.launcher,
-        rig.clock,
-        evidence=Evidence.SIMULATED,
-        measuring=measuring or MeasurementSettings(),
-    )
-
-
 @pytest.mark.parametrize("clocks", [Clocks(core_mhz=1050), Clocks(core_mhz=1260, mem_mhz=5001)])
 def test_a_locked_kernel_measures_what_physics_says(
     rig: Rig, elementwise: Kernel, clocks: Clocks
 ) -> None:
-    measurer = _bench(rig)
+    measurer = bench(rig)
     with measurer.hold(clocks):
         reading = measurer.measure([elementwise])
         with rig.launcher.loop([elementwise]):
@@ -47,7 +37,7 @@ def test_a_locked_kernel_measures_what_physics_says(
 @pytest.mark.parametrize("mix", [Mix(), Mix(launches=3, hot=2), Mix(launches=2, idle_s=0.02)])
 def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel, mix: Mix) -> None:
     rig.device.limit_power(280.0)
-    measurer = _bench(rig, MeasurementSettings(kernel_warm_s=2.0, window_s=1.0))
+    measurer = bench(rig, MeasurementSettings(kernel_warm_s=2.0, window_s=1.0))
     clocks_mhz = []
     with rig.launcher.loop([gemm], mix):
         rig.clock.sleep_s(2.0)
@@ -75,7 +65,7 @@ def test_company_that_brings_the_cap_is_no_interference(
     rig: Rig, elementwise: Kernel, clocks: Clocks
 ) -> None:
     rig.device.limit_power(220.0)
-    measurer = _bench(rig, MeasurementSettings(kernel_warm_s=1.0))
+    measurer = bench(rig, MeasurementSettings(kernel_warm_s=1.0))
     with measurer.hold(clocks):
         for mix in (Mix(), Mix(hot=5), Mix(idle_s=0.01), Mix(hot=5)):
             reading = measurer.measure([elementwise], mix=mix)
@@ -84,13 +74,13 @@ def test_company_that_brings_the_cap_is_no_interference(
 
 
 def test_what_runs_alone_and_untimed_is_measured_as_ever(rig: Rig, gemm: Kernel) -> None:
-    reading = _bench(rig).measure([gemm])
+    reading = bench(rig).measure([gemm])
 
     assert (reading.core_mhz, reading.core_spread_mhz, reading.durations) == (None, None, None)
 
 
 def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel) -> None:
-    measurer = _bench(rig, MeasurementSettings(window_s=1.0))
+    measurer = bench(rig, MeasurementSettings(window_s=1.0))
     window_ends_s = rig.clock.now_s() + MeasurementSettings().kernel_warm_s + 1.9
     rig.device.agenda.add(window_ends_s, lambda: rig.device.fail(FaultKind.GPU_LOST))
     with pytest.raises(DeviceError, match="fell off the bus"):
@@ -98,7 +88,7 @@ def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel)
 
 
 def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
-    reading = _bench(rig, MeasurementSettings(window_s=1.0)).measure([gemm])
+    reading = bench(rig, MeasurementSettings(window_s=1.0)).measure([gemm])
 
     assert reading.window_s is not None
     assert reading.window_s >= 1.0 - 0.01
@@ -107,7 +97,7 @@ def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
 
 def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
     launches = [step.kernels[i] for i in step.order]
-    reading = _bench(rig, MeasurementSettings(window_s=1.0, launches=10)).measure(launches)
+    reading = bench(rig, MeasurementSettings(window_s=1.0, launches=10)).measure(launches)
 
     assert reading.window_s is not None
     assert reading.window_s >= 9 * reading.time_s
@@ -118,7 +108,7 @@ def test_a_few_whole_rounds_of_a_step_in_company_are_enough(rig: Rig, step: Step
     launches = [step.kernels[i] for i in step.order]
     measuring = MeasurementSettings(kernel_warm_s=0.5, window_s=0.1, launches=20)
     alone, company = (
-        _bench(rig, measuring).measure(launches, mix=mix) for mix in (Mix(), Mix(idle_s=0.1))
+        bench(rig, measuring).measure(launches, mix=mix) for mix in (Mix(), Mix(idle_s=0.1))
     )
     for reading, least in ((alone, 20), (company, 5)):
         assert reading.window_s is not None
@@ -126,20 +116,20 @@ def test_a_few_whole_rounds_of_a_step_in_company_are_enough(rig: Rig, step: Step
 
 
 def test_warming_ends_at_a_steady_temperature(rig: Rig, gemm: Kernel) -> None:
-    temperature_c = _bench(rig).warm([gemm])
+    temperature_c = bench(rig).warm([gemm])
 
     assert rig.clock.now_s() >= 100.0
     assert temperature_c == pytest.approx(rig.device.temperature_c, abs=1.0)
 
 
 def test_warming_stops_at_its_limit(rig: Rig, gemm: Kernel) -> None:
-    _bench(rig, MeasurementSettings(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
+    bench(rig, MeasurementSettings(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
 
     assert rig.clock.now_s() == pytest.approx(60.0, abs=1.0)
 
 
 def test_only_pairs_that_hold_together_are_offered(rig: Rig) -> None:
-    settings = set(_bench(rig).settings())
+    settings = set(bench(rig).settings())
 
     assert AUTO in settings
     assert Clocks(core_mhz=420, mem_mhz=405) in settings
@@ -152,20 +142,13 @@ def test_only_pairs_that_hold_together_are_offered(rig: Rig) -> None:
     [Clocks(core_mhz=2**32 + 1740), Clocks(core_mhz=1801), Clocks(core_mhz=435, mem_mhz=405)],
 )
 def test_clocks_that_are_not_listed_never_reach_the_driver(rig: Rig, clocks: Clocks) -> None:
-    with pytest.raises(UsageError, match="this GPU does not list"), _bench(rig).hold(clocks):
+    with pytest.raises(UsageError, match="this GPU does not list"), bench(rig).hold(clocks):
         pytest.fail("the block must not run")
     assert rig.clock.now_s() == 0.0
 
 
 def test_where_clocks_may_not_be_set_that_is_said_before_the_driver_is_asked(rig: Rig) -> None:
-    measurer = GpuMeasurer(
-        rig.gpu,
-        rig.launcher,
-        rig.clock,
-        evidence=Evidence.MEASURED,
-        measuring=MeasurementSettings(),
-        may_lock=False,
-    )
+    measurer = bench(rig, evidence=Evidence.MEASURED, may_lock=False)
     assert Capability.LOCK not in measurer.capabilities
     with (
         pytest.raises(NotPermittedError, match="clocks may not be set here"),
@@ -177,7 +160,7 @@ def test_where_clocks_may_not_be_set_that_is_said_before_the_driver_is_asked(rig
 
 
 def test_a_lease_that_was_left_open_is_given_back_around_it(rig: Rig) -> None:
-    measurer = _bench(rig)
+    measurer = bench(rig)
     with measurer.leases:
         lease = measurer.hold(Clocks(core_mhz=1050))  # kept: it would unlock as it is collected
         lease.__enter__()
@@ -187,7 +170,7 @@ def test_a_lease_that_was_left_open_is_given_back_around_it(rig: Rig) -> None:
 
 
 def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:
-    measurer = _bench(rig)
+    measurer = bench(rig)
     with measurer.hold(Clocks(core_mhz=1050, mem_mhz=5001)):
         measurer.measure([gemm])
 
@@ -205,7 +188,7 @@ def test_a_protocol_that_measures_nothing_is_refused(options: dict[str, float]) 
 
 
 def test_what_is_assumed_of_collectives_is_said_once_one_ran(rig: Rig, gemm: Kernel) -> None:
-    measurer = _bench(rig)
+    measurer = bench(rig)
     gather = next(
         kernel
         for kernel in workload("gpt3-125m", {"layers": 1, "tp": 2}).kernels

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pynvml
 import pytest
 
+from benches import bench
 from small_training import plan
 from underclock.app.doctor import examine
 from underclock.errors import MeasurementError, NotSupportedError
@@ -18,7 +19,7 @@ from underclock.hw.simulated.calls import CArgument, DeviceCall, behind, put
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
 from underclock.hw.simulated.rig import simulated_driver, simulated_rig
-from underclock.records import Evidence, Kernel
+from underclock.records import Kernel
 from underclock.runtime.holding.held_gpu import holding
 from underclock.runtime.holding.run import run
 
@@ -64,9 +65,7 @@ def _measurer(
 
     _answers(monkeypatch, _COUNTER, read)
     with simulated_rig("rtx3080ti") as rig:
-        yield GpuMeasurer(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
-        )
+        yield bench(rig, BRISK)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -74,9 +73,7 @@ def test_odd_readings_of_the_counter_are_dropped_and_counted(
     seed: int, monkeypatch: pytest.MonkeyPatch, gemm: Kernel
 ) -> None:
     with simulated_rig("rtx3080ti") as rig:
-        clean = GpuMeasurer(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=BRISK
-        ).measure([gemm])
+        clean = bench(rig, BRISK).measure([gemm])
     drawn = random.Random(seed)  # noqa: S311
     every, odd = drawn.randrange(5, 60), drawn.choice([0, 2**31, 2**63, 2**64 - 1])
 

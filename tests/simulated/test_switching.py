@@ -9,16 +9,16 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from benches import bench
 from underclock.errors import NotAppliedError
 from underclock.gpus.models import SwitchingModel, gpu_model, reported_latency
 from underclock.hw.lease import ClockLeases, check_applied
-from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
-from underclock.records import Clocks, Evidence, Kernel, MeasurementSettings
+from underclock.records import Clocks, Kernel
 from underclock.records.latencies import Domain
 from underclock.testing import simulated_driver
 
@@ -163,13 +163,7 @@ def test_a_lock_may_be_accepted_and_not_followed(elementwise: Kernel) -> None:
 def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) -> None:
     model = dataclasses.replace(_MODEL, ignored_locks=(Domain.CORE,))
     with simulated_rig(model) as rig:
-        measurer = GpuMeasurer(
-            rig.gpu,
-            rig.launcher,
-            rig.clock,
-            evidence=Evidence.SIMULATED,
-            measuring=MeasurementSettings(),
-        )
+        measurer = bench(rig)
         with (
             pytest.raises(NotAppliedError, match="core asked 1050"),
             measurer.hold(Clocks(core_mhz=1050)),

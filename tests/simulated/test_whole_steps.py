@@ -10,6 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from benches import bench
+from made_switches import switch
 from simulated_steps import Executed
 from simulated_steps import execute as conduct
 from underclock.app.report import write_report
@@ -45,7 +47,7 @@ from underclock.records import (
     Validation,
     Verdict,
 )
-from underclock.records.latencies import Domain, LatencyTable, Switch
+from underclock.records.latencies import Domain, LatencyTable
 from underclock.report import validation_table
 from underclock.runtime.simulated import Scheduled, ScheduledLauncher
 from underclock.store import read_document, write_document
@@ -286,13 +288,7 @@ def test_windows_hold_whole_rounds(step: Step) -> None:
         settings = msgspec.structs.replace(_BRIEF, kernel_warm_s=warm_s, window_s=2.0)
         with simulated_rig("rtx3080ti") as rig:
             rig.device.temperature_c = 55.0
-            measurer = GpuMeasurer(
-                rig.gpu,
-                rig.launcher,
-                rig.clock,
-                evidence=Evidence.SIMULATED,
-                measuring=settings,
-            )
+            measurer = bench(rig, settings)
             with measurer.hold(_FAST):
                 reading = measurer.measure(launches)
         assert reading.time_s == pytest.approx(round_s, rel=1e-3)
@@ -390,9 +386,7 @@ def test_every_repeat_begins_with_another_arm(tiny: Step) -> None:
                 yield
 
     with simulated_rig("rtx3080ti") as rig:
-        measurer = Noting(
-            rig.gpu, rig.launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF
-        )
+        measurer = bench(rig, _BRIEF, kind=Noting)
         steps = WholeSteps(measurer=measurer, led=None, kernels=_kernels(tiny))
         arms = {"auto": [AUTO], "plan": [_SLOW], "best_fixed": [_FAST]}
         totals = run_in_turns(steps, arms, 3, lambda _tally: None)
@@ -478,19 +472,8 @@ def test_assumed_latencies_are_the_simulated_gpus_and_measured_ones_are_not() ->
 
 
 def _measured() -> LatencyTable:
-    switch = Switch(
-        domain=Domain.MEMORY,
-        from_mhz=None,
-        to_mhz=None,
-        call_s=0.002,
-        delay_s=0.02,
-        delay_p05_s=0.01,
-        delay_p95_s=0.03,
-        jitter_s=0.002,
-        stall_s=0.01,
-        repeats=9,
-    )
-    return LatencyTable(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="G"), switches=(switch,))
+    one = switch(Domain.MEMORY, 0.02, call_s=0.002, jitter_s=0.002, stall_s=0.01)
+    return LatencyTable(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="G"), switches=(one,))
 
 
 @pytest.mark.parametrize(

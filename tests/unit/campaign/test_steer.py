@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from benches import bench
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.loop import CampaignRun, Steering
@@ -372,17 +373,7 @@ def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) 
 
 def test_steering_is_what_is_done_where_clocks_may_not_be_held() -> None:
     with simulated_rig("h200") as rig:
-        free, bound = (
-            GpuMeasurer(
-                rig.gpu,
-                rig.launcher,
-                rig.clock,
-                evidence=Evidence.SIMULATED,
-                measuring=BRISK,
-                may_lock=may_lock,
-            )
-            for may_lock in (True, False)
-        )
+        free, bound = (bench(rig, BRISK, may_lock=may_lock) for may_lock in (True, False))
         assert not Campaign().steers(free)
         assert Campaign(clocks=ClockControl.STEER).steers(free)
         assert Campaign().steers(bound)

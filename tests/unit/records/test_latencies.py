@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_switches import switch
 from underclock.errors import DataError
 from underclock.records import Evidence, GpuInfo
 from underclock.records.latencies import Domain, LatencyTable, Switch
@@ -27,19 +28,8 @@ def _switch(
     domain: Domain = Domain.CORE,
     stall_s: float = 0.0,
 ) -> Switch:
-    return Switch(
-        domain=domain,
-        from_mhz=from_mhz,
-        to_mhz=to_mhz,
-        call_s=5e-3,
-        delay_s=delay_s,
-        delay_p05_s=0.9 * delay_s,
-        delay_p95_s=1.1 * delay_s,
-        jitter_s=0.05 * delay_s,
-        stall_s=stall_s,
-        repeats=20,
-        outliers=1,
-    )
+    jitter_s, mhz = 0.05 * delay_s, (from_mhz, to_mhz)
+    return switch(domain, delay_s, mhz=mhz, call_s=5e-3, jitter_s=jitter_s, stall_s=stall_s)
 
 
 def _table(*switches: Switch) -> LatencyTable:

@@ -72,18 +72,14 @@ def is_on(hull: list[Point], point: Point) -> bool:
 
 
 @given(tiny_problems())
-def test_every_prefix_of_the_trades_is_on_the_hull_of_all_sums(problem: Problem) -> None:
+def test_prefixes_of_the_trades_are_on_the_hull_of_all_sums_and_have_all_its_corners(
+    problem: Problem,
+) -> None:
     quanta = Quanta.of(problem)
-    hull = lower_hull(quanta)
+    hull, points = lower_hull(quanta), prefixes(quanta, trades(quanta))
 
-    assert all(is_on(hull, point) for point in prefixes(quanta, trades(quanta)))
-
-
-@given(tiny_problems())
-def test_every_corner_of_the_hull_of_all_sums_is_a_prefix(problem: Problem) -> None:
-    quanta = Quanta.of(problem)
-
-    assert set(lower_hull(quanta)) <= set(prefixes(quanta, trades(quanta)))
+    assert all(is_on(hull, point) for point in points)
+    assert set(hull) <= set(points)
 
 
 @settings(max_examples=30)
@@ -97,19 +93,6 @@ def test_every_trade_costs_time_and_saves_energy_at_a_rate_that_never_rises(
     assert (steps.energy > 0).all()
     assert (np.diff(steps.rate) <= 0).all()
     assert np.allclose(steps.rate, steps.energy / steps.time, rtol=1e-12, atol=0.0)
-
-
-@settings(max_examples=30)
-@given(tiny_problems())
-def test_the_trades_lead_from_the_fastest_to_the_cheapest_setting_of_every_group(
-    problem: Problem,
-) -> None:
-    steps = trades(Quanta.of(problem))
-    rows = np.arange(len(problem.time_s))
-    last = steps.choice_after(len(steps.time))
-
-    assert (problem.time_s[rows, steps.start] == problem.time_s.min(axis=1)).all()
-    assert (problem.energy_j[rows, last] == problem.energy_j.min(axis=1)).all()
 
 
 @settings(max_examples=30)

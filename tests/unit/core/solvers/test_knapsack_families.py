@@ -1,6 +1,5 @@
 """Every solver on every problem, judged by brute force, a known optimum, and each other."""
 
-import itertools
 import math
 import sys
 
@@ -138,21 +137,6 @@ def test_the_fastest_choice_is_the_edge_of_feasibility(
     assert status(0.99 * fastest_s) is Status.INFEASIBLE
 
 
-@settings(max_examples=25)
-@given(problems(), st.floats(0.0, 1.0))
-def test_a_looser_budget_never_costs_more(problem: Problem, extra: float) -> None:
-    tight = Exact().solve(problem)
-    loose = Exact().solve(
-        Problem(
-            time_s=problem.time_s,
-            energy_j=problem.energy_j,
-            budget_s=problem.budget_s * (1.0 + extra),
-        )
-    )
-
-    assert loose.energy_j <= tight.energy_j * (1 + 1e-12)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "count"), [(200, 12), (800, 12)])
 def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> None:
@@ -172,9 +156,8 @@ def test_exact_and_highs_agree_on_large_instances(groups: int, count: int) -> No
     assert highs.bound_j <= exact.energy_j * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_highs_keeps_the_budget_though_some_settings_take_longer_than_all_of_it(seed: int) -> None:
-    random = np.random.default_rng(seed)
+def test_highs_keeps_the_budget_though_some_settings_take_longer_than_all_of_it() -> None:
+    random = np.random.default_rng(0)
     shape = (50, 60)
     size = 10.0 ** random.uniform(-5.0, -2.0, (50, 1)) * random.choice([1, 24], (50, 1))
     slowness = np.geomspace(1.0, 40.0, 60)
@@ -223,19 +206,3 @@ def test_without_highspy_the_error_says_what_to_install(monkeypatch: pytest.Monk
         KnapsackMilp().solve(hard_for_highs())
 
     assert "pip install" in caught.value.hint
-
-
-def test_brute_force_tries_every_combination() -> None:
-    random = np.random.default_rng(0)
-    time_s, energy_j = random.random((3, 4)), random.random((3, 4))
-    budget_s = 1.4
-    rows = np.arange(3)
-
-    least_j = min(
-        energy_j[rows, choice].sum()
-        for choice in itertools.product(range(4), repeat=3)
-        if time_s[rows, choice].sum() <= budget_s
-    )
-
-    problem = Problem(time_s=time_s, energy_j=energy_j, budget_s=budget_s)
-    assert KnapsackBruteForce().solve(problem).energy_j == pytest.approx(least_j)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats
-from underclock.core.solvers import Problem, Solution
+from underclock.core.solvers import Problem, Solution, infeasible
 from underclock.core.solvers.hull import Quanta
 from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
@@ -121,3 +121,4 @@ def test_the_gap_is_what_the_energy_may_be_above_the_optimum() -> None:
     assert gap(100.0, 99.0) == pytest.approx(0.01)
     assert gap(100.0, 100.0) == 0.0
     assert gap(0.0, 0.0) == 0.0
+    assert infeasible().gap is None

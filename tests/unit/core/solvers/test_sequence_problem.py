@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.solvers import SequenceProblem, Solution, cost_of, infeasible, violations
-from underclock.records import Status
+from underclock.core.solvers import SequenceProblem, cost_of, violations
 
 OFF = 1.0 - np.eye(2)
 
@@ -125,20 +124,3 @@ def test_a_setting_a_kernel_has_not_got_is_a_violation() -> None:
         "an invocation runs at a setting that its kernel has not got"
     ]
     assert violations(problem, np.array([0, 1, 0, 1])) == []
-
-
-@pytest.mark.parametrize(
-    ("energy_j", "bound_j", "gap"), [(4.0, 3.0, 0.25), (4.0, 4.0, 0.0), (0.0, 0.0, 0.0)]
-)
-def test_the_gap_is_a_fraction_of_the_energy(energy_j: float, bound_j: float, gap: float) -> None:
-    schedule = Solution(
-        status=Status.BOUNDED,
-        choice=np.zeros(1, dtype=np.int64),
-        time_s=1.0,
-        energy_j=energy_j,
-        bound_j=bound_j,
-        switches=0,
-    )
-
-    assert schedule.gap == gap
-    assert infeasible().gap is None

@@ -102,7 +102,7 @@ def many_settings(switch_s: float, *dwell_s: float) -> Ring:
             order=np.arange(n),
             switch_time_s=switch_s * random.uniform(0.5, 1.0, (count, count)) * (1 - np.eye(count)),
             switch_energy_j=np.zeros((count, count)),
-            dwell_s=random.choice(dwell_s or [0.0], (count, count)) * (1 - np.eye(count)),
+            dwell_s=random.choice(dwell_s, (count, count)) * (1 - np.eye(count)),
         )
     )
     assert ring is not None
@@ -110,40 +110,17 @@ def many_settings(switch_s: float, *dwell_s: float) -> Ring:
 
 
 def test_changes_that_cost_the_same_to_any_target_leave_the_cheapest_source() -> None:
-    ring = many_settings(0.1)
+    ring = many_settings(0.1, 0.0)
     off = 1.0 - np.eye(140)
     ring = replace(ring, switch_time=np.linspace(0.0, 1.0, 140)[:, None] * off)
     lagrangian = lagrangian_of(ring, 1.3)
 
-    assert shortest_path(ring, lagrangian)[0] == pytest.approx(
-        least_by_enumeration(ring, lagrangian, 1.3)
-    )
-
-
-def least_by_enumeration(ring: Ring, lagrangian: Lagrangian, time: float) -> float:
-    """Return the least cost of a path, every source looked at for every target."""
-    cost = ring.energy + time * ring.time
-    change = lagrangian.change.min(axis=0)
-    least = 0.5 * cost[0]
-    for row in [*cost[1:], 0.5 * cost[0]]:
-        least = (least[:, None] + change).min(axis=0) + row
-    return float(least.min())
+    assert shortest_path(ring, lagrangian)[0] == pytest.approx(least_by_segments(ring, lagrangian))
 
 
 @pytest.mark.parametrize("switch_s", [0.0, 0.1, 2.0])
-def test_leaving_sources_out_changes_no_cost(switch_s: float) -> None:
-    ring = many_settings(switch_s)
-    lagrangian = lagrangian_of(ring, 1.3)
-    reference = least_by_enumeration(ring, lagrangian, 1.3)
-
-    assert shortest_path(ring, lagrangian)[0] == pytest.approx(reference)
-
-
-@pytest.mark.parametrize("switch_s", [0.0, 0.1, 2.0])
-@pytest.mark.parametrize("dwell_s", [(0.0, 3.0, 40.0), (2.0, 5.0)])
-def test_leaving_sources_out_changes_no_cost_where_dwell_differs(
-    switch_s: float, dwell_s: tuple[float, ...]
-) -> None:
+@pytest.mark.parametrize("dwell_s", [(0.0,), (0.0, 3.0, 40.0), (2.0, 5.0)])
+def test_leaving_sources_out_changes_no_cost(switch_s: float, dwell_s: tuple[float, ...]) -> None:
     ring = many_settings(switch_s, *dwell_s)
     lagrangian = lagrangian_of(ring, 1.3)
     reference = least_by_segments(ring, lagrangian)

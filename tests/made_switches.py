@@ -1,0 +1,27 @@
+"""Latencies of changes of clocks, for tests."""
+
+from underclock.records.latencies import Domain, Switch
+
+
+def switch(
+    domain: Domain,
+    delay_s: float = 0.0,
+    *,
+    mhz: tuple[int | None, int | None] = (None, None),
+    call_s: float = 0.0,
+    jitter_s: float = 0.0,
+    stall_s: float = 0.0,
+) -> Switch:
+    """Return a change from one clock to another, whose delay scatters by a tenth."""
+    return Switch(
+        domain=domain,
+        from_mhz=mhz[0],
+        to_mhz=mhz[1],
+        call_s=call_s,
+        delay_s=delay_s,
+        delay_p05_s=0.9 * delay_s,
+        delay_p95_s=1.1 * delay_s,
+        jitter_s=jitter_s,
+        stall_s=stall_s,
+        repeats=3,
+    )
