@@ -10,8 +10,7 @@ import threading
 import time
 from functools import partial
 
-from underclock.runtime.trainer.notes import NOTE, Hook
-from underclock.runtime.trainer.pace import Pace
+from underclock.runtime.trainer.notes import NOTE, Hook, Pace
 
 CALLS, ROUNDS, REQUESTS = 20_000, 9, 128
 

@@ -13,7 +13,6 @@ only if, once all have ended, every clock of every GPU is as found and no journa
 runs from the signal to the last look at which anything was set on any GPU, whoever ended what.
 """
 
-import contextlib
 import json
 import os
 import random
@@ -29,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 import job_kills_work
-from kills import CLOCK, C, L, T, Victim, W
+from kills import CLOCK, C, L, T, Victim, W, send
 from pages import fill, markdown
 from underclock.core.job.network import network_of
 from underclock.core.job.schedules import Layout, pipeline
@@ -193,7 +192,7 @@ def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ())
             victims += [one.pid if isinstance(one, Process) else one for one in found]
         was_set = rig.changed()
         for pid in victims:
-            _kill(pid)
+            send(pid, signal.SIGKILL)
             CLOCK.sleep_s(draw.choice((0.0, 0.0, draw.uniform(0.0, 0.05))))
         sent_s = seen_s = CLOCK.now_s()
         goes_on_s = sent_s + 0.4
@@ -203,7 +202,7 @@ def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ())
                 seen_s = CLOCK.now_s()
             if CLOCK.now_s() > goes_on_s:  # what was killed need not end the run
                 for pid in json.loads(pids_at.read_text()) if pids_at.exists() else ():
-                    _kill(pid)
+                    send(pid, signal.SIGKILL)
                 if run.poll() is None and not started and not rig.changed():
                     run.terminate()
             conductor, watcher = rig.guardians()
@@ -214,12 +213,6 @@ def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ())
         run.kill()
     names = tuple(str(_NAMES.get(each, each)) for each in who)
     return Kill(who=names, was_set=was_set, took_s=seen_s - sent_s, good=rig.is_clean)
-
-
-def _kill(pid: int | None) -> None:
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _wait(condition: Callable[[], bool]) -> None:

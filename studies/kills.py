@@ -232,12 +232,12 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
         pids = {T: trainer.pid, L: launcher.pid, C: conductor, W: watcher}
         guardians = {Process.of(pid) if pid else None for pid in (watcher, launcher.pid, conductor)}
         for victim, number in zip(victims, signals, strict=True):
-            _send(pids[victim], number)
+            send(pids[victim], number)
             if victim is not victims[-1]:
                 CLOCK.sleep_s(draw.choice((0.0, 0.0, draw.uniform(0.0, 0.05))))
         if C not in victims and T not in victims:  # everything goes on: its end comes next
             CLOCK.sleep_s(draw.uniform(0.0, 0.3))
-            _send(trainer.pid, signal.SIGKILL)
+            send(trainer.pid, signal.SIGKILL)
         begun_s = CLOCK.now_s()
         seen_s, was_set = _look(rig, conductor, guardians)
         kill = Kill(
@@ -255,7 +255,7 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
             kill = replace(kill, mended=rig.start_again())
         for one in guardians:
             if one and one.lives:  # stopped, and had nothing to undo
-                _send(one.pid, signal.SIGKILL)
+                send(one.pid, signal.SIGKILL)
     return kill
 
 
@@ -301,7 +301,8 @@ def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float, period_s: flo
     )
 
 
-def _send(pid: int | None, number: signal.Signals) -> None:
+def send(pid: int | None, number: signal.Signals) -> None:
+    """Send a process a signal, if there is one."""
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -209,15 +209,8 @@ class _Maker:
         most_w = limit_w if np.isfinite(limit_w) else 6.0 * idle
         own_w = max(0.05 * idle, float(random.uniform(0.2, 1.3)) * most_w - idle)
         own_j = own_w * float(duration_s(gpu, shape, top, mem))
-        return KernelConstants(
-            core_mcycles=shape.core_mcycles,
-            dram_mcycles=shape.dram_mcycles,
-            xbar_mcycles=shape.xbar_mcycles,
-            fixed_s=shape.fixed_s,
-            work_j_per_v2=(1.0 - traffic_w) * own_j / float(voltage_v(gpu, top)) ** 2,
-            dram_j=traffic_w * own_j,
-            serial=shape.serial,
-        )
+        work_j_per_v2 = (1.0 - traffic_w) * own_j / float(voltage_v(gpu, top)) ** 2
+        return dataclasses.replace(shape, work_j_per_v2=work_j_per_v2, dram_j=traffic_w * own_j)
 
     @staticmethod
     def _costs(

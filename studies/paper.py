@@ -3,16 +3,11 @@
 python studies/paper.py
 """
 
-from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from pages import fill, markdown
 from underclock.paper.command import number_text
 from underclock.paper.study import PAPERS_GPU, Conditions, Study, basis_of, run_study
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return markdown([header, *rows]) + "\n"
 
 
 def _quoted(study: Study) -> str:
@@ -30,7 +25,8 @@ def _quoted(study: Study) -> str:
             ]
             for number in numbers
         ]
-        parts.append(f"## {group}\n\n" + _table(("", "paper", "ours", "difference", "", ""), rows))
+        table = markdown([("", "paper", "ours", "difference", "", ""), *rows])
+        parts.append(f"## {group}\n\n{table}\n")
     return f"{study.agreement}.\n\n" + "\n".join(parts)
 
 

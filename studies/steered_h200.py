@@ -238,14 +238,10 @@ def _predictions(sets: dict[str, Reached], *, with_auto: bool) -> str:
                 missed=abs(found.energy) > _WANTED_ENERGY,
             ),
             _marked(f"{beyond} of {len(found.kernels)}", missed=beyond > 0),
-            _rms_and_greatest(found.kernels),
+            f"{np.sqrt((found.kernels**2).mean()):.2%}, {np.abs(found.kernels).max():.2%}",
         )
         rows.append(row)
     return markdown(rows)
-
-
-def _rms_and_greatest(off: Floats) -> str:
-    return f"{math.sqrt(float((off**2).mean())):.2%}, {np.abs(off).max():.2%}"
 
 
 def _passes(sets: dict[str, SampleSet], names: Iterable[str]) -> str:

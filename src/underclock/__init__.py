@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     from underclock.runtime.holding.run import Ran as Ran
     from underclock.runtime.holding.run import run as run
     from underclock.runtime.trainer.notes import Hook as Hook
-    from underclock.runtime.trainer.pace import Pace as Pace
+    from underclock.runtime.trainer.notes import Pace as Pace
     from underclock.store import load as load
     from underclock.store import save as save
     from underclock.tracing.source import StepFile as StepFile
@@ -190,8 +190,7 @@ _HOMES = {
         "records.serving": "Basis ServingBucket ServingCost ServingPlan",
         "runtime.holding.held_gpu": "applied governor",
         "runtime.holding.run": "HeldRun HowToRun Ran run",
-        "runtime.trainer.notes": "Hook",
-        "runtime.trainer.pace": "Pace",
+        "runtime.trainer.notes": "Hook Pace",
         "store": "load save",
         "tracing.source": "StepFile TracePhase TrainingCommand",
         "tracing.trace": "trace",

@@ -17,7 +17,11 @@ from underclock.runtime.undo.watching import Watching
 
 def main() -> None:
     """Carry out the order that is this process's first argument; tell how it goes on stdout."""
-    _open_the_first_three()
+    # Who started us may have closed stderr, which the watcher inherits: nothing that we open is to
+    # be taken for it.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
+        os.set_inheritable(fd, True)
+    os.close(fd)
     try:
         # Where this process ends before it has set anything, the watcher ends by itself.
         watching = Watching(runtime_folder())
@@ -37,16 +41,6 @@ def main() -> None:
         sys.exit(ours.exit_code)
     undone = [one._asdict() for one in ending.undone]
     _say({"state": "ended", "why": ending.why, "undone": undone})
-
-
-def _open_the_first_three() -> None:
-    """Keep a file or a connection of ours from being what somebody takes for stderr.
-
-    Whoever started us may have closed it, and our watcher inherits it.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 def _say(message: Mapping[str, Any]) -> None:

@@ -79,15 +79,12 @@ class Climbs:
             self._clock.sleep_s((early_s - now_s) % self._every_s)
             has_climbed, now_j = self._ask()
             if has_climbed:
-                self._note(self._every_s)
+                every_s = self._every_s
+                if count := round((self._at_s - self._since_s) / every_s):
+                    every_s = self._every_s = (self._at_s - self._since_s) / count
+                late_s = (self._at_s - self._due_s + 0.5 * every_s) % every_s - 0.5 * every_s
+                self._due_s = self._at_s - _STAYS_EARLY * max(0.0, late_s)
         return (self._at_s if has_climbed else self._clock.now_s()), now_j
-
-    def _note(self, every_s: float) -> None:
-        """Take note of a climb, where it is known how often they come."""
-        if count := round((self._at_s - self._since_s) / every_s):
-            every_s = self._every_s = (self._at_s - self._since_s) / count
-        late_s = (self._at_s - self._due_s + 0.5 * every_s) % every_s - 0.5 * every_s
-        self._due_s = self._at_s - _STAYS_EARLY * max(0.0, late_s)
 
     def _learn(self) -> tuple[bool, float]:
         """Wait for some climbs in a row."""

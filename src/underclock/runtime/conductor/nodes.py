@@ -84,11 +84,7 @@ class _Link:
             raise Gone(f"the connection broke: {exc}") from exc
 
     def received(self, now_s: float) -> Iterator[Message]:
-        """Yield what came; say now and then that one is there.
-
-        Raises:
-            Gone: Nothing will come any more.
-        """
+        """Yield what came, say now and then that one is there; `Gone` ends what never comes."""
         if now_s >= self._beat_s + _BEAT_S:
             self._beat_s = now_s
             self.send({})

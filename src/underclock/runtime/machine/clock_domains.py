@@ -183,9 +183,18 @@ class ClockDomains:
         return [met for domain in self.of.values() for met in domain.passes(self._position)]
 
     def next_s(self) -> float:
-        """Return when the next change can be asked for; this is called often."""
+        """Return when the next change can be asked for, if no mark is seen before."""
         if self._asks_s is None:
-            self._asks_s = self._find_asks_s()
+            self._asks_s, mark_s = {}, self._position.next_mark_s()
+            for name, domain in self.of.items():
+                due_s = domain.due_s(domain.following, self._position, self._latencies)
+                if self._quiet:
+                    call_s = self._latencies.call_s(domain.change(domain.following))
+                    due_s = self._beside_quiet_s(due_s, call_s)
+                # What is due only after the next mark waits for the mark. A lock that is replaced
+                # before it is followed never is, so the one before must have happened.
+                if due_s <= mark_s and name not in self._without:
+                    self._asks_s[name] = max(due_s, domain.sure_s)
             self._next_s = min(self._asks_s.values(), default=math.inf)
         return self._next_s
 
@@ -219,23 +228,6 @@ class ClockDomains:
                     expected_s=position.begins_s(launch),
                 )
 
-    def _find_asks_s(self) -> dict[Domain, float]:
-        """Return when each clock's next change can be asked for, if no mark is seen before.
-
-        A lock that is replaced before it is followed never is, so the one before must have
-        happened. What is due only after the next mark waits for the mark.
-        """
-        mark_s = self._position.next_mark_s()
-        asks_s = {}
-        for name, domain in self.of.items():
-            due_s = domain.due_s(domain.following, self._position, self._latencies)
-            if self._quiet:
-                call_s = self._latencies.call_s(domain.change(domain.following))
-                due_s = self._beside_quiet_s(due_s, call_s)
-            if due_s <= mark_s and name not in self._without:
-                asks_s[name] = max(due_s, domain.sure_s)
-        return asks_s
-
     def quiet_until_s(self) -> float:
         """Return until when nothing is to be asked for, as far as is known without another mark.
 
@@ -254,15 +246,6 @@ class ClockDomains:
                 if rounds * self._launches + end > self._position.launch:
                     return rounds * self._launches + first, rounds * self._launches + end
         return None
-
-    def _room_s(self, first: int) -> float:
-        """Return how long it usually is from the end of other communication to a stretch of it."""
-        ends = [end for _, end in self._quiet]
-        at = bisect.bisect_right(ends, first % self._launches) - 1
-        before = ends[at] - (self._launches if at < 0 else 0)
-        usual = self._position.intervals
-        apart_s = usual.into_s(first % self._launches) - usual.into_s(before % self._launches)
-        return apart_s + (usual.step_s if apart_s <= 0.0 else 0.0)
 
     def _beside_quiet_s(self, due_s: float, call_s: float) -> float:
         """Return when to ask for what is due then, so that the call disturbs no communication.
@@ -288,5 +271,12 @@ class ClockDomains:
             return False
         if quiet[0] <= self._position.launch:
             return True
+        # How long it usually is from the end of the communication before.
+        first, ends = quiet[0] % self._launches, [end for _, end in self._quiet]
+        at = bisect.bisect_right(ends, first) - 1
+        before = ends[at] - (self._launches if at < 0 else 0)
+        usual = self._position.intervals
+        room_s = usual.into_s(first) - usual.into_s(before % self._launches)
+        room_s += usual.step_s if room_s <= 0.0 else 0.0
         first_s = self._position.begins_s(quiet[0])
-        return now_s + call_s > first_s and self._room_s(quiet[0]) >= call_s + _MARGIN_S
+        return now_s + call_s > first_s and room_s >= call_s + _MARGIN_S

@@ -84,7 +84,11 @@ class Governor:
             may_sink = note.within_s is not None and note.within_s >= self._latency_s
             self._want(self._lowest if may_sink else self._idle, now_s)
         else:
-            self._late(now_s)
+            if now_s >= self._auto_s:  # not one of those that go on while clocks rise to auto
+                again = now_s < self._forgiven_s
+                self._calm_s = min(2.0 * self._calm_s, MOST_CALM_S) if again else CALM_S
+            self._auto_s = now_s + self._calm_s
+            self._forgiven_s = self._auto_s + _FORGIVEN * self._calm_s
 
     def _of(self, note: Note) -> Clocks:
         """Look up the clocks of a step: auto for one that the table has not."""
@@ -103,13 +107,6 @@ class Governor:
             # Clocks stay up for as long as a change down and one up again take.
             self._recent.append((now_s + 2.0 * self._latency_s, self._wanted))
             self._wanted, self._fastest = clocks, None
-
-    def _late(self, now_s: float) -> None:
-        if now_s >= self._auto_s:  # not one of those that go on while clocks come back to auto
-            again = now_s < self._forgiven_s
-            self._calm_s = min(2.0 * self._calm_s, MOST_CALM_S) if again else CALM_S
-        self._auto_s = now_s + self._calm_s
-        self._forgiven_s = self._auto_s + _FORGIVEN * self._calm_s
 
     def _target(self, now_s: float) -> Clocks:
         """Return what clocks should be: the fastest that was wanted lately."""

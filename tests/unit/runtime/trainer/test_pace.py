@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.runtime.trainer.pace import Pace
+from underclock.runtime.trainer.notes import Pace
 
 
 def test_a_step_may_take_what_the_request_with_least_slack_has_left() -> None:
