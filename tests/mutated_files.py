@@ -40,7 +40,7 @@ from underclock.store.profiles import read_profiles
 from underclock.tracing.job_files import job_of_traces
 
 _SCHEMAS = Path(__file__).parent / "data" / "schemas"
-_RECORDS: dict[str, Any] = {
+RECORDS: dict[str, Any] = {
     "step": Step,
     "plan": Plan,
     "validation": Validation,
@@ -94,7 +94,7 @@ class Kind:
 def kinds() -> dict[str, Kind]:
     """Return every kind of file that is read, by name."""
     found = {}
-    for kind, record in _RECORDS.items():
+    for kind, record in RECORDS.items():
         body = (_SCHEMAS / f"{kind}.{SCHEMAS[kind]}.json").read_bytes()
         bodies = (body, gzip.compress(body))
         found[kind] = Kind(

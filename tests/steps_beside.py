@@ -6,7 +6,7 @@ Truth is physics: all launches draw what they draw, and the step takes as long a
 import msgspec
 import numpy as np
 
-from underclock.gpus.models import gpu_model
+from made_boards import GPU, KERNELS
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
 from underclock.records import (
@@ -22,19 +22,9 @@ from underclock.records import (
 )
 from windows import gathered
 
-GPU = gpu_model("rtx3080ti").constants
 MEM_MHZ, _BOOST_MHZ, STEADY_C, AUTO_MHZ = 9251, 1890, 62.0, 1740
 _CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
-_PRODUCTS = tuple(
-    KernelConstants(
-        core_mcycles=0.4 + 0.3 * i,
-        dram_mcycles=(1.8 - 0.25 * i) * 4.0,
-        fixed_s=1e-5,
-        work_j_per_v2=0.04 + 0.06 * i,
-        dram_j=0.05,
-    )
-    for i in range(5)
-)
+_PRODUCTS = tuple(KERNELS.values())[:5]
 _COLLECTIVE = KernelConstants(  # the network bounds it
     core_mcycles=0.05, dram_mcycles=2.0, fixed_s=1.2e-3, work_j_per_v2=0.05, dram_j=0.02
 )

@@ -12,7 +12,7 @@ import pytest
 
 from contracts import LauncherContract, MixingMeasurerContract
 from underclock.errors import DeviceError, MeasurementError, NotSupportedError
-from underclock.hw.base import Clock, Measurer, Progress
+from underclock.hw.base import Clock, Durations, Measurer, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.cuda.launcher import CudaLauncher
@@ -84,13 +84,14 @@ def same(before: list[Any], after: list[Any]) -> bool:
     )
 
 
+@pytest.fixture
+def launcher() -> Iterator[CudaLauncher]:
+    with held_step(Trainer().step, name="mlp") as launcher:
+        yield launcher
+
+
 class TestRealLauncher(LauncherContract):
     """Kernels of a captured step."""
-
-    @pytest.fixture
-    def launcher(self) -> Iterator[CudaLauncher]:
-        with held_step(Trainer().step, name="mlp") as launcher:
-            yield launcher
 
     durations_within = 0.03  # the gaps between launches are no launch's
 
@@ -106,11 +107,6 @@ class TestRealLauncher(LauncherContract):
 
 class TestRealMeasurer(MixingMeasurerContract):
     """At auto clocks; nothing is set, whoever runs it."""
-
-    @pytest.fixture
-    def launcher(self) -> Iterator[CudaLauncher]:
-        with held_step(Trainer().step, name="mlp") as launcher:
-            yield launcher
 
     @pytest.fixture
     def measurer(self, launcher: CudaLauncher) -> Iterator[Measurer]:
@@ -146,15 +142,22 @@ def layer() -> Iterator[CudaLauncher]:
         yield launcher
 
 
-def test_a_long_kernel_alone_takes_inside_what_it_takes_outside(layer: CudaLauncher) -> None:
-    kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
+def _looked(
+    layer: CudaLauncher, launches: list[Kernel], mix: Mix | None = None
+) -> tuple[float, Durations]:
+    """Return the time of a round, and what its launches took."""
     clock = SystemClock()
-    with layer.loop([kernel]) as loop:
+    with layer.loop(launches, mix) as loop:
         clock.sleep_s(2.0)
         before = loop.progress()
         clock.sleep_s(1.0)
-        outside_s = _rate_s(before, loop.progress())
-        (inside_s,) = loop.durations(0.5).kernel_s
+        return _rate_s(before, loop.progress()), loop.durations(0.5)
+
+
+def test_a_long_kernel_alone_takes_inside_what_it_takes_outside(layer: CudaLauncher) -> None:
+    kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
+    outside_s, durations = _looked(layer, [kernel])
+    (inside_s,) = durations.kernel_s
 
     assert inside_s == pytest.approx(outside_s, rel=0.02)
 
@@ -162,13 +165,7 @@ def test_a_long_kernel_alone_takes_inside_what_it_takes_outside(layer: CudaLaunc
 @pytest.mark.parametrize("mix", [None, Mix(hot=5, idle_s=5e-3)], ids=["alone", "in company"])
 def test_launches_of_a_whole_step_add_up_to_it(layer: CudaLauncher, mix: Mix | None) -> None:
     step = layer.traced.step
-    clock = SystemClock()
-    with layer.loop([step.kernels[i] for i in step.order], mix) as loop:
-        clock.sleep_s(2.0)
-        before = loop.progress()
-        clock.sleep_s(1.0)
-        round_s = _rate_s(before, loop.progress())
-        durations = loop.durations(0.5)
+    round_s, durations = _looked(layer, [step.kernels[i] for i in step.order], mix)
 
     assert len(durations.kernel_s) == len(step.order)
     company_s = 5 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
@@ -183,16 +180,8 @@ def test_company_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> Non
     launches = [step.kernels[i] for i in step.order]
     quarter = len(launches) // 4
     mix = Mix(hot=8, idle_s=2e-3, after=(quarter, 2 * quarter, 3 * quarter, len(launches)))
-    clock = SystemClock()
-    with layer.loop(launches) as loop:
-        clock.sleep_s(2.0)
-        alone = loop.durations(0.5)
-    with layer.loop(launches, mix) as loop:
-        clock.sleep_s(2.0)
-        before = loop.progress()
-        clock.sleep_s(1.0)
-        round_s = _rate_s(before, loop.progress())
-        durations = loop.durations(0.5)
+    _, alone = _looked(layer, launches)
+    round_s, durations = _looked(layer, launches, mix)
 
     company_s = 8 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
     assert sum(durations.kernel_s) + company_s == pytest.approx(round_s, rel=0.03)

@@ -112,15 +112,6 @@ def test_the_usual_power_reading_averages_over_a_second() -> None:
     assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.03)
 
 
-def test_an_a100_shows_power_without_the_average() -> None:
-    gpu = VirtualGpu(_with(GA100), seed=0)
-    gpu.advance(5.0)
-    gpu.begin([_HEAVY])
-    gpu.advance(0.15)
-
-    assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.02)
-
-
 @pytest.mark.parametrize(("name", "share"), [("a100", 1.0), ("h200", 0.1), ("a40", 0.1)])
 def test_every_model_measures_as_its_architecture_does(
     name: str, share: float, gemm: Kernel

@@ -196,37 +196,16 @@ def test_an_h200_rests_as_a_real_one_does() -> None:
             pynvml.nvmlDeviceGetFanSpeed(handle)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        pynvml.nvmlDeviceGetMigMode,
-        pynvml.nvmlDeviceGetSerial,
-        pynvml.nvmlDeviceGetBAR1MemoryInfo,
-        pynvml.nvmlDeviceGetDriverModel,
-    ],
-)
-def test_what_the_gpu_lacks_is_unsupported_and_not_missing(
-    read: Callable[[object], object], rig: Rig
-) -> None:
-    del rig
-    with pytest.raises(pynvml.NVMLError_NotSupported):
-        read(pynvml.nvmlDeviceGetHandleByIndex(0))
-
-
-def test_of_an_unknown_board_nothing_is_made_up() -> None:
-    model = dataclasses.replace(_MODEL, name="NVIDIA Nothing")
-    with simulated_driver(model), nvml_session():
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        for read in (
-            pynvml.nvmlDeviceGetMemoryInfo,
-            pynvml.nvmlDeviceGetNumGpuCores,
-            pynvml.nvmlDeviceGetCudaComputeCapability,
-            pynvml.nvmlDeviceGetArchitecture,
-            pynvml.nvmlDeviceGetBrand,
-            pynvml.nvmlDeviceGetFanSpeed,
-        ):
-            with pytest.raises(pynvml.NVMLError_NotSupported):
-                read(handle)
+def test_what_the_gpu_lacks_is_unsupported_and_of_an_unknown_board_nothing_is_made_up() -> None:
+    lacks = ("MigMode", "Serial", "BAR1MemoryInfo", "DriverModel")
+    board = ("MemoryInfo", "NumGpuCores", "CudaComputeCapability", "Architecture", "Brand")
+    unknown = dataclasses.replace(_MODEL, name="NVIDIA Nothing")
+    for model, names in ((_MODEL, lacks), (unknown, (*board, "FanSpeed"))):
+        with simulated_driver(model), nvml_session():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            for name in names:
+                with pytest.raises(pynvml.NVMLError_NotSupported):
+                    getattr(pynvml, f"nvmlDeviceGet{name}")(handle)
 
 
 def test_outside_a_session_nothing_answers() -> None:
@@ -242,19 +221,15 @@ def test_outside_a_session_nothing_answers() -> None:
                 call()
 
 
-def test_a_handle_of_no_gpu_is_refused(rig: Rig) -> None:
-    del rig
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())
-
-
 def test_a_machine_without_gpus_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one GPU"), simulated_driver("a40", count=0):
         pass
 
 
-def test_a_call_the_driver_lacks_is_not_found(rig: Rig) -> None:
+def test_a_call_the_driver_lacks_is_not_found_and_a_handle_of_no_gpu_is_refused(rig: Rig) -> None:
     del rig
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        pynvml.nvmlDeviceGetName(pynvml.c_nvmlDevice_t())
     with pytest.raises(pynvml.NVMLError_FunctionNotFound):
         pynvml.nvmlDeviceGetNvLinkState(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
 

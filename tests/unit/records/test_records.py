@@ -12,21 +12,17 @@ from hypothesis import strategies as st
 from invented import with_plan
 from underclock.records import (
     AUTO,
-    Aggregate,
     Arm,
     Choice,
     Clocks,
     ClockSchedule,
     Cost,
-    Evidence,
     GpuInfo,
-    Granularity,
     Kernel,
     LatencyPoint,
     Launch,
     MeasurementSettings,
     Mix,
-    Objective,
     Plan,
     Record,
     Segment,
@@ -253,21 +249,9 @@ _TWO_LAUNCHES = ClockSchedule(
 
 
 def plan(*arms: Arm, **parts: object) -> Plan:
-    usual: dict[str, object] = {
-        "evidence": Evidence.SIMULATED,
-        "gpu": GpuInfo(name="g"),
-        "workload": "w",
-        "objective": Objective.WASTE,
-        "max_slowdown": 0.0,
-        "granularity": Granularity.KERNEL,
-        "aggregate": Aggregate.GLOBAL,
-        "baseline": AUTO,
-        "chosen": "kernel_global",
-        "arms": arms,
-        "kernels": {},
-        "fixed": None,
-    }
-    return Plan(**usual | parts)  # type: ignore[arg-type]
+    cleared = dict.fromkeys(("fingerprint", "fixed", "bound", "closure"))
+    usual: dict[str, object] = {"chosen": "kernel_global", "kernels": {}, "frontier": (), **cleared}
+    return with_plan(arms=arms, **usual | parts)
 
 
 def test_a_plan_promises_what_its_chosen_arm_costs() -> None:

@@ -6,24 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mutated_files import RECORDS
 from underclock.errors import DataError
-from underclock.records import SCHEMAS, Plan, Record, SampleSet, Step, Validation
-from underclock.records.job import Job, JobPlan
-from underclock.records.latencies import DriverMoves, LatencyTable
-from underclock.records.serving import ServingPlan
+from underclock.records import SCHEMAS, Record, SampleSet
 from underclock.store import read_document, read_samples
 
 FILES = Path(__file__).parents[2] / "data" / "schemas"
-KINDS: dict[str, type[Record]] = {
-    "step": Step,
-    "plan": Plan,
-    "validation": Validation,
-    "latencies": LatencyTable,
-    "driver moves": DriverMoves,
-    "job": Job,
-    "job plan": JobPlan,
-    "serving plan": ServingPlan,
-}
 
 
 def _path(kind: str, schema: int) -> Path:
@@ -32,13 +20,13 @@ def _path(kind: str, schema: int) -> Path:
 
 def _read(path: Path) -> Record:
     kind = path.name.partition(".")[0]
-    return read_samples(path) if kind.endswith("samples") else read_document(path, KINDS[kind])
+    return read_samples(path) if kind.endswith("samples") else read_document(path, RECORDS[kind])
 
 
-EARLIER = [_path(kind, n) for kind in (*KINDS, "samples") for n in range(1, SCHEMAS[kind])]
+EARLIER = [_path(kind, n) for kind in (*RECORDS, "samples") for n in range(1, SCHEMAS[kind])]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "samples", "merged samples"])
+@pytest.mark.parametrize("kind", [*RECORDS, "samples", "merged samples"])
 def test_a_file_of_the_current_schema_is_read(kind: str) -> None:
     found = _read(_path(kind, SCHEMAS[kind]))
 
@@ -56,7 +44,7 @@ def test_a_file_of_an_earlier_schema_says_how_to_make_it_anew(path: Path) -> Non
     assert "again with `underclock" in caught.value.hint or "anew with" in caught.value.hint
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECORDS)
 def test_a_file_of_a_later_schema_says_to_upgrade(kind: str, tmp_path: Path) -> None:
     body = json.loads(_path(kind, SCHEMAS[kind]).read_text())
     later = tmp_path / f"{kind}.json"
@@ -68,14 +56,14 @@ def test_a_file_of_a_later_schema_says_to_upgrade(kind: str, tmp_path: Path) -> 
     assert caught.value.hint == "upgrade underclock"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("kind", RECORDS)
+@pytest.mark.parametrize("other", RECORDS)
 def test_a_file_of_another_kind_is_called_by_its_name(kind: str, other: str) -> None:
     if kind == other:
         return
     path = _path(other, SCHEMAS[other])
     with pytest.raises(DataError, match=f"is a {other} file, where a {kind} file is needed"):
-        read_document(path, KINDS[kind])
+        read_document(path, RECORDS[kind])
 
 
 def test_reading_the_files_changes_none(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from small_jobs import small_job
 from underclock.core.job.joined import with_profiles
-from underclock.core.job.schedules import Layout, pipeline
 from underclock.errors import DataError
-from underclock.records import Evidence, GpuInfo, Segment
-from underclock.records.job import Job, Profile, ProfileRow, Waiting
+from underclock.records import Segment
+from underclock.records.job import Job, Profile, ProfileRow
 
 
 def timed(time_s: float) -> Profile:
@@ -31,15 +31,8 @@ def costed(time_s: float) -> Profile:
 
 def traced(**more: Profile) -> Job:
     names = {"forward": timed(1.0), "backward": timed(2.0), **more}
-    return pipeline(
-        "1f1b",
-        Layout(stages=2, microbatches=2),
-        {f"stage {at} {name}": each for at in range(2) for name, each in names.items()},
-        waiting=dict.fromkeys(range(2), (Waiting(power_w=50.0),)),
-        gpu=GpuInfo(name="G"),
-        workload="w",
-        evidence=Evidence.MEASURED,
-    )
+    given = {f"stage {at} {name}": each for at in range(2) for name, each in names.items()}
+    return small_job(microbatches=2, given=given)
 
 
 def stages(forward_s: float = 1.0) -> dict[str, Profile]:

@@ -7,15 +7,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from made_boards import GPU, KERNELS, LIMIT_W, ORDER, true_costs, true_step
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.table import cost_table
 from underclock.core.step.under_cap import cap_of, settled_step, step_cost
-from underclock.gpus.models import gpu_model
-from underclock.physics.constants import KernelConstants
-from underclock.physics.costs import busy_w, duration_s
 from underclock.records import (
     AUTO,
     Accounting,
@@ -30,47 +28,18 @@ from underclock.records import (
 )
 from windows import gathered, having
 
-_GPU = gpu_model("rtx3080ti").constants
 _MEM_MHZ, _BOOST_MHZ, _STEADY_C = 9251, 1890, 62.0
 _CORES = (900, 1200, 1500, 1680, 1785, _BOOST_MHZ)
-_KERNELS = {
-    f"k{i}": KernelConstants(
-        core_mcycles=0.4 + 0.3 * i,
-        dram_mcycles=(1.8 - 0.25 * i) * 4.0,
-        fixed_s=1e-5,
-        work_j_per_v2=0.04 + 0.06 * i,
-        dram_j=0.05,
-    )
-    for i in range(6)
-}
-_ORDER = (0, 1, 2, 3, 4, 5) * 2
-
-
-def _true(name: str, core_mhz: float) -> tuple[float, float]:
-    """Return time in s and power in W of a launch."""
-    kernel = _KERNELS[name]
-    return (
-        duration_s(_GPU, kernel, core_mhz, _MEM_MHZ),
-        busy_w(_GPU, kernel, core_mhz, _MEM_MHZ, _STEADY_C),
-    )
-
-
-def _step(core_mhz: float) -> tuple[float, float]:
-    """Return time in s and energy in J of the step at one clock."""
-    each = [_true(f"k{k}", core_mhz) for k in _ORDER]
-    return math.fsum(s for s, _ in each), math.fsum(s * w for s, w in each)
-
-
-_LIMIT_W = _step(1740)[1] / _step(1740)[0]
-"""Power at which the cap holds the step at 1740 MHz."""
 
 
 def _sample(name: str, asked: Clocks, seed: int) -> Window:
     random = np.random.default_rng([seed, int(name[1:])])
     wanted = asked.core_mhz or _BOOST_MHZ
     # Alone, the hottest kernels cannot hold boost.
-    core = next(mhz for mhz in range(wanted, 0, -1) if _true(name, mhz)[1] <= _LIMIT_W)
-    time_s, power_w = _true(name, core)
+    core = next(
+        mhz for mhz in range(wanted, 0, -1) if true_costs(GPU, name, mhz, _MEM_MHZ)[1] <= LIMIT_W
+    )
+    time_s, power_w = true_costs(GPU, name, core, _MEM_MHZ)
     time_s *= random.normal(1.0, 0.001)
     return Window(
         kernel=name,
@@ -86,9 +55,9 @@ def _sample(name: str, asked: Clocks, seed: int) -> Window:
 def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> SampleSet:
     settings = [Clocks(core_mhz=core, mem_mhz=mem_mhz) for core in cores]
     samples = [
-        _sample(name, asked, i) for i, asked in enumerate([*settings, AUTO]) for name in _KERNELS
+        _sample(name, asked, i) for i, asked in enumerate([*settings, AUTO]) for name in KERNELS
     ]
-    time_s, energy_j = _step(1740)
+    time_s, energy_j = true_step(GPU, 1740)
     whole = [
         Window(
             kernel="w",
@@ -103,10 +72,10 @@ def _campaign(cores: tuple[int, ...] = _CORES, mem_mhz: int | None = None) -> Sa
     ]
     return SampleSet(
         evidence=Evidence.SIMULATED,
-        gpu=GpuInfo(name="G", power_limit_w=_LIMIT_W),
+        gpu=GpuInfo(name="G", power_limit_w=LIMIT_W),
         workload="w",
-        kernels=tuple(Kernel(name=name, count=2) for name in _KERNELS),
-        order=_ORDER,
+        kernels=tuple(Kernel(name=name, count=2) for name in KERNELS),
+        order=ORDER,
         settings=tuple(settings),
         windows=gathered(tuple(samples), in_situ=tuple(whole)),
     )
@@ -125,14 +94,14 @@ def found(campaign: SampleSet) -> CostEstimate:
 @pytest.mark.slow
 def test_auto_is_told_from_kernels_within_what_is_known_of_them(found: CostEstimate) -> None:
     table = found.table
-    settled = settled_step(table, np.full(len(_ORDER), table.baseline))
+    settled = settled_step(table, np.full(len(ORDER), table.baseline))
 
     assert table.accounting is Accounting.STEP
     assert table.closure is not None
     assert table.closure.time == pytest.approx(1.0, abs=3e-3)
     assert table.closure.energy == pytest.approx(1.0, abs=6e-3)
     assert np.average(settled.core_mhz, weights=settled.time_s) == pytest.approx(1740, abs=15)
-    assert (table.auto_time_s, table.auto_energy_j) == pytest.approx(_step(1740))
+    assert (table.auto_time_s, table.auto_energy_j) == pytest.approx(true_step(GPU, 1740))
 
 
 @pytest.mark.parametrize("core_mhz", [900, 1200, 1500, 1680])
@@ -140,13 +109,13 @@ def test_a_clock_below_the_cap_changes_the_step_as_physics_says(
     found: CostEstimate, core_mhz: int
 ) -> None:
     setting = found.table.settings.index(Clocks(core_mhz=core_mhz))
-    change = found.predicted_change(np.full(len(_KERNELS), setting))
-    auto_s, auto_j = _step(1740)
-    time_s, energy_j = _step(core_mhz)
+    change = found.predicted_change(np.full(len(KERNELS), setting))
+    auto_s, auto_j = true_step(GPU, 1740)
+    time_s, energy_j = true_step(GPU, core_mhz)
 
     assert abs(change.time_change - (time_s / auto_s - 1.0)) < 3 * change.time_spread
     heat = dataclasses.replace(found.table, heat=None)
-    cool = step_cost(heat, np.full(len(_ORDER), setting))
+    cool = step_cost(heat, np.full(len(ORDER), setting))
     assert abs(cool.energy_change - (energy_j / auto_j - 1.0)) < 3 * change.energy_spread
     assert change.time_spread < 0.006
     # The step draws less than at auto, so it runs cooler than the samples were taken at.
@@ -156,7 +125,7 @@ def test_a_clock_below_the_cap_changes_the_step_as_physics_says(
 def test_a_schedule_is_judged_as_the_same_choice_per_kernel_is(found: CostEstimate) -> None:
     setting = np.array([0, 1, 2, 3, 2, 1])
     per_kernel = found.predicted_change(setting)
-    schedule = found.predicted_schedule(setting[list(_ORDER)])
+    schedule = found.predicted_schedule(setting[list(ORDER)])
 
     assert dataclasses.astuple(schedule) == pytest.approx(dataclasses.astuple(per_kernel))
     mixed = found.predicted_schedule(np.array([*setting, *[found.table.baseline] * 6]))
@@ -164,7 +133,7 @@ def test_a_schedule_is_judged_as_the_same_choice_per_kernel_is(found: CostEstima
 
 
 def test_all_at_auto_changes_nothing_surely(found: CostEstimate) -> None:
-    change = found.predicted_change(np.full(len(_KERNELS), found.table.baseline))
+    change = found.predicted_change(np.full(len(KERNELS), found.table.baseline))
 
     assert change.time_change == pytest.approx(0.0)
     assert (change.time_spread, change.energy_spread) == (0.0, 0.0)
@@ -178,7 +147,7 @@ def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: Sampl
         for s in campaign.in_situ
     )
     missed = estimate(having(campaign, in_situ=off))
-    slow = np.zeros(len(_KERNELS), dtype=np.int64)
+    slow = np.zeros(len(KERNELS), dtype=np.int64)
 
     assert max(plain.step_error) < 0.005
     assert missed.step_error[0] == pytest.approx(math.log(1.05), abs=0.02)
@@ -204,7 +173,7 @@ def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
     # The closure is told all the same.
     assert alone.table.closure == cost_table(campaign).closure
     with pytest.raises(ValueError, match="costs are of kernels alone"):
-        alone.predicted_schedule(np.zeros(len(_ORDER), dtype=np.int64))
+        alone.predicted_schedule(np.zeros(len(ORDER), dtype=np.int64))
 
 
 @pytest.mark.slow
@@ -228,14 +197,16 @@ def test_without_a_temperature_nothing_is_said_of_heat(campaign: SampleSet) -> N
     cold = estimate(having(campaign, in_situ=unread))
 
     assert cold.table.heat is None
-    assert cold.predicted_change(np.zeros(len(_KERNELS), dtype=np.int64)).energy_change < 0.0
+    assert cold.predicted_change(np.zeros(len(KERNELS), dtype=np.int64)).energy_change < 0.0
 
 
 def test_a_kernel_that_alone_draws_the_limit_is_not_measured_there(found: CostEstimate) -> None:
-    alone_w = np.array([[_true(name, core)[1] for core in _CORES] for name in _KERNELS])
-    far = np.abs(np.log(alone_w / _LIMIT_W)) > 0.05
+    alone_w = np.array(
+        [[true_costs(GPU, name, core, _MEM_MHZ)[1] for core in _CORES] for name in KERNELS]
+    )
+    far = np.abs(np.log(alone_w / LIMIT_W)) > 0.05
 
-    assert (found.holds_alone == (alone_w < _LIMIT_W))[far].all()
+    assert (found.holds_alone == (alone_w < LIMIT_W))[far].all()
     assert not found.holds_alone.all()
 
 
@@ -301,9 +272,9 @@ def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) 
 
 def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
     """Return a campaign that was ended before it reached the last kernels."""
-    names = tuple(_KERNELS)[:reached]
-    at_auto = [_true(name, 1740)[0] for name in _KERNELS]
-    step_s, step_j = _step(1740)
+    names = tuple(KERNELS)[:reached]
+    at_auto = [true_costs(GPU, name, 1740, _MEM_MHZ)[0] for name in KERNELS]
+    step_s, step_j = true_step(GPU, 1740)
     timed = Window(
         kernel="",
         mix=Mix(),
@@ -330,7 +301,7 @@ def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     cut = estimate(_cut_off(campaign, 4))
     sure, unsure = (
         each.predicted_change(
-            np.full(len(_KERNELS), each.table.settings.index(Clocks(core_mhz=core_mhz)))
+            np.full(len(KERNELS), each.table.settings.index(Clocks(core_mhz=core_mhz)))
         )
         for each in (found, cut)
     )

@@ -192,7 +192,7 @@ def test_limits_on_switching_are_kept() -> None:
     assert plan(table(), rules(10.0, max_slowdown=0.02))[2] == 0
 
 
-def two_domains(**memory: float) -> tuple[CostTable, LatencyTable]:
+def two_domains(memory: Switch) -> tuple[CostTable, LatencyTable]:
     costs = CostTable(
         kernels=(Kernel(name="a"), Kernel(name="b")),
         settings=(Clocks(core_mhz=600, mem_mhz=800), Clocks(core_mhz=1200), AUTO),
@@ -201,12 +201,11 @@ def two_domains(**memory: float) -> tuple[CostTable, LatencyTable]:
         baseline=2,
     )
     core = switch(Domain.CORE, call_s=1e-3, delay_s=4e-3, jitter_s=1e-4)
-    switches = (core, switch(Domain.MEMORY, **memory))
-    return costs, LatencyTable(evidence=None, gpu=None, switches=switches)
+    return costs, LatencyTable(evidence=None, gpu=None, switches=(core, memory))
 
 
 def test_calls_follow_each_other_and_delays_run_side_by_side() -> None:
-    costs, latencies = two_domains(call_s=2e-3, delay_s=1e-2, stall_s=5e-3)
+    costs, latencies = two_domains(switch(Domain.MEMORY, 1e-2, call_s=2e-3, stall_s=5e-3))
     problem = sequence_problem(costs, (0, 1), Rules(latencies=latencies))
     assert problem.dwell_s[0, 1] == pytest.approx(3 * 3e-3 + 1.5e-2)
     assert problem.dwell_s[1, 2] == pytest.approx(3 * 1e-3 + 4e-3 + 3e-4)
@@ -265,7 +264,7 @@ def all_pairs(cores: tuple[int | None, ...], memories: tuple[int | None, ...]) -
 
 
 def test_a_change_of_memory_alone_is_not_at_the_wrong_core_clock() -> None:
-    costs, latencies = two_domains(jitter_s=1.0)
+    costs, latencies = two_domains(switch(Domain.MEMORY, jitter_s=1.0))
     costs = CostTable(
         kernels=costs.kernels,
         settings=(Clocks(core_mhz=600, mem_mhz=800), Clocks(core_mhz=600), AUTO),

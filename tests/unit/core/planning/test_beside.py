@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from made_boards import GPU
 from steps_beside import (
     AUTO_MHZ,
-    GPU,
     MEM_MHZ,
     ORDER,
     STEADY_C,

@@ -23,6 +23,12 @@ from underclock.records import Status
 _ANY = Proof(status=Status.OPTIMAL, gap=0.0)
 
 
+def changed(time: float, energy: float, spread: float) -> PredictedChange:
+    return PredictedChange(
+        time_change=time, energy_change=energy, time_spread=spread, energy_spread=0.0
+    )
+
+
 def candidate(setting: int) -> Candidate:
     return Candidate(setting=np.array([setting]), proof=_ANY)
 
@@ -60,10 +66,7 @@ def test_no_choice_overruns_the_budget(
         return candidate(min(within, key=lambda i: menu[i][1])) if within else None
 
     def change(setting: int) -> PredictedChange:
-        time, energy, spread = menu[setting]
-        return PredictedChange(
-            time_change=time, energy_change=energy, time_spread=spread, energy_spread=0.0
-        )
+        return changed(*menu[setting])
 
     kept = within_confidence(budget, choose, Risk(change))
     if kept is not None:
@@ -92,12 +95,7 @@ def test_budget_and_tolerance_are_used_where_every_time_can_be_had(
     budget: float, spread: float, tolerance: float
 ) -> None:
     def change(setting: int) -> PredictedChange:
-        return PredictedChange(
-            time_change=setting / 1e9,
-            energy_change=-float(setting),
-            time_spread=spread,
-            energy_spread=0.0,
-        )
+        return changed(setting / 1e9, -float(setting), spread)
 
     def choose(aim: Aim) -> Candidate:
         return candidate(int(1e9 * aim.slowdown))
@@ -119,12 +117,8 @@ def test_of_the_choices_that_keep_the_budget_the_one_of_least_energy_is_taken(
         return candidate(0 if aim.slowdown >= 0.05 else 2 if aim.slowdown > 0.03 else 1)
 
     def change(setting: int) -> PredictedChange:
-        time, energy, spread = [(0.05, -0.2, 0.02), (0.0, -0.08, 0.001), (0.03, later_energy, 0.0)][
-            setting
-        ]
-        return PredictedChange(
-            time_change=time, energy_change=energy, time_spread=spread, energy_spread=0.0
-        )
+        every = [(0.05, -0.2, 0.02), (0.0, -0.08, 0.001), (0.03, later_energy, 0.0)]
+        return changed(*every[setting])
 
     kept = within_confidence(0.05, choose, Risk(change))
 
@@ -159,11 +153,8 @@ class Menu:
     def predicted_change(self, setting: Ints) -> PredictedChange:
         at = np.arange(len(setting)), setting
         variance = (self.spread[at] ** 2).sum() + self.shared[at].sum() ** 2
-        return PredictedChange(
-            time_change=float(self.time[at].sum()),
-            energy_change=float(self.energy[at].sum()),
-            time_spread=float(np.sqrt(variance)),
-            energy_spread=0.0,
+        return changed(
+            float(self.time[at].sum()), float(self.energy[at].sum()), float(np.sqrt(variance))
         )
 
     def time_variance(self, setting: Ints) -> TimeVariance:

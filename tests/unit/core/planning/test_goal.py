@@ -7,20 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from invented import with_plan
 from underclock.core.planning.goal import Goal
-from underclock.records import (
-    Aggregate,
-    Arm,
-    Clocks,
-    Cost,
-    Evidence,
-    GpuInfo,
-    Granularity,
-    Objective,
-    Plan,
-    Status,
-    Strategy,
-)
+from underclock.records import Aggregate, Granularity, Objective
 
 
 @pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, 1, 1.0, 3, math.inf, math.nan])
@@ -59,25 +48,11 @@ def test_the_goal_of_a_plan_is_found_in_it(
         aggregate=aggregate,
         max_slowdown=budget if waste else 0.0,
     )
-    made = Plan(
-        evidence=Evidence.REPLAYED,
-        gpu=GpuInfo(name="G"),
-        workload="w",
+    made = with_plan(
         objective=goal.objective,
         max_slowdown=goal.max_slowdown if waste else None,
         granularity=goal.granularity,
         aggregate=goal.aggregate,
-        baseline=Clocks(),
-        chosen=Strategy.AUTO,
-        arms=(
-            Arm.of(
-                Strategy.AUTO,
-                Cost(time_s=1.0, energy_j=1.0, time_change=0.0, energy_change=0.0),
-                Status.BASELINE,
-            ),
-        ),
-        kernels={},
-        fixed=None,
     )
 
     assert Goal.of(made) == goal
