@@ -10,17 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sample_files import HEADER, filled, sample
 from underclock.errors import DataError, UsageError
-from underclock.records import Evidence, GpuInfo, Kernel, SampleSet, Window
 from underclock.store import SampleFile, read_samples
 from underclock.store.database import WriterLock
-
-HEADER = SampleSet(
-    evidence=Evidence.SIMULATED,
-    gpu=GpuInfo(name="a GPU"),
-    workload="a step",
-    kernels=(Kernel(name="k"),),
-)
 
 # Says what became of it; what it acknowledged is on its standard output.
 WRITER = """
@@ -44,17 +37,6 @@ try:
 except UnderclockError as exc:
     print("refused:", exc, flush=True)
 """
-
-
-def _sample(repeat: int) -> Window:
-    return Window(kernel="k", repeat=repeat, time_s=0.5, energy_j=100.0)
-
-
-def _filled(path: Path, count: int = 3) -> Path:
-    with SampleFile.create(path, HEADER) as file:
-        for repeat in range(count):
-            file.append(_sample(repeat))
-    return path
 
 
 def test_of_two_that_begin_one_file_one_writes_and_the_other_is_told(tmp_path: Path) -> None:
@@ -85,15 +67,15 @@ def test_of_two_that_begin_one_file_one_writes_and_the_other_is_told(tmp_path: P
 
 def test_who_comes_second_is_told_and_who_came_first_goes_on(tmp_path: Path) -> None:
     with SampleFile.create(tmp_path / "s.db", HEADER) as first:
-        first.append(_sample(0))
+        first.append(sample(0))
         with pytest.raises(UsageError, match="another process is measuring into") as caught:
             SampleFile.open(tmp_path / "s.db", writable=True)
-        first.append(_sample(1))
+        first.append(sample(1))
         assert len(read_samples(tmp_path / "s.db").samples) == 2
 
     assert "wait until it has ended" in caught.value.hint
     with SampleFile.open(tmp_path / "s.db", writable=True) as again:
-        again.append(_sample(2))
+        again.append(sample(2))
 
 
 def test_another_name_of_the_same_file_is_the_same_file(tmp_path: Path) -> None:
@@ -130,11 +112,11 @@ def test_time_spent_is_counted_over_all_runs(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with SampleFile.create(path, HEADER) as file:
         assert file.gpu_s == 0.0
-        file.append(_sample(0), gpu_s=60.5)
+        file.append(sample(0), gpu_s=60.5)
         file.spend(9.5)
     with SampleFile.open(path, writable=True) as file:
         assert file.gpu_s == 70.0
-        file.append(_sample(1), gpu_s=1.0)
+        file.append(sample(1), gpu_s=1.0)
         assert file.gpu_s == 71.0
 
 
@@ -150,7 +132,7 @@ def _room_for(size: int) -> Iterator[None]:
 
 
 def test_a_disk_without_room_is_no_damage_and_loses_nothing(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "s.db")
+    path = filled(tmp_path / "s.db")
     acknowledged = 3
 
     with (  # noqa: PT012 - until it is full
@@ -159,7 +141,7 @@ def test_a_disk_without_room_is_no_damage_and_loses_nothing(tmp_path: Path) -> N
         SampleFile.open(path, writable=True) as file,
     ):
         for repeat in range(3, 5000):
-            file.append(_sample(repeat))
+            file.append(sample(repeat))
             acknowledged += 1
 
     assert "damaged" not in str(caught.value)
@@ -177,7 +159,7 @@ def test_a_new_file_on_a_disk_without_room_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write what is read-only")
 def test_a_read_only_file_says_so(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "s.db")
+    path = filled(tmp_path / "s.db")
     path.chmod(0o444)
 
     with pytest.raises(DataError, match="Permission denied"):
