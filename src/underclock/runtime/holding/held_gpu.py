@@ -178,28 +178,23 @@ def holding(
                 "its clocks are worth something else here"
             )
             warnings = (*warnings, words)
-        asked = _settings(plan)
+        fixed = plan.fixed or Clocks()
+        values = {Setting.CORE: fixed.core_mhz, Setting.MEMORY: fixed.mem_mhz}
+        asked = {setting: value for setting, value in values.items() if value is not None}
+        if not asked:
+            why = (
+                "no fixed clock keeps its time budget"
+                if plan.fixed is None
+                else "its best fixed clocks are auto"
+            )
+            raise UsageError(
+                f"the plan for {plan.workload} has nothing to hold: {why}",
+                hint="plan with a larger --max-slowdown, or for a power limit",
+            )
         check_clocks([("the whole job", plan.fixed or AUTO)], listed_clocks(opened))
         options = {opened.uuid(): {str(setting): value for setting, value in asked.items()}}
         with _kept(opened, asked, warnings, work=_HOLD, options=options) as held:
             yield held
-
-
-def _settings(plan: Plan) -> Settings:
-    fixed = plan.fixed or Clocks()
-    values = {Setting.CORE: fixed.core_mhz, Setting.MEMORY: fixed.mem_mhz}
-    asked = {setting: value for setting, value in values.items() if value is not None}
-    if not asked:
-        why = (
-            "no fixed clock keeps its time budget"
-            if plan.fixed is None
-            else "its best fixed clocks are auto"
-        )
-        raise UsageError(
-            f"the plan for {plan.workload} has nothing to hold: {why}",
-            hint="plan with a larger --max-slowdown, or for a power limit",
-        )
-    return asked
 
 
 @contextmanager
@@ -246,21 +241,19 @@ def governor(
         stack.callback(os.close, writes)
         options = {"plan": file.name, "latency_s": latency_s, "index": index}
         kept = _kept(opened, {}, warnings, work=_GOVERN, options=options, told_on=reads)
-        stack.callback(_end_governor, stack.enter_context(kept), hook)
-        yield hook
-
-
-def _end_governor(held: Holding, hook: Hook) -> None:
-    """Give clocks back; say what went wrong, and raise nothing into a server that goes on."""
-    try:
-        held.end()
-    except UnderclockError as exc:
-        say(f"clocks were not governed to the end: {exc}; {exc.hint}")
-    if hook.unknown:
-        say(
-            f"{hook.unknown} steps ran at auto, for no plan can have their phase, batch or context;"
-            f" the first: {hook.first_unknown}"
-        )
+        governing = stack.enter_context(kept)
+        try:
+            yield hook
+        finally:
+            try:
+                governing.end()
+            except UnderclockError as exc:  # it is said, for a server goes on
+                say(f"clocks were not governed to the end: {exc}; {exc.hint}")
+            if hook.unknown:
+                say(
+                    f"{hook.unknown} steps ran at auto, for no plan can have their phase, batch or "
+                    f"context; the first: {hook.first_unknown}"
+                )
 
 
 def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """restore: undo what an Underclock that was killed left set."""
 
 import contextlib
-import functools
 import os
 import pwd
 import select
@@ -9,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from underclock.hw.gpu_names import parse_gpu
@@ -86,7 +85,19 @@ def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None
         temporary: Where those without one have.
     """
     for uid, folder in _others(sessions, temporary or usual_folder(0).parent):
-        _in_child(functools.partial(_restore_as, uid, folder))
+        child = os.fork()
+        if child == 0:
+            try:
+                _restore_as(uid, folder)
+            finally:
+                os._exit(0)  # nobody asks how it went
+        pidfd = os.pidfd_open(child)  # whatever becomes of the child, this goes on in time
+        if not select.select([pidfd], [], [], _EACH_S)[0]:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            select.select([pidfd], [], [], _EACH_S)
+        os.close(pidfd)
+        os.waitpid(child, os.WNOHANG)
 
 
 def _restore_as(uid: int, folder: Path) -> None:
@@ -116,20 +127,3 @@ def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:
                 found, uid = path.lstat(), int(path.name.removeprefix(before))
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == uid != 0:
                     yield uid, path / after
-
-
-def _in_child(do: Callable[[], None]) -> None:
-    """Do something in a process of its own; whatever becomes of it, this one goes on in time."""
-    child = os.fork()
-    if child == 0:
-        try:
-            do()
-        finally:
-            os._exit(0)  # nobody asks how it went
-    pidfd = os.pidfd_open(child)
-    if not select.select([pidfd], [], [], _EACH_S)[0]:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], _EACH_S)
-    os.close(pidfd)
-    os.waitpid(child, os.WNOHANG)

@@ -53,7 +53,8 @@ class Machine:
         self._low_mhz = low_mhz
         self._pending: Ask | None = None
         self._back_s: dict[Domain, float] = {}  # when a refused clock is given back; inf: it was
-        self._domains = self._domains_of(timetable)
+        # What was refused is asked for no more.
+        self._domains = ClockDomains(timetable, self.position, self.latencies, self._back_s.keys())
         self._said: set[tuple[object, ...]] = set()
         self._passed: list[PassedStep] = []
         self._sensible = 0
@@ -66,7 +67,8 @@ class Machine:
         """Let clocks follow a timetable of the same launches and marks as the first."""
         self._readings.begin_anew()
         if timetable != self.timetable:
-            self.timetable, self._domains = timetable, self._domains_of(timetable)
+            self.timetable, refused = timetable, self._back_s.keys()
+            self._domains = ClockDomains(timetable, self.position, self.latencies, refused)
             self.position.learn_anew(timetable)
             if self.state is State.FOLLOWING:
                 self._enter(State.FOLLOWING)
@@ -346,7 +348,3 @@ class Machine:
         if not self.timetable.busy and (found := self.position.mismatch()):
             words = f"the step is not as planned: {found}; trace it again, and plan it"
             self._say_once(words, at_s, "not as planned")
-
-    def _domains_of(self, timetable: Timetable) -> ClockDomains:
-        """Return a timetable's domains; what was refused is asked for no more."""
-        return ClockDomains(timetable, self.position, self.latencies, without=self._back_s.keys())

@@ -131,16 +131,13 @@ class Guard:
                 f"{format_percent(self.max_slowdown)} promised"
             )
         if stage is not self.stage:
-            self._enter(stage)
+            self.stage = stage
+            self.begin_anew()
         self.finding = finding
         return words
 
     def begin_anew(self) -> None:
         """Forget the steps of a window that is not full: what is held is another."""
-        self._enter(self.stage)
-
-    def _enter(self, stage: Stage) -> None:
-        self.stage = stage
         self._steps_s, self._skipped = [], 0
 
 

@@ -71,7 +71,20 @@ def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
     from underclock.core.job.network import network_of  # noqa: PLC0415
 
     network, (points, chosen) = network_of(plan.job), planned_points(plan)
-    _check_inside(plan)
+    held_rows = (
+        plan.job.profiles[instruction.profile].rows[at]
+        for point in points
+        for rank, some in zip(plan.job.ranks, point.clocks, strict=True)
+        for instruction, held in zip(rank.instructions, some, strict=True)
+        if held is not None and instruction.profile is not None
+        for at, _ in held.parts
+    )
+    if any(row.inside for row in held_rows):
+        raise UsageError(
+            "the job's plan changes clocks inside of instructions, and only their begins are "
+            "marked",
+            hint="plan it with one clock, or two in turn, for each instruction",
+        )
     taken_s = np.array([list(_taken_s(plan, point.clocks)) for point in points])
     begins_s, iterations_s = network.begins_s(taken_s), network.iteration_s(taken_s)
     ends_s = network.ends_s(taken_s)
@@ -105,23 +118,6 @@ def digest_of(plan: Record | None) -> str:
     """Return what tells a plan from another one, or from none, in hexadecimal."""
     body = msgspec.json.encode(plan, order="deterministic")
     return hashlib.sha256(body).hexdigest()
-
-
-def _check_inside(plan: JobPlan) -> None:
-    held_rows = (
-        plan.job.profiles[instruction.profile].rows[at]
-        for point in (*(each.clocks for each in plan.frontier), plan.clocks)
-        for rank, some in zip(plan.job.ranks, point, strict=True)
-        for instruction, held in zip(rank.instructions, some, strict=True)
-        if held is not None and instruction.profile is not None
-        for at, _ in held.parts
-    )
-    if any(row.inside for row in held_rows):
-        raise UsageError(
-            "the job's plan changes clocks inside of instructions, and only their begins are "
-            "marked",
-            hint="plan it with one clock, or two in turn, for each instruction",
-        )
 
 
 def _taken_s(plan: JobPlan, clocks: tuple[RankClocks, ...]) -> Iterator[float]:

@@ -29,7 +29,6 @@ ASIDE = ".underclock-kept"
 _WRITES = os.O_WRONLY | os.O_RDWR
 _MADE_ANEW = os.O_TRUNC | os.O_CREAT
 _RENAMES = {"os.rename", "os.link", "os.symlink"}
-_REMOVES = {"os.remove"}
 _CACHES = ("__pycache__", ".cache", ".triton", ".nv")
 _DEVICES = ("/dev/", "/proc/", "/sys/", "/run/")
 
@@ -125,7 +124,7 @@ class KeptFiles:
                 self.keep(arguments[1], moved=True)
                 if event == "os.rename":
                     self.keep(arguments[0], moved=False)
-            elif event in _REMOVES:
+            elif event == "os.remove":
                 self.keep(arguments[0], moved=False)
         finally:
             self._busy = False

@@ -191,12 +191,10 @@ class Marker:
     @_harmless
     def _stepped(self, optimizer: Any, *_: object) -> None:
         """Begin a step, where the optimiser is the one whose steps count."""
-        if self._optimizer is None:
-            self._begin(optimizer)
-        elif self._optimizer() is optimizer:
-            self._next()
-
-    def _begin(self, optimizer: Any) -> None:
+        if self._optimizer is not None:
+            if self._optimizer() is optimizer:
+                self._next()
+            return
         self._page = self._open_page()
         self._optimizer = weakref.ref(optimizer)
         self._counting = Counting(self._page, self._fail)
