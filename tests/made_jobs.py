@@ -1,5 +1,6 @@
 """Plans of small jobs: a pipeline of equal stages whose instructions follow the core clock."""
 
+import msgspec
 import numpy as np
 
 from underclock.core.job.network import network_of
@@ -111,3 +112,16 @@ def job_plan(of: Job, row: int = 1, clocks: tuple[RankClocks, ...] | None = None
         clocks=chosen,
         frontier=tuple(JobPoint(cost=cost(of, each), gap=0.0, clocks=each) for each in points),
     )
+
+
+def slow_forwards(of: Job) -> JobPlan:
+    """Forwards slow, backwards fast; the budget is wide, for this machine has other work too."""
+    clocks = tuple(
+        tuple(
+            None if each.profile is None else Held(row=6 if "forward" in each.profile else 2)
+            for each in rank.instructions
+        )
+        for rank in of.ranks
+    )
+    plan = job_plan(of, clocks=clocks)
+    return msgspec.structs.replace(plan, max_slowdown=0.99, latency_s=4e-3)

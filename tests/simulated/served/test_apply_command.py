@@ -175,10 +175,14 @@ def test_without_permission_it_says_so(
     assert rig.is_clean()
 
 
-def _left_by_a_run(rig: Rig) -> None:
+def _armed(rig: Rig) -> Armed:
     one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
     one.set(Setting.CORE, 1200)
-    one.lock.release()  # as when its processes were killed
+    return one
+
+
+def _left_by_a_run(rig: Rig) -> None:
+    _armed(rig).lock.release()  # as when its processes were killed
 
 
 def test_restore_undoes_what_was_left(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,8 +206,7 @@ def test_restore_of_nothing_says_so(rig: Rig, capsys: pytest.CaptureFixture[str]
 def test_restore_leaves_a_run_that_goes_on_alone(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
-    one.set(Setting.CORE, 1200)
+    one = _armed(rig)
 
     main(["restore"])
 
@@ -271,8 +274,7 @@ def test_no_user_steers_what_root_restores(*, is_held: bool, rig: Rig) -> None:
     """He takes nothing off a live run, has nobody killed, and fails and hangs nothing."""
     temporary = Path(tempfile.mkdtemp())
     temporary.chmod(0o755)
-    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
-    one.set(Setting.CORE, 1200)
+    one = _armed(rig)
     theirs = temporary / f"underclock-{NOBODY}"
     theirs.mkdir(mode=0o700)
     journal = (rig.folder / f"{rig.uuid}.journal").read_text()

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from made_jobs import job, job_plan
+from made_jobs import job, slow_forwards
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
-from underclock.records.job import Held, JobPlan
 from underclock.records.runs import EventLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.undo.ownership import RUNTIME_DIR
@@ -26,25 +24,14 @@ _TESTS = Path(__file__).parents[2]
 _CLOCK = SystemClock()
 
 
-def _plan() -> JobPlan:
-    of = job(transfer_s=(1e-3,), unit_s=0.01)
-    clocks = tuple(
-        tuple(
-            None if each.profile is None else Held(row=6 if "forward" in each.profile else 2)
-            for each in rank.instructions
-        )
-        for rank in of.ranks
-    )
-    plan = job_plan(of, clocks=clocks)
-    return msgspec.structs.replace(plan, max_slowdown=0.99, latency_s=4e-3)
-
-
 class Nodes:
     """Two machines of one rank each, on one host; runs and GPUs are each one's own."""
 
     def __init__(self, folder: Path, control: Control, steps: int) -> None:
         self.control, self.folder = control, folder
-        write_document(folder / "job.plan.json", _plan())
+        write_document(
+            folder / "job.plan.json", slow_forwards(job(transfer_s=(1e-3,), unit_s=0.01))
+        )
         leader, store = _free_port(), _free_port()
         self.runs = [self._run(rank, steps, leader, store) for rank in (1, 0)][::-1]
 

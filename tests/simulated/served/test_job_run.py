@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from made_jobs import GPU, job, job_plan
+from made_jobs import GPU, job, slow_forwards
 from small_training import UNCOMPILED
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import GpuInfo
-from underclock.records.job import Held, JobPlan
+from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EventLine, StepLine
 from underclock.runtime.conductor.log import read_log
 from underclock.runtime.holding.run import HowToRun, Ran, run
@@ -47,17 +47,7 @@ def _torchrun(steps: int) -> list[str]:
 
 
 def _plan(data: int = 1, unit_s: float = 0.02) -> JobPlan:
-    """Forwards slow, backwards fast; the budget is wide, for this machine has other work too."""
-    of = job(data=data, transfer_s=(1e-3,), reduce_s=2e-3, unit_s=unit_s)
-    clocks = tuple(
-        tuple(
-            None if each.profile is None else Held(row=6 if "forward" in each.profile else 2)
-            for each in rank.instructions
-        )
-        for rank in of.ranks
-    )
-    plan = job_plan(of, clocks=clocks)
-    return msgspec.structs.replace(plan, max_slowdown=0.99, latency_s=4e-3)
+    return slow_forwards(job(data=data, transfer_s=(1e-3,), reduce_s=2e-3, unit_s=unit_s))
 
 
 def _as_found(control: Control, ranks: int = 4) -> bool:

@@ -222,31 +222,23 @@ def test_the_folder_is_the_one_that_is_named(
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o720])
-def test_a_folder_that_others_may_write_is_refused(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(mode)
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "open"))
-
-    with pytest.raises(NotPermittedError, match="others may write"):
-        runtime_folder()
-
-
-def test_a_folder_that_is_a_link_or_a_file_is_refused(
+def test_a_folder_that_others_may_write_a_link_and_a_file_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
+    for name, mode in (("open", 0o777), ("group", 0o720)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
     (tmp_path / "file").touch()
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "link"))
-    with pytest.raises(NotPermittedError, match="is not a folder"):
-        runtime_folder()
-
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "file"))
-    with pytest.raises(NotPermittedError, match="cannot make the folder"):
-        runtime_folder()
+    for name, words in (
+        ("open", "others may write"),
+        ("group", "others may write"),
+        ("link", "is not a folder"),
+        ("file", "cannot make the folder"),
+    ):
+        monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / name))
+        with pytest.raises(NotPermittedError, match=words):
+            runtime_folder()
 
 
 def test_a_process_is_its_number_and_its_start() -> None:
