@@ -34,7 +34,10 @@ from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs
 from underclock.records import SCHEMAS, Evidence, Plan, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
+from underclock.records.runs import EndLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
+from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
+from underclock.runtime.machine.steps import State
 from underclock.store import read_document, read_samples
 from underclock.store.profiles import read_profiles
 from underclock.tracing.job_files import job_of_traces
@@ -60,6 +63,7 @@ _COMMANDS = {
     "trace": "job traced {}",
     "profile": "job 1f1b --stages 1 --microbatches 2 --profile {}",
     "step": "measure {} --gpu sim:rtx3080ti -o s.db --max-samples 2",
+    "run log": "report {} -o page.html --force",
     "GPU model": "doctor --gpu sim:{}",
 }
 _NUMBERS: tuple[object, ...] = (
@@ -160,6 +164,16 @@ def kinds() -> dict[str, Kind]:
     ]
     ledger = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
     found["ledger"] = Kind(suffix=".jsonl", bodies=(ledger,), read=_ledger, check=_check_ledger)
+    lines: list[Line] = [
+        RunLine(evidence=Evidence.SIMULATED, gpus=("G",), workload="w", marks=4, began_s=1.0)
+    ]
+    about = {"gpu": 0, "state": State.FOLLOWING.value, "planned": 4, "asked": 4, "hits": 4}
+    for step in range(6):
+        about |= {"step": step, "began_s": 1.0 + step, "time_s": 0.9, "energy_j": 90.0}
+        lines.append(msgspec.convert({"line": "step", **about}, StepLine))
+    lines.append(EndLine(cpu_s=0.1, wall_s=7.0, looks=50))
+    log = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    found["run log"] = Kind(suffix=".jsonl", bodies=(log,), read=_log, check=_check_log)
     model = encode(gpu_model("rtx3080ti")).encode()
     found["GPU model"] = Kind(
         suffix=".json",
@@ -202,6 +216,14 @@ def _ledger(path: Path) -> Any:
     return runs, warnings, totals(runs, "month")
 
 
+def _log(path: Path) -> Any:
+    if not is_log(path):
+        return read_document(path, Plan)
+    lines = last_run(read_log(path))
+    summary_of(lines)
+    return lines
+
+
 # What a file says must be what was decoded of it.
 
 
@@ -221,8 +243,10 @@ def _say_same(file: Any, read: Any, where: str) -> None:
                 raise WrongError(f"{where}.{name} was not read")
             _say_same(value, read[name], f"{where}.{name}")
         return
-    if isinstance(file, list) and isinstance(read, list) and len(file) == len(read):
-        for at, (one, other) in enumerate(zip(file, read, strict=True)):
+    if isinstance(file, list) and isinstance(read, list) and len(file) <= len(read):
+        if len(file) < len(read) and any(isinstance(each, list | dict) for each in read):
+            raise WrongError(f"{where} has {len(file)} parts, and {len(read)} were read")
+        for at, (one, other) in enumerate(zip(file, read, strict=False)):  # a record as a list
             _say_same(one, other, f"{where}[{at}]")
         return
     numbers = all(isinstance(each, int | float) for each in (file, read))
@@ -332,6 +356,19 @@ def _check_ledger(body: bytes, read: Any) -> None:
             raise WrongError(f"no line says {run}")
     if not all(math.isfinite(each.saved_j) and math.isfinite(each.energy_j) for each in sums):
         raise WrongError("a sum is not finite")
+
+
+def _check_log(body: bytes, lines: Any) -> None:
+    """A line that is cut short is left out; each that is read is one of the file."""
+    said = [_loads_or_none(line) for line in body.splitlines()]
+    for line in lines:
+        read, same = json.loads(msgspec.json.encode(line)), False
+        for each in said:
+            with contextlib.suppress(WrongError):
+                _say_same(each, read, "$")
+                same = True
+        if not same:
+            raise WrongError(f"no line says {line}")
 
 
 def _loads_or_none(body: bytes) -> Any:
@@ -475,7 +512,8 @@ def outcome(kind: Kind, path: Path, body: bytes, whole: Container[bytes]) -> str
     try:
         found = kind.read(path)
     except UnderclockError as exc:
-        if str(path) not in f"{exc} {exc.hint}" and path.name not in f"{exc} {exc.hint}":
+        of_all = "in no step" in str(exc)  # of every trace of the job
+        if not of_all and path.name not in f"{exc} {exc.hint}":
             return f"refused, without its name: {exc}"
         return "refused"
     if body in whole:

@@ -235,7 +235,7 @@ def read_runs(path: Path) -> tuple[tuple[LedgerRun, ...], tuple[str, ...]]:
             if line:
                 run = decoder.decode(line)
                 runs[run.run] = run
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             bad.append(f"line {number} of {path} is no run: {exc}")
     if bad:
         more = f"; and {len(bad) - 1} more" if len(bad) > 1 else ""

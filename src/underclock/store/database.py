@@ -154,7 +154,7 @@ def _read_header(path: Path, connection: sqlite3.Connection) -> SampleSet:
         raise DataError(f"{path} has a damaged header", hint=_REMAKE)
     try:
         return msgspec.json.decode(row[0], type=SampleSet)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError) as exc:
         raise DataError(f"{path} has a damaged header: {exc}", hint=_REMAKE) from exc
 
 

@@ -265,7 +265,7 @@ class SampleFile:
                 raise damaged(self.path, f"window {number} is not as it was written")
             try:
                 window = decoder.decode(row[2])
-            except (msgspec.DecodeError, TypeError) as exc:
+            except (msgspec.DecodeError, TypeError, RecursionError) as exc:
                 raise damaged(self.path, exc) from exc
             if window.kernel not in kernels:
                 raise damaged(self.path, f"window {number} is of no kernel of the step")

@@ -178,7 +178,7 @@ def _lacking(
     said, has = "", ", ".join(map(_plain, header))
     rates = [name for name in names if re.search("perf|flops|throughput", name)]
     if unclear:
-        said = f"{unclear[0]!r} does not say its unit: write time_ms or energy_mj; "
+        said = f"{unclear[0]!r} does not say its unit: write time_ms, energy_mj, power_w; "
     elif missing[0] == "core_mhz" and "observed_core_mhz" in names:
         ran = header[names.index("observed_core_mhz")]
         said = f"{ran!r} is the clock that ran: name the one asked for core_mhz; "

@@ -127,7 +127,7 @@ def is_log(path: Path) -> bool:
         with path.open("rb") as file:
             first = file.readline(_LONGEST_LINE)
         return isinstance(msgspec.json.decode(first, type=Line), RunLine)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 
@@ -141,7 +141,7 @@ def _decoded(text: bytes, decoder: "msgspec.json.Decoder[Line]") -> tuple[Line, 
     for line in text.splitlines():
         try:
             lines.append(decoder.decode(line))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return tuple(lines)
 
