@@ -15,6 +15,7 @@ import io
 import json
 import math
 import random
+import re
 import sys
 import tempfile
 import traceback
@@ -288,7 +289,7 @@ def _mhz(cell: Any) -> float | None:
 
 
 def _lines(body: bytes) -> list[dict[str, Any]]:
-    text = _plain(body).decode("utf-8-sig")
+    text = _plain(body).decode("utf-8-sig").lstrip("\r\n")
     first = text.lstrip("\r\n").partition("\n")[0]
     separator = max(",;\t", key=first.count)
     return list(csv.DictReader(io.StringIO(text), delimiter=separator))
@@ -308,10 +309,12 @@ def _check_listed(body: bytes, samples: SampleSet) -> None:
 
 def _check_foreign(body: bytes, samples: SampleSet) -> None:
     rows = []
-    for row in _lines(body):
-        time_s = float(row["time/ms"]) / 1e3
-        known = {"kernel": row["kernel_name"], "core_mhz": row["coreF"], "mem_mhz": row.get("memF")}
-        energy_j = float(row["power [mW]"]) / 1e3 * time_s
+    for line in _lines(body):
+        letters = {re.sub("[^a-z]", "", str(name).casefold()): each for name, each in line.items()}
+        row = {name: str(cell).strip() for name, cell in letters.items()}
+        time_s = float(row["timems"]) / 1e3
+        known = {"kernel": row["kernelname"], "core_mhz": row["coref"], "mem_mhz": row.get("memf")}
+        energy_j = float(row["powermw"]) / 1e3 * time_s
         rows.append({**known, "time_s": time_s, "energy_j": energy_j})
     _check_rows(rows, samples)
 
@@ -450,9 +453,12 @@ def _values(draw: _Draw, body: bytes) -> bytes:
         made = json.loads(body)
     except (ValueError, RecursionError):
         return _cells(draw, body)
-    for _ in range(draw.choice((1, 1, 1, 3))):
-        _change_value(draw, made)
-    return json.dumps(made).encode()
+    try:
+        for _ in range(draw.choice((1, 1, 1, 3))):
+            _change_value(draw, made)
+        return json.dumps(made).encode()
+    except (ValueError, RecursionError):  # a part was put into itself
+        return _digits(draw, body)
 
 
 def _change_value(draw: _Draw, document: Any) -> None:
