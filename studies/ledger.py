@@ -41,8 +41,9 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.arms import ExpectedRun
-from underclock.runtime.policy.policy import policy_of, scheduled
+from underclock.runtime.policy.policy import policy_of
 from underclock.runtime.simulated import Driven, StepLengths
+from underclock.runtime.trainer.sites import scheduled
 
 GPUS = ("rtx3080ti", "a100", "h200")
 _MEMORY = {"rtx3080ti": (None, 5001)}  # the others' takes no lock

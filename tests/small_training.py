@@ -29,9 +29,8 @@ from underclock.records import (
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.conductor.run_files import Run
 from underclock.runtime.policy.parts import RankPart
-from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
-from underclock.runtime.trainer.sites import marked
+from underclock.runtime.trainer.sites import marked, scheduled
 
 Event = tuple[str, str]
 

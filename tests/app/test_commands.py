@@ -325,7 +325,7 @@ def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     shown = capsys.readouterr()
     assert "best fixed clock" in shown.out
     assert "per kernel" not in shown.out
-    assert "which pass draws what cannot be told from whole steps" in shown.err
+    assert "those do not say which pass draws what" in shown.err
 
     code, said = fails("plan s.db --granularity pass")
     assert "clocks that change within it cannot be planned" in said

@@ -28,7 +28,7 @@ def looked_at(begun: Callable[[], Script], steps: int = 30) -> list[Step]:
         ranks=RankAgreement(torch, clock, longest_s=10.0),
         clock=clock,
         phase=lambda _: None,
-        found=lambda step, _: found.append(step),
+        found=lambda step, _trace, _running: found.append(step),
         captured=lambda _: None,
     )
     looks: list[Looks] = []

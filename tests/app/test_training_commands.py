@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from underclock.app import launching
+from underclock.app.looking import Look
 from underclock.errors import UsageError
 from underclock.records import Pass, Step
 from underclock.store import read_document
@@ -221,6 +222,10 @@ def test_what_ends_the_launcher_ends_the_command(number: signal.Signals) -> None
     assert number == signal.SIGKILL or Path("last.pt").read_text() == "step 90000"
 
 
+def look_at(folder: Path, words: tuple[str, ...] = ()) -> Look:
+    return Look(folder=str(folder), name="sh", latest=20, measure=words, cwd=".")
+
+
 @pytest.mark.parametrize("kind", ["fsdp2", "tp", "late-spawned"])
 def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
     launcher = [sys.executable] if "spawned" in kind else _TORCHRUN
@@ -270,8 +275,9 @@ def test_what_does_not_train_is_said_and_how_to_name_a_step(
     monkeypatch.setattr(launching, "_NEXT_STEP_S", 4.0)
     serves = f"{rank}{sys.executable} -c 'import time; time.sleep(60)'"
     said: list[str] = []
+    command = TrainingCommand.of(["sh", "-c", serves])
     with launching.looking_folder() as folder, pytest.raises(UsageError) as caught:
-        launching.looked_at(TrainingCommand.of(["sh", "-c", serves]), folder, say=said.append)
+        launching.looked_at(command, look_at(folder), say=said.append)
     assert "took no step of training in 4" in str(caught.value)
     assert "underclock.step()" in caught.value.hint
     assert said == [f"no step of training was seen in 2 s; {caught.value.hint}"]
@@ -283,11 +289,8 @@ def test_only_what_measures_is_asked_to_end_for_it_may_have_locked_clocks(
 ) -> None:
     waits = "trap 'touch asked; exit' TERM; sleep 60 & wait"
     monkeypatch.setattr(launching, "_NO_STEP_S", 2.0)
+    words = ("step.json",) if measures else ()
+    command, said = TrainingCommand.of(["sh", "-c", waits]), list[str]()
     with launching.looking_folder() as folder, pytest.raises(UsageError, match="took no step"):
-        launching.looked_at(
-            TrainingCommand.of(["sh", "-c", waits]),
-            folder,
-            measure=("step.json",) if measures else (),
-            say=lambda _sentence: None,
-        )
+        launching.looked_at(command, look_at(folder, words), say=said.append)
     assert Path("asked").exists() is measures

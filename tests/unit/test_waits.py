@@ -16,6 +16,7 @@ WAITS = {
     "app/services.py apply": "a person, by Ctrl-C; it polls every 0.05 s",
     "app/services.py simulate": "a person, by Ctrl-C; it polls every second",
     "campaign/switches.py _between": "`switch`: a look of 5 s that finds nothing is an error",
+    "hw/measurer.py GpuMeasurer._window": "`WatchedLoop`: a loop that stands still is an error",
     "hw/cuda/small_kernels.py CudaSmallKernels.run.launch": "`Feed.close`, with a deadline",
     "hw/cuda/driver.py wait_for_gpu.wait": f"{_ENDS}; who asked waits with a deadline",
     "hw/simulated/launcher.py _VirtualLoop.durations": "a loop that does not launch is an error",

@@ -19,14 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.app.looking import Look, RankStatus, statuses
+from underclock.app.looking import RUNNING, Look, RankStatus, statuses
 from underclock.errors import MeasurementError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.boundaries import BoundarySource
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
-from underclock.records import Step
+from underclock.records import Step, Window
 from underclock.runtime.conductor.starting import can_be_read, end_family
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
@@ -57,23 +56,18 @@ _GATE = (
 
 def looked_at(
     command: TrainingCommand,
-    folder: Path,
+    look: Look,
     *,
-    assume: bool = False,
-    measure: tuple[str, ...] = (),
-    allow_writes: bool = False,
     say: Callable[[str], None],
     phase: Callable[[TracePhase], None] = lambda _phase: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[RankStatus, ...]:
     """Run a command until its steps were looked at, then end it.
 
     Args:
-        folder: Where its ranks leave what they find; empty.
-        assume: Whether it runs on a CPU, and a GPU's kernels are assumed.
-        measure: Words after ``underclock measure``, to measure the captured step's kernels.
-        allow_writes: Whether files that were there may be replaced.
         say: Called with a sentence that the user should read meanwhile.
         phase: Called as the first rank begins each phase.
+        meanwhile: Called often, and returns within seconds.
 
     Returns:
         How it went in each rank, in their order.
@@ -83,20 +77,12 @@ def looked_at(
         MeasurementError: It fails; or a rank does, and is named.
         UnderclockError: What a rank could not do, with that error's exit code.
     """
-    look = Look(
-        folder=str(folder),
-        name=command.name,
-        latest=command.latest,
-        assume=assume,
-        measure=measure,
-        cwd=str(Path.cwd()),
-        protect=not allow_writes,
-    )
+    folder = Path(look.folder)
     place = folder / "look.json"
     place.write_bytes(msgspec.json.encode(look))
     try:
-        with _started(command, place, asks=bool(measure)) as trainer:
-            return _Watch(command, folder, trainer, say, phase).until_done()
+        with _started(command, place, asks=bool(look.measure)) as trainer:
+            return _Watch(command, folder, trainer, say, phase, meanwhile).until_done()
     finally:
         for name in put_back(folder / KEPT, say):
             say(f"put back as it was: {name}")
@@ -108,11 +94,13 @@ class RankStep:
 
     Attributes:
         file: Where it was written; ``None`` where it was not.
+        running: The step as it ran by itself; ``None`` where its energy was not read.
         warnings: What a reader of the step must know.
     """
 
     step: Step
     file: Path | None
+    running: Window | None
     warnings: tuple[str, ...]
 
 
@@ -123,8 +111,10 @@ def trace_command(
     assume: bool = False,
     allow_writes: bool = False,
     force: bool = False,
+    measure: tuple[str, ...] = (),
     progress: Callable[[TracePhase], None] = lambda _phase: None,
     say: Callable[[str], None] = lambda _sentence: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[RankStep, ...]:
     """Run a command that trains until one of its steps was looked at; list the step's kernels.
 
@@ -134,9 +124,12 @@ def trace_command(
             of a command of one process.
         assume: Whether it runs on a CPU, and the kernels that a GPU would run are assumed.
         allow_writes: Whether files that were there may be replaced; else they are put back.
-        force: Whether ranks' files that exist are replaced.
+        force: Whether files that exist are replaced.
+        measure: Words after ``underclock measure STEP``, where the step's kernels are measured at
+            once if they can run alone; the step is in ``to`` before that.
         progress: Called with every phase, as it begins.
         say: Called with a sentence that the user should read meanwhile.
+        meanwhile: Called often, and returns within seconds.
 
     Returns:
         Of each rank on this machine, in their order.
@@ -145,22 +138,29 @@ def trace_command(
         UnderclockError: As of `looked_at`.
     """
     with looking_folder() as folder:
-        ranks = looked_at(
-            command,
-            folder,
+
+        def begun(phase: TracePhase) -> None:
+            progress(phase)
+            if phase is TracePhase.MEASURING and to is not None:
+                write_document(to, read_document(folder / "step.rank0.json", Step), force=force)
+
+        look = Look(
+            folder=str(folder),
+            name=command.name,
+            latest=command.latest,
             assume=assume,
-            allow_writes=allow_writes,
-            say=say,
-            phase=progress,
+            source=source_of_command(command, to.parent if to is not None else Path()),
+            measure=measure,
+            own_step=True,
+            cwd=str(Path.cwd()),
+            protect=not allow_writes,
         )
+        ranks = looked_at(command, look, say=say, phase=begun, meanwhile=meanwhile)
         found: list[RankStep] = []
         beside = () if assume else others_on_gpus()
         for rank in ranks:
             step = read_document(folder / f"step.rank{rank.rank}.json", Step)
-            odd = rank.source not in {"", BoundarySource.OPTIMIZER}
-            notes = (*((f"a step ends {rank.source}",) if odd else ()), *beside)
-            source = source_of_command(command, to.parent if to is not None else Path())
-            step = msgspec.structs.replace(step, source=source, warnings=(*step.warnings, *notes))
+            step = msgspec.structs.replace(step, warnings=(*step.warnings, *beside))
             file = None
             if rank.world > 1 and to is not None:
                 own = ProcessRank(number=rank.rank, world=rank.world)
@@ -169,7 +169,11 @@ def trace_command(
                 trace = folder / f"step.rank{rank.rank}{SUFFIX}"
                 if trace.is_file():
                     shutil.copyfile(trace, file.with_suffix(SUFFIX))
-            found.append(RankStep(step=step, file=file, warnings=step.warnings))
+            window = folder / f"step.rank{rank.rank}{RUNNING}"
+            running = (
+                msgspec.json.decode(window.read_bytes(), type=Window) if window.is_file() else None
+            )
+            found.append(RankStep(step=step, file=file, running=running, warnings=step.warnings))
         if to is not None and len(found) > 1:
             own = ProcessRank(number=0, world=len(found))
             differs = told_of_ranks(found[0].step, to, own)
@@ -235,11 +239,12 @@ class _Watch:
         trainer: "subprocess.Popen[bytes]",
         say: Callable[[str], None],
         phase: Callable[[TracePhase], None],
+        meanwhile: Callable[[], None],
     ) -> None:
         self._name = command.name
         self._folder = folder
         self._trainer = trainer
-        self._say, self._phase = say, phase
+        self._say, self._phase, self._meanwhile = say, phase, meanwhile
         self._clock = SystemClock()
         self._begun_s = self._changed_s = self._clock.now_s()
         self._ranks: dict[int, RankStatus] = {}
@@ -276,9 +281,11 @@ class _Watch:
                 alone_s = None
             elif alone_s is None:
                 alone_s = now_s
-            if ended or self._all_over(ranks) or now_s - (alone_s or now_s) > _ALONE_S:
+            over = ranks and len(ranks) == ranks[0].here and all(r.done or r.error for r in ranks)
+            if ended or over or now_s - (alone_s or now_s) > _ALONE_S:
                 raise self._because(ranks)
             self._check_deadlines(ranks, now_s)
+            self._meanwhile()
             # Woken at once where a process ends, so that it is known which one was the first.
             can_be_read([self._pidfd(rank) for rank in ranks if not self._is_gone(rank)], POLL_S)
 
@@ -308,11 +315,6 @@ class _Watch:
     def _is_gone(self, rank: RankStatus) -> bool:
         """Whether a rank's process has ended without a word, or was stopped."""
         return not (rank.done or rank.error or rank.runs)
-
-    def _all_over(self, ranks: list[RankStatus]) -> bool:
-        """Whether no rank does anything more, and one failed."""
-        over = all(rank.done or rank.error for rank in ranks)
-        return bool(ranks) and over and len(ranks) == ranks[0].here
 
     def _because(self, ranks: list[RankStatus]) -> Exception:
         """Return why not all ranks are done."""

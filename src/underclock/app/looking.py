@@ -24,14 +24,14 @@ import msgspec
 from underclock.app.step_looks import Looks, StepLook
 from underclock.errors import MeasurementError, NotSupportedError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.boundaries import StepBoundaries
+from underclock.hw.cuda.boundaries import BoundarySource, StepBoundaries
 from underclock.hw.cuda.driver import torch as torch_with_gpu
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.torch_step import check_free, keep_quiet, quiet, reason_of
 from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.hw.lockstep import RankAgreement
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.records import Step
+from underclock.records import Step, StepSource, Window
 from underclock.records.common import Record
 from underclock.runtime.trainer.kept_files import LOOK, watch_libraries
 from underclock.runtime.undo.processes import Process
@@ -40,6 +40,8 @@ from underclock.tracing import held
 from underclock.tracing.job_files import SUFFIX, leave_trace
 from underclock.tracing.source import TracePhase
 
+RUNNING = ".running.json"
+"""Suffix of the file with a window of the step as it ran by itself."""
 RANK_LATE_S = 120.0
 """Longest wait of one rank for another at the end of a step, in s."""
 
@@ -52,8 +54,10 @@ class Look(Record, frozen=True, kw_only=True):
         name: Of the step.
         latest: Step that is looked at at the latest, counted from 0.
         assume: Whether the script runs on a CPU, and a GPU's kernels are assumed.
+        source: Of the step.
         measure: Words after ``underclock measure``, to measure the captured step where it is held;
             empty to trace it.
+        own_step: Whether those words name no step: then the captured one is measured, if it can be.
         cwd: Folder in which those words were written.
         protect: Whether files that were there are put back.
     """
@@ -62,7 +66,9 @@ class Look(Record, frozen=True, kw_only=True):
     name: str
     latest: int
     assume: bool = False
+    source: StepSource | None = None
     measure: tuple[str, ...] = ()
+    own_step: bool = False
     cwd: str
     protect: bool = True
 
@@ -73,7 +79,6 @@ class RankStatus(Record, frozen=True, kw_only=True):
     Attributes:
         here: How many ranks run on this machine.
         steps: Ends of steps that were seen.
-        source: What ends a step, as `BoundarySource` says it.
         phase: What is being done.
         done: Whether all was looked at.
         error: Why nothing more is; empty while all goes well.
@@ -87,7 +92,6 @@ class RankStatus(Record, frozen=True, kw_only=True):
     here: int
     pid: int
     steps: int = 0
-    source: str = ""
     phase: str = ""
     done: bool = False
     error: str = ""
@@ -192,7 +196,7 @@ class _Looker:
             found=self._keep,
             captured=self._measure,
         )
-        if self._look.measure and ranks.world > 1:
+        if self._look.measure and not self._look.own_step and ranks.world > 1:
             raise UsageError(
                 f"{self._look.name} trains with {ranks.world - 1} other ranks, and its kernels "
                 "cannot run without them",
@@ -211,11 +215,18 @@ class _Looker:
         self._phase = phase.name
         self._say()
 
-    def _keep(self, step: Step, trace: Mapping[str, Any] | None) -> None:
+    def _keep(self, step: Step, trace: Mapping[str, Any] | None, running: Window | None) -> None:
         """Leave a step where the launcher finds it; a later one is better."""
         ranks = self._ranks
         path = Path(self._look.folder) / f"step.rank{ranks.number}.json"
+        ends = self._boundaries.source
+        odd = () if ends in {None, BoundarySource.OPTIMIZER} else (f"a step ends {ends}",)
+        step = msgspec.structs.replace(
+            step, source=self._look.source, warnings=(*step.warnings, *odd)
+        )
         write_document(path, step, force=True)
+        if running is not None:
+            path.with_suffix(RUNNING).write_bytes(msgspec.json.encode(running))
         if trace is not None and ranks.world > 1:
             leave_trace(path.with_suffix(SUFFIX), trace, source=None)
         self._found = step
@@ -230,14 +241,15 @@ class _Looker:
 
         if threading.current_thread() is not threading.main_thread():
             os.environ[READ_ONLY] = "1"  # no signal would reach what gives clocks back
-        out = Path(self._look.folder) / "stdout"
+        folder = Path(self._look.folder)
+        out, own = folder / "stdout", [str(folder / "step.rank0.json")] * self._look.own_step
         with (
             out.open("w") as file,
             redirect_stdout(file),
             interruptible(),
             held.handing_over(launcher),
         ):
-            command(list(self._look.measure), standalone_mode=False)
+            command([*own, *self._look.measure], standalone_mode=False)
         self._measured = True
 
     @property
@@ -303,14 +315,12 @@ class _Looker:
             if self._rank is None
             else (self._ranks.number, self._ranks.world)
         )
-        source = self._boundaries.source
         status = RankStatus(
             rank=rank,
             world=world,
             here=min(world, _number("LOCAL_WORLD_SIZE", world)),
             pid=self._pid,
             steps=self._steps,
-            source="" if source is None else source.value,
             phase=self._phase,
             done=done,
             said_s=self._clock.now_s(),
@@ -332,7 +342,8 @@ class _Looker:
     def _end(self, error: UnderclockError | None) -> None:
         """End this process, and say how it went; no other rank is left waiting."""
         self._over = True
-        if error is None and self._look.measure and not self._measured:
+        asked = self._look.measure and not self._look.own_step
+        if error is None and asked and not self._measured:
             error = NotSupportedError(
                 "" if self._found is None else self._found.obstacle,
                 hint="take that out of the step; or name a function that runs it, which is "

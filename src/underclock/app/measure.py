@@ -22,9 +22,11 @@ from underclock.app.options import (
     step_file,
 )
 from underclock.app.output import print_json, progress_bar, say, warn
-from underclock.errors import UsageError
+from underclock.errors import NotSupportedError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from underclock.campaign.survey import Campaign
     from underclock.records import MeasurementSettings, SampleSet, Step
     from underclock.tracing.source import TrainingCommand
@@ -143,7 +145,9 @@ def command(
     campaign, step = _campaign(asked, near), own_file(step)
     if training := _training(step, command_line, gpu):
         words = click.get_current_context().meta[_WORDS]
-        _measure_in_command(training, words[: words.index("--")] if command_line else words)
+        words = words[: words.index("--")] if command_line else words
+        captured = step is None and near is None
+        measure_in_command(training, words, step_near=output if captured else None)
         return
     source_file = step_file(step or near, source)
     if ray is not None:
@@ -212,19 +216,45 @@ def _training(
     return command if isinstance(command, TrainingCommand) else None
 
 
-def _measure_in_command(command: "TrainingCommand", words: tuple[str, ...]) -> None:
-    """Measure in the process of a command that trains, which prints what this one would."""
+def measure_in_command(
+    command: "TrainingCommand",
+    words: tuple[str, ...],
+    *,
+    step_near: Path | None = None,
+    meanwhile: "Callable[[], None]" = lambda: None,
+) -> None:
+    """Measure in the process of a command that trains, which prints what this one would.
+
+    Words after ``underclock measure`` that name no step measure the captured one, ``step_near``.
+    """
     from underclock.app.launching import looked_at, looking_folder
+    from underclock.app.looking import Look
+    from underclock.records import Step
+    from underclock.store import read_document
+    from underclock.tracing.source import source_of_command
 
     say(f"running {shlex.join(command.words)} for real, until its step was measured", err=True)
     with looking_folder() as folder:
         looked_at(
             command,
-            folder,
-            measure=words,
+            Look(
+                folder=str(folder),
+                name=command.name,
+                latest=command.latest,
+                source=None if step_near is None else source_of_command(command, step_near.parent),
+                measure=words,
+                own_step=step_near is not None,
+                cwd=str(Path.cwd()),
+            ),
             say=lambda sentence: say(sentence, err=True),
             phase=lambda phase: say(f"{phase}", err=True),
+            meanwhile=meanwhile,
         )
+        if not (folder / "stdout").exists():
+            step = read_document(folder / "step.rank0.json", Step)
+            raise NotSupportedError(
+                step.obstacle, hint="take that out of the step; or name a function that runs it"
+            )
         sys.stdout.write((folder / "stdout").read_text())
 
 

@@ -31,7 +31,9 @@ from underclock.core.step.whole import (
     as_one,
     is_only_whole,
     shared_by_time,
+    time_alone,
     whole_step_notes,
+    whole_steps,
 )
 from underclock.core.transfer.carried_estimate import CarriedEstimate
 from underclock.errors import InfeasibleError, UsageError
@@ -47,6 +49,8 @@ from underclock.records import (
 from underclock.report.answer import ONE_PAIR, doubt_sentence
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
+
+_MOST_ALONE = 0.95  # of the step's time in kernels run alone, below which it is planned as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +108,24 @@ def plan(
         switching = switching_of(latency, sample_set, goal, samples)
     elif latency != KNOWN:
         raise UsageError("the latency is given twice", hint="give switching or latency")
+    passes = goal.granularity is Granularity.PASS
+    steps = None if isolated or raw or passes else whole_steps(sample_set)
+    if steps is not None and time_alone(sample_set) < _MOST_ALONE:
+        sample_set = steps
     whole = is_only_whole(sample_set)
     if whole:
-        goal = _of_the_step(goal, switching)
+        goal, switching = _of_the_step(goal), None  # one clock never changes
     if switching is not None:
         check_has_budget(goal)
     of_kernels = as_one(sample_set) if whole else sample_set
     costs = costs_of(of_kernels, baseline, raw=raw, isolated=isolated)
-    return decided(sample_set, goal, costs, switching)
+    made = decided(sample_set, goal, costs, switching)
+    if whole or steps is None or len({*made.launch_clocks}) != 1:
+        return made
+    # What one clock costs whole steps say better than the sum of kernels; that bounds it still.
+    direct, free = plan(steps, goal, baseline=baseline), made.find(Strategy.KERNEL_GLOBAL)
+    arms = (*direct.arms, *([free] if free and not direct.find(free.name) else []))
+    return msgspec.structs.replace(direct, arms=arms, bound=made.bound)
 
 
 def decided(
@@ -139,13 +153,13 @@ def decided(
     return _plan(sample_set, goal, costs, compared, gained, switching)
 
 
-def _of_the_step(goal: Goal, switching: Switching | None) -> Goal:
+def _of_the_step(goal: Goal) -> Goal:
     """Return the goal for a step that ran whole only: one clock for all of it."""
-    if goal.granularity is Granularity.PASS or switching is not None:
+    if goal.granularity is Granularity.PASS:
         raise UsageError(
             "the step ran whole only, and whole steps do not tell which pass draws what: clocks "
             "that change within it cannot be planned",
-            hint="leave --granularity and --latency away: one clock for the whole step is planned",
+            hint="leave --granularity away: one clock for the whole step is planned",
         )
     return dataclasses.replace(goal, granularity=Granularity.STEP)
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from underclock.core.tracing.assumed import assumed_step
-from underclock.core.tracing.captured import PlainRun, profiled_step
+from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
@@ -29,7 +29,9 @@ from underclock.hw.cuda.splitting import waiting_operators
 from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.torch_step import recorded
 from underclock.hw.lockstep import RankAgreement
-from underclock.records import Step
+from underclock.records import Step, Window
+from underclock.records.launches import Traced
+from underclock.runtime.trainer.step_meter import StepMeter
 from underclock.tracing.captured import as_step, check_one_device, obstacle_of
 from underclock.tracing.source import TracePhase
 
@@ -55,7 +57,8 @@ class StepLook:
         ranks: Those that train together.
         clock: Times the steps.
         phase: Called as each phase begins.
-        found: Called with each step found and PyTorch's trace of it, a better one each time.
+        found: Called with each step found and PyTorch's trace of it, a better one each time; and
+            with a window of the step as it ran by itself, where its energy was read.
         captured: Called with what runs the captured step's kernels, while the script is held.
     """
 
@@ -64,7 +67,7 @@ class StepLook:
     ranks: RankAgreement
     clock: Clock
     phase: Callable[[TracePhase], None]
-    found: Callable[[Step, Mapping[str, Any] | None], None]
+    found: Callable[[Step, Mapping[str, Any] | None, Window | None], None]
     captured: Callable[[CudaLauncher], None]
 
     def on_gpu(self) -> Looks:
@@ -79,21 +82,23 @@ class StepLook:
         yield from waiting.until(EARLY)
         trace, plain = yield from self._profiled(library, None)
         waiting.passed()
-        before = self._profile(plain, trace, _ENDED)
-        self.found(before, trace)
+        before = self._profile(plain, trace, _ENDED).step
+        self.found(before, trace, None)
         self.phase(TracePhase.WARMING)
+        meter, passed = StepMeter(library, self.clock), waiting.taken
         yield from waiting.until(self.latest)
+        running = meter.window(waiting.taken - passed)
         self.phase(TracePhase.PROFILING)
         for look in range(_LOOKS):
             trace, plain = yield from self._profiled(library, waiting.typical_s)
-            step = self._profile(plain, trace, _ENDED)
-            notes = unlike(step, before)
-            self.found(_noted(step, notes), trace)
+            traced = self._profile(plain, trace, _ENDED)
+            step, notes = traced.step, unlike(traced.step, before)
+            self.found(_noted(step, notes), trace, _timed(running, traced, plain))
             if self._enough(step, before, look, whole=saw_all(trace)):
                 break
             before = step
         if self.ranks.world == 1:
-            yield from self._captured(library, plain, trace, notes)
+            yield from self._captured(library, plain, trace, notes, running)
 
     def on_cpu(self) -> Looks:
         """Note the operators of early steps, and assume the kernels that a GPU would run."""
@@ -111,7 +116,7 @@ class StepLook:
                 yield
             self.ranks.agree(_LOOK)
             step = assumed_step(self.name, trace, operators)
-            self.found(_noted(step, unlike(step, before) if before else ()), plain)
+            self.found(_noted(step, unlike(step, before) if before else ()), plain, None)
             if before is not None and self._enough(step, before, look):
                 break
             before = step
@@ -133,15 +138,20 @@ class StepLook:
         self.ranks.agree(_LOOK)
         return trace, plain
 
-    def _profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> Step:
+    def _profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> Traced:
         world = self.ranks.world
         if world > 1:
             reason = f"{world} ranks train together, and one rank's graph would wait for the others"
         waits = [] if world > 1 else [calls[0] for calls in synchronising(trace)]
-        return profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits)).step
+        return profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits))
 
     def _captured(
-        self, library: Any, plain: PlainRun, trace: Mapping[str, Any], notes: tuple[str, ...]
+        self,
+        library: Any,
+        plain: PlainRun,
+        trace: Mapping[str, Any],
+        notes: tuple[str, ...],
+        running: Window | None,
     ) -> Looks:
         """Capture one more step, which does all that it does in a plain run."""
         if library.cuda.current_stream() == library.cuda.default_stream():
@@ -159,14 +169,22 @@ class StepLook:
                 graph = taken.captured()
                 traced = as_step(self.name, graph, captured_calls(recording), plain)
                 check_inputs(inputs, graph.nodes)
-                self.found(_noted(traced.step, notes), None)
+                self.found(_noted(traced.step, notes), None, None)
                 self.captured(CudaLauncher(captured=graph, traced=traced, snapshot=snapshot))
         except (CannotCaptureError, NoMemoryError) as exc:
-            self.found(_noted(self._profile(plain, trace, str(exc)), notes), trace)
+            traced = self._profile(plain, trace, str(exc))
+            self.found(_noted(traced.step, notes), trace, _timed(running, traced, plain))
 
 
 def _noted(step: Step, notes: tuple[str, ...]) -> Step:
     return replace(step, warnings=(*step.warnings, *notes))
+
+
+def _timed(running: Window | None, traced: Traced, plain: PlainRun) -> Window | None:
+    """Return a window of the step running with what its kernels take in it."""
+    if running is None:
+        return None
+    return replace(running, kernel_s=kernel_means_s(traced, plain, running.time_s))
 
 
 class _Waiting:
@@ -174,7 +192,7 @@ class _Waiting:
 
     def __init__(self, look: StepLook) -> None:
         self._look = look
-        self._taken = 1  # the first step ended where this is made
+        self.taken = 1  # the first step ended where this is made
         self._ended_s = self._begun_s = look.clock.now_s()
         self._took_s: list[float] = []
 
@@ -185,7 +203,7 @@ class _Waiting:
 
     def passed(self) -> None:
         """Count a step that was looked at."""
-        self._taken += 1
+        self.taken += 1
         self._ended_s = self._look.clock.now_s()
 
     def until(self, step: int) -> Looks:
@@ -194,8 +212,8 @@ class _Waiting:
             yield
             now_s = self._look.clock.now_s()
             self._took_s.append(now_s - self._ended_s)
-            self._taken, self._ended_s = self._taken + 1, now_s
+            self.taken, self._ended_s = self.taken + 1, now_s
 
     def _is_due(self, step: int) -> bool:
-        steady = self._taken >= _LEAST_STEPS and self._ended_s - self._begun_s >= _SETTLED_S
-        return self._taken >= step or steady
+        steady = self.taken >= _LEAST_STEPS and self._ended_s - self._begun_s >= _SETTLED_S
+        return self.taken >= step or steady

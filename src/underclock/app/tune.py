@@ -14,8 +14,8 @@ from underclock.app import measure as measuring
 from underclock.app import run as running
 from underclock.app.options import DURATION, FRACTION, folder_option
 from underclock.app.output import (
+    counted_bar,
     make_folder,
-    phase_bar,
     print_table,
     say,
     share_bar,
@@ -24,11 +24,13 @@ from underclock.app.output import (
 from underclock.errors import NotAppliedError, NotSupportedError
 
 if TYPE_CHECKING:
+    from underclock.app.tuning import Answers
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import GpuName
     from underclock.records import Plan, Step
     from underclock.tracing.source import TrainingCommand
 
+_STEERED_S = 180.0  # of the GPU's time, where nobody says
 _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 
 
@@ -41,7 +43,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
-def command(
+def command(  # noqa: PLR0915 - the stages in turn
     *,
     gpu: str | None,
     output: Path,
@@ -61,7 +63,7 @@ def command(
     Example: underclock tune --gpu sim:rtx3080ti -- python train.py --epochs 3
     """
     from underclock.app.report import write_report
-    from underclock.app.tuning import planned_before, runs_elsewhere
+    from underclock.app.tuning import Answers, planned_before, runs_elsewhere, to_hold
     from underclock.core.planning.goal import Goal
     from underclock.hw.gpu_names import parse_gpu
     from underclock.hw.nvml import shown_by_cuda
@@ -71,30 +73,45 @@ def command(
 
     gpu = gpu or shown_by_cuda()[0]
     goal, name = Goal(max_slowdown=max_slowdown), parse_gpu(gpu)
-    assume = runs_elsewhere(name)
-    training = TrainingCommand.of(command_line)
+    training, assume = TrainingCommand.of(command_line), runs_elsewhere(name)
     make_folder(output)
     step_file, samples, plan_file, page = (
         output / file for file in ("step.json", "samples.db", "plan.json", "report.html")
     )
+    held = assume or may_lock()
+    limit_s = time_limit or (None if held else _STEERED_S)
+    # What is steered serves every plan.
+    words = ["--max-slowdown", f"{max_slowdown:.15g}"] if held and max_slowdown else []
+    words += [] if limit_s is None else ["--time-limit", f"{limit_s:f}s"]
+    words += [] if precision is None else ["--precision", f"{precision:.15g}"]
+    words += ["--gpu", gpu, "-o", f"{samples}"]
+    answers, traced = Answers(samples, goal), step_file.exists()
     try:
-        step = _traced(training, step_file, assume=assume)
+        step = _traced(
+            training, step_file, samples, answers, gpu=name, assume=assume, measure=tuple(words)
+        )
     except BaseException:
         with suppress(OSError):  # there is something in it
             output.rmdir()
         raise
-    held = assume or may_lock()
-    say(f"clocks are {'held' if held else 'steered'} to measure")
-    own = (time_limit, precision, latency) != (None, None, None)
-    made = None if own else planned_before(plan_file, samples, name, goal)
+    if not step.obstacle:
+        say(f"clocks are {'held' if held else 'steered'} to measure")
+    made = None
+    if time_limit is None and precision is None and latency is None:
+        made = planned_before(plan_file, samples, name, goal)
     if made is None:
-        # What is steered serves every plan.
-        words = ["--max-slowdown", f"{max_slowdown:.15g}"] if held and max_slowdown else []
-        words += [] if time_limit is None else ["--time-limit", f"{time_limit:f}s"]
-        words += [] if precision is None else ["--precision", f"{precision:.15g}"]
-        words = [f"{step_file}", "--gpu", gpu, "-o", f"{samples}", *words]
-        words += [] if assume else ["--", *training.words]
-        measuring.command(words, standalone_mode=False)
+        both = (f"{step_file}", *words)
+        if assume:
+            measuring.command(both, standalone_mode=False)
+        elif traced and not step.obstacle:
+            with counted_bar("measuring") as show:
+                answers.show = lambda answer: show(0, 0, answer)
+                measuring.measure_in_command(training, both, meanwhile=answers.refresh)
+        elif not samples.exists():
+            raise NotSupportedError(
+                f"{step.obstacle}, and its steps passed too soon for their energy to be read",
+                hint="let the script take more steps, or larger ones",
+            )
         if latency is None and held:
             _measure_latency(gpu, samples)
         made = _plan(samples, goal, latency)
@@ -102,35 +119,49 @@ def command(
         write_report(made, to=page, force=True)
     else:
         say(f"{plan_file} is there already; remove it to plan anew", err=True)
-    _show(made, output, command_line, step.warnings)
+    _show(made, answers.more(made), output, command_line, step.warnings)
     if hold:
-        _hold(plan_file, name, command_line)
+        with to_hold(name) as there:
+            held_words = [f"{plan_file}", "--gpu", there, "--", *command_line]
+            running.command(held_words, standalone_mode=False)
 
 
-def _traced(command: "TrainingCommand", file: Path, *, assume: bool) -> "Step":
-    """Return the step on file, or trace it; of several ranks the first one's is tuned."""
+def _traced(
+    command: "TrainingCommand",
+    file: Path,
+    samples: Path,
+    answers: "Answers",
+    *,
+    gpu: "GpuName",
+    assume: bool,
+    measure: tuple[str, ...],
+) -> "Step":
+    """Return the step on file, or trace and measure it in one run; of ranks the first one's."""
     from underclock.app.launching import trace_command
-    from underclock.app.tuning import traced_before
+    from underclock.app.tuning import keep_running, traced_before
     from underclock.store import write_document
-    from underclock.tracing.source import TRACING
+    from underclock.tracing.source import TRACING, TracePhase
 
     step = traced_before(command, file, assume=assume)
     if step is None:
         say(f"running {shlex.join(command.words)} for real, until a step was traced", err=True)
-        with phase_bar("tracing", TRACING) as show:
-            meanwhile = partial(say, err=True)
+        with counted_bar("tracing") as show:
+            answers.show = lambda answer: show(len(TRACING), len(TRACING), answer)
             ranks = trace_command(
-                command, to=file, assume=assume, force=True, progress=show, say=meanwhile
+                command,
+                to=file,
+                assume=assume,
+                force=True,
+                measure=() if assume else measure,
+                progress=lambda phase: show([*TracePhase].index(phase), len(TRACING), phase),
+                say=partial(say, err=True),
+                meanwhile=answers.refresh,
             )
         step = ranks[0].step
-        if len(ranks) > 1 and not assume:
-            raise NotSupportedError(
-                f"{len(ranks)} ranks train together, and kernels of their step cannot run alone: "
-                "what other clocks would save is not known before they are held",
-                hint=f"what each rank runs is in {file.with_suffix('')}.rank*; `underclock job "
-                "traced` lays the job out",
-            )
-        write_document(file, step)
+        write_document(file, step, force=True)
+        if not assume and ranks[0].running is not None and not samples.exists():
+            keep_running(step, ranks[0].running, gpu, samples)
+            warn((f"{step.obstacle}: measured as it ran, at the driver's own clocks",))
         if len(ranks) > 1:
             say(f"{len(ranks)} ranks train together; the step of the first is tuned, for all")
     assumed = ", assumed: no GPU was seen" if step.is_assumed else ""
@@ -168,29 +199,26 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
         return plan(sample_set, goal, **takes)
 
 
-def _show(made: "Plan", folder: Path, command_line: tuple[str, ...], said: Sequence[str]) -> None:
+def _show(
+    made: "Plan", more: str, folder: Path, command_line: tuple[str, ...], said: Sequence[str]
+) -> None:
     """Print the answer on one screen, and how to hold it."""
     from underclock.report import plan_tables
     from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
+    from underclock.runtime.trainer.sites import scheduled
     from underclock.units import format_duration
 
     warn(tuple(sentence for sentence in made.warnings if sentence not in said))
     print_table(*plan_tables(made, brief=True))
+    if more:
+        say(f"{more}: the same command with a longer --time-limit")
     say(f"everything: {folder / 'report.html'}")
-    if made.schedule is not None and not made.sets_nothing:
+    if not made.sets_nothing and (made.schedule or len({*made.launch_clocks}) == 1):
         arms = Arms(names=(ArmName.AUTO, ArmName.PLAN))
-        arms.size(step_s := sum(made.schedule.launch_s))
+        arms.size(step_s := sum(scheduled(made).launch_s))
         steps = arms.needs(LEAST_ROUNDS)
         takes = f"{steps} steps, about {format_duration(steps * step_s)}"
         run = (
             f"underclock run {folder / 'plan.json'} --arms auto,plan -- {shlex.join(command_line)}"
         )
         say(f"to train so, and measure in {takes}, what it saves: {run}")
-
-
-def _hold(plan: Path, gpu: "GpuName", command_line: tuple[str, ...]) -> None:
-    from underclock.app.tuning import to_hold
-
-    with to_hold(gpu) as there:
-        words = [f"{plan}", "--gpu", there, "--", *command_line]
-        running.command(words, standalone_mode=False)

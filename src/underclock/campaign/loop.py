@@ -77,6 +77,7 @@ class Steering(WindowPolicy):
         self._precision = campaign.precision
         # As one kernel the step is in each of its mixes, and in no other step.
         self._whole = campaign.in_situ and not recorder.whole
+        self.warms = not (self._whole and recorder.samples.order)
         header = recorder.file.header
         self._shape = unknown_gpu(
             [UNKNOWN_MHZ],
@@ -97,6 +98,9 @@ class Steering(WindowPolicy):
             self._try(IDLING)
 
     def _try(self, mix: Mix) -> None:
+        if not self._recorder.taken:  # then it serves as a sample, too
+            self._recorder.take(Wanted("", mix))
+            return
         reading = self._recorder.measurer.measure((), mix=mix, timed=True)
         window_of(Wanted("", mix), 0, reading, self._recorder.file.header)
 
@@ -155,7 +159,11 @@ class CampaignRun:
         if goes_on and not self._ends():
             self._policy.begin()
             wanted = self._policy.next(self._spent_s)
-            if wanted and Capability.RUN in self._recorder.measurer.capabilities:
+            if (
+                wanted
+                and self._policy.warms
+                and Capability.RUN in self._recorder.measurer.capabilities
+            ):
                 self._warm()
             while wanted and not self._ends():
                 self._take(wanted)
@@ -202,7 +210,7 @@ class CampaignRun:
     def _is_spent_by_warming(self) -> bool:
         """Whether warming up again would leave nothing of a time limit that earlier runs used."""
         measuring = self._recorder.file.header.measuring
-        if self._policy.limit_s is None or measuring is None:
+        if self._policy.limit_s is None or measuring is None or not self._policy.warms:
             return False
         return self._earlier_s + measuring.least_warm_s >= self._policy.limit_s
 
@@ -252,6 +260,7 @@ def check_time_limit(
     if time_limit_s is None or measuring is None:
         return
     whole = bool(header.order)
+    warms = not (steers and whole)  # where the step runs first, it warms the GPU itself
     if steers:
         looks, seen = fewest_measurements(whole=whole) + 1, "the step, and its longest kernel"
     else:
@@ -259,12 +268,12 @@ def check_time_limit(
         seen = f"auto clocks once for each of {len(header.kernels)} kernels"
     each_s = measurer.takes_s(0.0, timed=steers)
     of_looks_s = measuring.settle_s + looks * each_s
-    if time_limit_s < measuring.least_warm_s + of_looks_s:
-        usual_s = math.ceil(warming_s(measuring) + of_looks_s + looks * TICK_S)
+    if time_limit_s < measuring.least_warm_s * warms + of_looks_s:
+        usual_s = math.ceil(warming_s(measuring) * warms + of_looks_s + looks * TICK_S)
+        warming = f"warming up takes {format_duration(measuring.least_warm_s)} at least, and "
         raise UsageError(
-            f"a time limit of {format_duration(time_limit_s)} tells nothing: warming up takes "
-            f"{format_duration(measuring.least_warm_s)} at least, and every sample "
-            f"{format_duration(each_s)}",
+            f"a time limit of {format_duration(time_limit_s)} is too short: {warming * warms}every "
+            f"sample takes {format_duration(each_s)}",
             hint=f"--time-limit {usual_s}s is about the least that helps: {seen}; more where "
             "launches take long, for twenty are measured at a time",
         )

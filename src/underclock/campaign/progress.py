@@ -123,7 +123,7 @@ def expected_of(
     return Expected(
         kernels=len(samples.kernels),
         first=left,
-        first_s=(warming_s(measuring) if left else 0.0) + left * each_s,
+        first_s=(warming_s(measuring) if left and not (steers and whole) else 0.0) + left * each_s,
         goal=goal,
         limit_s=None if limit_s is None else max(0.0, limit_s - spent_s),
     )

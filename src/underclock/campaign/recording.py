@@ -170,12 +170,14 @@ class WindowPolicy(ABC):
         limit_s: GPU time at which it ends; ``None`` for never.
         why: Why nothing more is wanted, for a person; empty where that says itself.
         short_of: How many times as unsure as asked its promise is; ``None`` where it makes none.
+        warms: Whether the GPU is warmed first; not where the step itself runs first, which does.
     """
 
     total: int | None = None
     limit_s: float | None = None
     why: str = ""
     short_of: float | None = None
+    warms: bool = True
 
     def begin(self) -> None:  # noqa: B027 - most have nothing to try
         """Try what the campaign rests on, before anything is warmed for it; usually nothing."""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from underclock.errors import MeasurementError, NotPermittedError, UsageError
-from underclock.hw.base import Capability, Clock, Gpu, Launcher, Loop, Progress, Reading
+from underclock.hw.base import Capability, Clock, Gpu, Launcher, Progress, Reading
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import listed_clocks
 from underclock.hw.watching import ClockWatch, EnergyCounter, InterferenceCheck, WatchedLoop
@@ -223,12 +223,15 @@ class GpuMeasurer:
         watch = ClockWatch(self._gpu, self._clock) if timed or mix is not None else None
         with self._launcher.loop(kernels, mix) as loop:
             self._clock.sleep_s(self._measuring.kernel_warm_s)
+            watched = WatchedLoop(loop, self._clock, "measuring")
+            while not watched.progress().launches:  # a graph's first launch takes longer
+                self._clock.sleep_s(_SEEN_S)
             start = self._next_tick(self._clock)
-            before = loop.progress()
+            before = watched.progress()
             least = self._measuring.launches
             if len(kernels) > 1 and mix is not None and (mix.hot or mix.idle_s):
                 least = min(least, _WHOLE_ROUNDS)
-            after = self._wait(loop, before, start, watch or self._clock, least)
+            after = self._wait(watched, before, start, watch or self._clock, least)
             time_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
             clock = watch or self._clock
             whole = len(kernels) > 1 and time_s > _SEEN_S
@@ -262,11 +265,10 @@ class GpuMeasurer:
         return min(look * window_s, max(look * self._measuring.window_s, _ROUNDS * round_s))
 
     def _wait(
-        self, loop: Loop, before: Progress, start: _Tick, clock: Clock, least: int
+        self, watched: WatchedLoop, before: Progress, start: _Tick, clock: Clock, least: int
     ) -> Progress:
         """Let the window pass until it is long enough and holds at least so many launches."""
         measuring = self._measuring
-        watched = WatchedLoop(loop, clock, "measuring")
         while True:
             spent_s = clock.now_s() - start.at_s
             now = watched.progress()
@@ -274,7 +276,7 @@ class GpuMeasurer:
             if spent_s >= measuring.window_s - start.every_s and launches >= least:
                 return now
             # Sleep to where both should hold, judging by the launches since the loop began.
-            per_launch_s = now.elapsed_s / now.launches if now.launches else measuring.window_s
+            per_launch_s = now.elapsed_s / now.launches
             left_s = max(
                 measuring.window_s - start.every_s - spent_s,
                 (least - launches) * per_launch_s,

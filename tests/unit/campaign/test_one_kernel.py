@@ -233,8 +233,10 @@ class TestPlanning:
         with pytest.raises(UsageError, match="do not tell which pass draws what") as caught:
             plan(swept, Goal(granularity="pass"))  # type: ignore[arg-type]
         assert "one clock for the whole step" in caught.value.hint
-        with pytest.raises(UsageError, match="do not tell which pass draws what"):
-            plan(swept, switching=Switching(latencies=LatencyTable.constant(6e-3)))
+
+    def test_one_clock_hangs_on_no_latency(self, swept: SampleSet) -> None:
+        slow = Switching(latencies=LatencyTable.constant(6e-3))
+        assert plan(swept, switching=slow) == plan(swept)
 
     def test_at_auto_alone_there_is_nothing_to_choose(self, tmp_path: Path) -> None:
         campaign = Campaign(core_mhz=(None,), mem_mhz=(None,))

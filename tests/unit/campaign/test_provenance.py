@@ -261,7 +261,7 @@ class TestTimeLimit:
         self, step: Step, tmp_path: Path
     ) -> None:
         long = msgspec.structs.replace(_BRIEF, warm_s=60.0)
-        with pytest.raises(UsageError, match="a time limit of 1 min tells nothing") as caught:
+        with pytest.raises(UsageError, match="a time limit of 1 min is too short") as caught:
             self._adapt(step, tmp_path / "s.db", 60.0, measuring=long)
 
         assert "warming up takes 1 min at least" in str(caught.value)

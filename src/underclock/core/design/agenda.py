@@ -1,9 +1,8 @@
 """What a steering campaign measures next, from what is on file alone.
 
-The whole step at auto; what company draws by itself; each kernel alone that matters, the longest
-first; the step again, for one look at a long step takes minutes; the step in company, which tells
-the time of every kernel at once; the other kernels, for no fit goes without one; and then, for
-energy, whatever tells most per second.
+The whole step at auto; what company draws by itself; the step in company, which says what one
+clock for the step costs and the time of every kernel; the step at auto again; each kernel alone,
+the longest first; and then, for energy, whatever tells most per second.
 """
 
 import dataclasses
@@ -12,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -40,7 +40,7 @@ _METERED_STEPS = 2
 _LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
 _MOST = 0.95  # of the step's time
 _FIRST_RUNGS = 2  # enough to say which company a step needs
-_STEPS = (0.1, 1.0, 0.3, 0.5, 0.75)  # of the same way, for the step
+_STEPS = (1.0, 0.5, 0.1, 0.3, 0.75)  # of the same way, for the step; low clocks take longest
 _REPEATS = 2  # of a rung where the companion is taken off
 _TRIES = 2  # more than there are rungs, each corrected by what the last one read
 _NEAR = 0.34  # of the distance between rungs: near enough
@@ -50,13 +50,13 @@ _LONGEST_GRAPH = 4000  # launches
 
 def first_measurements(kernels: int, *, whole: bool) -> int:
     """Return about how many measurements come before energy alone decides what is next."""
-    steps = WHOLE_STEPS - 1 + len(_STEPS) if whole else 0
+    steps = WHOLE_STEPS + _METERED_STEPS - 1 + _REPEATS * len(_STEPS) if whole else 0
     return fewest_measurements(whole=whole) + kernels + steps + len(_LADDER)
 
 
 def fewest_measurements(*, whole: bool) -> int:
     """Return how many measurements come before the first kernel."""
-    of_step = 1 + _METERED_STEPS if whole else 0
+    of_step = 1 if whole else 0
     return of_step + len((IDLING, COMPANIONS))
 
 
@@ -117,20 +117,23 @@ class SteeringAgenda:
         first: list[Wanted] = []
         if self.samples.order:
             first += [Wanted("", ALONE)]
-            if done["", ALONE]:
-                first += [Wanted("", self._spread(METERED))] * _METERED_STEPS
         first += [Wanted("", IDLING)] + [Wanted("", COMPANIONS)] * self.companion
         for n, wanted in enumerate(first):
             if done[wanted.kernel, wanted.mix] <= first[:n].count(wanted):
                 return wanted
         assert self.bench is not None, "what it is made of was measured first"  # noqa: S101
         most, rest = self._alone()
-        again = [Wanted("", ALONE)] * (WHOLE_STEPS - done["", ALONE]) if self.samples.order else []
+        again: list[Wanted] = []
+        if self.samples.order:
+            metered = self._spread(METERED)
+            again += [Wanted("", ALONE)] * (WHOLE_STEPS - done["", ALONE])
+            again += [Wanted("", metered)] * (_METERED_STEPS - done["", metered])
         offers = (
-            most,
-            again,
             self._ladder(self.bench, _LADDER[:_FIRST_RUNGS]),
-            self._steps(self.bench),
+            self._steps(self.bench, 1),
+            again,
+            self._steps(self.bench, _REPEATS),
+            most,
             rest,
             self._ladder(self.bench, _LADDER),
         )
@@ -144,7 +147,7 @@ class SteeringAgenda:
         if not self.companion:
             return
         of_hot = [s for s in self.samples.mixed if not s.mix.launches and s.mix.hot]
-        yield from self._climb(bench, shares, of_hot, lambda: (), 1)
+        yield from self._climb(bench, shares, of_hot, lambda: (), 1, 1)
         # Once more where it is taken off: its error is one of all kernels.
         lowest = min(one.core_mhz for one in bench.hot)
         reach = bench.boost_mhz - lowest
@@ -153,16 +156,17 @@ class SteeringAgenda:
             for share in shares
             if bench.expected(bench.hot, lowest + share * reach).power_w < bench.held_w
         ]
-        yield from self._climb(bench, taken, of_hot, lambda: (), 1, times=_REPEATS)
+        yield from self._climb(bench, taken, of_hot, lambda: (), 1, _REPEATS)
 
-    def _steps(self, bench: MixConditions) -> Iterator[Wanted]:
-        """Offer the whole step in company, which tells the time of every kernel at once."""
+    def _steps(self, bench: MixConditions, times: int) -> Iterator[Wanted]:
+        """Offer the whole step in company so often a rung: every kernel is timed at once."""
         order = self.samples.order
         if not order:
             return
         steps = [s for s in self.samples.mixed if not s.kernel and s.mix.launches]
         most = max(1, _LONGEST_GRAPH // len(order))
-        yield from self._climb(bench, _STEPS, steps, lambda: self._seen_step(bench, steps), most)
+        seen = partial(self._seen_step, bench, steps)
+        yield from self._climb(bench, _STEPS, steps, seen, most, times)
 
     def _spread(self, mix: Mix) -> Mix:
         """Return a mix of the whole step with its company where a step of this length needs it."""
@@ -187,7 +191,7 @@ class SteeringAgenda:
         taken: Sequence[Window],
         seen: Callable[[], Sequence[DrawAtClock]],
         most_launches: int,
-        times: int = 1,
+        times: int,
     ) -> Iterator[Wanted]:
         """Offer mixes at rungs where nothing ran yet; a rung that was missed is tried again."""
         tried = sum(has_company(sample.mix) for sample in taken)

@@ -119,6 +119,22 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     )
 
 
+def kernel_means_s(traced: Traced, plain: PlainRun, step_s: float) -> tuple[float, ...]:
+    """Return what a launch of each kernel takes in a step, in s, by a plain run of it. Length K.
+
+    Args:
+        traced: The step that `profiled_step` made of that run.
+        step_s: What the step takes by itself; a profiler makes launches longer.
+    """
+    kernels = traced.step.kernels
+    took_s = [0.0] * len(kernels)
+    for kernel, group in zip(traced.step.order, traced.groups, strict=True):
+        took_s[kernel] += sum(plain.seen[node].duration_s for node in group.nodes)
+    waited_s = sum(s * k.waited_count / k.count for s, k in zip(took_s, kernels, strict=True))
+    shorter = min(1.0, step_s / waited_s)
+    return tuple(shorter * s / k.count for s, k in zip(took_s, kernels, strict=True))
+
+
 def align(
     nodes: Sequence[Node], activities: Sequence[TracedActivity]
 ) -> tuple[TracedActivity | None, ...]:

@@ -197,8 +197,7 @@ class RunTally:
     def _changes(self, run: RunLine, gpu: int, held: _Drawn) -> tuple[_Changes, str]:
         """Return each arm's change of energy against auto, or why there is none."""
         plan, arms = self._plan, {_PLAN, _FIXED}
-        schedule = plan.schedule if isinstance(plan, Plan) else None
-        if schedule is not None and all(clocks.is_auto for clocks in schedule.clocks):
+        if isinstance(plan, Plan) and plan.sets_nothing:
             arms = {_FIXED}  # the plan is auto itself
             if _FIXED not in run.arms.split(","):
                 return {}, ""

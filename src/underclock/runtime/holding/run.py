@@ -49,9 +49,8 @@ from underclock.runtime.conductor.starting import (
 )
 from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import RankPart, observed_part, parts_of
-from underclock.runtime.policy.policy import scheduled
 from underclock.runtime.trainer.marking import RUN
-from underclock.runtime.trainer.sites import marked
+from underclock.runtime.trainer.sites import marked, scheduled
 from underclock.runtime.undo.armed import left_behind, restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say

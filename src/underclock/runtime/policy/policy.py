@@ -13,7 +13,6 @@ from collections.abc import Collection
 
 import msgspec
 
-from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, ClockSchedule, Plan, Segment, Strategy
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.machine import Machine
@@ -28,6 +27,7 @@ from underclock.runtime.policy.arms import (
     parse_arms,
 )
 from underclock.runtime.policy.guard import Guard, Stage
+from underclock.runtime.trainer.sites import scheduled
 from underclock.units import format_duration
 
 OBSERVED = "observed"
@@ -262,17 +262,6 @@ def budget_of(plan: Plan) -> float:
         return plan.max_slowdown
     cost = plan.headline.cost
     return 0.0 if cost is None else cost.time_change
-
-
-def scheduled(plan: Plan) -> ClockSchedule:
-    """Return the schedule of a plan that has one.
-
-    Raises:
-        UsageError: It has none.
-    """
-    if plan.schedule is None:
-        raise UsageError("this plan has no schedule: nothing says when clocks change")
-    return plan.schedule
 
 
 _SHARE = 0.5  # of the stretches are left away

@@ -14,9 +14,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from underclock.errors import UsageError
-from underclock.records import ClockSchedule, Pass, Plan
+from underclock.records import ClockSchedule, Pass, Plan, Segment
 from underclock.records.common import Record
-from underclock.records.latencies import changed
+from underclock.records.latencies import LatencyTable, changed
 from underclock.records.launches import module_calls
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 
@@ -49,6 +49,34 @@ class MarkSite(Record, frozen=True, kw_only=True):
     total: int = 1
 
 
+def scheduled(plan: Plan) -> ClockSchedule:
+    """Return a plan's schedule, or one made of the one pair that all launches have.
+
+    Raises:
+        UsageError: Clocks change within the step, and nothing says when.
+    """
+    pairs = {*plan.launch_clocks}
+    if plan.schedule is not None and plan.order:
+        return plan.schedule
+    if len(pairs) != 1:
+        raise UsageError(
+            "this plan has no schedule: nothing says when clocks change",
+            hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
+            "clock: underclock apply plan.json",
+        )
+    (pair,) = pairs
+    one = Segment(launches=len(plan.order), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
+    each = [plan.kernels[kernel.name].launch(kernel.count) for kernel in plan.runs]
+    return ClockSchedule(
+        segments=(one,),
+        switches=0,
+        latency="none: one clock pair all through",
+        latencies=LatencyTable.free(),
+        launch_s=tuple(each[kernel][0] for kernel in plan.order),
+        launch_j=tuple(each[kernel][1] for kernel in plan.order),
+    )
+
+
 def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
     """Choose the marks of a plan, in launch order; the first is the step's begin.
 
@@ -58,13 +86,7 @@ def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
     Raises:
         UsageError: It has no schedule to hold.
     """
-    schedule = plan.schedule
-    if schedule is None or not plan.order:
-        raise UsageError(
-            "this plan has no schedule: nothing says when clocks change",
-            hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
-            "clock: underclock apply plan.json",
-        )
+    schedule = scheduled(plan)
     clocks = schedule.clocks
     boundaries = [at for at in range(len(clocks)) if clocks[at] != clocks[at - 1]]
     passes = [plan.runs[kernel].pass_ for kernel in plan.order]

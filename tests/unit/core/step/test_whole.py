@@ -10,7 +10,9 @@ from underclock.core.step.whole import (
     is_only_whole,
     shared_by_time,
     shares,
+    time_alone,
     whole_step_notes,
+    whole_steps,
 )
 from underclock.errors import DataError
 from underclock.records import (
@@ -80,6 +82,40 @@ def choice(clocks: Clocks) -> Choice:
         auto_time_s=5.0,
         auto_energy_j=500.0,
     )
+
+
+class TestWholeSteps:
+    def test_runs_at_three_clocks_say_what_one_clock_costs(self) -> None:
+        faster = ran(core_mhz=1800.0, repeat=1), ran(core_mhz=1600.0, repeat=2)
+        alone = (Window(kernel="mm", time_s=1.0, energy_j=1.0),)
+        told = whole_steps(samples(ran(), *faster, alone=alone))
+        assert told is not None
+        assert is_only_whole(told)
+        assert {window.core_mhz for window in told.mixed} == {2000.0, 1800.0, 1600.0}
+
+    def test_clocks_that_are_nearly_one_say_nothing_of_others(self) -> None:
+        near = ran(core_mhz=1990.0, repeat=1), ran(core_mhz=1800.0, repeat=2)
+        assert whole_steps(samples(ran(), *near)) is None
+
+    def test_steps_that_ran_while_the_gpu_warmed_up_do_not_count(self) -> None:
+        def at(mhz: float, celsius: float, repeat: int) -> Window:
+            ran_there = ran(core_mhz=mhz, repeat=repeat)
+            return msgspec.structs.replace(ran_there, temperature_c=celsius)
+
+        warm = [at(2000.0, 79.0, 1), at(1800.0, 76.0, 2), at(1600.0, 75.0, 3)]
+        told = whole_steps(samples(at(2050.0, 64.0, 0), *warm))
+        assert told is not None
+        assert {window.core_mhz for window in told.mixed} == {2000.0, 1800.0, 1600.0}
+        assert whole_steps(samples(at(2050.0, 64.0, 0), *warm[:2])) is None
+
+    def test_kernels_alone_count_by_the_time_that_they_take_in_the_step(self) -> None:
+        alone = (Window(kernel="mm", time_s=1.0, energy_j=1.0),)
+        assert time_alone(samples(ran())) == 0.0
+        assert time_alone(samples(ran(), alone=alone)) == pytest.approx(0.8)
+        untimed = samples(ran().untimed(), alone=alone)
+        assert time_alone(untimed) == 0.0
+        both = (*alone, Window(kernel="copy", time_s=1.0, energy_j=1.0))
+        assert time_alone(samples(ran().untimed(), alone=both)) == 1.0
 
 
 class TestIsOnlyWhole:

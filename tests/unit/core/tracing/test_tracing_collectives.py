@@ -8,7 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
+from underclock.core.tracing.captured import (
+    PlainRun,
+    captured_step,
+    kernel_means_s,
+    profiled_step,
+)
 from underclock.core.tracing.host import bytes_of, is_collective, ranks_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
@@ -204,6 +209,18 @@ def test_a_trace_says_how_much_of_its_collectives_is_beside_other_launches() -> 
 
     assert [words.split(":")[0] for words in seen.warnings] == [told, "why"]
     assert [words.split(":")[0] for words in captured.warnings] == [told]
+
+
+def test_launches_that_a_profiler_made_longer_add_up_to_the_step_by_itself() -> None:
+    plain = PlainRun.of(_ddp())
+    traced = profiled_step("ddp", plain)
+    took_s = [sum(plain.seen[n].duration_s for n in group.nodes) for group in traced.groups]
+    waited = [kernel.waited_count for kernel in traced.step.kernels]
+    waited_s = sum(each * count for each, count in zip(took_s, waited, strict=True))
+
+    assert kernel_means_s(traced, plain, 2.0 * waited_s) == pytest.approx(took_s)
+    halved = kernel_means_s(traced, plain, 0.5 * waited_s)
+    assert halved == pytest.approx([0.5 * each for each in took_s])
 
 
 def test_what_is_waited_for_is_of_the_run_that_was_timed_whoever_names_its_launches() -> None:

@@ -23,10 +23,10 @@ from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
-from underclock.runtime.policy.policy import policy_of, scheduled
+from underclock.runtime.policy.policy import policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
-from underclock.runtime.trainer.sites import marked
+from underclock.runtime.trainer.sites import marked, scheduled
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3

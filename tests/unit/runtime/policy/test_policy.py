@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from small_training import plan
-from underclock.errors import UsageError
 from underclock.records import (
     AUTO,
     Arm,
@@ -26,11 +25,10 @@ from underclock.runtime.policy.policy import (
     Policy,
     budget_of,
     policy_of,
-    scheduled,
     without_least_paying,
     without_locks,
 )
-from underclock.runtime.trainer.sites import marked
+from underclock.runtime.trainer.sites import marked, scheduled
 
 PLAN = msgspec.structs.replace(plan(), fixed=Clocks(core_mhz=1200))
 MARKS = tuple(site.launch for site in marked(PLAN)[0])
@@ -249,11 +247,6 @@ def test_the_budget_is_the_plans_or_what_it_promised(
     changed: Plan = msgspec.structs.replace(PLAN, **changes)
 
     assert budget_of(changed) == budget
-
-
-def test_a_plan_without_a_schedule_says_so() -> None:
-    with pytest.raises(UsageError, match="no schedule"):
-        scheduled(msgspec.structs.replace(PLAN, schedule=None, chosen=Strategy.AUTO))
 
 
 def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:

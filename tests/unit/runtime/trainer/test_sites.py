@@ -24,6 +24,7 @@ from underclock.runtime.trainer.sites import (
     MarkSite,
     chosen,
     marked,
+    scheduled,
     seen_apart,
     sites_of,
 )
@@ -98,9 +99,16 @@ def test_every_change_has_a_mark_at_it_or_right_before() -> None:
     assert marks[0] == 0
 
 
-def test_a_plan_without_a_schedule_has_no_marks() -> None:
+def test_a_plan_without_a_schedule_holds_one_pair_or_says_that_it_cannot() -> None:
+    one = msgspec.structs.replace(plan(), schedule=None, chosen=Strategy.AUTO)
+    (held,) = {*scheduled(one).clocks}
+    assert (held, marked(one)[1]) == (one.launch_clocks[0], ())
+    assert len(scheduled(one).launch_s) == len(one.order)
+
+    first, *_ = one.kernels
+    other = msgspec.structs.replace(one.kernels[first], core_mhz=1005)
     with pytest.raises(UsageError, match="nothing says when clocks change"):
-        marked(msgspec.structs.replace(plan(), schedule=None, chosen=Strategy.AUTO))
+        marked(msgspec.structs.replace(one, kernels=one.kernels | {first: other}))
 
 
 def test_the_digest_tells_plans_apart() -> None:

@@ -1,0 +1,107 @@
+"""What whole steps say of one clock, while kernels are measured and after, on samples of H200s."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fake_gpu import FakeClock
+from underclock import SampleSet, plan
+from underclock.app.tuning import Answers, keep_running
+from underclock.core.planning.goal import Goal
+from underclock.core.step.whole import whole_steps
+from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.simulated.rig import simulated_driver
+from underclock.records import ALONE, Plan, Step, Strategy
+from underclock.store import SampleFile, read_samples
+
+_FOLDER = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
+_GOAL = Goal(max_slowdown=0.01)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["small-9", "xl-7"], ids=lambda name: f"steered-{name}")
+def steered(request: pytest.FixtureRequest) -> SampleSet:
+    """Return samples of a real board, of the step whole and of its kernels."""
+    body = (_FOLDER / f"steered-{request.param}.json").read_bytes()
+    return msgspec.json.decode(body, type=SampleSet)
+
+
+def one_clock(made: Plan) -> bool:
+    return len({*made.launch_clocks}) == 1
+
+
+def test_what_one_clock_costs_is_what_whole_steps_say(steered: SampleSet) -> None:
+    steps = whole_steps(steered)
+    assert steps is not None
+    direct, every = plan(steps, _GOAL), plan(steered, _GOAL)
+
+    assert one_clock(direct)
+    assert every.headline == direct.headline  # clocks take 100 ms to change, as reported
+    free = plan(steered, _GOAL, latency="free")
+    assert not one_clock(free)
+    assert every.find(Strategy.KERNEL_GLOBAL) == free.find(Strategy.KERNEL_GLOBAL)
+    assert every.bound is Strategy.KERNEL_GLOBAL
+
+
+def test_while_kernels_lack_the_step_is_planned_as_one(steered: SampleSet) -> None:
+    kernels = [window for window in steered.windows if window.kernel][:9]
+    steps = [window for window in steered.windows if not window.kernel]
+    partly = msgspec.structs.replace(steered, windows=(*steps, *kernels))
+
+    made = plan(partly, _GOAL, latency="free")
+
+    assert made.headline == plan(whole_steps(steered) or steered, _GOAL).headline
+    assert made.headline.energy_interval is not None
+    low, high = made.headline.energy_interval
+    assert high - low < 0.06
+
+
+def test_answers_come_while_samples_are_taken(
+    steered: SampleSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, clock, shown = tmp_path / "samples.db", FakeClock(), list[str]()
+    answers = Answers(path, _GOAL, clock)
+    answers.show = shown.append
+    answers.refresh()  # there is no file
+    header = msgspec.structs.replace(steered, windows=())
+    steps = [window for window in steered.windows if not window.kernel]
+    with SampleFile.create(path, header) as file:
+        for window in steps:
+            clock.sleep_s(3.0)
+            answers.refresh()
+            file.append(window)
+        clock.sleep_s(30.0)
+        answers.refresh()
+
+    said = capsys.readouterr().err
+    assert said.count("first answer, after") == 1
+    assert "energy" in shown[0]
+    assert 1 < len(shown) < len(steps)
+    made = plan(path, _GOAL)
+    assert f"at {made.launch_clocks[0]}" in shown[-1]
+    assert ("more of GPU time would tell to ±" in shown[-1]) == bool(answers.more(made))
+
+
+def test_a_step_that_cannot_be_captured_is_planned_as_it_ran(
+    steered: SampleSet, tmp_path: Path
+) -> None:
+    whole = steered.in_situ[0]
+    step = Step(
+        name="ranks",
+        kernels=steered.kernels,
+        order=steered.order,
+        modules=steered.modules,
+        obstacle="2 ranks train together",
+    )
+    with simulated_driver("h200"):
+        keep_running(step, whole, parse_gpu("nvml:0"), tmp_path / "samples.db")
+
+    samples = read_samples(tmp_path / "samples.db")
+    assert samples.windows == (whole,)
+    assert samples.windows[0].mix == ALONE
+    made = plan(samples, _GOAL)
+    assert made.sets_nothing
+    assert made.headline.cost is not None
+    assert made.headline.cost.energy_j == pytest.approx(whole.energy_j)
+    assert any("one pair of clocks" in words for words in made.warnings)
