@@ -35,17 +35,26 @@ def whole_steps(sample_set: SampleSet) -> SampleSet | None:
     What one clock for all of a step costs they say directly, and sums of kernels alone with all the
     errors of those: on 6 H200s and an H100 half-widths of 0.6 to 2.2 points against 1.5 to 6.
     """
-    every = [window for window in sample_set.windows if not window.kernel]
-    # Warm silicon leaks more and boosts less: what a step costs while the GPU warms up, at a clock
-    # of its own, would pass for what the clock does.
-    read_c = [w.temperature_c for w in every if w.is_step and w.temperature_c is not None]
-    least_c = max(read_c, default=0.0) - _WARMED_C
-    windows = [w for w in every if not w.is_step or (w.temperature_c or least_c) >= least_c]
-    timed = [w for w in windows if w.is_step and (w.kernel_s or not w.asked.is_auto)]
-    of_steps = msgspec.structs.replace(sample_set, windows=tuple(windows))
+    windows = tuple(window for window in sample_set.windows if not window.kernel)
+    of_steps = warmed(msgspec.structs.replace(sample_set, windows=windows))
+    timed = [w for w in of_steps.windows if w.is_step and (w.kernel_s or not w.asked.is_auto)]
     if not of_steps.in_situ or len({round(w.at_mhz / _APART_MHZ) for w in timed}) < _CLOCKS:
         return None
     return of_steps
+
+
+def warmed(sample_set: SampleSet) -> SampleSet:
+    """Leave out steps that ran while the GPU warmed up, where others ran at auto.
+
+    Warm silicon leaks more and boosts less, which would pass for what the clock does.
+    """
+    steps = [window for window in sample_set.windows if window.is_step]
+    read_c = [w.temperature_c for w in steps if w.temperature_c is not None]
+    least_c = max(read_c, default=0.0) - _WARMED_C
+    cold = {id(w) for w in steps if (w.temperature_c or least_c) < least_c}
+    windows = tuple(window for window in sample_set.windows if id(window) not in cold)
+    warm = msgspec.structs.replace(sample_set, windows=windows)
+    return warm if warm.in_situ else sample_set
 
 
 def time_alone(sample_set: SampleSet) -> float:
@@ -64,7 +73,7 @@ def as_one(sample_set: SampleSet) -> SampleSet:
     small kernels. That is taken to change with clocks as launches do. A step that the cap holds
     does not tell it: its launches are timed at clocks other than the step's.
     """
-    windows: list[Window] = []
+    sample_set, windows = warmed(sample_set), list[Window]()
     in_situ = (w for w in sample_set.in_situ if not driver_says(w.throttle_reasons))
     launched = [w for w in in_situ if w.kernel_s]
     launches_s = math.fsum(math.fsum(_launches_s(w, sample_set).tolist()) for w in launched)

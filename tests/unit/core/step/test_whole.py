@@ -11,6 +11,7 @@ from underclock.core.step.whole import (
     shared_by_time,
     shares,
     time_alone,
+    warmed,
     whole_step_notes,
     whole_steps,
 )
@@ -106,7 +107,13 @@ class TestWholeSteps:
         told = whole_steps(samples(at(2050.0, 64.0, 0), *warm))
         assert told is not None
         assert {window.core_mhz for window in told.mixed} == {2000.0, 1800.0, 1600.0}
-        assert whole_steps(samples(at(2050.0, 64.0, 0), *warm[:2])) is None
+        few = samples(at(2050.0, 64.0, 0), *warm[:2])
+        assert whole_steps(few) is None
+        assert 64.0 not in {window.temperature_c for window in as_one(few).windows}
+        only = samples(at(2000.0, 64.0, 0), ran(mix=Mix(hot=1), core_mhz=1600.0, repeat=1))
+        cold = msgspec.structs.replace(only.windows[-1], temperature_c=79.0)
+        both = msgspec.structs.replace(only, windows=(*only.windows[:-1], cold))
+        assert warmed(both) == both  # else there were none at auto
 
     def test_kernels_alone_count_by_the_time_that_they_take_in_the_step(self) -> None:
         alone = (Window(kernel="mm", time_s=1.0, energy_j=1.0),)
