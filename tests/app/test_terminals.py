@@ -13,7 +13,6 @@ _PRINTS = [
     "--help",
     "doctor",
     "saved",
-    "restore",
     "plan --help",
     f"plan {_TABLE}",
     f"plan {_TABLE} --json",

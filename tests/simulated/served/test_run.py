@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from small_training import UNCOMPILED, Model, files_of, plan, train
@@ -231,16 +232,24 @@ def test_a_block_is_held_and_given_back(
     assert '"end"' in log.read_text()
 
 
-def _changed(**fields: object) -> Plan:
-    import msgspec
+def _unscheduled() -> Plan:
+    made = _changed(schedule=None, chosen=Strategy.AUTO)
+    name, choice = next(iter(made.kernels.items()))
+    return _changed(
+        schedule=None,
+        chosen=Strategy.AUTO,
+        kernels=made.kernels | {name: msgspec.structs.replace(choice, core_mhz=1005)},
+    )
 
+
+def _changed(**fields: object) -> Plan:
     return msgspec.structs.replace(plan(), **fields)
 
 
 @pytest.mark.parametrize(
     ("made", "how", "error", "reason"),
     [
-        (_changed(schedule=None, chosen=Strategy.AUTO), HowToRun(), UsageError, "has no schedule"),
+        (_unscheduled(), HowToRun(), UsageError, "has no schedule"),
         (
             plan(gpu=GpuInfo(name="RTX 4090", power_limit_w=350.0)),
             HowToRun(),

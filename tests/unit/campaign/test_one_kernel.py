@@ -216,7 +216,7 @@ class TestPlanning:
         assert (made.runs, made.order) == (_STEP.kernels, _STEP.order)
 
     def test_it_says_what_each_pass_takes_and_that_energies_are_shares(self, made: Plan) -> None:
-        assert any("which pass draws what cannot be told" in each for each in made.warnings)
+        assert any("do not say which pass draws what" in each for each in made.warnings)
         assert any("forward +" in each and "optimizer" in each for each in made.warnings)
         # The core bounds the product, and not the optimizer.
         assert made.kernels["mm"].time_change > made.kernels["adam"].time_change + 0.01

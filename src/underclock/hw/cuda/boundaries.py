@@ -14,7 +14,11 @@ from functools import wraps
 from typing import Any
 from weakref import WeakSet
 
-_BACKWARD_PASSES = 8  # in a process that made no optimizer; it may make one later
+from underclock.hw.lockstep import is_distributed
+
+# In a process that made no optimizer; it may make one later. A rank of a pipeline has several in a
+# step, and waits for another in each: ranks that make no optimizer wait longer for one.
+_BACKWARD_PASSES, _AMONG_RANKS = 8, 256
 _LATER = 2  # steps of one optimizer before another's first: the other ends steps from then on
 _current: "StepBoundaries | None" = None
 
@@ -40,7 +44,7 @@ class StepBoundaries:
 
     def __init__(self, torch: Any, ended: Callable[[], None]) -> None:
         global _current  # noqa: PLW0603 - one script runs in a process
-        self._ended = ended
+        self._torch, self._ended = torch, ended
         self._optimizer: Any = None
         self._known = WeakSet[Any]()  # optimizers that have stepped; the script may drop them
         self._steps = 0  # of the one that ends steps
@@ -131,7 +135,8 @@ class StepBoundaries:
             of_gradients = kwargs.get("create_graph")  # which a later pass goes through
             if not (self._made or of_gradients or self.source is BoundarySource.CALL):
                 self._backward_passes += 1
-                if self._backward_passes > _BACKWARD_PASSES:
+                most = _AMONG_RANKS if is_distributed(self._torch) else _BACKWARD_PASSES
+                if self._backward_passes > most:
                     self._end(BoundarySource.BACKWARD)
             return backward(*args, **kwargs)
 

@@ -164,10 +164,7 @@ def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> Non
         )
         samples = msgspec.structs.replace(samples, windows=(*samples.windows, sample))
 
-    metered, again, heated = taken
-    assert metered == again
-    assert (metered.hot, metered.idle_s) == (0, metered.pieces * METER_S)
-    assert heated.hot > 0
+    assert {mix.hot > 0 for mix in taken} == {False, True}
     for mix in taken:
         assert mix.launches == 1
         assert 1 < mix.pieces <= len(ORDER)

@@ -318,7 +318,7 @@ def test_a_collective_that_is_over_in_time_has_slack_and_cuts_too() -> None:
 
 def test_plans_use_what_a_pass_waits_inside_and_no_more() -> None:
     job = with_profiles(_traced(_gathered())[0], _costs())
-    plan = plan_job(job, JobGoal())
+    plan = plan_job(job, JobGoal(max_slowdown=0.0))
     assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
     forward, _, beside, after, *rest = plan.clocks[0]
     rows = job.profiles[job.ranks[0].instructions[2].profile or ""].rows
@@ -371,7 +371,7 @@ def test_a_copy_beside_a_pass_cuts_it_where_it_is_waited_for() -> None:
     assert taken_s[[0, 2, 3]].sum() == pytest.approx(380e-6)  # of 490, less the 110 that it waits
     left_s = slack_s(network_of(traced), durations_s(traced))
     assert left_s[2] >= 100e-6
-    plan = plan_job(with_profiles(traced, _costs()), JobGoal(latency_s=10e-6))
+    plan = plan_job(with_profiles(traced, _costs()), JobGoal(max_slowdown=0.0, latency_s=10e-6))
     assert plan.promise.time_change <= 1e-9
     assert plan.promise.energy_change < -0.05
     # Parts of 10, 190 and 180 µs have one clock together where each change takes as long.
@@ -428,7 +428,7 @@ def test_a_rank_that_comes_late_to_such_a_collective_has_no_rest() -> None:
 
 def test_what_is_left_of_a_pass_beside_a_collective_is_planned_slower_for_nothing() -> None:
     job = with_profiles(_traced(_overlapped())[0], _costs())
-    plan = plan_job(job, JobGoal())
+    plan = plan_job(job, JobGoal(max_slowdown=0.0))
     assert plan.promise.time_change == pytest.approx(0.0, abs=1e-9)
     held = [None if each is None else each.row for each in plan.clocks[0]]
     assert held == [2, 2, None, 0, 2]  # 100 µs may take 300, and take 200 at the least clock
