@@ -44,7 +44,7 @@ def whole_steps(sample_set: SampleSet) -> SampleSet | None:
 
 
 def warmed(sample_set: SampleSet) -> SampleSet:
-    """Leave out steps that ran while the GPU warmed up, where others ran at auto.
+    """Leave out steps that ran while the GPU warmed up, unless all steps at auto did.
 
     Warm silicon leaks more and boosts less, which would pass for what the clock does.
     """
