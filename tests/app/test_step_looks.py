@@ -165,21 +165,6 @@ def test_a_scaler_that_skips_steps() -> None:
     assert products(found[-1]) == 3
 
 
-def test_a_critic_is_trained_more_often_and_all_of_it_is_one_step() -> None:
-    def begun() -> Script:
-        critic, generator = Training(), Training("SGD", lr=0.1)
-
-        def script(step: int) -> None:
-            critic.step()
-            if step % 2 == 1:
-                generator.step()
-
-        return script
-
-    found = looked_at(begun)
-    assert products(found[-1]) == 3 * 3
-
-
 def test_parameters_that_a_script_updates_itself() -> None:
     def begun() -> Script:
         weight = torch.ones(_WIDTH, _WIDTH, requires_grad=True)
