@@ -9,6 +9,7 @@ from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.records import AUTO, Clocks, Evidence, Provenance, SampleSet, Step, Window
+from underclock.records.common import can_climb
 
 _LEAST_S = 1.0  # counters of energy step every 20 to 100 ms
 
@@ -47,7 +48,8 @@ class StepMeter:
             if begun is None or ended is None:
                 return None
             took_s, drawn_j = ended[0] - begun[0], ended[1] - begun[1]
-            if not steps or took_s < _LEAST_S:
+            climbs = drawn_j > 0.0 and can_climb(drawn_j, took_s, gpu.info().power_limit_w)
+            if not (steps and climbs and took_s >= _LEAST_S):
                 return None
             return Window(
                 time_s=took_s / steps,

@@ -7,6 +7,7 @@ import pytest
 
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.simulated.faults import Fault, FaultKind, FaultScript
 from underclock.hw.simulated.rig import SimulatedMachine, simulated_driver
 from underclock.records import Kernel, Kind
 from underclock.runtime.trainer.step_meter import StepMeter
@@ -63,6 +64,18 @@ def test_steps_that_were_too_short_have_no_energy(
     meter = meter_of(machine, 0)
     machine.clock.sleep_s(passed_s)
     assert meter.window(steps) is None
+
+
+@pytest.mark.parametrize("kind", [FaultKind.COUNTER_RESTARTS, FaultKind.COUNTER_STUCK])
+def test_a_counter_that_falls_or_stands_still_tells_no_energy(kind: FaultKind) -> None:
+    faults = FaultScript(
+        (Fault(at_s=3.0 if kind is FaultKind.COUNTER_RESTARTS else 0.5, kind=kind),)
+    )
+    with simulated_driver("h200", faults=faults) as machine:
+        machine.clock.sleep_s(2.0)
+        meter = meter_of(machine, 0)
+        machine.clock.sleep_s(2.0)
+        assert meter.window(20) is None
 
 
 def test_a_gpu_that_the_driver_does_not_list_has_no_energy(machine: SimulatedMachine) -> None:
