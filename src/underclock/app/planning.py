@@ -120,7 +120,7 @@ def plan(
     of_kernels = as_one(sample_set) if whole else sample_set
     costs = costs_of(of_kernels, baseline, raw=raw, isolated=isolated)
     made = decided(sample_set, goal, costs, switching)
-    if whole or steps is None or len({*made.launch_clocks}) != 1:
+    if whole or steps is None or made.one_pair is None:
         return made
     # What one clock costs whole steps say better than the sum of kernels; that bounds it still.
     direct, free = plan(steps, goal, baseline=baseline), made.find(Strategy.KERNEL_GLOBAL)

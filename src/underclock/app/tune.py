@@ -213,7 +213,7 @@ def _show(
     if more:
         say(f"{more}: the same command with a longer --time-limit")
     say(f"everything: {folder / 'report.html'}")
-    if not made.sets_nothing and (made.schedule or len({*made.launch_clocks}) == 1):
+    if not made.sets_nothing and (made.schedule or made.one_pair):
         arms = Arms(names=(ArmName.AUTO, ArmName.PLAN))
         arms.size(step_s := sum(scheduled(made).launch_s))
         steps = arms.needs(LEAST_ROUNDS)

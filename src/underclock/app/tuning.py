@@ -108,8 +108,8 @@ class Answers:
             return
         if made is None:
             return
-        held, more = next(iter(made.kernels.values())).clocks, self.more(made)
-        text = f"{saving(made)}, at {held}{more and '; '}{more}"
+        more = self.more(made)
+        text = f"{saving(made)}, at {made.one_pair}{more and '; '}{more}"
         if not self._said:
             say(f"first answer, after {now_s - self._begun_s:.0f} s of measuring: {text}", err=True)
         self._said = True

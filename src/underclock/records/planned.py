@@ -187,6 +187,12 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         return tuple(self.kernels[self.runs[kernel].name].clocks for kernel in self.order)
 
     @property
+    def one_pair(self) -> Clocks | None:
+        """The clock pair that all launches have; ``None`` where they have several, or no order."""
+        pairs = {*self.launch_clocks}
+        return pairs.pop() if len(pairs) == 1 else None
+
+    @property
     def sets_nothing(self) -> bool:
         """Whether every launch is left at the clocks that all is compared with."""
         held = self.launch_clocks or [choice.clocks for choice in self.kernels.values()]

@@ -55,16 +55,14 @@ def scheduled(plan: Plan) -> ClockSchedule:
     Raises:
         UsageError: Clocks change within the step, and nothing says when.
     """
-    pairs = {*plan.launch_clocks}
     if plan.schedule is not None and plan.order:
         return plan.schedule
-    if len(pairs) != 1:
+    if (pair := plan.one_pair) is None:
         raise UsageError(
             "this plan has no schedule: nothing says when clocks change",
             hint="plan with the GPU's latency (--latency latency.json), or hold its best fixed "
             "clock: underclock apply plan.json",
         )
-    (pair,) = pairs
     one = Segment(launches=len(plan.order), core_mhz=pair.core_mhz, mem_mhz=pair.mem_mhz)
     each = [plan.kernels[kernel.name].launch(kernel.count) for kernel in plan.runs]
     return ClockSchedule(
