@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from underclock.app.step_looks import Looks, StepLook
-from underclock.errors import MeasurementError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import MeasurementError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.boundaries import BoundarySource, StepBoundaries
 from underclock.hw.cuda.driver import torch as torch_with_gpu
@@ -154,7 +154,6 @@ class _Looker:
         self._thread = 0
         self._over = False
         self._found: Step | None = None
-        self._measured = False
         self._steps = 0
         self._phase = ""
         self._pid = os.getpid()
@@ -250,7 +249,6 @@ class _Looker:
             held.handing_over(launcher),
         ):
             command([*own, *self._look.measure], standalone_mode=False)
-        self._measured = True
 
     @property
     def _ranks(self) -> RankAgreement:
@@ -342,13 +340,6 @@ class _Looker:
     def _end(self, error: UnderclockError | None) -> None:
         """End this process, and say how it went; no other rank is left waiting."""
         self._over = True
-        asked = self._look.measure and not self._look.own_step
-        if error is None and asked and not self._measured:
-            error = NotSupportedError(
-                "" if self._found is None else self._found.obstacle,
-                hint="take that out of the step; or name a function that runs it, which is "
-                "measured whole: train.py:step",
-            )
         code = 0 if error is None else error.exit_code
         if self._rank is not None:
             with suppress(Exception):

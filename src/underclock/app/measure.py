@@ -253,7 +253,9 @@ def measure_in_command(
         if not (folder / "stdout").exists():
             step = read_document(folder / "step.rank0.json", Step)
             raise NotSupportedError(
-                step.obstacle, hint="take that out of the step; or name a function that runs it"
+                step.obstacle,
+                hint="take that out of the step; or name a function that runs it, which is "
+                "measured whole: train.py:step",
             )
         sys.stdout.write((folder / "stdout").read_text())
 
