@@ -270,10 +270,11 @@ def check_time_limit(
     of_looks_s = measuring.settle_s + looks * each_s
     if time_limit_s < measuring.least_warm_s * warms + of_looks_s:
         usual_s = math.ceil(warming_s(measuring) * warms + of_looks_s + looks * TICK_S)
-        warming = f"warming up takes {format_duration(measuring.least_warm_s)} at least, and "
+        least = format_duration(measuring.least_warm_s)
+        warming = f"warming up takes {least} at least, and " if warms else ""
         raise UsageError(
-            f"a time limit of {format_duration(time_limit_s)} is too short: {warming * warms}every "
-            f"sample takes {format_duration(each_s)}",
+            f"a time limit of {format_duration(time_limit_s)} is too short: {warming}every sample "
+            f"takes {format_duration(each_s)}",
             hint=f"--time-limit {usual_s}s is about the least that helps: {seen}; more where "
             "launches take long, for twenty are measured at a time",
         )
