@@ -24,8 +24,8 @@ from underclock.core.model.fitting import fit_rows, fitted, temperature_of
 from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.parameters import Shared
 from underclock.core.model.predictive import posterior_of
-from underclock.core.model.rows import STEADY_C
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.step.fit_row import STEADY_C
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput

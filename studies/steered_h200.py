@@ -27,8 +27,8 @@ from underclock.app.backends import open_measurer
 from underclock.arrays import Floats, Ints
 from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
-from underclock.core.steering.reach import reach_mhz
-from underclock.core.step.cap import has_company
+from underclock.core.steering import clock_range
+from underclock.core.step.cap import coload_moves_clock
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import settled_step
 from underclock.gpus.models import gpu_model
@@ -48,7 +48,7 @@ BIG_S = 100e-6
 
 def looks_at_auto(sample_set: SampleSet) -> tuple[Window, ...]:
     """Return the looks at the step at auto, without company that moves its clock."""
-    return tuple(s for s in sample_set.mixed if s.is_step and not has_company(s.mix))
+    return tuple(s for s in sample_set.mixed if s.is_step and not coload_moves_clock(s.mix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ def _files(sets: dict[str, SampleSet]) -> str:
     header = ("file", "step", "board", "kernels", "mixes", "clocks read", "step's heat")
     rows = []
     for name, one in sets.items():
-        reach = reach_mhz(one) or (math.nan, math.nan)
+        reach = clock_range(one) or (math.nan, math.nan)
         warm = [s.temperature_c for s in one.in_situ if s.temperature_c is not None]
         counts = len(one.kernels), len(one.mixed)
         clocks = f"{reach[0]:.0f} to {reach[1]:.0f} MHz"

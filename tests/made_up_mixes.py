@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.steering.company import Company
-from underclock.core.steering.taking_off import Left
+from underclock.core.steering.coload import CoLoad
+from underclock.core.steering.subtract import KernelPoint
 from underclock.records import Kernel, Mix, Window
 
 SHAPE = unknown_gpu([1.0], fastest_mhz=2000.0, most_w=700.0)
@@ -23,8 +23,8 @@ IDLE = Window(
 )
 
 
-def made_company(*more: Window) -> Company:
-    return Company.of([IDLE, *more], SHAPE, 1.0)
+def made_coload(*more: Window) -> CoLoad:
+    return CoLoad.of([IDLE, *more], SHAPE, 1.0)
 
 
 def made_mix(**changed: Any) -> Window:
@@ -57,18 +57,17 @@ def made_step(**changed: Any) -> Window:
     return made_mix(**fields | changed)
 
 
-def made_left(
+def made_point(
     kernel: str, power_w: float | None, core_mhz: float = 2000.0, windows: float = 1.0
-) -> Left:
-    return Left(
+) -> KernelPoint:
+    return KernelPoint(
         kernel=kernel,
         core_mhz=core_mhz,
-        mem_mhz=None,
         time_s=1e-3,
         power_w=power_w,
         time_windows=1.0,
         power_windows=windows if power_w else 0.0,
-        temperature_c=None,
+        window=IDLE,
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from underclock.core.design.agenda import SteeringAgenda
 from underclock.core.design.wanted import Wanted
 from underclock.core.model.parameters import unknown_gpu
+from underclock.core.steering import SteeringAgenda
 from underclock.core.steering.mixing import METER_S
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
@@ -184,8 +184,8 @@ def campaign(
     """Run a campaign to its end."""
     samples = gpu.samples(order=order)
     for _ in range(most):
-        wanted = SteeringAgenda.of(samples, SHAPE).next(takes_s, goal)
-        if wanted is None:
+        look = SteeringAgenda.of(samples, SHAPE).next(takes_s, goal)
+        if look is None:
             return samples
-        samples = gpu.with_one(samples, wanted)
+        samples = gpu.with_one(samples, Wanted(*look))
     return samples

@@ -292,13 +292,13 @@ def _measure_together(
 def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: bool) -> None:
     """Say what was measured, and what of it a reader must know."""
     from underclock.core.model.row_runs import odd_repeats
-    from underclock.core.steering.reach import told
+    from underclock.core.steering import steering_notes
     from underclock.core.step.unmeasured import unmeasured
 
     missing = unmeasured(sample_set).warnings
     if step is not None and not step.obstacle and not sample_set.samples:
         missing = (_NONE_ALONE,)
-    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *told(sample_set)))
+    warn((*sample_set.warnings, *missing, *odd_repeats(sample_set), *steering_notes(sample_set)))
     if as_json:
         print_json(_summary(sample_set, file))
         return
@@ -352,7 +352,7 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 
 def _taken(sample_set: "SampleSet") -> str:
     """Say how much was measured."""
-    from underclock.core.steering.reach import reach_mhz
+    from underclock.core.steering import clock_range
     from underclock.core.step.whole import is_only_whole
 
     locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
@@ -363,10 +363,10 @@ def _taken(sample_set: "SampleSet") -> str:
     kernels, offered = len(sample_set.kernels), len(sample_set.settings)
     each = pairs / kernels
     samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
-    reach = reach_mhz(sample_set)
-    if reach is not None:
+    clocks = clock_range(sample_set)
+    if clocks is not None:
         company = f"{len(sample_set.mixed)} in company"
-        return f"{samples} and {company}, at {reach[0]:.0f} to {reach[1]:.0f} MHz"
+        return f"{samples} and {company}, at {clocks[0]:.0f} to {clocks[1]:.0f} MHz"
     in_company = sum(sample.in_company for sample in sample_set.mixed)
     if in_company:
         samples = f"{samples} and {in_company} in company"

@@ -14,7 +14,7 @@ import underclock
 from underclock.app.planning import costs_of
 from underclock.core.model.predicted_change import TWO_SIDED
 from underclock.core.planning.serving import ServedStep, ServingBudget, served
-from underclock.core.step.cap import has_company
+from underclock.core.step.cap import coload_moves_clock
 from underclock.core.step.whole import as_one, is_only_whole
 from underclock.errors import DataError
 from underclock.records import ALONE, AUTO, SERVING, Clocks, Pass, SampleSet
@@ -168,7 +168,7 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     Raises:
         DataError: It never ran whole, so nobody knows its time.
     """
-    steered = any(w.is_step and w.kernel_s and has_company(w.mix) for w in samples.windows)
+    steered = any(w.is_step and w.kernel_s and coload_moves_clock(w.mix) for w in samples.windows)
     if steered or is_only_whole(samples):
         windows = tuple(w for w in samples.windows if not w.kernel)
         samples = as_one(msgspec.structs.replace(samples, windows=windows))
@@ -234,4 +234,6 @@ def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
     if "" in ran or ran >= {kernel.name for kernel in samples.kernels}:
         return Basis.MEASURED
     # Steering offers no clocks but those that it reached.
-    return Basis.STEERED if any(has_company(w.mix) for w in samples.windows) else Basis.MODELLED
+    return (
+        Basis.STEERED if any(coload_moves_clock(w.mix) for w in samples.windows) else Basis.MODELLED
+    )

@@ -14,14 +14,15 @@ from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
 from underclock.campaign.worth import KnownCosts, worth_of_samples
 from underclock.core.design.initial_design import initial_design
-from underclock.core.design.wanted import IDLING, WHOLE_STEPS, Wanted
+from underclock.core.design.wanted import Wanted
 from underclock.core.inference.search import searched
 from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
-from underclock.core.steering.mixing import DrawAtClock, thinned
+from underclock.core.steering import IDLING, DrawAtClock, thinned
 from underclock.core.step.cap import driver_says
+from underclock.core.step.whole import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, Clocks, Kernel, Mix, SampleSet, Window

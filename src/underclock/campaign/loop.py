@@ -17,10 +17,10 @@ from underclock.campaign.progress import TICK_S, Phase, Tally, TimeLeft, warming
 from underclock.campaign.recording import Recorder, WindowPolicy, window_of
 from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
-from underclock.core.design.agenda import SteeringAgenda, fewest_measurements
-from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
+from underclock.core.design.wanted import Wanted
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
+from underclock.core.steering import HEATERS, IDLING, SteeringAgenda, fewest_measurements
 from underclock.errors import MeasurementError, NoRoomError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.records import Mix, SampleSet, Window
@@ -64,7 +64,7 @@ class Listed(WindowPolicy):
 
 
 class Steering(WindowPolicy):
-    """Wants kernels at many clocks, though none may be set: one mix of company after the other.
+    """Wants kernels at many clocks, though none may be set: one mix of co-load after the other.
 
     It ends once the step's energy is as sure as asked.
     """
@@ -84,17 +84,17 @@ class Steering(WindowPolicy):
             fastest_mhz=float(max(c.core_mhz for c in header.settings if c.core_mhz is not None)),
             most_w=header.gpu.power_limit_w or 1.0,
         )
-        self._companion = True
+        self._heater = True
 
     def begin(self) -> None:
-        """Try what a campaign rests on before it spends time, and whether the companion can run."""
+        """Try what a campaign rests on before it spends time, and whether the heater can run."""
         try:
-            self._try(COMPANIONS)
+            self._try(HEATERS)
         except NoRoomError as exc:
             self._recorder.file.note(
                 (f"{exc}: kernels ran with idling only, so no clock below their own was seen",)
             )
-            self._companion = False
+            self._heater = False
             self._try(IDLING)
 
     def _try(self, mix: Mix) -> None:
@@ -110,9 +110,9 @@ class Steering(WindowPolicy):
         samples = self._recorder.samples
         if not self._whole:
             samples = msgspec.structs.replace(samples, order=())
-        agenda = SteeringAgenda.of(samples, self._shape, companion=self._companion)
-        wanted = agenda.next(partial(self._recorder.measurer.takes_s, timed=True), self._precision)
-        return [] if wanted is None else [wanted]
+        agenda = SteeringAgenda.of(samples, self._shape, heater=self._heater)
+        look = agenda.next(partial(self._recorder.measurer.takes_s, timed=True), self._precision)
+        return [] if look is None else [Wanted(*look)]
 
 
 class CampaignRun:

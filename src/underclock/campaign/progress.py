@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from underclock.campaign.adaptive import first_looks
 from underclock.campaign.survey import Campaign
-from underclock.core.design.agenda import first_measurements
+from underclock.core.steering import first_measurements
 from underclock.hw.base import Capability, Measurer
 from underclock.records import MeasurementSettings, SampleSet
 from underclock.units import format_duration

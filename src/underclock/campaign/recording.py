@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from underclock.core.design.wanted import Wanted
-from underclock.core.steering.mixing import launch_clocks, spin_mhz
+from underclock.core.steering import launch_clocks, spin_mhz
 from underclock.core.step.cap import is_uneven
 from underclock.core.step.whole import WHOLE, as_one
 from underclock.core.tracing.recapture import difference, identity

@@ -6,7 +6,8 @@ import msgspec
 
 from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.campaign.survey import Campaign
-from underclock.core.design.wanted import WHOLE_STEPS, Wanted
+from underclock.core.design.wanted import Wanted
+from underclock.core.step.whole import WHOLE_STEPS
 from underclock.hw.base import Capability
 from underclock.records import SampleSet, Window
 

@@ -17,9 +17,9 @@ from underclock.app.planning import plan
 from underclock.campaign.loop import CampaignRun, Steering
 from underclock.campaign.recording import Recorder, record
 from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
-from underclock.core.design.wanted import COMPANIONS, IDLING, METERED
 from underclock.core.model.estimate import estimate
-from underclock.core.steering.reach import reach_mhz, told
+from underclock.core.steering import clock_range, steering_notes
+from underclock.core.steering.mixing import HEATERS, IDLING, METERED
 from underclock.core.step.cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
@@ -94,7 +94,7 @@ def steered(file: Path) -> SampleSet:
 
 def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
     done = [(s.kernel, s.mix) for s in steered.mixed]
-    assert done[:3] == [("", COMPANIONS), ("", ALONE), ("", IDLING)]
+    assert done[:3] == [("", HEATERS), ("", ALONE), ("", IDLING)]
     assert done.count(("", METERED)) == 2
     alone = [s.kernel for s in steered.mixed if s.kernel and s.mix == ALONE]
     first = done.index((alone[0], ALONE))
@@ -105,7 +105,7 @@ def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSe
     assert all(s.asked == AUTO for s in steered.samples)
     assert all(s.asked == AUTO for s in steered.mixed)
     assert all(len(s.kernel_s) == 3 for s in steered.mixed if not s.kernel and s.mix.launches)
-    reach = reach_mhz(steered)
+    reach = clock_range(steered)
     assert reach is not None
     assert reach[0] < 1930.0
     assert reach[1] == 1980.0
@@ -202,7 +202,7 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_where_it_runs(tmp_path: Pa
     samples = _steer(tmp_path / "s.db", gpu="sim:a100")
 
     assert {s.core_mhz for s in samples.mixed} == {1410.0}
-    assert "nothing steers this GPU" in told(samples)[0]
+    assert "nothing steers this GPU" in steering_notes(samples)[0]
 
 
 class _Refusing:

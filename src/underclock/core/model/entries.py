@@ -14,7 +14,7 @@ from underclock.arrays import Bools, Floats
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_sets import ceiling_mhz, held_at_auto, held_back, ran_mem_mhz
-from underclock.core.steering.reach import reach_mhz
+from underclock.core.steering import clock_range
 from underclock.core.step.cap import HALF_BIN_MHZ
 from underclock.core.step.under_cap import memories_like_auto
 from underclock.records import Clocks, SampleSet, Window
@@ -23,7 +23,7 @@ from underclock.records import Clocks, SampleSet, Window
 def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
     """Return every setting but the baseline, slowest first."""
     known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
-    reach = reach_mhz(sample_set)
+    reach = clock_range(sample_set)
     return tuple(
         sorted(
             (

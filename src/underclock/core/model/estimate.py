@@ -31,8 +31,9 @@ from underclock.core.model.posterior import Posterior, as_at_boost, with_means
 from underclock.core.model.predicted_change import ONE_SIDED, Baseline
 from underclock.core.model.predictive import clocks_of, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
-from underclock.core.model.rows import STEADY_C, Rows
-from underclock.core.steering.reach import told
+from underclock.core.model.rows import Rows
+from underclock.core.steering import steering_notes
+from underclock.core.step.fit_row import STEADY_C
 from underclock.core.step.table import (
     CostTable,
     Heat,
@@ -96,7 +97,7 @@ def estimate(
         posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
     can = answered & told_of
-    warnings = (*odd, *told(sample_set), *prior_doubt(model))
+    warnings = (*odd, *steering_notes(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
     step = known_step(table, sample_set, rows.limit_w) if whole else None

@@ -12,8 +12,9 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import FittedModel, fit_all, fit_kernels
 from underclock.core.model.parameters import Shared, unknown_gpu
-from underclock.core.model.rows import OF_ROWS, STEADY_C, Rows
+from underclock.core.model.rows import OF_ROWS, Rows
 from underclock.core.model.sample_rows import rows_of
+from underclock.core.step.fit_row import STEADY_C
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
 
@@ -27,7 +28,7 @@ def fit_rows(
 ) -> tuple[Rows, FittedModel]:
     """Fit samples.
 
-    Company is taken off twice: how idle power follows the clock is first assumed, then fitted.
+    Co-load is subtracted twice: how idle power follows the clock is first assumed, then fitted.
 
     Args:
         weights: How much each sample counts in time and energy, where that is known already.
@@ -43,7 +44,7 @@ def fit_rows(
         parameters = model.parameters
         rows = rows_of(sample_set, parameters.family.gpu(parameters.shared), weights)
         model = fitted(rows, Shared(start_of(rows, settings)))
-    # The companion told how power goes with the clock; it is no kernel of the step.
+    # The heater told how power goes with the clock; it is no kernel of the step.
     kernels = len(sample_set.kernels)
     return rows.of_first(kernels), model.of_first(kernels)
 

@@ -1,4 +1,4 @@
-"""Rows: what a fit rests on, as arrays, and one row of it by itself.
+"""Rows: what a fit rests on, as arrays.
 
 Shape letters: R rows, K kernels, M memory clocks, H errors in common.
 """
@@ -6,12 +6,11 @@ Shape letters: R rows, K kernels, M memory clocks, H errors in common.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.steering.taking_off import StepDraw
+from underclock.core.step.fit_row import Idling, StepDraw
 
 PER_KERNEL = 4
 """Parameters of a kernel, which as many rows determine."""
@@ -19,39 +18,6 @@ COLLECTIVE = 3
 """Kernels of this kind wait for a link, and what they take of the GPU adds to that."""
 OF_ROWS = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
 """Attributes of `Rows` whose last axis is R."""
-STEADY_C = 55.0
-"""Where no temperature was read."""
-
-
-class Idling(NamedTuple):
-    """What the GPU drew while clocks ran and nothing else did: of no kernel, so of all."""
-
-    core_mhz: float
-    mem_mhz: float
-    temperature_c: float
-    log_w: float
-
-
-class FitRow(NamedTuple):
-    """One sample, as the columns of `Rows`."""
-
-    kernel: int
-    core_mhz: float
-    mem_mhz: float
-    log_s: float
-    log_w: float
-    temperature_c: float
-    time_windows: float
-    power_windows: float
-    apart: float = 0.0
-    by_company: tuple[float, ...] = ()
-
-    def counted(self, time: float, energy: float) -> "FitRow":
-        """Return it as it counts among repeats; power is energy over time, and odd with either."""
-        return self._replace(
-            time_windows=time * self.time_windows,
-            power_windows=min(time, energy) * self.power_windows,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +25,7 @@ class Rows:
     """Samples at known clocks, sorted by kernel.
 
     Attributes:
-        names: Of the kernels; of what ran in company the hot companion is one more, the last,
+        names: Of the kernels; where clocks were steered the heater is one more, the last,
             which tells how power goes with the clock. Length K.
         kinds: What each mostly does, as a small number. Shape (K,).
         kernel: Index of each row's kernel, ascending. Shape (R,).
@@ -80,11 +46,11 @@ class Rows:
         boost_log_s: Log time in s of a launch of kernels at boost, whatever held it there; ``nan``
             where it was not timed. Shape (K,); ``None`` where none was.
         idle: Idling, where it was measured.
-        step: What the whole step drew, where it ran in company.
+        step: What the whole step drew, where it ran with co-load.
         apart: Standard deviation of log clock that rows of a kernel in the whole step have in
             common. Shape (R,); ``None`` where none has any.
         common: How log time and power of each row move with each error that several rows have in
-            common, by its standard deviation: of company.
+            common, by its standard deviation: of co-load.
             Shape (2, R, H); ``None`` where none has any.
     """
 

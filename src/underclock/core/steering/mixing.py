@@ -1,6 +1,6 @@
 """Which mix runs at a wanted clock: the one whose mean power there is the limit.
 
-A power cap averages over about 100 ms. Company that follows a longer step lowers or raises the
+A power cap averages over about 100 ms. Co-load that follows a longer step lowers or raises the
 clock after it; spread in pieces between the step's launches, even in time, it does so all through.
 
 Shape letters: n launches of a round.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from underclock.core.steering.company import Company
+from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.power_peak import OFF_PEAK
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.costs import voltage_v
@@ -25,19 +25,34 @@ _EXPONENT = 0.6  # of time against clock, where a kernel was seen at one clock o
 _SAME_MHZ = 15.0  # closer clocks tell no exponent
 _FREE = 0.93  # of the limit, at which a mix surely boosts
 _LEAST_ROUND_S = 0.005  # so that what is between rounds hardly counts
-_LEAST = 0.5  # of what was asked: no clock is twice the highest
+_LEAST = 0.5  # of the idling that was asked for: no clock is twice the highest
 _EXACT = 0.03  # of the share that was wanted
-_LONGEST_S = 1.0  # of a round with companions, however long the step
-_MOST_SHARE = 0.9  # of a round that company may take: of less, nothing can be told
-
+_LONGEST_S = 1.0  # of a round with heaters, however long the step
+_MOST_SHARE = 0.9  # of a round that co-load may take: of less, nothing can be read
+_ALIKE = 0.02  # mixes that differ by less are the same
+_PERIOD_S = 0.02  # between pieces: about as often as power caps act
+_SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
 
 LONGEST_ROUND_S = 0.08
-"""Of a round with its company at its end: power caps average over about 100 ms."""
+"""Of a round with its co-load at its end: power caps average over about 100 ms."""
 SURE = 0.08
 """Spread of a power, as a fraction: one that is less sure is used where nothing is surer."""
 METER_S = 2e-4
 """A piece of idling in every mix that is timed, at least: how long it takes tells the clock."""
-_SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
+METERED = Mix(idle_s=METER_S)
+"""One launch, or the step once, with a piece of idling that tells the clock."""
+HEATERS = Mix(launches=0, hot=8)
+"""The heater by itself."""
+IDLING = Mix(launches=0, idle_s=0.02)
+"""Nothing but idling."""
+
+
+def are_alike(mix: Mix, other: Mix) -> bool:
+    """Whether two mixes, of the same kernel or both of none, run at the same clock."""
+    here, there = (
+        [part / (one.launches or one.hot) for part in (one.hot, one.idle_s)] for one in (mix, other)
+    )
+    return all(abs(a - b) <= _ALIKE * max(a, b) for a, b in zip(here, there, strict=True))
 
 
 def spin_mhz(mix: Mix, idle_s: float | None, highest_mhz: float | None) -> float | None:
@@ -58,14 +73,14 @@ def launch_clocks(
     """Return the core clock of each launch of a round, by idling before and after it.
 
     Args:
-        pieces_s: Idling as it was, in each piece of company; not empty.
+        pieces_s: Idling as it was, in each piece of co-load; not empty.
 
     Returns:
         Clocks in MHz; none where pieces are too short to tell it.
     """
     piece = Mix(idle_s=mix.idle_s / mix.pieces)
-    told = [spin_mhz(piece, idle_s, highest_mhz) for idle_s in pieces_s]
-    clocks = [core_mhz for core_mhz in told if core_mhz is not None]
+    read = [spin_mhz(piece, idle_s, highest_mhz) for idle_s in pieces_s]
+    clocks = [core_mhz for core_mhz in read if core_mhz is not None]
     if len(clocks) < mix.pieces:
         return ()
     # After the last piece comes the first: rounds follow each other.
@@ -95,13 +110,13 @@ class MixConditions:
         peak_w: Power that no kernel exceeds, however low the mean; ``inf`` where none was seen.
     """
 
-    company: Company
-    hot: tuple[DrawAtClock, ...]
+    coload: CoLoad
+    heater: tuple[DrawAtClock, ...]
     limit_w: float
     boost_mhz: float
     temperature_c: float
     peak_w: float = math.inf
-    _known: dict[float, tuple[float | None, float]] = field(
+    _cached: dict[float, tuple[float | None, float]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -110,19 +125,15 @@ class MixConditions:
         """Power from which something may run slower than the clock that is read."""
         return OFF_PEAK * self.peak_w
 
-    def idle_w(self, core_mhz: float) -> float | None:
-        """Return what idling is expected to draw in W; ``None`` where it was never measured."""
-        return self._at(core_mhz)[0]
-
-    def _at(self, core_mhz: float) -> tuple[float | None, float]:
-        """Return what idling draws in W, and the voltage; looked up often, so remembered."""
-        known = self._known.get(core_mhz)
-        if known is None:
-            company = self.company
-            draw = company.idle_w(core_mhz, company.fastest_mem_mhz, self.temperature_c)
-            idle_w = None if draw is None else draw.mean_w
-            known = self._known[core_mhz] = idle_w, float(voltage_v(company.shape, core_mhz))
-        return known
+    def idle_w_and_volts(self, core_mhz: float) -> tuple[float | None, float]:
+        """Return the expected idle power in W, ``None`` where never measured, and the voltage."""
+        cached = self._cached.get(core_mhz)
+        if cached is None:
+            coload = self.coload
+            power = coload.idle_w(core_mhz, coload.own_mem_mhz, self.temperature_c)
+            idle_w = None if power is None else power.mean_w
+            cached = self._cached[core_mhz] = idle_w, float(voltage_v(coload.shape, core_mhz))
+        return cached
 
     def expected(self, seen: Sequence[DrawAtClock], core_mhz: float) -> DrawAtClock:
         """Return what something is expected to draw and to take at a clock.
@@ -136,55 +147,59 @@ class MixConditions:
         surest = min(one.spread for one in seen)
         sure = [one for one in seen if one.spread <= max(surest, SURE)]
         near = min(sure, key=lambda one: abs(one.core_mhz - core_mhz))
-        (here_w, volts), (there_w, near_volts) = self._at(core_mhz), self._at(near.core_mhz)
-        own_w = (near.power_w - (there_w or 0.0)) * (volts / near_volts) ** 2
-        return DrawAtClock(core_mhz, (here_w or 0.0) + own_w * near.time_s / time_s, time_s)
+        idle_w, volts = self.idle_w_and_volts(core_mhz)
+        near_idle_w, near_volts = self.idle_w_and_volts(near.core_mhz)
+        own_w = (near.power_w - (near_idle_w or 0.0)) * (volts / near_volts) ** 2
+        return DrawAtClock(core_mhz, (idle_w or 0.0) + own_w * near.time_s / time_s, time_s)
 
 
 def _exponent(seen: Sequence[DrawAtClock], near: DrawAtClock, core_mhz: float) -> float:
     """Return how time goes with clock between the nearest clock seen and the next, on that side."""
-    others = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
-    if not others:
+    apart = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
+    if not apart:
         return _EXPONENT
-    beyond = [
-        one for one in others if (one.core_mhz - near.core_mhz) * (core_mhz - near.core_mhz) > 0
-    ]
-    other = min(beyond or others, key=lambda one: abs(one.core_mhz - core_mhz))
+    side = core_mhz - near.core_mhz
+    beyond = [one for one in apart if (one.core_mhz - near.core_mhz) * side > 0]
+    other = min(beyond or apart, key=lambda one: abs(one.core_mhz - core_mhz))
     return math.log(other.time_s / near.time_s) / math.log(near.core_mhz / other.core_mhz)
 
 
 def mix_at(
-    core_mhz: float, seen: Sequence[DrawAtClock], bench: MixConditions, *, most_launches: int = 512
+    core_mhz: float,
+    seen: Sequence[DrawAtClock],
+    conditions: MixConditions,
+    *,
+    most_launches: int = 512,
 ) -> Mix | None:
     """Return the mix in which something is expected to run at a clock.
 
     Args:
         core_mhz: The clock wanted; at the boost clock it boosts for sure.
-        seen: What is known of the kernel or the step; of the companion itself nothing.
+        seen: What is known of the kernel or the step; empty for the heater by itself.
 
     Returns:
-        The mix; ``None`` where no company brings it there, or so much that nothing is left to see.
+        The mix; ``None`` where no co-load brings it there, or so much that nothing can be read.
     """
-    boosts = core_mhz >= bench.boost_mhz - _SAME_MHZ
-    limit_w = _FREE * bench.limit_w if boosts else bench.limit_w
-    own = bench.expected(seen or bench.hot, core_mhz)
+    boosts = core_mhz >= conditions.boost_mhz - _SAME_MHZ
+    limit_w = _FREE * conditions.limit_w if boosts else conditions.limit_w
+    own = conditions.expected(seen or conditions.heater, core_mhz)
     fits = math.ceil(_LEAST_ROUND_S / own.time_s)
     launches = min(fits, most_launches) if seen else fits
     if own.power_w > limit_w:
-        idle_s = _idling(own, limit_w, bench.idle_w(core_mhz), launches)
+        idle_s = _idling(own, limit_w, conditions.idle_w_and_volts(core_mhz)[0], launches)
         if idle_s is None:
             return None
         idle_s = max(idle_s, METER_S)
         return Mix(launches=launches if seen else 0, hot=0 if seen else launches, idle_s=idle_s)
     if boosts:
         return Mix(launches=launches, idle_s=METER_S) if seen else None
-    if not seen or not bench.hot:
+    if not seen or not conditions.heater:
         return None
-    hot = bench.expected(bench.hot, core_mhz)
-    if not limit_w < hot.power_w < bench.held_w:
+    heater = conditions.expected(conditions.heater, core_mhz)
+    if not limit_w < heater.power_w < conditions.held_w:
         return None
-    ratio = own.time_s * (limit_w - own.power_w) / (hot.time_s * (hot.power_w - limit_w))
-    return _heated(ratio, own.time_s, hot.time_s, most_launches)
+    ratio = own.time_s * (limit_w - own.power_w) / (heater.time_s * (heater.power_w - limit_w))
+    return _heated(ratio, own.time_s, heater.time_s, most_launches)
 
 
 def thinned(core_mhz: float, seen: DrawAtClock, idle_w: float, limit_w: float) -> Mix | None:
@@ -218,17 +233,17 @@ def _idling(own: DrawAtClock, limit_w: float, idle_w: float | None, launches: in
     return launches * per_launch_s
 
 
-def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix | None:
-    """Return the round with so many companions for each launch, nearly."""
-    company_s = ratio * hot_s
-    if company_s > _MOST_SHARE * (company_s + own_s) or company_s + own_s > _LONGEST_S:
+def _heated(ratio: float, own_s: float, heater_s: float, most_launches: int) -> Mix | None:
+    """Return the round with so many heaters for each launch, nearly."""
+    coload_s = ratio * heater_s
+    if coload_s > _MOST_SHARE * (coload_s + own_s) or coload_s + own_s > _LONGEST_S:
         return None
     best, off = None, math.inf
     hot = 0
-    while best is None or (off > _EXACT and hot * (own_s / ratio + hot_s) < LONGEST_ROUND_S):
+    while best is None or (off > _EXACT and hot * (own_s / ratio + heater_s) < LONGEST_ROUND_S):
         hot += 1
-        # More of them with so few companions run at a clock of their own before each.
-        most = min(most_launches, max(int(hot * (LONGEST_ROUND_S - hot_s) / own_s), 1))
+        # More of them with so few heaters run at a clock of their own before each.
+        most = min(most_launches, max(int(hot * (LONGEST_ROUND_S - heater_s) / own_s), 1))
         launches = min(max(round(hot / ratio), 1), most)
         miss = abs(math.log(hot / launches / ratio))
         if launches == 1 and ratio > 1.0:
@@ -239,27 +254,24 @@ def _heated(ratio: float, own_s: float, hot_s: float, most_launches: int) -> Mix
     return best
 
 
-_PERIOD_S = 0.02  # between pieces: about as often as power caps act
+def spread_out(mix: Mix, launches_s: Sequence[float], heater_s: float) -> Mix:
+    """Return a mix with its co-load in pieces, as even in time as launches allow.
 
-
-def spread_out(mix: Mix, launches_s: Sequence[float], hot_s: float) -> Mix:
-    """Return a mix with its company in pieces, as even in time as launches allow.
-
-    A round that is short enough has one piece, at its end. Companions are rounded to so many in
+    A round that is short enough has one piece, at its end. Heaters are rounded to so many in
     each piece, and idling is long enough in each to tell the clock there.
 
     Args:
         launches_s: About how long each launch of the round takes. Length n.
     """
     ends_s = list(itertools.accumulate(launches_s))
-    round_s = ends_s[-1] + mix.hot * hot_s + mix.idle_s
+    round_s = ends_s[-1] + mix.hot * heater_s + mix.idle_s
     if round_s <= LONGEST_ROUND_S:
         return mix
     pieces, each = math.ceil(round_s / _PERIOD_S), 0
     after: tuple[int, ...] = ()
     while len(after) != pieces:
         pieces = len(after) or pieces
-        if mix.hot:  # as many pieces as leave about as many companions
+        if mix.hot:  # as many pieces as leave about as many heaters
             each = math.ceil(mix.hot / pieces)
             pieces = max(1, round(mix.hot / each))
         after = _places(ends_s, pieces)

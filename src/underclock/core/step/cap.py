@@ -137,42 +137,20 @@ def greatest_mean_w(cap: PowerCap, time_s: Floats, energy_j: Floats) -> float:
 
 
 def is_uneven(sample: Window) -> bool:
-    """Whether what was measured and its company ran at clocks of their own.
+    """Whether what was measured and its co-load ran at clocks of their own.
 
-    A cap averages over a window; company that comes less often changes the clock only after it.
+    A cap averages over a window; co-load that comes less often changes the clock only after it.
     What ran beside a kernel at a lock that did not hold left it slower than itself.
     """
     mix = sample.mix
     rarely = sample.time_s / mix.pieces > WINDOW_S
     slips = sample.asked.core_mhz is not None and sample.spread_mhz > HALF_BIN_MHZ
-    return has_company(mix) and rarely and (sample.is_step or slips)
+    return coload_moves_clock(mix) and rarely and (sample.is_step or slips)
 
 
-def with_durations(mixed: Sequence[Window]) -> list[Window]:
-    """Return the measurements that say how long launches took at which clock.
-
-    Kernels of a step longer than the window run at clocks of their own. Where some looks tell
-    these, looks at such a step that know but their mean are passed over.
-    """
-    by_kernel = any(sample.kernel_mhz for sample in mixed)
-    return [
-        sample
-        for sample in mixed
-        if sample.kernel_s
-        and not is_uneven(sample)
-        and (sample.kernel or sample.kernel_mhz or not by_kernel or sample.time_s <= WINDOW_S)
-    ]
-
-
-def has_company(mix: Mix) -> bool:
-    """Whether something runs beside the kernels that moves their clock, not only tells it."""
+def coload_moves_clock(mix: Mix) -> bool:
+    """Whether the co-load of a mix changes the kernels' clock, rather than only tells it."""
     return mix.hot > 0 or mix.idle_s > _METER_S * mix.pieces
-
-
-def clock_moves(sample: Window) -> bool:
-    """Whether kernels of the step ran at clocks of their own under a cap, and nobody read which."""
-    moved = not sample.kernel_mhz and sample.spread_mhz > HALF_BIN_MHZ
-    return sample.is_step and moved and sample.time_s > WINDOW_S
 
 
 def settled_at(cap: PowerCap, costs: LaunchCosts, mean_w: float) -> tuple[PowerCap, SettledStep]:

@@ -18,6 +18,8 @@ from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, W
 from underclock.units import format_percent
 
 WHOLE = Kernel(name="the whole step")
+WHOLE_STEPS = 4
+"""Windows of the whole step to begin with: everything is compared with them."""
 _CLOCKS, _APART_MHZ = 3, 50.0  # from which whole steps say what one clock costs
 _WARMED_C = 8.0  # below the warmest step: 0.5 % of an H100's power
 _NEAR = 0.2  # of log clock, within which a line holds

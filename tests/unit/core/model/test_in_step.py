@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from underclock.core.model.in_step import StepRatio, in_step, step_ratio
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import Rows
-from underclock.core.steering.taking_off import StepDraw
+from underclock.core.step.fit_row import StepDraw
 from underclock.records import Clocks
 
 _CORES = (1500, 1800, 2000)

@@ -20,10 +20,10 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.design.agenda import SteeringAgenda
-from underclock.core.design.step_energy import variance_in
-from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
-from underclock.core.steering.company import Company
+from underclock.core.design.wanted import Wanted
+from underclock.core.steering import HEATERS, IDLING, SteeringAgenda
+from underclock.core.steering.agenda import variance_in
+from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S, DrawAtClock, MixConditions, mix_at, thinned
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import ALONE, Clocks, Mix, SampleSet
@@ -31,8 +31,8 @@ from underclock.records import ALONE, Clocks, Mix, SampleSet
 
 def _bench(gpu: Synthetic, **more: object) -> MixConditions:
     mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
-    company = Company.of(runs, SHAPE, 1.0)
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS, *mixes)]
+    coload = CoLoad.of(runs, SHAPE, 1.0)
     hot = tuple(
         DrawAtClock(
             mhz, float(busy_w(GPU, HOT, mhz, MEM_MHZ, WARM_C)), duration_s(GPU, HOT, mhz, 1)
@@ -40,7 +40,7 @@ def _bench(gpu: Synthetic, **more: object) -> MixConditions:
         for mhz in (1450.0, 1980.0)
     )
     bench = MixConditions(
-        company=company, hot=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0
+        coload=coload, heater=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0
     )
     return replace(bench, **more)  # type: ignore[arg-type]
 
@@ -78,12 +78,12 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     hot, cold = _seen("product", 1500.0), _seen("copy", 1980.0)
 
     assert mix_at(1200.0, cold, bench) is None  # the companion itself is too cold there
-    assert mix_at(1600.0, cold, replace(bench, hot=())) is None
+    assert mix_at(1600.0, cold, replace(bench, heater=())) is None
     assert mix_at(1980.0, (), replace(bench, limit_w=5000.0)) is None
     assert mix_at(1600.0, (), replace(bench, limit_w=5000.0)) is None
     assert mix_at(1980.0, hot, replace(bench, limit_w=80.0)) is None  # idling is too hot
-    nobody = Company.of([], SHAPE, 1.0)
-    assert mix_at(1980.0, hot, replace(bench, company=nobody)) is None
+    nobody = CoLoad.of([], SHAPE, 1.0)
+    assert mix_at(1980.0, hot, replace(bench, coload=nobody)) is None
     # Almost nothing but idling; and a step of seconds, with as long a companion.
     assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
     long = [DrawAtClock(1980.0, 500.0, 2.0)]
@@ -177,8 +177,8 @@ def test_company_that_was_never_measured_tells_nothing() -> None:
     mix = Mix(launches=4, hot=1)
 
     assert variance_in(mix, own, bench) < 0.1
-    nobody = Company.of([], SHAPE, 1.0)
-    assert math.isinf(variance_in(mix, own, replace(bench, company=nobody)))
+    nobody = CoLoad.of([], SHAPE, 1.0)
+    assert math.isinf(variance_in(mix, own, replace(bench, coload=nobody)))
 
 
 def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
@@ -207,6 +207,5 @@ def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> No
 
     assert highest_mhz(free) == BOOST_MHZ
     assert highest_mhz(held) < 1800.0
-    bench = SteeringAgenda.of(held, SHAPE).bench
-    assert bench is not None
+    bench = SteeringAgenda.of(held, SHAPE).conditions
     assert bench.peak_w == pytest.approx(950.0, rel=0.01)

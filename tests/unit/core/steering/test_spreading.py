@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz, spread_out
-from underclock.core.step.cap import has_company, is_uneven, with_durations
+from underclock.core.steering.subtract import timed_windows
+from underclock.core.step.cap import coload_moves_clock, is_uneven
 from underclock.records import Clocks, Mix, Window
 
 _LONG = [1e-3] * 200  # a step of 0.2 s
@@ -90,8 +91,12 @@ def test_company_that_comes_often_leaves_one_clock() -> None:
     assert not is_uneven(_step(thin, kernel="a", asked=lock))
     # The lock did not hold in launches, and idling ran at it: neither's clock is known.
     assert is_uneven(_step(thin, kernel="a", asked=lock, core_spread_mhz=40.0))
-    assert [has_company(mix) for mix in (at_end, Mix(), Mix(idle_s=1.5e-3))] == [True, False, True]
-    assert not has_company(Mix(idle_s=1.5e-3, after=(1, 2)))  # it only tells the clock
+    assert [coload_moves_clock(mix) for mix in (at_end, Mix(), Mix(idle_s=1.5e-3))] == [
+        True,
+        False,
+        True,
+    ]
+    assert not coload_moves_clock(Mix(idle_s=1.5e-3, after=(1, 2)))  # it only tells the clock
 
 
 def test_a_look_that_tells_kernels_clocks_takes_the_place_of_one_that_does_not() -> None:
@@ -99,11 +104,11 @@ def test_a_look_that_tells_kernels_clocks_takes_the_place_of_one_that_does_not()
     company = _step(Mix(launches=0, hot=1), kernel_s=())
     metered = _step(Mix(idle_s=1e-3, after=(1, 2)), kernel_mhz=(1690.0,))
 
-    assert with_durations([alone, kernel, company]) == [alone, kernel]
-    assert with_durations([alone, kernel, metered]) == [kernel, metered]
+    assert timed_windows([alone, kernel, company]) == [alone, kernel]
+    assert timed_windows([alone, kernel, metered]) == [kernel, metered]
     # A round shorter than the window has one clock, so its mean is every kernel's.
     short = _step(Mix(), time_s=0.09)
-    assert with_durations([alone, short, metered]) == [short, metered]
+    assert timed_windows([alone, short, metered]) == [short, metered]
     assert [s.timed_mhz for s in (alone, metered)] == [(1700.0,), (1690.0,)]
 
 

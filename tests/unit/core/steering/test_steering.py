@@ -18,15 +18,21 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.design.agenda import SteeringAgenda, first_measurements
-from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
+from underclock.core.design.wanted import Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined_sets
-from underclock.core.steering.company import Company
+from underclock.core.steering import (
+    HEATERS,
+    IDLING,
+    SteeringAgenda,
+    clock_range,
+    first_measurements,
+    steering_notes,
+)
+from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S
-from underclock.core.steering.reach import reach_mhz, told
-from underclock.core.steering.taking_off import step_draws, taken_off
+from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
 from windows import having
@@ -37,7 +43,7 @@ from windows import having
 def test_what_is_steered_is_what_would_be_measured_at_held_clocks(seed: int) -> None:
     samples = campaign(Synthetic(seed=seed))
     fit = estimate(samples)
-    reach = reach_mhz(samples)
+    reach = clock_range(samples)
 
     assert reach is not None
     assert reach[0] < 1600.0
@@ -84,10 +90,10 @@ def test_without_a_companion_only_idling_steers() -> None:
     gpu = Synthetic(seed=1)
     samples = gpu.samples(order=ORDER)
     for _ in range(20):
-        wanted = SteeringAgenda.of(samples, SHAPE, companion=False).next(takes_s, 0.003)
+        wanted = SteeringAgenda.of(samples, SHAPE, heater=False).next(takes_s, 0.003)
         assert wanted is not None
         assert wanted.mix.hot == 0
-        samples = gpu.with_one(samples, wanted)
+        samples = gpu.with_one(samples, Wanted(*wanted))
 
 
 def test_the_step_runs_over_the_whole_reach(steered: SampleSet) -> None:
@@ -114,7 +120,7 @@ def test_a_gpu_that_never_reaches_its_cap_is_measured_at_boost() -> None:
 
     assert {s.core_mhz for s in samples.mixed} == {BOOST_MHZ}
     assert [c.core_mhz for c in fit.posterior.settings] == [1980]
-    (sentence,) = told(samples)
+    (sentence,) = steering_notes(samples)
     assert "nothing steers this GPU" in sentence
     assert "power limit (5000 W)" in sentence
     assert sentence in fit.table.warnings
@@ -125,8 +131,8 @@ def test_samples_at_held_clocks_lift_the_limits_of_steering(steered: SampleSet) 
     held = Window(kernel="copy", asked=Clocks(core_mhz=900), time_s=7e-4, energy_j=0.2)
     both = having(steered, samples=(*steered.samples, held))
 
-    assert reach_mhz(both) is None
-    assert told(both) == ()
+    assert clock_range(both) is None
+    assert steering_notes(both) == ()
     assert Clocks(core_mhz=600) in estimate(both).posterior.settings
 
 
@@ -142,12 +148,12 @@ def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: floa
     gpu = Synthetic(noise=0.0, drift=drift, seed=4)
     mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
     samples = gpu.samples(
-        Wanted("", IDLING), Wanted("", COMPANIONS), *[Wanted("", mix) for mix in mixes]
+        Wanted("", IDLING), Wanted("", HEATERS), *[Wanted("", mix) for mix in mixes]
     )
-    company = Company.of(samples.mixed, SHAPE, 1.0)
+    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
     for mix in (Mix(launches=2, idle_s=METER_S), Mix(launches=4, hot=1, idle_s=METER_S)):
         sample = gpu.run(Wanted("product", mix))
-        timed, drawn = taken_off([sample], samples.kernels, company)
+        timed, drawn = subtract_coload([sample], samples.kernels, coload)
         for one, told_s in ((timed, timed.time_s), (drawn, drawn.time_s)):
             true_s = float(duration_s(GPU, KERNELS["product"], one.core_mhz, MEM_MHZ))
             assert told_s == pytest.approx(true_s, rel=2e-3)
@@ -155,7 +161,7 @@ def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: floa
         assert drawn.power_w == pytest.approx(true_w, rel=5e-3)
         assert (timed.power_windows, drawn.time_windows) == (0.0, 0.0)
     (draw,) = step_draws(
-        [gpu.run(Wanted("", Mix(launches=2, idle_s=METER_S)))], samples.kernels, company
+        [gpu.run(Wanted("", Mix(launches=2, idle_s=METER_S)))], samples.kernels, coload
     )
     step_s, step_j = gpu.drawn("", ALONE, draw.core_mhz)
     assert draw.power_w == pytest.approx(step_j / step_s, rel=5e-3)

@@ -9,15 +9,15 @@ from made_up_mixes import (
     IDLE,
     SHAPE,
     STEP_KERNELS,
-    made_company,
-    made_left,
+    made_coload,
     made_mix,
+    made_point,
     made_rung,
     made_step,
 )
-from underclock.core.steering.company import Company
+from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S, spin_mhz
-from underclock.core.steering.taking_off import COMPANION, HUNTS_MHZ, step_draws, taken_off
+from underclock.core.steering.subtract import HEATER, HUNTS_MHZ, step_draws, subtract_coload
 from underclock.records import Clocks, Kernel, Mix
 
 
@@ -49,7 +49,7 @@ def test_times_go_with_the_clock_of_their_own_moment_and_powers_with_the_windows
     sample = made_mix(
         core_spread_mhz=30.0, kernel_s=(1e-3 / 1.01,), idle_s=1e-3 / 1.01, spin_mhz=2020.0
     )
-    timed, drawn = taken_off([sample], STEP_KERNELS, made_company())
+    timed, drawn = subtract_coload([sample], STEP_KERNELS, made_coload())
 
     assert (timed.core_mhz, timed.time_s, timed.power_w) == (2020.0, 1e-3 / 1.01, None)
     assert (timed.time_windows, timed.power_windows) == (1.0, 0.0)
@@ -69,7 +69,7 @@ def test_a_step_that_was_timed_at_another_clock_without_a_meter_counts_little() 
         core_spread_mhz=30.0,
     )
     as_timed, moved = (
-        taken_off([msgspec.structs.replace(step, time_s=s)], STEP_KERNELS, made_company())[0]
+        subtract_coload([msgspec.structs.replace(step, time_s=s)], STEP_KERNELS, made_coload())[0]
         for s in (4e-3, 4.04e-3)
     )
 
@@ -82,7 +82,7 @@ def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place
     by_kernel = msgspec.structs.replace(wild, kernel_mhz=(1990.0, 2010.0))
     alone = made_mix(core_spread_mhz=2 * HUNTS_MHZ)
     windows = [
-        taken_off([sample], STEP_KERNELS, made_company())[0].time_windows
+        subtract_coload([sample], STEP_KERNELS, made_coload())[0].time_windows
         for sample in (wild, by_kernel, alone)
     ]
 
@@ -91,33 +91,33 @@ def test_a_step_whose_clock_hunts_counts_less_where_idling_tells_it_at_one_place
 
 def test_gaps_between_launches_are_not_taken_for_a_slower_clock() -> None:
     gaps = made_mix(time_s=2.02e-3, core_spread_mhz=5.0)  # a clock that moves by 0.25 %
-    _, drawn = taken_off([gaps], STEP_KERNELS, made_company())
+    _, drawn = subtract_coload([gaps], STEP_KERNELS, made_coload())
 
     assert drawn.time_s == 1e-3
 
 
 def test_a_metered_mix_without_a_power_tells_a_time_only() -> None:
-    (left,) = taken_off([made_mix()], STEP_KERNELS, Company.of([], SHAPE, 1.0))
+    (left,) = subtract_coload([made_mix()], STEP_KERNELS, CoLoad.of([], SHAPE, 1.0))
 
     assert (left.power_w, left.time_windows) == (None, 1.0)
 
 
 def test_a_long_step_whose_clock_moves_tells_nothing() -> None:
-    assert taken_off([made_step()], STEP_KERNELS, made_company()) == ()
+    assert subtract_coload([made_step()], STEP_KERNELS, made_coload()) == ()
 
 
 @pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"time_s": 0.05}])
 def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
     changed: dict[str, float],
 ) -> None:
-    left = taken_off([made_step(**changed)], STEP_KERNELS, made_company())
+    left = subtract_coload([made_step(**changed)], STEP_KERNELS, made_coload())
 
     assert [one.core_mhz for one in left] == [1600.0, 1600.0]
 
 
 def test_the_steps_power_is_what_its_company_leaves() -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=4 * 0.5 + 0.1)
-    (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_company())
+    (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_coload())
 
     assert draw.core_mhz == 2000.0
     assert draw.power_w == pytest.approx(500.0)
@@ -129,22 +129,22 @@ def test_what_is_overlapped_others_takes_none_of_the_steps_time() -> None:
     beside = (Kernel(name="a", count=2, waited_for=0.0), STEP_KERNELS[1])
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=3e-3, energy_j=2 * 0.5 + 0.1)
 
-    (draw,) = step_draws([step], beside, made_company())
+    (draw,) = step_draws([step], beside, made_coload())
     assert draw.power_w == pytest.approx(500.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("energy_j", [0.1, 2.1])
 def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(energy_j: float) -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=energy_j)
-    company = made_company() if energy_j < 1.0 else Company.of([], SHAPE, 1.0)
+    coload = made_coload() if energy_j < 1.0 else CoLoad.of([], SHAPE, 1.0)
 
-    assert step_draws([step], STEP_KERNELS, company) == ()
+    assert step_draws([step], STEP_KERNELS, coload) == ()
 
 
 def test_the_companion_by_itself_tells_how_power_goes_with_the_clock() -> None:
-    (left,) = taken_off([made_rung(2000.0, 1e-3, 960.0)], STEP_KERNELS, made_company())
+    (left,) = subtract_coload([made_rung(2000.0, 1e-3, 960.0)], STEP_KERNELS, made_coload())
 
-    assert (left.kernel, left.core_mhz, left.time_s) == (COMPANION, 2000.0, 1e-3)
+    assert (left.kernel, left.core_mhz, left.time_s) == (HEATER, 2000.0, 1e-3)
     assert left.power_w == pytest.approx(960.0)
 
 
@@ -155,26 +155,28 @@ def test_errors_of_company_are_those_of_all_that_share_it() -> None:
     beside = made_mix(
         mix=Mix(hot=1), time_s=2e-3, energy_j=1.3, idle_s=None, hot_s=1e-3, spin_mhz=None
     )
-    (little,) = taken_off([beside], STEP_KERNELS, made_company(*rungs))
-    (alone,) = taken_off(
+    (little,) = subtract_coload([beside], STEP_KERNELS, made_coload(*rungs))
+    (alone,) = subtract_coload(
         [made_mix(mix=Mix(), time_s=1e-3, energy_j=0.35, idle_s=None, spin_mhz=None)],
         STEP_KERNELS,
-        made_company(*rungs),
+        made_coload(*rungs),
     )
 
     assert little.power_w == pytest.approx(350.0, rel=0.01)
     # More power of the companion is less of the kernel's, each way of erring by itself.
-    assert len(little.by_company) == 4
-    assert max(abs(part) for part in little.by_company) > 0.005
+    assert len(little.common) == 4
+    assert max(abs(part) for part in little.common) > 0.005
     assert little.variance > 0.004**2 / little.power_windows
     assert alone.variance == pytest.approx(0.004**2)
-    assert math.isinf(made_left("a", None).variance)
+    assert math.isinf(made_point("a", None).variance)
 
 
 def test_kernels_of_a_step_have_in_common_where_they_meet_the_power_loop() -> None:
     step = made_mix(kernel="", mix=Mix(), kernel_s=(1e-3, 2e-3), core_spread_mhz=20.0, idle_s=None)
     own = made_mix(core_spread_mhz=20.0)
-    in_step, by_itself = (taken_off([one], STEP_KERNELS, made_company())[0] for one in (step, own))
+    in_step, by_itself = (
+        subtract_coload([one], STEP_KERNELS, made_coload())[0] for one in (step, own)
+    )
 
     assert in_step.apart == pytest.approx(0.002)
     assert by_itself.apart == 0.0
@@ -188,7 +190,7 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
         kernel_mhz=(1950.0, 2050.0),
         time_s=4e-3,
     )
-    left = taken_off([step], STEP_KERNELS, made_company())
+    left = subtract_coload([step], STEP_KERNELS, made_coload())
 
     assert [(one.core_mhz, one.time_s, one.power_w) for one in left] == [
         (1950.0, 1e-3, None),
@@ -197,7 +199,7 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
 
 
 def test_launches_that_were_not_timed_tell_nothing() -> None:
-    assert taken_off([made_mix(kernel_s=())], STEP_KERNELS, made_company()) == ()
+    assert subtract_coload([made_mix(kernel_s=())], STEP_KERNELS, made_coload()) == ()
 
 
 def test_the_companions_error_at_one_memory_clock_is_none_at_another() -> None:
@@ -207,8 +209,8 @@ def test_the_companions_error_at_one_memory_clock_is_none_at_another() -> None:
         for memory in (slow, fast)
         for mhz in (1700.0, 2000.0)
     ]
-    company = made_company(*rungs)
-    at_slow, at_fast = (company.hot_w(1800.0, mem_mhz) for mem_mhz in (1.0, 2.0))
+    coload = made_coload(*rungs)
+    at_slow, at_fast = (coload.heater_w(1800.0, mem_mhz) for mem_mhz in (1.0, 2.0))
 
     assert at_slow is not None
     assert at_fast is not None

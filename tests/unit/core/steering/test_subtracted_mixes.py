@@ -1,17 +1,16 @@
-"""What is left of a mix when its company is taken off, and how sure that is."""
+"""What is left of a mix once its co-load is subtracted, and how sure that is."""
 
 import msgspec
 import pytest
 
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
-from underclock.core.design.agenda import SteeringAgenda
-from underclock.core.design.step_energy import Known
-from underclock.core.design.wanted import COMPANIONS, IDLING, Wanted
+from underclock.core.design.wanted import Wanted
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import check_values
-from underclock.core.steering.company import Company
-from underclock.core.steering.reach import told
-from underclock.core.steering.taking_off import taken_off
+from underclock.core.steering import HEATERS, IDLING, SteeringAgenda, steering_notes
+from underclock.core.steering.agenda import PowerLine
+from underclock.core.steering.coload import CoLoad
+from underclock.core.steering.subtract import subtract_coload
 from underclock.errors import DataError
 from underclock.physics.costs import busy_w, idle_w
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
@@ -21,21 +20,23 @@ def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
     wild = msgspec.structs.replace(steered.mixed[-1], core_spread_mhz=80.0)
     of_step = msgspec.structs.replace(steered.mixed[0], core_spread_mhz=60.0)
     samples = msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:-1], wild))
-    company = Company.of(samples.mixed, SHAPE, 1.0)
+    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
     calm, hunts = (
-        taken_off([one], samples.kernels, company)[-1] for one in (steered.mixed[-1], wild)
+        subtract_coload([one], samples.kernels, coload)[-1] for one in (steered.mixed[-1], wild)
     )
-    (unmetered,) = taken_off(
-        [msgspec.structs.replace(wild, spin_mhz=None)], samples.kernels, company
+    (unmetered,) = subtract_coload(
+        [msgspec.structs.replace(wild, spin_mhz=None)], samples.kernels, coload
     )
 
     assert unmetered.time_windows == pytest.approx(0.25)
     assert hunts.power_windows == pytest.approx(0.25 * calm.power_windows)
-    assert f"hunted in 2 of {len(samples.mixed)} measurements" in told(samples)[1]
-    assert repr(wild.kernel) in told(samples)[1]
+    assert f"hunted in 2 of {len(samples.mixed)} measurements" in steering_notes(samples)[1]
+    assert repr(wild.kernel) in steering_notes(samples)[1]
     assert (
         "of the step by 60 MHz"
-        in told(msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:])))[1]
+        in steering_notes(msgspec.structs.replace(steered, windows=(of_step, *steered.mixed[1:])))[
+            1
+        ]
     )
 
 
@@ -43,12 +44,12 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
     gpu = Synthetic(noise=0.0)
     mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
     samples = gpu.samples(
-        Wanted("", IDLING), Wanted("", COMPANIONS), *[Wanted("", mix) for mix in mixes]
+        Wanted("", IDLING), Wanted("", HEATERS), *[Wanted("", mix) for mix in mixes]
     )
-    company = Company.of(samples.mixed, SHAPE, 1.0)
+    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
     for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
         sample = gpu.run(Wanted("softmax", mix))
-        left = taken_off([sample], samples.kernels, company)[-1]
+        left = subtract_coload([sample], samples.kernels, coload)[-1]
         power_w = float(busy_w(GPU, KERNELS["softmax"], sample.at_mhz, MEM_MHZ, WARM_C))
 
         assert left.time_s == sample.kernel_s[0]
@@ -58,8 +59,8 @@ def test_what_is_left_of_a_mix_is_the_kernels() -> None:
 
 def test_idling_below_boost_is_as_sure_as_a_part_of_the_change() -> None:
     gpu = Synthetic(noise=0.0)
-    company = Company.of([gpu.run(Wanted("", IDLING))], SHAPE, 1.0)
-    here, below = (company.idle_w(mhz, 1.0, WARM_C) for mhz in (BOOST_MHZ, 1500.0))
+    coload = CoLoad.of([gpu.run(Wanted("", IDLING))], SHAPE, 1.0)
+    here, below = (coload.idle_w(mhz, 1.0, WARM_C) for mhz in (BOOST_MHZ, 1500.0))
 
     assert here is not None
     assert below is not None
@@ -73,8 +74,8 @@ def test_idling_below_boost_is_as_sure_as_a_part_of_the_change() -> None:
 def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
     gpu = Synthetic(noise=0.0)
     held = gpu.run(Wanted("", IDLING), asked=Clocks(core_mhz=1500))
-    company = Company.of([gpu.run(Wanted("", IDLING)), held], SHAPE, 1.0)
-    draw = company.idle_w(1500.0, 1.0, WARM_C)
+    coload = CoLoad.of([gpu.run(Wanted("", IDLING)), held], SHAPE, 1.0)
+    draw = coload.idle_w(1500.0, 1.0, WARM_C)
 
     assert draw is not None
     assert draw.mean_w == pytest.approx(float(idle_w(GPU, 1500.0, MEM_MHZ, WARM_C)))
@@ -84,9 +85,9 @@ def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
 def test_the_companion_is_less_sure_outside_of_where_it_ran() -> None:
     gpu = Synthetic(seed=5)
     mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS, *mixes)]
-    company = Company.of(runs, SHAPE, 1.0)
-    inside, outside = (company.hot_w(mhz, 1.0) for mhz in (1600.0, 1300.0))
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS, *mixes)]
+    coload = CoLoad.of(runs, SHAPE, 1.0)
+    inside, outside = (coload.heater_w(mhz, 1.0) for mhz in (1600.0, 1300.0))
 
     assert inside is not None
     assert outside is not None
@@ -96,31 +97,31 @@ def test_the_companion_is_less_sure_outside_of_where_it_ran() -> None:
     assert outside.spread_w > 5 * inside.spread_w
 
 
-def test_nothing_is_taken_off_with_company_that_was_never_measured() -> None:
+def test_nothing_is_subtracted_with_coload_that_was_never_measured() -> None:
     gpu = Synthetic()
-    nobody = Company.of([], SHAPE, 1.0)
+    nobody = CoLoad.of([], SHAPE, 1.0)
     kernels = gpu.samples().kernels
     for mix in (Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
-        (one,) = taken_off([gpu.run(Wanted("copy", mix))], kernels, nobody)
+        (one,) = subtract_coload([gpu.run(Wanted("copy", mix))], kernels, nobody)
         assert (one.power_w, one.power_windows) == (None, 0.0)
         assert one.time_windows == 1.0
     assert nobody.idle_w(1500.0, 1.0, WARM_C) is None
     # Nor is the companion known where it idled too, and idling is not.
     thinned = gpu.run(Wanted("", Mix(launches=0, hot=1, idle_s=0.01)))
-    assert Company.of([thinned], SHAPE, 1.0).hot_w(1900.0, 1.0) is None
+    assert CoLoad.of([thinned], SHAPE, 1.0).heater_w(1900.0, 1.0) is None
 
 
 def test_a_mix_of_almost_nothing_but_company_tells_no_power() -> None:
     gpu = Synthetic()
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, COMPANIONS)]
-    company = Company.of(runs, SHAPE, 1.0)
-    (left,) = taken_off([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, company)
+    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS)]
+    coload = CoLoad.of(runs, SHAPE, 1.0)
+    (left,) = subtract_coload([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, coload)
 
     assert left.power_w is None
 
 
 def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
-    unseen = Known()
+    unseen = PowerLine()
     once = unseen.after(1500.0, 1e-4)
     twice = once.after(1900.0, 1e-4)
 
@@ -141,8 +142,7 @@ def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
     idle = next(s for s in steered.mixed if s.mix == IDLING)
     agenda = SteeringAgenda.of(msgspec.structs.replace(steered, windows=(idle, *damaged)), SHAPE)
 
-    assert agenda.bench is not None
-    assert len(agenda.bench.hot) < len(_hot(steered))
+    assert len(agenda.conditions.heater) < len(_hot(steered))
     agenda.next(takes_s, 0.003)
 
 
@@ -210,8 +210,7 @@ def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: S
         steered,
         windows=tuple(msgspec.structs.replace(s, temperature_c=None) for s in steered.mixed),
     )
-    bench = SteeringAgenda.of(cold, SHAPE).bench
-    assert bench is not None
+    bench = SteeringAgenda.of(cold, SHAPE).conditions
     assert bench.temperature_c == 55.0
     assert rows_of(cold).temperature_c.tolist() == [55.0] * len(rows_of(steered).kernel)
     check_values(cold)

@@ -1,0 +1,228 @@
+"""Power of what a mix adds to kernels: idling, and the heater kernel.
+
+Shape letters: N windows, H errors that windows with co-load have in common, P coefficients.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from underclock.arrays import Floats
+from underclock.core.step.fit_row import STEADY_C
+from underclock.physics.constants import GpuConstants
+from underclock.physics.costs import idle_w
+from underclock.records import Window
+
+WINDOW_NOISE = 0.004
+"""Of the mean power of a window, as a fraction: eight windows of one kernel on an H200, aligned to
+counter ticks, differed by 0.26 to 0.41 % (docs/evidence/h200)."""
+_ASSUMED = 1.0 / 3.0  # of what idle power is assumed to change by, away from where it was measured
+_OF_IDLE = 2  # errors of idling: how it follows the clock, and its level
+_DEGREE = 2  # of the heater's log power in log clock, at most
+_BIN_MHZ = 15.0  # clocks that are closer count as one
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A power and its errors, in W.
+
+    Attributes:
+        spread_w: Standard deviation of what no other power shares.
+        shared_w: Standard deviations by each error in common: how idling is assumed to follow the
+            clock, its level, and the coefficients of the heater's curves. Shape (H,).
+    """
+
+    mean_w: float
+    spread_w: float
+    shared_w: Floats
+
+    @property
+    def total_w(self) -> float:
+        """Standard deviation, all errors together."""
+        return math.hypot(self.spread_w, *self.shared_w.tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeaterCurve:
+    """A polynomial of log power in log clock, by weighted least squares.
+
+    Attributes:
+        first: Index of its first coefficient's error among the errors in common.
+        lowest: Logarithm of the lowest clock measured over the middle one.
+        highest: The same of the highest.
+        middle: Mean logarithm of the clocks.
+        coefficients: Highest power first. Shape (P,).
+        errors: How these move with each error of their own. Shape (P, P).
+        misfit: Scatter that measurements do not explain, as a fraction.
+        of_idle: How coefficients move with the errors of idling. Shape (P, 2).
+    """
+
+    first: int
+    lowest: float
+    highest: float
+    middle: float
+    coefficients: Floats
+    errors: Floats
+    misfit: float
+    of_idle: Floats
+
+
+def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCurve:
+    """Fit measurements: clock, power, its relative spread, and relative errors of idling."""
+    core_mhz, power_w, spread, *of_idle = np.array(measured).T
+    log_mhz, log_w = np.log(core_mhz), np.log(power_w)
+    degree = min(_DEGREE, len(np.unique(np.round(core_mhz / _BIN_MHZ))) - 1)
+    middle = float(log_mhz.mean())
+    columns = np.vander(log_mhz - middle, degree + 1)
+    normal = columns.T @ (columns / spread[:, None] ** 2)
+    covariance: Floats = np.asarray(np.linalg.inv(normal), dtype=np.float64)
+    coefficients = covariance @ (columns.T @ (log_w / spread**2))
+    residuals = (log_w - columns @ coefficients) / spread
+    # More scatter than the spreads explain is the curve's: one more for its own shape.
+    freedom = len(log_w) - degree - 1
+    excess = float(residuals @ residuals) / freedom - 1.0 if freedom else 0.0
+    return _HeaterCurve(
+        first=first,
+        lowest=float(log_mhz.min() - middle),
+        highest=float(log_mhz.max() - middle),
+        middle=middle,
+        coefficients=coefficients,
+        errors=np.asarray(np.linalg.cholesky(covariance), dtype=np.float64),
+        misfit=math.sqrt(max(excess, 0.0)) * float(spread.mean()),
+        of_idle=covariance @ (columns.T @ (np.array(of_idle).T / spread[:, None] ** 2)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoLoad:
+    """What idling and the heater draw, from windows in which nothing else ran.
+
+    Attributes:
+        shape: How idle power is assumed to follow clock and temperature.
+        own_mem_mhz: Memory clock of a GPU left to itself.
+        idle: Windows of nothing but idling.
+        heater: Its power by core clock, for each memory clock.
+    """
+
+    shape: GpuConstants
+    own_mem_mhz: float
+    idle: tuple[Window, ...] = ()
+    heater: dict[float, _HeaterCurve] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        mixed: Sequence[Window],
+        shape: GpuConstants,
+        own_mem_mhz: float,
+        below_w: float = math.inf,
+    ) -> "CoLoad":
+        """Learn from the windows in which nothing ran but co-load.
+
+        Args:
+            shape: How idle power is assumed to follow clock and temperature.
+            below_w: What the heater draws where it runs at the clock that is read.
+        """
+        idle = tuple(window for window in mixed if not window.mix.launches and not window.mix.hot)
+        coload = cls(shape=shape, own_mem_mhz=own_mem_mhz, idle=idle)
+        measured: defaultdict[float, list[tuple[float, ...]]] = defaultdict(list)
+        for window in mixed:
+            power = coload.of_heater(window)
+            if power is not None and power.total_w < power.mean_w < below_w:
+                errors = np.array([power.spread_w, *power.shared_w]) / power.mean_w
+                row = window.at_mhz, power.mean_w, *errors
+                measured[coload.mem_mhz(window)].append(row)
+        for mem_mhz, rows in measured.items():
+            coload.heater[mem_mhz] = _heater_curve(rows, coload.errors)
+        return coload
+
+    @property
+    def errors(self) -> int:
+        """How many errors windows with co-load have in common: H."""
+        return _OF_IDLE + sum(len(curve.coefficients) for curve in self.heater.values())
+
+    def mem_mhz(self, window: Window) -> float:
+        """Return the memory clock of a window."""
+        return float(window.asked.mem_mhz or self.own_mem_mhz)
+
+    def idle_w(self, core_mhz: float, mem_mhz: float, temperature_c: float) -> Power | None:
+        """Return what idling draws; ``None`` where it was never measured.
+
+        Below the boost clock it cannot be measured while clocks are the driver's: it is scaled
+        from the nearest clock at which it was, and a part of that change is its error.
+        """
+        if not self.idle:
+            return None
+        near = min(self.idle, key=lambda w: (self.mem_mhz(w) != mem_mhz, abs(w.at_mhz - core_mhz)))
+        here_w, there_w = (
+            float(idle_w(self.shape, *at))
+            for at in (
+                (core_mhz, mem_mhz, temperature_c),
+                (near.at_mhz, self.mem_mhz(near), temperature_c_of(near)),
+            )
+        )
+        mean_w = near.power_w * here_w / there_w
+        errors_w = np.zeros(self.errors)
+        errors_w[:_OF_IDLE] = _ASSUMED * (mean_w - near.power_w), WINDOW_NOISE * mean_w
+        return Power(mean_w, 0.0, errors_w)
+
+    def heater_w(self, core_mhz: float, mem_mhz: float) -> Power | None:
+        """Return what the heater draws; ``None`` where it was never measured."""
+        curve = self.heater.get(mem_mhz)
+        if curve is None:
+            return None
+        x = math.log(core_mhz) - curve.middle
+        column = np.vander([x], len(curve.coefficients))[0]
+        # Outside what was measured a slope of one is all that is expected.
+        beyond = max(curve.lowest - x, x - curve.highest, 0.0)
+        mean_w = math.exp(float(column @ curve.coefficients))
+        errors = np.zeros(self.errors)
+        errors[:_OF_IDLE] = column @ curve.of_idle
+        errors[curve.first : curve.first + len(column)] = column @ curve.errors
+        return Power(mean_w, mean_w * math.hypot(curve.misfit, beyond), mean_w * errors)
+
+    def of_heater(self, window: Window) -> Power | None:
+        """Return the heater's power in a window of co-load by itself; ``None`` if it tells none."""
+        if window.mix.launches or window.hot_s is None:
+            return None
+        return self.subtract(window, window.mix.hot * window.hot_s, 0.0)
+
+    def subtract(self, window: Window, heater_s: float, kernel_s: float) -> Power | None:
+        """Return the mean power of one part of a round, without that of its co-load.
+
+        Args:
+            heater_s: How long the heater ran in the round.
+            kernel_s: How long the kernel did. Where it is 0 the heater is the part that is left.
+
+        Returns:
+            The power; ``None`` where that of the co-load is not known.
+        """
+        mem_mhz = self.mem_mhz(window)
+        idle_s = max(window.time_s - kernel_s - heater_s, 0.0)
+        parts: list[tuple[float, Power | None]] = []
+        round_j = window.energy_j
+        if window.mix.idle_s:
+            parts.append((idle_s, self.idle_w(window.at_mhz, mem_mhz, temperature_c_of(window))))
+        else:
+            # The gaps between launches are short, and draw what launches do.
+            round_j *= 1.0 - idle_s / window.time_s
+        if kernel_s and heater_s:
+            parts.append((heater_s, self.heater_w(window.at_mhz, mem_mhz)))
+        coload_j, spread_j = 0.0, [WINDOW_NOISE * window.energy_j]
+        shared_j = np.zeros(self.errors)
+        for for_s, power in parts:
+            if power is None:
+                return None
+            coload_j += for_s * power.mean_w
+            spread_j.append(for_s * power.spread_w)
+            shared_j -= for_s * power.shared_w
+        own_s = kernel_s or heater_s
+        return Power((round_j - coload_j) / own_s, math.hypot(*spread_j) / own_s, shared_j / own_s)
+
+
+def temperature_c_of(window: Window) -> float:
+    """Return a window's temperature, as usual where it was not read."""
+    return STEADY_C if window.temperature_c is None else window.temperature_c
