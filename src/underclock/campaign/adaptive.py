@@ -20,12 +20,12 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
-from underclock.core.steering import IDLING, DrawAtClock, thinned
+from underclock.core.steering import IDLING, next_thinned
 from underclock.core.step.cap import driver_says
 from underclock.core.step.whole import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
-from underclock.records import ALONE, Clocks, Kernel, Mix, SampleSet, Window
+from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
 
 if TYPE_CHECKING:
     from underclock.core.inference.joint import TableFit
@@ -36,10 +36,7 @@ _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
-
-_USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where nobody read what ran
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
-_MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 
 
 def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
@@ -181,7 +178,7 @@ class Adaptive(WindowPolicy):
         if idle is None:
             return [Wanted("", IDLING, window.asked)]
         tried = [w for w in here if w.kernel == window.kernel and w.mix != ALONE]
-        mix = _thinner(window, idle, tried)
+        mix = next_thinned(window, idle, tried)
         return [] if mix is None else [Wanted(window.kernel, mix, window.asked)]
 
     def _owed(self, samples: SampleSet, _spent_s: float) -> Iterator[Wanted]:
@@ -317,17 +314,3 @@ def _is_capped(window: Window) -> bool:
     """Whether the cap held a kernel by itself below the clocks that it was to run at."""
     alone = bool(window.kernel) and window.mix == ALONE and window.asked.core_mhz is not None
     return alone and driver_says(window.throttle_reasons) is True
-
-
-def _thinner(capped: Window, idle: Window, tried: Sequence[Window]) -> Mix | None:
-    """Return a capped kernel's next mix with idling; ``None`` where more is of no use."""
-    if not tried:
-        core_mhz = float(capped.asked.core_mhz or 0)
-        seen = capped.observed.core_mhz if capped.observed else None
-        own = DrawAtClock(float(seen or _USUALLY_HELD * core_mhz), capped.power_w, capped.time_s)
-        return thinned(core_mhz, own, idle.power_w, capped.power_w)
-    last = tried[-1]
-    idles = last.mix.idle_s > _MOST_IDLE * last.mix.launches * capped.time_s
-    if idles or not driver_says(last.throttle_reasons):
-        return None
-    return Mix(launches=last.mix.launches, idle_s=2.0 * last.mix.idle_s)

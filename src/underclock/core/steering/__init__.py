@@ -13,10 +13,9 @@ from underclock.core.steering.agenda import (
 from underclock.core.steering.mixing import (
     HEATERS,
     IDLING,
-    DrawAtClock,
     launch_clocks,
+    next_thinned,
     spin_mhz,
-    thinned,
 )
 from underclock.core.steering.rows import (
     SteeredRows,

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -32,8 +32,8 @@ from underclock.core.steering.mixing import (
     mix_at,
     spread_out,
 )
-from underclock.core.steering.power_peak import OFF_PEAK, Separated, separated
-from underclock.core.steering.subtract import HEATER, KernelPoint
+from underclock.core.steering.power_peak import OFF_PEAK, separated
+from underclock.core.steering.subtract import HEATER
 from underclock.core.step.cap import coload_moves_clock, is_power_capped
 from underclock.core.step.fit_row import STEADY_C
 from underclock.core.step.table import waited_counts, waited_shares
@@ -44,7 +44,6 @@ from underclock.records import ALONE, Mix, SampleSet, Window
 _METERED_STEPS = 2
 # Of the way from the heater's clock to boost.
 _LADDER = (1.0, 0.5, 0.25, 0.75, 0.1, 0.6, 0.35, 0.9)
-_MOST = 0.95  # of the step's time
 _FIRST_RUNGS = 2  # enough to say which co-load a step needs
 _STEPS = (1.0, 0.5, 0.1, 0.3, 0.75)  # of the same way, for the step; low clocks take longest
 _REPEATS = 2  # of a rung where the heater is subtracted, and of a kernel's mix
@@ -90,15 +89,6 @@ class PowerLine:
     cross: float = 0.0
     slope: float = _SLOPE**-2.0
     alone: float = _NEVER
-
-    @classmethod
-    def of(cls, points: Sequence[KernelPoint]) -> "PowerLine":
-        """Learn from measurements."""
-        line = cls()
-        for point in points:
-            if point.power_windows > 0.0:
-                line = line.after(point.core_mhz, point.variance)
-        return line
 
     def after(self, core_mhz: float, variance: float) -> "PowerLine":
         """Return what will be known after one more measurement."""
@@ -148,16 +138,16 @@ class SteeringAgenda:
 
     Attributes:
         conditions: Where mixes run.
-        points: What is known of each kernel.
+        seen: What each kernel drew and took, alone or in mixes.
+        known: What that says of its power.
         heater: Whether the heater can run; without it nothing runs below its own clock.
-        ready: Whether co-load was measured, on which all that follows rests.
     """
 
     samples: SampleSet
     conditions: MixConditions
-    points: dict[str, list[KernelPoint]]
+    seen: dict[str, list[DrawAtClock]]
+    known: dict[str, PowerLine]
     heater: bool
-    ready: bool
 
     @classmethod
     def of(
@@ -175,16 +165,36 @@ class SteeringAgenda:
         parts = separated(
             mixed, samples.kernels, shape, shape.mem_points_mhz[-1], samples.gpu.power_limit_w
         )
-        points: dict[str, list[KernelPoint]] = {kernel.name: [] for kernel in samples.kernels}
+        seen: dict[str, list[DrawAtClock]] = {kernel.name: [] for kernel in samples.kernels}
+        known = dict.fromkeys(seen, PowerLine())
         for point in parts.points:
-            if point.kernel != HEATER:
-                points[point.kernel].append(point)
-        conditions = _conditions(samples, parts)
-        if not heater:
-            conditions = replace(conditions, heater=())
-        ran = any(window.mix == HEATERS for window in mixed)
-        ready = bool(parts.coload.idle) and (ran or not heater)
-        return cls(samples, conditions, points, heater, ready)
+            name, variance = point.kernel, point.variance
+            if name != HEATER and point.power_windows > 0.0:
+                known[name] = known[name].after(point.core_mhz, variance)
+            if name != HEATER and point.power_w:
+                spread = math.sqrt(variance)
+                seen[name].append(DrawAtClock(point.core_mhz, point.power_w, point.time_s, spread))
+        heaters = []
+        for window in mixed:
+            power = parts.coload.of_heater(window)
+            if heater and power is not None and power.mean_w > power.total_w:
+                heaters.append(DrawAtClock(window.at_mhz, power.mean_w, window.hot_s or 0.0))
+        below = [one for one in heaters if one.power_w < OFF_PEAK * parts.peak_w]
+        limit_w = samples.gpu.power_limit_w or math.inf
+        # The driver names the cap for windows that it held for a part of them, too.
+        capped = [w.power_w for w in mixed if is_power_capped([w], limit_w)[0]]
+        warm = [
+            w.temperature_c for w in mixed if not w.mix.launches and w.temperature_c is not None
+        ]
+        conditions = MixConditions(
+            coload=parts.coload,
+            heater=tuple(below or heaters),
+            limit_w=float(np.median(capped)) if capped else math.inf,
+            boost_mhz=max((window.at_mhz for window in mixed), default=0.0),
+            temperature_c=sum(warm) / len(warm) if warm else STEADY_C,
+            peak_w=parts.peak_w,
+        )
+        return cls(samples, conditions, seen, known, heater)
 
     def next(self, takes_s: Callable[[float], float], goal: float) -> Look | None:
         """Return what to measure next; ``None`` where nothing would tell any more.
@@ -195,11 +205,9 @@ class SteeringAgenda:
         """
         whole = bool(self.samples.order)
         done = Counter((window.kernel, window.mix) for window in self.samples.mixed)
-        first = [ALONE] * whole + [IDLING] + [HEATERS] * self.heater
-        for mix in first:
+        for mix in [ALONE] * whole + [IDLING] + [HEATERS] * self.heater:
             if not done["", mix]:
                 return Look("", mix)
-        longest, shorter = self._alone()
         again: list[Look] = []
         if whole:
             metered = self._spread(METERED)
@@ -210,8 +218,7 @@ class SteeringAgenda:
             self._steps(1),
             again,
             self._steps(_REPEATS),
-            longest,
-            shorter,
+            [Look(name, ALONE) for name in self._longest_first() if not done[name, ALONE]],
             self._ladder(_LADDER),
         )
         offered = next(itertools.chain(*offers), None)
@@ -298,27 +305,18 @@ class SteeringAgenda:
         below = [one for one in seen if one.core_mhz < self.conditions.boost_mhz - _CLOSE_MHZ]
         return below if any(one.spread <= SURE for one in below) else seen
 
-    def _alone(self) -> tuple[list[Look], list[Look]]:
-        """Offer kernels not measured alone yet: those most of the step's time goes to, and others.
+    def _longest_first(self) -> list[str]:
+        """Return kernels, by their part of the step: a time limit may end the campaign anywhere.
 
-        Longest first, for a time limit may end the campaign anywhere. Where the step never ran
-        whole it is not known which those are: then all come at first, in order.
+        Where the step never ran whole that is not known, and they come in order.
         """
         kernels = self.samples.kernels
-        names, most = [kernel.name for kernel in kernels], len(kernels)
+        names = [kernel.name for kernel in kernels]
         step = self._first_step() if self.samples.order else None
         if step is not None:
             taken_s = {k.name: k.count * s for k, s in zip(kernels, step.kernel_s, strict=True)}
-            enough_s = _MOST * sum(taken_s.values())
             names.sort(key=lambda name: -taken_s[name])
-            sums_s = itertools.accumulate(taken_s[name] for name in names)
-            most = 1 + sum(sum_s < enough_s for sum_s in sums_s)
-        done = {window.kernel for window in self.samples.mixed if window.mix == ALONE}
-        longest, shorter = (
-            [Look(name, ALONE) for name in part if name not in done]
-            for part in (names[:most], names[most:])
-        )
-        return longest, shorter
+        return names
 
     @property
     def error(self) -> float:
@@ -326,13 +324,12 @@ class SteeringAgenda:
 
         Noise of measurements averages out over kernels; how power goes with clock does not.
         """
-        if not self.ready or not all(map(self._seen, self.points)):
+        if not all(self.seen.values()):
             return math.inf
         total_j, shared_j, noise2 = 0.0, 0.0, 0.0
         for kernel in self.samples.kernels:
-            known = PowerLine.of(self.points[kernel.name])
-            targets = self._targets(kernel.name)
-            own = self.conditions.expected(self._seen(kernel.name), self._step_mhz())
+            known, targets = self.known[kernel.name], self._targets(kernel.name)
+            own = self.conditions.expected(self.seen[kernel.name], self._step_mhz())
             energy_j = kernel.waited_count * own.power_w * own.time_s
             mean2 = sum(known.variance(mhz) for mhz in targets) / len(targets)
             total_j += energy_j
@@ -344,11 +341,10 @@ class SteeringAgenda:
         """Return the mix that lowers the variance of the step's energy most per second, if any."""
         best: tuple[float, Look] | None = None
         for kernel in self.samples.kernels:
-            seen = self._seen(kernel.name)
+            seen, known = self.seen[kernel.name], self.known[kernel.name]
             mixes = [w.mix for w in self.samples.mixed if w.kernel == kernel.name]
             if not seen or len(mixes) > _MIXES:
                 continue
-            known = PowerLine.of(self.points[kernel.name])
             targets = self._targets(kernel.name)
             # Where power is to be known no mix may lead; what it is nearby tells of it too.
             for core_mhz in self._places(kernel.name):
@@ -379,7 +375,7 @@ class SteeringAgenda:
 
     def _places(self, name: str) -> list[float]:
         """Return clocks from the lowest to the highest at which a kernel may be measured."""
-        seen, conditions = self._seen(name), self.conditions
+        seen, conditions = self.seen[name], self.conditions
         low = min(one.core_mhz for one in (*conditions.heater, *seen))
         even = np.linspace(low, conditions.boost_mhz, _PLACES).tolist()
         # More is held by what no clock shows.
@@ -388,32 +384,3 @@ class SteeringAgenda:
             for mhz in even
             if mhz == low or conditions.expected(seen, mhz).power_w < conditions.held_w
         ]
-
-    def _seen(self, name: str) -> list[DrawAtClock]:
-        """Return what is known of a kernel's power."""
-        return [
-            DrawAtClock(p.core_mhz, p.power_w, p.time_s, math.sqrt(p.variance))
-            for p in self.points[name]
-            if p.power_w
-        ]
-
-
-def _conditions(samples: SampleSet, parts: Separated) -> MixConditions:
-    """Describe where mixes run."""
-    mixed, seen = samples.mixed, []
-    for window in mixed:
-        power = parts.coload.of_heater(window)
-        if power is not None and window.hot_s is not None and power.mean_w > power.total_w:
-            seen.append(DrawAtClock(window.at_mhz, power.mean_w, window.hot_s))
-    limit_w = samples.gpu.power_limit_w or math.inf
-    # The driver names the cap for windows that it held for a part of them, too.
-    capped = [w.power_w for w in mixed if is_power_capped([w], limit_w)[0]]
-    warm = [w.temperature_c for w in mixed if not w.mix.launches and w.temperature_c is not None]
-    return MixConditions(
-        coload=parts.coload,
-        heater=tuple([one for one in seen if one.power_w < OFF_PEAK * parts.peak_w] or seen),
-        limit_w=float(np.median(capped)) if capped else math.inf,
-        boost_mhz=max((window.at_mhz for window in mixed), default=0.0),
-        temperature_c=sum(warm) / len(warm) if warm else STEADY_C,
-        peak_w=parts.peak_w,
-    )

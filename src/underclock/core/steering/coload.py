@@ -51,9 +51,7 @@ class _HeaterCurve:
 
     Attributes:
         first: Index of its first coefficient's error among the errors in common.
-        lowest: Logarithm of the lowest clock measured over the middle one.
-        highest: The same of the highest.
-        middle: Mean logarithm of the clocks.
+        log_mhz: Of the clocks measured, relative to `middle`, their mean logarithm. Shape (N,).
         coefficients: Highest power first. Shape (P,).
         errors: How these move with each error of their own. Shape (P, P).
         misfit: Scatter that measurements do not explain, as a fraction.
@@ -61,8 +59,7 @@ class _HeaterCurve:
     """
 
     first: int
-    lowest: float
-    highest: float
+    log_mhz: Floats
     middle: float
     coefficients: Floats
     errors: Floats
@@ -73,10 +70,10 @@ class _HeaterCurve:
 def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCurve:
     """Fit measurements: clock, power, its relative spread, and relative errors of idling."""
     core_mhz, power_w, spread, *of_idle = np.array(measured).T
-    log_mhz, log_w = np.log(core_mhz), np.log(power_w)
+    middle, log_w = float(np.log(core_mhz).mean()), np.log(power_w)
+    log_mhz = np.log(core_mhz) - middle
     degree = min(_DEGREE, len(np.unique(np.round(core_mhz / _BIN_MHZ))) - 1)
-    middle = float(log_mhz.mean())
-    columns = np.vander(log_mhz - middle, degree + 1)
+    columns = np.vander(log_mhz, degree + 1)
     normal = columns.T @ (columns / spread[:, None] ** 2)
     covariance: Floats = np.asarray(np.linalg.inv(normal), dtype=np.float64)
     coefficients = covariance @ (columns.T @ (log_w / spread**2))
@@ -86,8 +83,7 @@ def _heater_curve(measured: Sequence[Sequence[float]], first: int) -> _HeaterCur
     excess = float(residuals @ residuals) / freedom - 1.0 if freedom else 0.0
     return _HeaterCurve(
         first=first,
-        lowest=float(log_mhz.min() - middle),
-        highest=float(log_mhz.max() - middle),
+        log_mhz=log_mhz,
         middle=middle,
         coefficients=coefficients,
         errors=np.asarray(np.linalg.cholesky(covariance), dtype=np.float64),
@@ -177,7 +173,7 @@ class CoLoad:
         x = math.log(core_mhz) - curve.middle
         column = np.vander([x], len(curve.coefficients))[0]
         # Outside what was measured a slope of one is all that is expected.
-        beyond = max(curve.lowest - x, x - curve.highest, 0.0)
+        beyond = max(float(curve.log_mhz.min()) - x, x - float(curve.log_mhz.max()), 0.0)
         mean_w = math.exp(float(column @ curve.coefficients))
         errors = np.zeros(self.errors)
         errors[:_OF_IDLE] = column @ curve.of_idle

@@ -17,9 +17,10 @@ import msgspec
 
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.power_peak import OFF_PEAK
+from underclock.core.step.cap import driver_says
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.costs import voltage_v
-from underclock.records import Mix
+from underclock.records import Mix, Window
 
 _EXPONENT = 0.6  # of time against clock, where a kernel was seen at one clock only
 _SAME_MHZ = 15.0  # closer clocks tell no exponent
@@ -29,6 +30,8 @@ _LEAST = 0.5  # of the idling that was asked for: no clock is twice the highest
 _EXACT = 0.03  # of the share that was wanted
 _LONGEST_S = 1.0  # of a round with heaters, however long the step
 _MOST_SHARE = 0.9  # of a round that co-load may take: of less, nothing can be read
+_USUALLY_HELD = 0.85  # of a clock that the cap does not allow, where the clock was not read
+_MOST_IDLE = 3.0  # of the time a kernel runs, idling beside it
 _ALIKE = 0.02  # mixes that differ by less are the same
 _PERIOD_S = 0.02  # between pieces: about as often as power caps act
 _SPIN_LATE_S = 9e-7  # what a count of cycles takes besides: 20.0009 ms for 20 on an idle H200
@@ -138,12 +141,20 @@ class MixConditions:
     def expected(self, seen: Sequence[DrawAtClock], core_mhz: float) -> DrawAtClock:
         """Return what something is expected to draw and to take at a clock.
 
-        Time is interpolated between the clocks at which it was seen; what it draws above idling
-        goes with the square of voltage and with how often it is launched. A power that little is
-        known of leads to another clock than the one wanted, so the nearest that is sure is taken.
+        Time is interpolated between the nearest clock at which it was seen and the next on that
+        side; what it draws above idling goes with the square of voltage and with how often it is
+        launched. A power that little is known of leads to another clock than the one wanted, so
+        the nearest that is sure is taken.
         """
         near = min(seen, key=lambda one: abs(one.core_mhz - core_mhz))
-        time_s = near.time_s * (near.core_mhz / core_mhz) ** _exponent(seen, near, core_mhz)
+        exponent, side = _EXPONENT, core_mhz - near.core_mhz
+        apart = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
+        if apart:
+            beyond = [one for one in apart if (one.core_mhz - near.core_mhz) * side > 0]
+            other = min(beyond or apart, key=lambda one: abs(one.core_mhz - core_mhz))
+            slower = math.log(other.time_s / near.time_s)
+            exponent = slower / math.log(near.core_mhz / other.core_mhz)
+        time_s = near.time_s * (near.core_mhz / core_mhz) ** exponent
         surest = min(one.spread for one in seen)
         sure = [one for one in seen if one.spread <= max(surest, SURE)]
         near = min(sure, key=lambda one: abs(one.core_mhz - core_mhz))
@@ -151,17 +162,6 @@ class MixConditions:
         near_idle_w, near_volts = self.idle_w_and_volts(near.core_mhz)
         own_w = (near.power_w - (near_idle_w or 0.0)) * (volts / near_volts) ** 2
         return DrawAtClock(core_mhz, (idle_w or 0.0) + own_w * near.time_s / time_s, time_s)
-
-
-def _exponent(seen: Sequence[DrawAtClock], near: DrawAtClock, core_mhz: float) -> float:
-    """Return how time goes with clock between the nearest clock seen and the next, on that side."""
-    apart = [one for one in seen if abs(one.core_mhz - near.core_mhz) > _SAME_MHZ]
-    if not apart:
-        return _EXPONENT
-    side = core_mhz - near.core_mhz
-    beyond = [one for one in apart if (one.core_mhz - near.core_mhz) * side > 0]
-    other = min(beyond or apart, key=lambda one: abs(one.core_mhz - core_mhz))
-    return math.log(other.time_s / near.time_s) / math.log(near.core_mhz / other.core_mhz)
 
 
 def mix_at(
@@ -223,6 +223,24 @@ def thinned(core_mhz: float, seen: DrawAtClock, idle_w: float, limit_w: float) -
     return None if idle_s is None else Mix(launches=launches, idle_s=max(idle_s, 0.0))
 
 
+def next_thinned(capped: Window, idle: Window, tried: Sequence[Window]) -> Mix | None:
+    """Return the next mix with idling of a kernel capped at a lock; ``None`` if more is of no use.
+
+    Args:
+        tried: Windows of the kernel with idling, at that lock.
+    """
+    if not tried:
+        core_mhz = float(capped.asked.core_mhz or 0)
+        seen = capped.observed.core_mhz if capped.observed else None
+        own = DrawAtClock(float(seen or _USUALLY_HELD * core_mhz), capped.power_w, capped.time_s)
+        return thinned(core_mhz, own, idle.power_w, capped.power_w)
+    last = tried[-1]
+    idles = last.mix.idle_s > _MOST_IDLE * last.mix.launches * capped.time_s
+    if idles or not driver_says(last.throttle_reasons):
+        return None
+    return Mix(launches=last.mix.launches, idle_s=2.0 * last.mix.idle_s)
+
+
 def _idling(own: DrawAtClock, limit_w: float, idle_w: float | None, launches: int) -> float | None:
     """Return how long to idle in a round that is too hot, in s."""
     if idle_w is None or idle_w >= limit_w:
@@ -274,18 +292,13 @@ def spread_out(mix: Mix, launches_s: Sequence[float], heater_s: float) -> Mix:
         if mix.hot:  # as many pieces as leave about as many heaters
             each = math.ceil(mix.hot / pieces)
             pieces = max(1, round(mix.hot / each))
-        after = _places(ends_s, pieces)
+        # Launches that end nearest to parts of the time; fewer where launches are long.
+        found = set()
+        for piece in range(1, pieces + 1):
+            at_s = ends_s[-1] * piece / pieces
+            later = min(bisect_left(ends_s, at_s), len(ends_s) - 1)
+            found.add(1 + min(later, max(later - 1, 0), key=lambda n: abs(ends_s[n] - at_s)))
+        after = tuple(sorted(found))
     idle_s = max(mix.idle_s, pieces * METER_S)
     after = after if pieces > 1 else ()
     return msgspec.structs.replace(mix, hot=each * pieces, idle_s=idle_s, after=after)
-
-
-def _places(ends_s: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Return the launches that end nearest to parts of the time; fewer where launches are long."""
-    found = set()
-    for piece in range(1, pieces + 1):
-        at_s = ends_s[-1] * piece / pieces
-        later = min(bisect_left(ends_s, at_s), len(ends_s) - 1)
-        earlier = max(later - 1, 0)
-        found.add(1 + min(later, earlier, key=lambda n: abs(ends_s[n] - at_s)))
-    return tuple(sorted(found))
