@@ -1,4 +1,4 @@
-"""Measurements in company, made up by hand: what each tells can be worked out on paper."""
+"""Measurements with co-load, made up by hand: what each tells can be worked out on paper."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def made_point(
 
 
 def made_rung(core_mhz: float, hot_s: float, power_w: float, **changed: Any) -> Window:
-    """Return the companion, idling as long as it ran."""
+    """Return the heater, idling as long as it ran."""
     return made_mix(
         kernel="",
         mix=Mix(launches=0, hot=1, idle_s=hot_s),

@@ -9,7 +9,8 @@ import numpy as np
 
 from underclock.core.design.wanted import Wanted
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.steering import SteeringAgenda
+from underclock.core.steering import HEATERS, IDLING, SteeringAgenda
+from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s, idle_w
@@ -147,6 +148,11 @@ class Synthetic:
             temperature_c=WARM_C,
             throttle_reasons=ThrottleReason.SW_POWER_CAP if capped else ThrottleReason.NONE,
         )
+
+    def coload(self, *idle_s: float) -> CoLoad:
+        """Learn what co-load draws, by itself and the heater with idling."""
+        mixes = [IDLING, HEATERS, *[Mix(launches=0, hot=4, idle_s=each_s) for each_s in idle_s]]
+        return CoLoad.of([self.run(Wanted("", mix)) for mix in mixes], SHAPE, 1.0)
 
     def samples(self, *wanted: Wanted, order: tuple[int, ...] = ORDER) -> SampleSet:
         """Return a campaign's file."""

@@ -1,4 +1,4 @@
-"""Which mix brings a kernel to a clock, and which companions a step has."""
+"""Which mix brings a kernel to a clock, and which heaters a step has."""
 
 import math
 from collections.abc import Sequence
@@ -21,32 +21,33 @@ from steered_gpu import (
     takes_s,
 )
 from underclock.core.design.wanted import Wanted
-from underclock.core.steering import HEATERS, IDLING, SteeringAgenda
+from underclock.core.steering import IDLING, SteeringAgenda
 from underclock.core.steering.agenda import variance_in
 from underclock.core.steering.coload import CoLoad
-from underclock.core.steering.mixing import METER_S, DrawAtClock, MixConditions, mix_at, thinned
+from underclock.core.steering.mixing import (
+    METER_S,
+    DrawAtClock,
+    MixConditions,
+    mix_at,
+    next_thinned,
+    thinned,
+)
+from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import ALONE, Clocks, Mix, SampleSet
+from underclock.records import ALONE, Clocks, Mix, SampleSet, ThrottleReason
 
 
 def _bench(gpu: Synthetic, **more: object) -> MixConditions:
-    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS, *mixes)]
-    coload = CoLoad.of(runs, SHAPE, 1.0)
-    hot = tuple(
-        DrawAtClock(
-            mhz, float(busy_w(GPU, HOT, mhz, MEM_MHZ, WARM_C)), duration_s(GPU, HOT, mhz, 1)
-        )
-        for mhz in (1450.0, 1980.0)
-    )
-    bench = MixConditions(
-        coload=coload, heater=hot, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0
-    )
+    coload, heater = gpu.coload(0.001, 0.003, 0.006), tuple(_drawn(HOT, 1450.0, 1980.0))
+    bench = MixConditions(coload, heater, limit_w=698.0, boost_mhz=1980.0, temperature_c=55.0)
     return replace(bench, **more)  # type: ignore[arg-type]
 
 
 def _seen(name: str, *core_mhz: float) -> list[DrawAtClock]:
-    part = KERNELS[name]
+    return _drawn(KERNELS[name], *core_mhz)
+
+
+def _drawn(part: KernelConstants, *core_mhz: float) -> list[DrawAtClock]:
     return [
         DrawAtClock(
             mhz,
@@ -77,14 +78,14 @@ def test_no_mix_is_named_where_none_would_do() -> None:
     bench = _bench(gpu)
     hot, cold = _seen("product", 1500.0), _seen("copy", 1980.0)
 
-    assert mix_at(1200.0, cold, bench) is None  # the companion itself is too cold there
+    assert mix_at(1200.0, cold, bench) is None  # the heater itself is too cold there
     assert mix_at(1600.0, cold, replace(bench, heater=())) is None
     assert mix_at(1980.0, (), replace(bench, limit_w=5000.0)) is None
     assert mix_at(1600.0, (), replace(bench, limit_w=5000.0)) is None
     assert mix_at(1980.0, hot, replace(bench, limit_w=80.0)) is None  # idling is too hot
     nobody = CoLoad.of([], SHAPE, 1.0)
     assert mix_at(1980.0, hot, replace(bench, coload=nobody)) is None
-    # Almost nothing but idling; and a step of seconds, with as long a companion.
+    # Almost nothing but idling; and a step of seconds, with as long a heater.
     assert mix_at(1980.0, hot, replace(bench, limit_w=165.0)) is None
     long = [DrawAtClock(1980.0, 500.0, 2.0)]
     assert mix_at(1600.0, long, bench) is None
@@ -105,7 +106,22 @@ def test_a_kernel_at_a_lock_is_thinned_out_below_the_cap() -> None:
     assert thinned(1900.0, capped._replace(time_s=1.0), idle_w_, 698.0) is None
 
 
-def test_a_step_that_needs_little_company_meets_it_more_often_than_the_cap_looks() -> None:
+def test_a_capped_kernel_idles_longer_until_it_holds_its_clock_or_hardly_runs() -> None:
+    gpu, lock = Synthetic(noise=0.0), Clocks(core_mhz=1900)
+    alone, idle = (gpu.run(Wanted(*what), asked=lock) for what in (("product",), ("", IDLING)))
+    own = DrawAtClock(0.85 * 1900.0, alone.power_w, alone.time_s)
+    for observed, at_mhz in ((None, own.core_mhz), (Clocks(core_mhz=1575), 1575.0)):
+        mix = thinned(1900.0, own._replace(core_mhz=at_mhz), idle.power_w, alone.power_w)
+        assert mix is not None
+        assert next_thinned(msgspec.structs.replace(alone, observed=observed), idle, []) == mix
+    short, long = (Mix(launches=4, idle_s=times * alone.time_s) for times in (0.1, 13.0))
+    tried = gpu.run(Wanted("product", short), asked=lock)
+    assert next_thinned(alone, idle, [tried]) == Mix(launches=4, idle_s=2.0 * short.idle_s)
+    for done in ({"mix": long}, {"throttle_reasons": ThrottleReason.NONE}):
+        assert next_thinned(alone, idle, [msgspec.structs.replace(tried, **done)]) is None
+
+
+def test_a_step_that_needs_little_coload_meets_it_more_often_than_the_cap_looks() -> None:
     gpu = Synthetic(noise=0.0)
     bench = _bench(gpu)
     of_step = bench.limit_w - 5.0
@@ -127,7 +143,7 @@ def test_a_power_of_which_little_is_known_steers_nothing() -> None:
     assert bench.expected(unsure, 1700.0).power_w > 2.0 * alone
 
 
-def test_a_long_step_has_many_companions() -> None:
+def test_a_long_step_has_many_heaters() -> None:
     mix = mix_at(1700.0, [DrawAtClock(1750.0, 650.0, 0.2)], _bench(Synthetic()), most_launches=1)
 
     assert mix is not None
@@ -136,7 +152,7 @@ def test_a_long_step_has_many_companions() -> None:
 
 
 def _slow(steered: SampleSet, times: float) -> SampleSet:
-    """Return the first looks at a step that takes so many times longer, and company."""
+    """Return the first looks at a step that takes so many times longer, and co-load."""
     slow = tuple(
         msgspec.structs.replace(
             s,
@@ -152,7 +168,7 @@ def _slow(steered: SampleSet, times: float) -> SampleSet:
 
 
 @pytest.mark.untraced
-def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> None:
+def test_a_long_step_has_its_coload_between_launches(steered: SampleSet) -> None:
     samples = _slow(steered, 0.2 / steered.mixed[0].time_s)
     taken: list[Mix] = []
     for _ in range(3):
@@ -171,7 +187,7 @@ def test_a_long_step_has_its_company_between_launches(steered: SampleSet) -> Non
         assert mix.idle_s >= mix.pieces * METER_S
 
 
-def test_company_that_was_never_measured_tells_nothing() -> None:
+def test_coload_that_was_never_measured_tells_nothing() -> None:
     bench = _bench(Synthetic())
     own = _seen("copy", 1700.0)[0]
     mix = Mix(launches=4, hot=1)
@@ -181,7 +197,7 @@ def test_company_that_was_never_measured_tells_nothing() -> None:
     assert math.isinf(variance_in(mix, own, replace(bench, coload=nobody)))
 
 
-def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
+def test_a_step_of_seconds_has_no_heaters(steered: SampleSet) -> None:
     samples = _slow(steered, 1e3)
     metered = next(s for s in samples.mixed if not s.kernel and s.mix == ALONE)
     for _ in range(2):
@@ -197,7 +213,7 @@ def test_a_step_of_seconds_has_no_companions(steered: SampleSet) -> None:
 
 
 @pytest.mark.untraced
-def test_kernels_are_not_thinned_out_to_a_peak_that_the_companion_showed() -> None:
+def test_kernels_are_not_thinned_out_to_a_peak_that_the_heater_showed() -> None:
     held, free = (
         campaign(Synthetic(seed=7, noise=0.0, peak_w=peak_w)) for peak_w in (950.0, math.inf)
     )

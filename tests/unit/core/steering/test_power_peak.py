@@ -50,7 +50,7 @@ def test_a_heater_at_boost_is_known_by_its_power_and_how_it_follows_the_clock() 
     assert seen.usual is None
 
 
-def test_a_companion_follows_the_clock_where_it_does_as_it_did_below() -> None:
+def test_a_heater_follows_the_clock_where_it_does_as_it_did_below() -> None:
     rungs = [made_rung(mhz, 2.0 / mhz, mhz / 2.1) for mhz in (1600.0, 1800.0, 2000.0)]
     free = heater_at_boost(rungs, made_coload())
     held = heater_at_boost([*rungs[:2], made_rung(2000.0, 1.05e-3, 960.0)], made_coload())
@@ -70,11 +70,11 @@ def test_a_companion_follows_the_clock_where_it_does_as_it_did_below() -> None:
         [made_rung(1980.0, 1.01e-3, 960.0), made_rung(2000.0, 1e-3, 960.0)],  # too near
     ],
 )
-def test_a_companion_at_one_clock_tells_nothing(rungs: list[Window]) -> None:
+def test_a_heater_at_one_clock_tells_nothing(rungs: list[Window]) -> None:
     assert heater_at_boost(rungs, made_coload()) is None
 
 
-def test_a_companion_beside_idling_that_is_not_known_tells_nothing() -> None:
+def test_a_heater_beside_idling_that_is_not_known_tells_nothing() -> None:
     rungs = [made_rung(1700.0, 1.02e-3, 800.0), made_rung(2000.0, 1e-3, 960.0)]
 
     assert heater_at_boost(rungs, CoLoad.of([], SHAPE, 1.0)) is None
@@ -95,14 +95,14 @@ _STUCK, _FREE = 0.1, 0.8  # exponents
             970.0,
             HeaterAtBoost(960.0, _FREE, 0.85),
             math.inf,
-        ),  # alike, and nothing holds the companion
+        ),  # alike, and nothing holds the heater
         (970.0, HeaterAtBoost(960.0, 0.45, 0.85), 970.0),  # held on the way from the last rung
         (970.0, HeaterAtBoost(960.0, _FREE), 970.0),  # nobody knows how it follows the clock else
         (970.0, HeaterAtBoost(800.0, _FREE, 0.85), 970.0),  # too cool to be held
         (970.0, HeaterAtBoost(720.0, _STUCK), 970.0),  # the cap's own
     ],
 )
-def test_a_peak_is_one_for_kernels_and_companion(
+def test_a_peak_is_one_for_kernels_and_heater(
     piled_w: float, heater: HeaterAtBoost | None, peak_w: float
 ) -> None:
     assert peak_seen_w(piled_w, heater, 700.0) == peak_w

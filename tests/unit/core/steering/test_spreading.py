@@ -15,14 +15,14 @@ _LONG = [1e-3] * 200  # a step of 0.2 s
 
 
 def _periods_s(mix: Mix, launches_s: list[float], hot_s: float) -> list[float]:
-    """Return how long a piece of company and the launches before it take."""
+    """Return how long a piece of co-load and the launches before it take."""
     piece_s = (mix.hot * hot_s + mix.idle_s) / mix.pieces
     return [
         sum(launches_s[begin:end]) + piece_s for begin, end in itertools.pairwise((0, *mix.after))
     ]
 
 
-def test_a_short_round_has_its_company_at_its_end() -> None:
+def test_a_short_round_has_its_coload_at_its_end() -> None:
     mix = Mix(launches=3, hot=10, idle_s=METER_S)
     assert spread_out(mix, [1e-3] * 30, 1e-3) == mix
 
@@ -33,7 +33,7 @@ def test_a_short_round_has_its_company_at_its_end() -> None:
     st.integers(0, 200),
     st.floats(0.0, 0.3),
 )
-def test_company_is_even_in_time_and_hardly_more_or_less(
+def test_coload_is_even_in_time_and_hardly_more_or_less(
     launches_s: list[float], hot: int, idle_s: float
 ) -> None:
     if not (hot or idle_s):
@@ -52,7 +52,7 @@ def test_company_is_even_in_time_and_hardly_more_or_less(
 
 
 @pytest.mark.parametrize("mix", [Mix(hot=40), Mix(hot=261), Mix(idle_s=0.1), Mix(idle_s=METER_S)])
-def test_no_stretch_of_40_ms_is_without_company(mix: Mix) -> None:
+def test_no_stretch_of_40_ms_is_without_coload(mix: Mix) -> None:
     found = spread_out(mix, _LONG, 1.6e-3)
 
     assert found.pieces >= 8
@@ -60,7 +60,7 @@ def test_no_stretch_of_40_ms_is_without_company(mix: Mix) -> None:
     assert found.hot == pytest.approx(mix.hot, rel=0.05)
 
 
-def test_few_companions_and_long_launches_make_few_pieces() -> None:
+def test_few_heaters_and_long_launches_make_few_pieces() -> None:
     assert spread_out(Mix(hot=3), _LONG, 1.6e-3).pieces == 3
     assert spread_out(Mix(idle_s=0.05), [0.1, 0.1], 0.0).after == (1, 2)
     # One launch that takes long has all of it at its end, as a short round has.
@@ -80,7 +80,7 @@ def _step(mix: Mix, time_s: float = 0.3, kernel: str = "", **more: object) -> Wi
     )
 
 
-def test_company_that_comes_often_leaves_one_clock() -> None:
+def test_coload_that_comes_often_leaves_one_clock() -> None:
     at_end, often = Mix(hot=6), Mix(hot=6, after=(50, 100, 150))
 
     assert is_uneven(_step(at_end))
@@ -101,10 +101,10 @@ def test_company_that_comes_often_leaves_one_clock() -> None:
 
 def test_a_look_that_tells_kernels_clocks_takes_the_place_of_one_that_does_not() -> None:
     alone, kernel = _step(Mix()), _step(Mix(), kernel="a")
-    company = _step(Mix(launches=0, hot=1), kernel_s=())
+    coload = _step(Mix(launches=0, hot=1), kernel_s=())
     metered = _step(Mix(idle_s=1e-3, after=(1, 2)), kernel_mhz=(1690.0,))
 
-    assert timed_windows([alone, kernel, company]) == [alone, kernel]
+    assert timed_windows([alone, kernel, coload]) == [alone, kernel]
     assert timed_windows([alone, kernel, metered]) == [kernel, metered]
     # A round shorter than the window has one clock, so its mean is every kernel's.
     short = _step(Mix(), time_s=0.09)

@@ -23,14 +23,11 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined_sets
 from underclock.core.steering import (
-    HEATERS,
-    IDLING,
     SteeringAgenda,
     clock_range,
     first_measurements,
     steering_notes,
 )
-from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w, duration_s
@@ -86,7 +83,7 @@ def test_what_comes_next_follows_from_what_is_on_file() -> None:
         assert (wanted.kernel, wanted.mix) == (whole.mixed[cut].kernel, whole.mixed[cut].mix)
 
 
-def test_without_a_companion_only_idling_steers() -> None:
+def test_without_a_heater_only_idling_steers() -> None:
     gpu = Synthetic(seed=1)
     samples = gpu.samples(order=ORDER)
     for _ in range(20):
@@ -146,23 +143,17 @@ def test_what_was_measured_at_held_clocks_steers_nothing(steered: SampleSet) -> 
 @pytest.mark.parametrize("drift", [0.0, 0.01])
 def test_a_clock_that_moves_before_launches_are_timed_spoils_nothing(drift: float) -> None:
     gpu = Synthetic(noise=0.0, drift=drift, seed=4)
-    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
-    samples = gpu.samples(
-        Wanted("", IDLING), Wanted("", HEATERS), *[Wanted("", mix) for mix in mixes]
-    )
-    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
+    coload, kernels = gpu.coload(0.001, 0.003, 0.006, 0.01), gpu.samples().kernels
     for mix in (Mix(launches=2, idle_s=METER_S), Mix(launches=4, hot=1, idle_s=METER_S)):
         sample = gpu.run(Wanted("product", mix))
-        timed, drawn = subtract_coload([sample], samples.kernels, coload)
+        timed, drawn = subtract_coload([sample], kernels, coload)
         for one, told_s in ((timed, timed.time_s), (drawn, drawn.time_s)):
             true_s = float(duration_s(GPU, KERNELS["product"], one.core_mhz, MEM_MHZ))
             assert told_s == pytest.approx(true_s, rel=2e-3)
         true_w = float(busy_w(GPU, KERNELS["product"], drawn.core_mhz, MEM_MHZ, WARM_C))
         assert drawn.power_w == pytest.approx(true_w, rel=5e-3)
         assert (timed.power_windows, drawn.time_windows) == (0.0, 0.0)
-    (draw,) = step_draws(
-        [gpu.run(Wanted("", Mix(launches=2, idle_s=METER_S)))], samples.kernels, coload
-    )
+    (draw,) = step_draws([gpu.run(Wanted("", Mix(launches=2, idle_s=METER_S)))], kernels, coload)
     step_s, step_j = gpu.drawn("", ALONE, draw.core_mhz)
     assert draw.power_w == pytest.approx(step_j / step_s, rel=5e-3)
     assert draw.spread_w < 0.02 * draw.power_w
@@ -192,7 +183,7 @@ def test_a_peak_of_power_that_no_clock_shows_is_seen_and_left_out() -> None:
         assert rows.log_s[told] == pytest.approx(np.log(true_s), abs=0.005)
 
 
-def test_files_joined_keep_what_was_measured_in_company(steered: SampleSet) -> None:
+def test_files_joined_keep_what_was_measured_with_coload(steered: SampleSet) -> None:
     both = joined_sets([steered, steered])
     kept = [s for s in steered.mixed if s.kernel or not s.kernel_s]
 

@@ -102,8 +102,9 @@ def test_a_metered_mix_without_a_power_tells_a_time_only() -> None:
     assert (left.power_w, left.time_windows) == (None, 1.0)
 
 
-def test_a_long_step_whose_clock_moves_tells_nothing() -> None:
-    assert subtract_coload([made_step()], STEP_KERNELS, made_coload()) == ()
+def test_a_long_step_whose_clock_moves_and_launches_not_timed_tell_nothing() -> None:
+    windows = [made_step(), made_mix(kernel_s=())]
+    assert subtract_coload(windows, STEP_KERNELS, made_coload()) == ()
 
 
 @pytest.mark.parametrize("changed", [{"core_spread_mhz": 0.0}, {"time_s": 0.05}])
@@ -115,7 +116,7 @@ def test_in_a_step_that_is_short_or_steady_all_kernels_have_one_clock(
     assert [one.core_mhz for one in left] == [1600.0, 1600.0]
 
 
-def test_the_steps_power_is_what_its_company_leaves() -> None:
+def test_the_steps_power_is_what_its_coload_leaves() -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=4 * 0.5 + 0.1)
     (draw,) = step_draws([step, made_mix(), IDLE], STEP_KERNELS, made_coload())
 
@@ -134,21 +135,21 @@ def test_what_is_overlapped_others_takes_none_of_the_steps_time() -> None:
 
 
 @pytest.mark.parametrize("energy_j", [0.1, 2.1])
-def test_a_step_whose_power_is_unsure_or_company_unknown_tells_none(energy_j: float) -> None:
+def test_a_step_whose_power_is_unsure_or_coload_unknown_tells_none(energy_j: float) -> None:
     step = made_mix(kernel="", kernel_s=(1e-3, 2e-3), time_s=5e-3, energy_j=energy_j)
     coload = made_coload() if energy_j < 1.0 else CoLoad.of([], SHAPE, 1.0)
 
     assert step_draws([step], STEP_KERNELS, coload) == ()
 
 
-def test_the_companion_by_itself_tells_how_power_goes_with_the_clock() -> None:
+def test_the_heater_by_itself_tells_how_power_goes_with_the_clock() -> None:
     (left,) = subtract_coload([made_rung(2000.0, 1e-3, 960.0)], STEP_KERNELS, made_coload())
 
     assert (left.kernel, left.core_mhz, left.time_s) == (HEATER, 2000.0, 1e-3)
     assert left.power_w == pytest.approx(960.0)
 
 
-def test_errors_of_company_are_those_of_all_that_share_it() -> None:
+def test_errors_of_coload_are_those_of_all_that_share_it() -> None:
     rungs = [
         made_rung(mhz, 2.0 / mhz, power_w) for mhz, power_w in ((1700.0, 700.0), (2000.0, 950.0))
     ]
@@ -163,7 +164,7 @@ def test_errors_of_company_are_those_of_all_that_share_it() -> None:
     )
 
     assert little.power_w == pytest.approx(350.0, rel=0.01)
-    # More power of the companion is less of the kernel's, each way of erring by itself.
+    # More power of the heater is less of the kernel's, each way of erring by itself.
     assert len(little.common) == 4
     assert max(abs(part) for part in little.common) > 0.005
     assert little.variance > 0.004**2 / little.power_windows
@@ -198,11 +199,7 @@ def test_kernels_of_a_step_run_at_clocks_of_their_own() -> None:
     ]
 
 
-def test_launches_that_were_not_timed_tell_nothing() -> None:
-    assert subtract_coload([made_mix(kernel_s=())], STEP_KERNELS, made_coload()) == ()
-
-
-def test_the_companions_error_at_one_memory_clock_is_none_at_another() -> None:
+def test_the_heaters_error_at_one_memory_clock_is_none_at_another() -> None:
     slow, fast = Clocks(mem_mhz=1), Clocks(mem_mhz=2)
     rungs = [
         msgspec.structs.replace(made_rung(mhz, 2.0 / mhz, mhz / 2.1), asked=memory)

@@ -1,5 +1,7 @@
 """What is left of a mix once its co-load is subtracted, and how sure that is."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -7,7 +9,7 @@ from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Sy
 from underclock.core.design.wanted import Wanted
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import check_values
-from underclock.core.steering import HEATERS, IDLING, SteeringAgenda, steering_notes
+from underclock.core.steering import IDLING, SteeringAgenda, steering_notes
 from underclock.core.steering.agenda import PowerLine
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.subtract import subtract_coload
@@ -42,14 +44,10 @@ def test_clocks_that_hunt_are_told_and_count_less(steered: SampleSet) -> None:
 
 def test_what_is_left_of_a_mix_is_the_kernels() -> None:
     gpu = Synthetic(noise=0.0)
-    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006, 0.01)]
-    samples = gpu.samples(
-        Wanted("", IDLING), Wanted("", HEATERS), *[Wanted("", mix) for mix in mixes]
-    )
-    coload = CoLoad.of(samples.mixed, SHAPE, 1.0)
+    coload, kernels = gpu.coload(0.001, 0.003, 0.006, 0.01), gpu.samples().kernels
     for mix in (ALONE, Mix(launches=2, idle_s=0.002), Mix(launches=4, hot=1)):
         sample = gpu.run(Wanted("softmax", mix))
-        left = subtract_coload([sample], samples.kernels, coload)[-1]
+        left = subtract_coload([sample], kernels, coload)[-1]
         power_w = float(busy_w(GPU, KERNELS["softmax"], sample.at_mhz, MEM_MHZ, WARM_C))
 
         assert left.time_s == sample.kernel_s[0]
@@ -82,11 +80,9 @@ def test_idling_at_held_clocks_is_measured_where_it_is_needed() -> None:
     assert draw.total_w == pytest.approx(0.004 * draw.mean_w)
 
 
-def test_the_companion_is_less_sure_outside_of_where_it_ran() -> None:
+def test_the_heater_is_less_sure_outside_of_where_it_ran() -> None:
     gpu = Synthetic(seed=5)
-    mixes = [Mix(launches=0, hot=4, idle_s=idle_s) for idle_s in (0.001, 0.003, 0.006)]
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS, *mixes)]
-    coload = CoLoad.of(runs, SHAPE, 1.0)
+    coload = gpu.coload(0.001, 0.003, 0.006)
     inside, outside = (coload.heater_w(mhz, 1.0) for mhz in (1600.0, 1300.0))
 
     assert inside is not None
@@ -106,18 +102,17 @@ def test_nothing_is_subtracted_with_coload_that_was_never_measured() -> None:
         assert (one.power_w, one.power_windows) == (None, 0.0)
         assert one.time_windows == 1.0
     assert nobody.idle_w(1500.0, 1.0, WARM_C) is None
-    # Nor is the companion known where it idled too, and idling is not.
+    # Nor is the heater known where it idled too, and idling is not.
     thinned = gpu.run(Wanted("", Mix(launches=0, hot=1, idle_s=0.01)))
     assert CoLoad.of([thinned], SHAPE, 1.0).heater_w(1900.0, 1.0) is None
 
 
-def test_a_mix_of_almost_nothing_but_company_tells_no_power() -> None:
+def test_a_mix_of_almost_nothing_but_coload_tells_no_power() -> None:
     gpu = Synthetic()
-    runs = [gpu.run(Wanted("", mix)) for mix in (IDLING, HEATERS)]
-    coload = CoLoad.of(runs, SHAPE, 1.0)
-    (left,) = subtract_coload([gpu.run(Wanted("tiny", Mix(hot=5)))], gpu.samples().kernels, coload)
+    tiny = gpu.run(Wanted("tiny", Mix(hot=5)))
+    (point,) = subtract_coload([tiny], gpu.samples().kernels, gpu.coload())
 
-    assert left.power_w is None
+    assert point.power_w is None
 
 
 def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
@@ -133,7 +128,7 @@ def test_a_power_is_the_less_known_the_further_away_it_was_measured() -> None:
 
 
 def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
-    # A round that drew less than its company does by itself.
+    # A round that drew less than its co-load does by itself.
     damaged = tuple(
         msgspec.structs.replace(s, energy_j=s.energy_j / 10) if s.mix.idle_s and not s.kernel else s
         for s in steered.mixed
@@ -146,7 +141,7 @@ def test_what_tells_nothing_is_passed_over(steered: SampleSet) -> None:
     agenda.next(takes_s, 0.003)
 
 
-def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSet) -> None:
+def test_a_step_that_drew_less_than_its_coload_is_passed_over(steered: SampleSet) -> None:
     steps = [s for s in steered.mixed if not s.kernel and s.kernel_s]
     bad = max(steps, key=lambda s: s.mix.idle_s)
     rest = [s for s in steered.mixed if s.kernel or not s.kernel_s or s.mix == ALONE]
@@ -158,6 +153,10 @@ def test_a_step_that_drew_less_than_its_company_is_passed_over(steered: SampleSe
     assert wanted is not None
     assert not wanted.kernel
     assert wanted.mix.launches
+
+
+def test_a_step_of_which_a_kernel_never_ran_has_no_known_energy() -> None:
+    assert math.isinf(SteeringAgenda.of(Synthetic().samples(), SHAPE).error)
 
 
 def _hot(samples: SampleSet) -> list[Window]:
@@ -196,7 +195,7 @@ def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) ->
         ({"core_mhz": 1e6}, "MHz"),
     ],
 )
-def test_measurements_in_company_that_cannot_be_are_refused(
+def test_measurements_with_coload_that_cannot_be_are_refused(
     steered: SampleSet, changed: dict[str, object], words: str
 ) -> None:
     bad = msgspec.structs.replace(steered.mixed[-1], **changed)
