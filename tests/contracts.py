@@ -149,7 +149,7 @@ class LauncherContract:
     def test_durations_inside_a_loop_add_up_to_its_rounds(
         self, launcher: Launcher, clock: Clock, kernel: Kernel
     ) -> None:
-        """Alone, repeated, with company and without the kernel; all durations are positive."""
+        """Alone, repeated, with co-load and without the kernel; all durations are positive."""
         mixes = (None, Mix(launches=5, hot=1), Mix(launches=5, hot=2, idle_s=5e-3), Mix(hot=1))
         for mix in mixes:
             kernels = [kernel] if mix is None or mix.launches > 1 else []
@@ -173,7 +173,7 @@ class LauncherContract:
             assert abs(sum(parts_s) / round_s - 1.0) < self.durations_within
 
     def test_nothing_at_all_is_refused(self, launcher: Launcher) -> None:
-        """A loop without kernels and without company would never end a round."""
+        """A loop without kernels and without co-load would never end a round."""
         try:
             with launcher.loop([]):
                 pass
@@ -212,7 +212,7 @@ class MeasurerContract:
 
 
 class MixingMeasurerContract(MeasurerContract):
-    """What a measurer that runs kernels in company shows, where a product reaches the power cap.
+    """What a measurer that runs kernels with co-load shows, where a product reaches the power cap.
 
     Fixtures: ``measurer``; ``kernel``, which draws less than a large matrix product.
     """
@@ -230,7 +230,7 @@ class MixingMeasurerContract(MeasurerContract):
         assert thinned.core_mhz > capped.core_mhz
         assert thinned.energy_j / thinned.time_s < capped.energy_j / capped.time_s
 
-    def test_a_hot_companion_lowers_the_clock_of_a_cool_kernel(
+    def test_a_heater_lowers_the_clock_of_a_cool_kernel(
         self, measurer: Measurer, kernel: Kernel
     ) -> None:
         """At auto, nothing set: the cap is on all that runs."""

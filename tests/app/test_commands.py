@@ -140,8 +140,8 @@ def test_a_campaign_can_steer_clocks(capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr()
 
     assert (found["samples"], found["mixed"]) == (0, 3)
-    assert "0 samples of 48 kernels and 4 in company, at 1" in " ".join(said.out.split())
-    assert "clocks were steered by company, not set" in " ".join(said.err.split())
+    assert "0 samples of 48 kernels and 4 with co-load, at 1" in " ".join(said.out.split())
+    assert "clocks were steered by co-load, not set" in " ".join(said.err.split())
 
 
 @pytest.mark.untraced

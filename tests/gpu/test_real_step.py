@@ -162,20 +162,20 @@ def test_a_long_kernel_alone_takes_inside_what_it_takes_outside(layer: CudaLaunc
     assert inside_s == pytest.approx(outside_s, rel=0.02)
 
 
-@pytest.mark.parametrize("mix", [None, Mix(hot=5, idle_s=5e-3)], ids=["alone", "in company"])
+@pytest.mark.parametrize("mix", [None, Mix(hot=5, idle_s=5e-3)], ids=["alone", "with co-load"])
 def test_launches_of_a_whole_step_add_up_to_it(layer: CudaLauncher, mix: Mix | None) -> None:
     step = layer.traced.step
     round_s, durations = _looked(layer, [step.kernels[i] for i in step.order], mix)
 
     assert len(durations.kernel_s) == len(step.order)
-    company_s = 5 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
-    assert sum(durations.kernel_s) + company_s == pytest.approx(round_s, rel=0.03)
+    coload_s = 5 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
+    assert sum(durations.kernel_s) + coload_s == pytest.approx(round_s, rel=0.03)
     assert (durations.idle_s is None) == (mix is None)
     if durations.idle_s is not None:  # it counts cycles of a clock that may be lower
         assert 0.98 * 5e-3 < durations.idle_s < 2.0 * 5e-3
 
 
-def test_company_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> None:
+def test_coload_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> None:
     step = layer.traced.step
     launches = [step.kernels[i] for i in step.order]
     quarter = len(launches) // 4
@@ -183,8 +183,8 @@ def test_company_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> Non
     _, alone = _looked(layer, launches)
     round_s, durations = _looked(layer, launches, mix)
 
-    company_s = 8 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
-    assert sum(durations.kernel_s) + company_s == pytest.approx(round_s, rel=0.03)
+    coload_s = 8 * (durations.hot_s or 0.0) + (durations.idle_s or 0.0)
+    assert sum(durations.kernel_s) + coload_s == pytest.approx(round_s, rel=0.03)
     assert len(durations.pieces_s) == 4
     assert max(durations.pieces_s) < 1.1 * min(durations.pieces_s)
     # The same launches, told apart in the same way: no more than a clock slower.
@@ -193,7 +193,7 @@ def test_company_runs_between_the_launches_of_a_step(layer: CudaLauncher) -> Non
             assert 0.9 * there_s < here_s < 1.4 * there_s
 
 
-def test_a_kernel_follows_the_clock_that_its_company_leaves_it(layer: CudaLauncher) -> None:
+def test_a_kernel_follows_the_clock_that_its_coload_leaves_it(layer: CudaLauncher) -> None:
     kernel = max(layer.traced.step.kernels, key=lambda kernel: kernel.flops or 0.0)
     with nvml_session():
         measurer = _measurer(layer)
@@ -237,7 +237,7 @@ def test_a_profiler_that_looks_on_is_not_ended() -> None:
         assert loop.durations(0.1).hot_s
 
 
-def test_a_companion_that_does_not_fit_is_a_sentence() -> None:
+def test_a_heater_that_does_not_fit_is_a_sentence() -> None:
     with held_step(Trainer().step, name="mlp") as launcher:
         hoard = []
         torch.cuda.empty_cache()
@@ -245,7 +245,7 @@ def test_a_companion_that_does_not_fit_is_a_sentence() -> None:
             while torch.cuda.mem_get_info()[0] > 2 * size:
                 hoard.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         with (
-            pytest.raises(MeasurementError, match="hot companion does not fit into memory"),
+            pytest.raises(MeasurementError, match="heater does not fit into memory"),
             launcher.loop([], Mix(hot=1)),
         ):
             pytest.fail("the block must not run")

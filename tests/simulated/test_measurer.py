@@ -35,7 +35,7 @@ def test_a_locked_kernel_measures_what_physics_says(
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("mix", [Mix(), Mix(launches=3, hot=2), Mix(launches=2, idle_s=0.02)])
-def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel, mix: Mix) -> None:
+def test_a_round_with_coload_measures_what_it_truly_takes(rig: Rig, gemm: Kernel, mix: Mix) -> None:
     rig.device.limit_power(280.0)
     measurer = bench(rig, MeasurementSettings(kernel_warm_s=2.0, window_s=1.0))
     clocks_mhz = []
@@ -61,7 +61,7 @@ def test_a_round_in_company_measures_what_it_truly_takes(rig: Rig, gemm: Kernel,
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("clocks", [AUTO, Clocks(core_mhz=1800)])
-def test_company_that_brings_the_cap_is_no_interference(
+def test_coload_that_brings_the_cap_is_no_interference(
     rig: Rig, elementwise: Kernel, clocks: Clocks
 ) -> None:
     rig.device.limit_power(220.0)
@@ -104,13 +104,13 @@ def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
 
 
 @pytest.mark.untraced
-def test_a_few_whole_rounds_of_a_step_in_company_are_enough(rig: Rig, step: Step) -> None:
+def test_a_few_whole_rounds_of_a_step_with_coload_are_enough(rig: Rig, step: Step) -> None:
     launches = [step.kernels[i] for i in step.order]
     measuring = MeasurementSettings(kernel_warm_s=0.5, window_s=0.1, launches=20)
-    alone, company = (
+    alone, coload = (
         bench(rig, measuring).measure(launches, mix=mix) for mix in (Mix(), Mix(idle_s=0.1))
     )
-    for reading, least in ((alone, 20), (company, 5)):
+    for reading, least in ((alone, 20), (coload, 5)):
         assert reading.window_s is not None
         assert least - 1 <= reading.window_s / reading.time_s < least + 4
 

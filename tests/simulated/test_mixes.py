@@ -1,4 +1,4 @@
-"""Kernels in company on a simulated GPU, timed inside."""
+"""Kernels with co-load on a simulated GPU, timed inside."""
 
 import dataclasses
 import time
@@ -11,7 +11,7 @@ from underclock.errors import DeviceError, MeasurementError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Durations, Progress
 from underclock.hw.rounds import Round
-from underclock.hw.simulated.costs import Costs, companion
+from underclock.hw.simulated.costs import Costs, heater
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.launcher import VirtualLauncher
@@ -90,10 +90,10 @@ def test_one_whole_round_is_seen_however_short_the_look(rig: Rig, step: Step) ->
 
 
 @pytest.mark.parametrize("hot", [0, 40])
-def test_company_between_launches_leaves_a_long_step_at_one_clock(
+def test_coload_between_launches_leaves_a_long_step_at_one_clock(
     rig: Rig, gemm: Kernel, elementwise: Kernel, hot: int
 ) -> None:
-    """Company after a step changes the clock only then; between its launches, all through."""
+    """Co-load after a step changes the clock only then; between its launches, all through."""
     rig.device.limit_power(280.0)
     launches = [gemm, elementwise] * 40
     idle_s = 1e-2 if hot else 0.1
@@ -134,7 +134,7 @@ def test_durations_are_of_the_time_asked_for_only(rig: Rig, gemm: Kernel) -> Non
     assert slow.kernel_s[0] > 1.1 * fast.kernel_s[0]
 
 
-def test_idling_lets_a_capped_clock_rise_and_a_hot_companion_lowers_it(
+def test_idling_lets_a_capped_clock_rise_and_a_heater_lowers_it(
     rig: Rig, gemm: Kernel, elementwise: Kernel
 ) -> None:
     rig.device.limit_power(280.0)
@@ -149,7 +149,7 @@ def test_idling_lets_a_capped_clock_rise_and_a_hot_companion_lowers_it(
     assert heated.kernel_s[0] >= cool.kernel_s[0] * (1 - 1e-3)
 
 
-def test_company_alone_can_run(rig: Rig) -> None:
+def test_coload_alone_can_run(rig: Rig) -> None:
     with rig.launcher.loop([], Mix(idle_s=0.01)) as loop:
         rig.clock.sleep_s(60.0)
         device = rig.device
@@ -163,7 +163,7 @@ def test_company_alone_can_run(rig: Rig) -> None:
 
 
 def test_nothing_at_all_is_refused_before_anything_runs(rig: Rig) -> None:
-    with pytest.raises(ValueError, match="no company"), rig.launcher.loop([]):
+    with pytest.raises(ValueError, match="no co-load"), rig.launcher.loop([]):
         pytest.fail("the block must not run")
     assert rig.device.running is None
 
@@ -171,13 +171,13 @@ def test_nothing_at_all_is_refused_before_anything_runs(rig: Rig) -> None:
 def test_a_model_without_throughput_is_heated_by_its_hottest_product() -> None:
     model = gpu_model("a40")
     own = dataclasses.replace(model, throughput=None)
-    assert companion(own) in [kernel.constants for kernel in model.own]
+    assert heater(own) in [kernel.constants for kernel in model.own]
 
 
-def test_a_model_that_knows_no_kernel_has_no_companion() -> None:
+def test_a_model_that_knows_no_kernel_has_no_heater() -> None:
     bare = dataclasses.replace(gpu_model("rtx3080ti"), throughput=None, own=())
     launcher = VirtualLauncher(VirtualGpu(bare, seed=0))
-    with pytest.raises(UsageError, match="no hot companion"), launcher.loop([], Mix(hot=1)):
+    with pytest.raises(UsageError, match="no heater"), launcher.loop([], Mix(hot=1)):
         pytest.fail("the block must not run")
 
 
@@ -210,15 +210,15 @@ def test_a_thousand_short_launches_a_round_are_simulated_fast(rig: Rig) -> None:
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("launches", [3, 417])
-@pytest.mark.parametrize("company", [Mix(launches=0, hot=1), Mix(launches=0, idle_s=2e-4), Mix()])
+@pytest.mark.parametrize("coload", [Mix(launches=0, hot=1), Mix(launches=0, idle_s=2e-4), Mix()])
 def test_short_rounds_run_in_rows_and_are_the_same_rounds(
-    rig: Rig, launches: int, company: Mix
+    rig: Rig, launches: int, coload: Mix
 ) -> None:
     pair = [
         Kernel(name="a", kind=Kind.GEMM, flops=1e8, bytes_moved=1e6),
         Kernel(name="b", kind=Kind.MEMORY, flops=1e6, bytes_moved=2e6),
     ]
-    mix = Mix(launches=launches, hot=company.hot, idle_s=company.idle_s)
+    mix = Mix(launches=launches, hot=coload.hot, idle_s=coload.idle_s)
     with rig.launcher.loop(pair, mix) as loop:
         running = rig.device.running
         assert running is not None
@@ -252,7 +252,7 @@ def test_no_kernel_exceeds_the_peak_of_power_though_the_clock_reads_boost(hot_ri
     model = hot_rig.device.model
     assert model.peak_w is not None
     held, free = (
-        Costs(model.constants, model.core_mhz, peak_w).at(companion(model), 1980.0, 3201)
+        Costs(model.constants, model.core_mhz, peak_w).at(heater(model), 1980.0, 3201)
         for peak_w in (model.peak_w, None)
     )
     product = Kernel(name="product", kind=Kind.GEMM, flops=2.0 * 8192**3, bytes_moved=6.0 * 8192**2)
@@ -269,7 +269,7 @@ def test_no_kernel_exceeds_the_peak_of_power_though_the_clock_reads_boost(hot_ri
 def test_kernels_below_the_peak_run_at_the_clock_that_is_read(hot_rig: Rig) -> None:
     model = hot_rig.device.model
     costs = [
-        Costs(model.constants, model.core_mhz, peak_w).at(companion(model), 1500.0, 3201)
+        Costs(model.constants, model.core_mhz, peak_w).at(heater(model), 1500.0, 3201)
         for peak_w in (model.peak_w, None)
     ]
 

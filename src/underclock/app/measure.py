@@ -54,7 +54,7 @@ class _KeepsWords(click.Command):
 @click.option(
     "--grid",
     type=click.Choice(["adaptive", "coarse", "full", "steer"]),
-    help="steer: by company, without root. [default: adaptive, steered where clocks may not be "
+    help="steer: by co-load, without root. [default: adaptive, steered where clocks may not be "
     "held; coarse where clocks are named, or a table is replayed]",
 )
 @click.option(
@@ -365,11 +365,11 @@ def _taken(sample_set: "SampleSet") -> str:
     samples = f"{len(sample_set.samples)} samples of {kernels} kernels"
     clocks = clock_range(sample_set)
     if clocks is not None:
-        company = f"{len(sample_set.mixed)} in company"
-        return f"{samples} and {company}, at {clocks[0]:.0f} to {clocks[1]:.0f} MHz"
+        coload = f"{len(sample_set.mixed)} with co-load"
+        return f"{samples} and {coload}, at {clocks[0]:.0f} to {clocks[1]:.0f} MHz"
     in_company = sum(sample.in_company for sample in sample_set.mixed)
     if in_company:
-        samples = f"{samples} and {in_company} in company"
+        samples = f"{samples} and {in_company} with co-load"
     if each == offered:
         return f"{samples}, each at " + (
             "one clock pair" if offered == 1 else f"{offered} clock pairs"

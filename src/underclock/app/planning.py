@@ -260,8 +260,8 @@ def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
     """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
     visited |= {sample.asked for sample in sample_set.mixed}
-    company = any(sample.in_company for sample in sample_set.mixed)
-    return (ONE_PAIR,) if len(visited) == 1 and not company else ()
+    coload = any(sample.in_company for sample in sample_set.mixed)
+    return (ONE_PAIR,) if len(visited) == 1 and not coload else ()
 
 
 def _fixed(table: CostTable, settings: dict[Strategy, Ints]) -> Clocks | None:

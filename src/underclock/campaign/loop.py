@@ -237,9 +237,9 @@ class CampaignRun:
 def _words(wanted: Wanted) -> str:
     """Say what is measured."""
     mix = wanted.mix
-    what = wanted.kernel or ("the whole step" if mix.launches else "company by itself")
+    what = wanted.kernel or ("the whole step" if mix.launches else "co-load by itself")
     at = f" at {wanted.asked}" if wanted.kernel or not wanted.asked.is_auto else ""
-    parts = [f"{mix.hot} hot companions"] if mix.hot else []
+    parts = [f"{mix.hot} heaters"] if mix.hot else []
     parts += [f"{mix.idle_s * 1e3:.3g} ms of idling"] if mix.idle_s else []
     if not parts:
         return f"{what}{at}" if wanted.kernel else f"{what} at {wanted.asked}"

@@ -231,7 +231,7 @@ class Recorder:
 
         Raises:
             DeviceError, MeasurementError: From the GPU.
-            NotSupportedError: The step is too long for company to steer it.
+            NotSupportedError: The step is too long for co-load to steer it.
         """
         if wanted.kernel == WHOLE.name:
             wanted = dataclasses.replace(wanted, kernel="", timed=wanted.mix != ALONE)
@@ -241,7 +241,7 @@ class Recorder:
         if self.whole and window.is_step and window.asked.is_auto and is_uneven(window):
             raise NotSupportedError(
                 f"a step of {format_duration(window.time_s / window.mix.launches)} cannot be "
-                "steered: company can run after it only, and by then the power cap, which looks "
+                "steered: co-load can run after it only, and by then the power cap, which looks "
                 f"back {format_duration(WINDOW_S)}, has seen the step by itself",
                 hint="with root, clocks are held instead",
             )
@@ -340,9 +340,9 @@ def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) 
     lacks = reading.core_mhz is None or reading.durations is None
     if lacks and (wanted.mix != ALONE or wanted.timed):
         raise MeasurementError(
-            f"{wanted.kernel or 'the step or its company'} in company: its core clock or its "
+            f"{wanted.kernel or 'the step or its co-load'} with co-load: its core clock or its "
             "durations could not be read",
-            hint="measuring in company rests on both: `underclock doctor` says what can be read",
+            hint="measuring with co-load rests on both: `underclock doctor` says what can be read",
         )
     window = Window(
         kernel=wanted.kernel,

@@ -31,7 +31,7 @@ class ClockControl(StrEnum):
     """How kernels come to run at other clocks than the driver's."""
 
     LOCK = "lock"  # clocks are held
-    STEER = "steer"  # company makes the driver choose them
+    STEER = "steer"  # co-load makes the driver choose them
 
 
 PRECISION = 0.003
@@ -163,10 +163,10 @@ class Campaign:
             raise UsageError("steering sets no clocks: it decides itself what to visit")
 
     def steers(self, measurer: Measurer) -> bool:
-        """Whether clocks are steered by company on a measurer.
+        """Whether clocks are steered by co-load on a measurer.
 
         Raises:
-            NotSupportedError: They were to be, and it cannot run kernels in company.
+            NotSupportedError: They were to be, and it cannot run kernels with co-load.
         """
         able = Capability.MIX in measurer.capabilities
         if self.clocks is ClockControl.STEER:

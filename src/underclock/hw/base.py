@@ -95,9 +95,9 @@ class Durations:
     """How long launches took inside a loop, on the GPU's own clock."""
 
     kernel_s: tuple[float, ...]  # mean of each place of the sequence
-    hot_s: float | None = None  # mean of a launch of the hot companion; None without one
+    hot_s: float | None = None  # mean of a launch of the heater; None without one
     idle_s: float | None = None  # mean idling in a round; None without any
-    # Of that in each piece of company, in order; empty without any
+    # Of that in each piece of co-load, in order; empty without any
     pieces_s: tuple[float, ...] = ()
 
 
@@ -129,10 +129,10 @@ class Launcher(Protocol):
 
         Returns:
             The loop; one launch of it is a round: the whole sequence, ``mix.launches`` times, and
-            its company.
+            its co-load.
 
         Raises:
-            NoRoomError: The hot companion does not fit into memory.
+            NoRoomError: The heater does not fit into memory.
         """
 
     @property
@@ -166,7 +166,7 @@ class Capability(StrEnum):
     RUN = "run kernels, be warmed by them and run a whole step"
     LOCK = "hold clocks"
     SCHEDULE = "run a schedule of clocks"
-    MIX = "run kernels in company and time them inside"
+    MIX = "run kernels with co-load and time them inside"
 
 
 class Measurer(Protocol):

@@ -33,7 +33,7 @@ _LONGEST_TICK_S = 2.0  # no known energy counter is slower than 100 ms
 _WAKE_BEFORE_S = 0.012  # a few of the counter's blocking calls
 _LOOK, _SHORT_LOOK = 0.5, 0.25  # of a window, for which launches are timed
 _SHORT_S = 0.01  # a round of less is seen often enough in a short look
-_WHOLE_ROUNDS = 5  # of a step in company, that say enough: a window holds them whole
+_WHOLE_ROUNDS = 5  # of a step with co-load, that say enough: a window holds them whole
 _ROUNDS = 3  # of a long sequence, in which its launches are timed
 _SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur less
 
@@ -208,7 +208,7 @@ class GpuMeasurer:
     ) -> Reading:
         """Measure a sequence at the clocks now held, over a window aligned to counter ticks.
 
-        In company, and where launches are timed, the core clock is read all through the window.
+        With co-load, and where launches are timed, the core clock is read all through the window.
         Launches are timed after it, the loop still running: a profiler takes no part in the energy.
         A window in which the energy counter fell or leapt is measured again, once.
         """

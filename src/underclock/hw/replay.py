@@ -88,7 +88,7 @@ class ReplayMeasurer:
         """
         if mix is not None or timed:
             raise MeasurementError(
-                "a table knows isolated kernels only: nothing runs, in company or to be timed",
+                "a table knows isolated kernels only: nothing runs, with co-load or to be timed",
                 hint="steer clocks on a GPU that runs kernels: nvml:N, or a simulated one",
             )
         if len(kernels) != 1:

@@ -1,9 +1,9 @@
 """What a round of a mix is made of, and what its launches took.
 
-A round is the sequence of kernels, over and over, with its company between: pieces of some launches
-of a hot companion and some idling, all alike, after launches that the mix names; in a short round
+A round is the sequence of kernels, over and over, with its co-load between: pieces of some launches
+of a heater and some idling, all alike, after launches that the mix names; in a short round
 there is one, at its end. Its launches are told apart by their place: the kernels of the sequence in
-turn, then the companion, then idling, each piece of it by itself.
+turn, then the heater, then idling, each piece of it by itself.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class Round:
     """One round of a mix.
 
     Attributes:
-        kernels: Length of the sequence; 0 where nothing runs but company.
+        kernels: Length of the sequence; 0 where nothing runs but co-load.
     """
 
     kernels: int
@@ -43,15 +43,15 @@ class Round:
             mix: What it runs with; by default nothing.
 
         Raises:
-            ValueError: Nothing would run in it, or its company after more launches than it has.
+            ValueError: Nothing would run in it, or its co-load after more launches than it has.
         """
         mix = mix or Mix()
         made = cls(kernels if mix.launches else 0, mix)
         if not (made.kernels or mix.hot or mix.idle_s):
-            raise ValueError("there is no kernel to launch, and no company")
+            raise ValueError("there is no kernel to launch, and no co-load")
         if mix.after and mix.after[-1] > made.length:
             raise ValueError(
-                f"company would run after launch {mix.after[-1]} of a round of {made.length}"
+                f"co-load would run after launch {mix.after[-1]} of a round of {made.length}"
             )
         return made
 
@@ -62,12 +62,12 @@ class Round:
 
     @property
     def hot(self) -> int:
-        """Place of the hot companion."""
+        """Place of the heater."""
         return self.kernels
 
     @property
     def idle(self) -> int:
-        """Place of idling in the first piece of company; those of the others follow."""
+        """Place of idling in the first piece of co-load; those of the others follow."""
         return self.kernels + 1
 
     def turns(self) -> tuple[Turn, ...]:
@@ -75,12 +75,12 @@ class Round:
         turns: list[Turn] = []
         begin = 0
         for piece, end in enumerate(self.mix.after or (self.length,)):
-            turns += [*self._between(begin, end), *self.company(piece)]
+            turns += [*self._between(begin, end), *self.coload(piece)]
             begin = end
         return (*turns, *self._between(begin, self.length))
 
-    def company(self, piece: int) -> tuple[Turn, ...]:
-        """Return what runs in a piece of its company, counted from 0."""
+    def coload(self, piece: int) -> tuple[Turn, ...]:
+        """Return what runs in a piece of its co-load, counted from 0."""
         mix = self.mix
         hot = (Turn(self.hot, mix.hot // mix.pieces),) if mix.hot else ()
         return (*hot, Turn(self.idle + piece, 1)) if mix.idle_s else hot

@@ -165,13 +165,13 @@ class ThrottleReason(IntFlag):
 class Mix(Record, frozen=True, kw_only=True):
     """What a kernel or a whole step runs with, round and round, so that its clock can be chosen.
 
-    With a hot companion a power cap lowers the clock; with idling it lets the clock rise.
+    With a heater a power cap lowers the clock; with idling it lets the clock rise.
 
     Attributes:
         launches: Of the kernel, or of the step, in a round.
-        hot: Launches of the hot companion in a round: a large matrix product.
+        hot: Launches of the heater in a round: a large matrix product.
         idle_s: Idling in a round, nearly: a GPU idles by counting core cycles.
-        after: Launches of the round after which a piece of its company runs, counted from its
+        after: Launches of the round after which a piece of its co-load runs, counted from its
             begin; all pieces are alike. Empty: there is one, at the end of the round.
     """
 
@@ -184,17 +184,15 @@ class Mix(Record, frozen=True, kw_only=True):
         if self.launches < 0 or self.hot < 0 or not 0 <= self.idle_s < math.inf:
             raise ValueError(f"a mix has no negative parts, got {self}")
         if not (self.launches or self.hot or self.idle_s):
-            raise ValueError("a mix without launches, companion and idling is nothing")
+            raise ValueError("a mix without launches, heater and idling is nothing")
         if any(b <= a for a, b in itertools.pairwise((0, *self.after))):
-            raise ValueError(f"places of company must be positive and ascend, got {self.after}")
+            raise ValueError(f"places of co-load must be positive and ascend, got {self.after}")
         if self.hot % self.pieces:
-            raise ValueError(
-                f"{self.hot} companions do not make {self.pieces} pieces that are alike"
-            )
+            raise ValueError(f"{self.hot} heaters do not make {self.pieces} pieces that are alike")
 
     @property
     def pieces(self) -> int:
-        """How often company runs in a round."""
+        """How often co-load runs in a round."""
         return max(1, len(self.after))
 
 

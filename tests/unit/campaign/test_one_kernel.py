@@ -64,7 +64,7 @@ _READING = Reading(
 
 
 class Whole:
-    """A measurer that runs nothing but the whole step, and company by itself."""
+    """A measurer that runs nothing but the whole step, and co-load by itself."""
 
     def __init__(self, inner: Measurer, *, timing: Exception | None = None) -> None:
         self.asked: list[tuple[int, Mix | None, bool]] = []
@@ -189,7 +189,7 @@ def _header(measurer: Measurer) -> SampleSet:
 
 class TestSteering:
     @pytest.mark.untraced
-    def test_a_short_step_is_steered_by_company(self, tmp_path: Path) -> None:
+    def test_a_short_step_is_steered_by_coload(self, tmp_path: Path) -> None:
         campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=60.0)
         steered = measured(tmp_path / "s.db", campaign)
 
@@ -202,7 +202,7 @@ class TestSteering:
         longer = [msgspec.structs.replace(k, flops=6e14) for k in _STEP.kernels[:1]]
         step = msgspec.structs.replace(_STEP, kernels=(*longer, _STEP.kernels[1]))
         campaign = Campaign(clocks=ClockControl.STEER, time_limit_s=600.0)
-        with pytest.raises(NotSupportedError, match="cannot be steered: company can run after it"):
+        with pytest.raises(NotSupportedError, match="cannot be steered: co-load can run after it"):
             measured(tmp_path / "s.db", campaign, step=step)
 
 

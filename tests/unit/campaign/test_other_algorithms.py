@@ -88,7 +88,7 @@ def test_the_gpu_s_time_goes_with_the_measurements(path: Path) -> None:
     assert {each.name for each in path.parent.iterdir()} == {"s.db", "s.1.db", "s.2.db", "s.3.db"}
 
 
-def test_company_by_itself_stays(path: Path) -> None:
+def test_coload_by_itself_stays(path: Path) -> None:
     reading = Reading(
         time_s=1.0,
         energy_j=100.0,
@@ -97,11 +97,11 @@ def test_company_by_itself_stays(path: Path) -> None:
         durations=Durations(kernel_s=(), idle_s=1e-3),
     )
     wanted = Wanted("", Mix(launches=0, idle_s=1e-3))
-    company = window_of(wanted, 0, reading, read_samples(path))
+    coload = window_of(wanted, 0, reading, read_samples(path))
     with SampleFile.open(path, writable=True) as file:
-        file.append(company)
+        file.append(coload)
         file.set_apart(file.header, set())
-        assert file.sample_set().mixed == (company,)
+        assert file.sample_set().mixed == (coload,)
 
 
 def test_back_to_the_first_algorithm_it_is_measured_again(path: Path) -> None:

@@ -92,7 +92,7 @@ def steered(file: Path) -> SampleSet:
     return SampleFile.read(file)
 
 
-def test_a_campaign_measures_the_step_company_and_every_kernel(steered: SampleSet) -> None:
+def test_a_campaign_measures_the_step_coload_and_every_kernel(steered: SampleSet) -> None:
     done = [(s.kernel, s.mix) for s in steered.mixed]
     assert done[:3] == [("", HEATERS), ("", ALONE), ("", IDLING)]
     assert done.count(("", METERED)) == 2
@@ -247,11 +247,11 @@ def header(file: Path) -> SampleSet:
     return msgspec.structs.replace(SampleFile.read(file), **empty)
 
 
-def test_a_campaign_goes_on_without_a_companion_that_does_not_fit(
+def test_a_campaign_goes_on_without_a_heater_that_does_not_fit(
     tmp_path: Path, header: SampleSet
 ) -> None:
     path = tmp_path / "s.db"
-    error = NoRoomError("the hot companion does not fit into memory")
+    error = NoRoomError("the heater does not fit into memory")
     with _refused(path, header, error, only_hot=True) as (campaign, _):
         campaign.run()
     samples = SampleFile.read(path)
@@ -260,7 +260,7 @@ def test_a_campaign_goes_on_without_a_companion_that_does_not_fit(
     assert {s.kernel for s in samples.mixed} == {"", "gemm", "softmax", "copy"}
     assert max(s.at_mhz for s in samples.mixed if s.kernel == "gemm") > 1900.0
     (warning,) = samples.warnings
-    assert warning.startswith("the hot companion does not fit into memory: kernels ran with idling")
+    assert warning.startswith("the heater does not fit into memory: kernels ran with idling")
     fit = estimate(samples)
     assert fit.can.any(axis=1).all()
     assert warning in fit.table.warnings
@@ -340,7 +340,7 @@ def test_a_step_of_10_microseconds_is_steered_as_fast_as_any(tmp_path: Path) -> 
         assert inside_s == pytest.approx(step.time_s, rel=2e-3)
 
 
-def test_a_long_step_is_steered_by_company_between_its_launches(tmp_path: Path) -> None:
+def test_a_long_step_is_steered_by_coload_between_its_launches(tmp_path: Path) -> None:
     small = _step()
     long = msgspec.structs.replace(
         small,

@@ -150,7 +150,7 @@ def test_in_a_long_window_the_clock_is_read_ever_less_often_and_evenly() -> None
     assert watch.spread_mhz == pytest.approx(100.0 / 12**0.5, rel=0.01)
 
 
-def test_in_company_the_clock_is_read_all_through_the_window_but_in_no_search() -> None:
+def test_with_coload_the_clock_is_read_all_through_the_window_but_in_no_search() -> None:
     clock = FakeClock()
     gpu = FakeGpu(clock, 250.0)
     gpu.core_mhz = lambda: 1500 if len(gpu.looked) % 2 else 1530

@@ -15,7 +15,7 @@ _MIXES = st.builds(
 )
 
 
-def test_one_kernel_is_launched_in_a_row_before_its_company() -> None:
+def test_one_kernel_is_launched_in_a_row_before_its_coload() -> None:
     assert Round.of(1, Mix(launches=3, hot=2, idle_s=0.1)).turns() == (
         Turn(0, 3),
         Turn(1, 2),
@@ -28,7 +28,7 @@ def test_a_sequence_is_launched_whole_each_time() -> None:
     assert places == [0, 1, 0, 1, 3]
 
 
-def test_company_runs_after_the_launches_that_the_mix_names() -> None:
+def test_coload_runs_after_the_launches_that_the_mix_names() -> None:
     spread = Round.of(3, Mix(launches=2, hot=4, idle_s=0.1, after=(2, 5)))
     assert spread.turns() == (
         *(Turn(0, 1), Turn(1, 1), Turn(3, 2), Turn(4, 1)),
@@ -42,7 +42,7 @@ def test_company_runs_after_the_launches_that_the_mix_names() -> None:
     assert in_a_row.turns() == (Turn(0, 2), Turn(2, 1), Turn(0, 3), Turn(3, 1))
 
 
-def test_company_cannot_run_after_more_launches_than_there_are() -> None:
+def test_coload_cannot_run_after_more_launches_than_there_are() -> None:
     with pytest.raises(ValueError, match="after launch 7 of a round of 6"):
         Round.of(3, Mix(launches=2, idle_s=0.1, after=(2, 7)))
 
@@ -67,5 +67,5 @@ def test_kernels_that_are_launched_no_time_have_no_duration() -> None:
 
 @pytest.mark.parametrize("mix", [None, Mix(), Mix(launches=4)])
 def test_nothing_at_all_is_refused(mix: Mix | None) -> None:
-    with pytest.raises(ValueError, match="no kernel to launch, and no company"):
+    with pytest.raises(ValueError, match="no kernel to launch, and no co-load"):
         Round.of(0, mix)

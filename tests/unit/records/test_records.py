@@ -450,10 +450,10 @@ def test_a_source_names_a_file_a_function_and_a_hash(changes: dict[str, str]) ->
         ({"after": (0, 2)}, "must be positive and ascend"),
         ({"after": (2, 2)}, "must be positive and ascend"),
         ({"after": (2, 1), "hot": 2}, "must be positive and ascend"),
-        ({"after": (1, 2), "hot": 3}, "3 companions do not make 2 pieces that are alike"),
+        ({"after": (1, 2), "hot": 3}, "3 heaters do not make 2 pieces that are alike"),
     ],
 )
-def test_company_in_pieces_that_cannot_be_is_refused(
+def test_coload_in_pieces_that_cannot_be_is_refused(
     fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -95,7 +95,7 @@ def test_a_file_is_resumed_where_it_stopped(tmp_path: Path) -> None:
     assert [s.repeat for s in read_samples(path).samples] == [0, 1, 2]
 
 
-def test_measurements_in_company_come_back_beside_the_others(tmp_path: Path) -> None:
+def test_measurements_with_coload_come_back_beside_the_others(tmp_path: Path) -> None:
     path = filled(tmp_path / "samples.db", 1)
     spread = in_company(kernel="", mix=Mix(hot=4, idle_s=1e-3, after=(1, 3)))
     spread = msgspec.structs.replace(spread, kernel_mhz=(1611.2, 1603.4))

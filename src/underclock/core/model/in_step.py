@@ -1,7 +1,7 @@
 """How much more kernels draw inside the step than by themselves.
 
 Alone, a kernel meets its own data in the cache over and over; in the step it meets what others
-left. Where the whole step ran at several clocks in company, the ratio is measured; it is one for
+left. Where the whole step ran at several clocks with co-load, the ratio is measured; it is one for
 all kernels.
 
 Shape letters: K kernels, C settings.
@@ -18,7 +18,7 @@ from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import Rows
 
 _USUAL = 0.03  # deviation of the logarithm of the ratio, before anything was seen
-_LEAST = 0.005  # of one run's power, besides what company leaves unsure: which clock it ran at
+_LEAST = 0.005  # of one run's power, besides what co-load leaves unsure: which clock it ran at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def rows_of(
         raise CannotFitError(
             f"all {ran} samples ran at the power cap or at unknown clocks: they do not tell what "
             "a clock costs",
-            hint="measure at lower core clocks or in company, or raise the power limit",
+            hint="measure at lower core clocks or with co-load, or raise the power limit",
         )
     each = Counter(row.kernel for row in rows if row.power_windows)
     by_coload = {row.kernel for row in steered.rows if row.power_windows}

@@ -117,17 +117,19 @@ def check_values(sample_set: SampleSet) -> None:
 
 
 def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
-    """Refuse measurements in company that no GPU can have given."""
+    """Refuse measurements with co-load that no GPU can have given."""
     damaged = "the file is damaged: measure again"
     for sample in sample_set.mixed:
         whole = not sample.kernel
         what = "the step" if whole else repr(sample.kernel)
         if not whole and sample.kernel not in names:
-            raise DataError(f"{what}, measured in company, is no kernel of the step", hint=damaged)
+            raise DataError(
+                f"{what}, measured with co-load, is no kernel of the step", hint=damaged
+            )
         wanted = (len(names) if whole else 1) if sample.mix.launches else 0
         if len(sample.kernel_s) != wanted:
             raise DataError(
-                f"{what} in company has {len(sample.kernel_s)} durations instead of {wanted}",
+                f"{what} with co-load has {len(sample.kernel_s)} durations instead of {wanted}",
                 hint=damaged,
             )
         for value, (least, most), unit in (
@@ -135,7 +137,7 @@ def _check_mixed(sample_set: SampleSet, names: set[str]) -> None:
             (sample.at_mhz, _PLAUSIBLE_MHZ, "MHz"),
         ):
             if not least <= value <= most:
-                raise DataError(f"{what} in company ran at {value:.3g} {unit}", hint=damaged)
+                raise DataError(f"{what} with co-load ran at {value:.3g} {unit}", hint=damaged)
 
 
 def clocks_asked(sample_set: SampleSet) -> list[Clocks]:

@@ -121,7 +121,7 @@ def steering_notes(sample_set: SampleSet) -> tuple[str, ...]:
         return ()
     lowest, highest = (f"{mhz:.0f}" for mhz in clocks)
     sentence = (
-        f"clocks were steered by company, not set: only core clocks from {lowest} to {highest} "
+        f"clocks were steered by co-load, not set: only core clocks from {lowest} to {highest} "
         "MHz are known; what lower ones and other memory clocks would save cannot be seen"
     )
     limit_w = sample_set.gpu.power_limit_w
@@ -130,7 +130,7 @@ def steering_notes(sample_set: SampleSet) -> tuple[str, ...]:
         limit = "unknown" if limit_w is None else f"{limit_w:g} W"
         sentence = (
             f"nothing steers this GPU: it drew {most_w:.0f} W at most, below its power limit "
-            f"({limit}), and ran at {highest} MHz whatever the company; with root it can be "
+            f"({limit}), and ran at {highest} MHz whatever the co-load; with root it can be "
             "measured at clocks that are held"
         )
     wild = [window for window in mixed if window.spread_mhz > HUNTS_MHZ]
@@ -139,7 +139,7 @@ def steering_notes(sample_set: SampleSet) -> tuple[str, ...]:
     worst = max(wild, key=lambda window: window.spread_mhz)
     what = repr(worst.kernel) if worst.kernel else "the step"
     hunted = (
-        f"the core clock hunted in {len(wild)} of {len(mixed)} measurements in company, in one "
+        f"the core clock hunted in {len(wild)} of {len(mixed)} measurements with co-load, in one "
         f"of {what} by {worst.core_spread_mhz:.0f} MHz around {worst.core_mhz:.0f}: these "
         "count less"
     )

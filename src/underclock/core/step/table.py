@@ -289,7 +289,7 @@ def _baseline(
 def _lonely(sample_set: SampleSet, time_s: Floats, told: Unmeasured) -> tuple[str, ...]:
     """Say which kernels leave nothing to choose."""
     if any(sample.kernel_s and sample.in_company for sample in sample_set.mixed):
-        return ()  # company took kernels to other clocks
+        return ()  # co-load took kernels to other clocks
     at_one = np.isfinite(time_s).sum(axis=1) == 1
     at_one[told.places] = False
     names = [sample_set.kernels[k].name for k in np.flatnonzero(at_one).tolist()]

@@ -87,7 +87,7 @@ def as_one(sample_set: SampleSet) -> SampleSet:
             windows += [window.untimed(), _as_kernel(window, sample_set, longer)]
         elif window.mix == ALONE:
             windows.append(_at_lock(window))
-        # Where company comes too rarely, the step does not run at the clock that was read.
+        # Where co-load comes too rarely, the step does not run at the clock that was read.
         elif not (window.asked.is_auto and is_uneven(window)):
             windows.append(_as_kernel(window, sample_set, longer))
     return msgspec.structs.replace(
@@ -108,7 +108,7 @@ def _at_lock(window: Window) -> Window:
 
 
 def _as_kernel(window: Window, sample_set: SampleSet, longer: float) -> Window:
-    """Return the step, by itself at auto or in company, as a window of its one kernel.
+    """Return the step, by itself at auto or with co-load, as a window of its one kernel.
 
     Args:
         longer: What a step takes over the sum of its launches.

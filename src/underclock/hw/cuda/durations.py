@@ -168,13 +168,13 @@ _KEYS = (_by_function, _by_kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRound:
-    """What a round is made of: steps, then company in one graph."""
+    """What a round is made of: steps, then co-load in one graph."""
 
     nodes: tuple[Node, ...]  # what one step launches, in order
     places: tuple[int, ...]  # place in the round of each
     steps: int  # how many run in a round
-    # Place of each node of the company's graph; empty where there is none
-    company: tuple[int, ...] = ()
+    # Place of each node of the co-load's graph; empty where there is none
+    coload: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,12 +238,12 @@ def _add(
 ) -> None:
     """Add a round; one that is not what it should be is passed over."""
     begun_s, ended_s = span_s
-    company: Sequence[TracedActivity] = ()
-    if round_.company:
-        company = calls[-1] if calls else ()
-        if len(company) != len(round_.company):
+    coload: Sequence[TracedActivity] = ()
+    if round_.coload:
+        coload = calls[-1] if calls else ()
+        if len(coload) != len(round_.coload):
             return
-        calls, ended_s = calls[:-1], company[0].start_s
+        calls, ended_s = calls[:-1], coload[0].start_s
     ran = sorted((one for call in calls for one in call), key=lambda one: one.start_s)
     if round_.steps:
         found = aligned(tuple((one.kind, one.function) for one in ran))
@@ -259,8 +259,8 @@ def _add(
         sums.idle_s += max(0.0, ended_s - begun_s - busy_s(ran))
     elif ran:
         return
-    sums.add(round_.company, (one.duration_s for one in company))
-    sums.times.update(round_.company)
+    sums.add(round_.coload, (one.duration_s for one in coload))
+    sums.times.update(round_.coload)
 
 
 def _pairs(round_: EagerRound, ran: tuple[_Key, ...]) -> _Pairs | None:

@@ -1,6 +1,6 @@
 """Runs a step over and over as it is written, where no graph holds it.
 
-Only the whole step can run so: its kernels are launched by the user's own code. Company comes after
+Only the whole step can run so: its kernels are launched by the user's own code. Co-load comes after
 the step. Each round begins with a mark, by which a profiler's view of it is cut into rounds.
 """
 
@@ -34,24 +34,24 @@ class EagerLauncher(StepLauncher):
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[CudaLoop]:
-        """Keep running the whole step, or company by itself, from entry to exit.
+        """Keep running the whole step, or co-load by itself, from entry to exit.
 
         Raises:
             ValueError: Nothing would run.
-            NotSupportedError: Kernels alone were asked for, or company between launches.
-            NoRoomError: The hot companion does not fit into memory.
+            NotSupportedError: Kernels alone were asked for, or co-load between launches.
+            NoRoomError: The heater does not fit into memory.
             DeviceError: A launch failed, or the step raised.
         """
         round_ = Round.of(len(kernels), mix)
         self._check(kernels[: round_.kernels], round_.mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         torch, steps = self._torch, round_.mix.launches if round_.kernels else 0
-        company = self._company.beside(round_)
-        turns = [turn.place for turn in round_.company(0) for _ in range(turn.times)]
-        after = [(place, node) for place in turns for node in company[place]]
+        coload = self._coload.beside(round_)
+        turns = [turn.place for turn in round_.coload(0) for _ in range(turn.times)]
+        after = [(place, node) for place in turns for node in coload[place]]
         self.snapshot.restore()
         with ExitStack() as stack:
-            mark = stack.enter_context(chained(self._company.idling(_MARK_S) * MARKS))
+            mark = stack.enter_context(chained(self._coload.idling(_MARK_S) * MARKS))
             tail = stack.enter_context(chained([node for _, node in after])) if after else None
 
             def once(stream: Any) -> None:
@@ -77,7 +77,7 @@ class EagerLauncher(StepLauncher):
                 nodes=tuple(self.nodes) if steps else (),
                 places=tuple(map(places.__getitem__, range(len(self.nodes)))) if steps else (),
                 steps=steps,
-                company=tuple(place for place, _ in after),
+                coload=tuple(place for place, _ in after),
             )
             events = steps * len(self.nodes) + len(after) + MARKS
             means = self._means(launched)
@@ -102,7 +102,7 @@ class EagerLauncher(StepLauncher):
             )
         if mix.after:
             raise NotSupportedError(
-                "company cannot run between the launches of a step that is no graph: "
+                "co-load cannot run between the launches of a step that is no graph: "
                 f"{step.obstacle}",
                 hint="with root, clocks are held instead: leave --grid steer away",
             )

@@ -18,7 +18,7 @@ from underclock.hw.cuda.feed import LOOK_S, CudaLoop, Means, feeding, timed
 from underclock.hw.cuda.graphs import Chain, GraphNode, chained
 from underclock.hw.cuda.operands import is_constant, uniformity, windows
 from underclock.hw.cuda.round_graphs import (
-    CudaCompany,
+    CudaCoLoad,
     Places,
     flat,
     graph_of,
@@ -51,11 +51,11 @@ class StepLauncher:
     _notes: dict[str, str] = field(default_factory=dict)
     _torch: Any = field(default_factory=import_torch)
     _clock: Clock = field(default_factory=SystemClock)
-    _company: CudaCompany = field(init=False)
+    _coload: CudaCoLoad = field(init=False)
 
     def __post_init__(self) -> None:
-        """Have company at hand; nothing of it is made before it is asked for."""
-        self._company = CudaCompany(self._torch, self._notes)
+        """Have co-load at hand; nothing of it is made before it is asked for."""
+        self._coload = CudaCoLoad(self._torch, self._notes)
 
     def notes(self) -> tuple[str, ...]:
         """Return what was seen of what ran that its numbers do not tell."""
@@ -97,22 +97,22 @@ class CudaLauncher(StepLauncher):
         Raises:
             ValueError: Nothing would run.
             UsageError: A kernel is not of this step.
-            NoRoomError: The hot companion does not fit into memory.
+            NoRoomError: The heater does not fit into memory.
             DeviceError: A launch failed.
         """
         round_ = Round.of(len(kernels), mix)
         self.pace.begin(tuple(kernel.name for kernel in kernels), mix)
         indices = [self._index(kernel) for kernel in kernels[: round_.kernels]]
-        company = self._company.beside(round_)
+        coload = self._coload.beside(round_)
         whole = len(indices) > 1 and len(indices) == len(self.traced.step.order)
-        running = self._whole(round_, company) if whole else self._some(indices, round_, company)
+        running = self._whole(round_, coload) if whole else self._some(indices, round_, coload)
         launched = "the step" if whole else " and ".join(kernel.name for kernel in kernels)
         with _naming(launched), running as loop:
             yield loop
 
     @contextmanager
-    def _whole(self, round_: Round, company: Places) -> Iterator[CudaLoop]:
-        """Launch the step, state put back before, with its company.
+    def _whole(self, round_: Round, coload: Places) -> Iterator[CudaLoop]:
+        """Launch the step, state put back before, with its co-load.
 
         Where that comes after the step, the step's own graphs are replayed; where it comes between
         launches, a graph of our own has all of them.
@@ -121,11 +121,11 @@ class CudaLauncher(StepLauncher):
         self.snapshot.restore_contents()
         step = step_graphs(self.captured.nodes, self.captured.ends, self.traced.groups)
         if round_.mix.after:
-            nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, company)
+            nodes, pieced = in_pieces(self.captured.nodes, self.traced.groups, round_, coload)
             runs: Runs = ((pieced,),)
             replays = 0
         else:
-            after = parts_of(round_.company(0), company)
+            after = parts_of(round_.coload(0), coload)
             nodes, replays = flat(after), round_.mix.launches
             runs = (step, (graph_of(after),)) if after else (step,)
         with ExitStack() as stack:
@@ -149,12 +149,12 @@ class CudaLauncher(StepLauncher):
             yield stack.enter_context(self._feeding(launch, round_, rounds, events, means))
 
     @contextmanager
-    def _some(self, indices: Sequence[int], round_: Round, company: Places) -> Iterator[CudaLoop]:
+    def _some(self, indices: Sequence[int], round_: Round, coload: Places) -> Iterator[CudaLoop]:
         step = self.traced.step
         only = step.kernels[indices[0]] if len(indices) == 1 else None
         positions = [self.traced.launch_of(index) for index in indices]
         kernels = {place: self._nodes(position) for place, position in enumerate(positions)}
-        parts = parts_of(round_.turns(), kernels | company)
+        parts = parts_of(round_.turns(), kernels | coload)
         if positions:
             self._prepare(positions, only)
         nodes = flat(parts)

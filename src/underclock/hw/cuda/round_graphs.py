@@ -1,6 +1,6 @@
-"""What a round launches as nodes of graphs, company included, and which launch each node serves.
+"""What a round launches as nodes of graphs, co-load included, and which launch each node serves.
 
-Company is a hot companion and idling. The companion is a large matrix product on random numbers:
+Co-load is a heater and idling. The heater is a large matrix product on random numbers:
 zeros would draw far less power. Idling is one thread that counts core cycles, so it takes a little
 longer where the clock is lower.
 """
@@ -18,7 +18,7 @@ from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.rounds import Round, Turn
 from underclock.records.launches import LaunchGroup
 
-_SIDES = (8192, 4096)  # of the companion's matrices; the smaller where the larger does not fit
+_SIDES = (8192, 4096)  # of the heater's matrices; the smaller where the larger does not fit
 _MATRICES = 3
 _BYTES = 2  # of a bf16
 _MIB = 2**20
@@ -62,9 +62,9 @@ def in_pieces(
     nodes: Sequence[GraphNode],
     groups: Sequence[LaunchGroup],
     round_: Round,
-    company: Places,
+    coload: Places,
 ) -> tuple[list[GraphNode], GraphLaunch]:
-    """Put company between the launches of a step; return what runs, and what tells it apart."""
+    """Put co-load between the launches of a step; return what runs, and what tells it apart."""
     places = places_of(groups)
     step = [(node, places.get(index)) for index, node in enumerate(nodes)]
     launches = step * round_.mix.launches
@@ -74,7 +74,7 @@ def in_pieces(
         steps, launch = divmod(after - 1, len(groups))
         end = max(begin, len(nodes) * steps + groups[launch].nodes[-1] + 1)
         runs += launches[begin:end]
-        for place, each in parts_of(round_.company(piece), company):
+        for place, each in parts_of(round_.coload(piece), coload):
             runs += [(node, place) for node in each]
         begin = end
     runs += launches[begin:]
@@ -95,7 +95,7 @@ def graph_of(parts: Parts) -> GraphLaunch:
     )
 
 
-class CudaCompany:
+class CudaCoLoad:
     """Captures each once, and keeps it as long as it lives; notes what a reader must know."""
 
     def __init__(self, torch: Any, notes: dict[str, str]) -> None:
@@ -116,13 +116,13 @@ class CudaCompany:
         return places
 
     def hot(self) -> list[GraphNode]:
-        """Return the nodes of one launch of the companion."""
+        """Return the nodes of one launch of the heater."""
         if not self._hot:
             side, work = first_that_fits(self._torch, _SIDES, self._product)
             self._hot = self._capture(work)
             if side != _SIDES[0]:
-                self._notes["company"] = (
-                    f"the hot companion is a product of {side}x{side} matrices: one of "
+                self._notes["co-load"] = (
+                    f"the heater is a product of {side}x{side} matrices: one of "
                     f"{_SIDES[0]}x{_SIDES[0]} did not fit into memory beside the step"
                 )
         return self._hot
@@ -187,7 +187,7 @@ def first_that_fits(
         torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     raise NoRoomError(
-        f"the hot companion does not fit into memory: a product of {side}x{side} matrices takes "
+        f"the heater does not fit into memory: a product of {side}x{side} matrices takes "
         f"{_MATRICES * _BYTES * side**2 / _MIB:.0f} MiB beside the step, and {free / _MIB:.0f} of "
         f"{total / _MIB:.0f} MiB are free",
         hint="lower the batch, or end other processes on this GPU; idling needs no memory",

@@ -1,4 +1,4 @@
-"""What kernels cost on one virtual GPU, its company included, and how one unit differs.
+"""What kernels cost on one virtual GPU, its co-load included, and how one unit differs.
 
 Costs are remembered: a run visits few points, over and over. Some GPUs let no kernel exceed a peak
 of power, however low the mean: what would runs slower than the clock that is read. On an H200 with
@@ -31,7 +31,7 @@ _REMEMBERED = 50_000  # points; about 10 MB
 _WARM_REMEMBERED = 2000  # kernels at a memory clock; about 10 MB
 _WARM_C = 100.0
 _PEAK_C = 60.0  # at which powers are compared; leakage moves them by little
-_SIDE = 8192  # of the matrices of the hot companion's product; bf16
+_SIDE = 8192  # of the matrices of the heater's product; bf16
 _BYTES = 2
 _FLOPS = 1e12
 _LATE_S = 9e-7  # what a count of cycles takes besides, on an idle H200
@@ -162,8 +162,8 @@ class Costs:
         return capped_core_mhz(self._constants, kernel, bins_mhz, mem_mhz, _PEAK_C, self._peak_w)
 
 
-def companion(model: GpuModel, side: int = _SIDE) -> KernelConstants:
-    """Return the hot companion: a large matrix product, or the hottest that the model has.
+def heater(model: GpuModel, side: int = _SIDE) -> KernelConstants:
+    """Return the heater: a large matrix product, or the hottest that the model has.
 
     Raises:
         UsageError: It can run neither.
@@ -176,7 +176,7 @@ def companion(model: GpuModel, side: int = _SIDE) -> KernelConstants:
     own = products or [own.constants for own in model.own]
     if not own:
         raise UsageError(
-            f"no hot companion can be simulated on {model.name}: what a product costs is unknown",
+            f"no heater can be simulated on {model.name}: what a product costs is unknown",
             hint="simulate a GPU that comes with underclock",
         )
     core_mhz, mem_mhz = np.float64(model.core_mhz[-1]), np.float64(model.mem_mhz[-1])

@@ -9,7 +9,7 @@ from underclock.errors import DeviceError
 from underclock.gpus.links import link_of
 from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
-from underclock.hw.simulated.costs import companion, idling
+from underclock.hw.simulated.costs import heater, idling
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.hw.watching import WatchedLoop
@@ -106,14 +106,14 @@ class VirtualLauncher:
 
     @contextmanager
     def loop(self, kernels: Sequence[Kernel], mix: Mix | None = None) -> Iterator[Loop]:
-        """Keep launching a sequence, and its company, from entry to exit.
+        """Keep launching a sequence, and its co-load, from entry to exit.
 
         Where a round is far shorter than any power loop looks, a kernel's launches of several
         rounds run in a row: power, time and heat are the same, and simulating them is not slow.
 
         Raises:
             ValueError: Nothing would run.
-            UsageError: A kernel does not say what it does, or no companion can be simulated.
+            UsageError: A kernel does not say what it does, or no heater can be simulated.
             DeviceError: The GPU fell off the bus.
         """
         _check(self.gpu)
@@ -122,7 +122,7 @@ class VirtualLauncher:
         constants = {kernel.name: self._constants_of(kernel) for kernel in kernels}
         at = dict(enumerate(constants[kernel.name] for kernel in kernels))
         if round_.mix.hot:
-            at[round_.hot] = companion(model)
+            at[round_.hot] = heater(model)
         if round_.mix.idle_s:
             pieces = round_.mix.pieces
             idle = idling(model, round_.mix.idle_s / pieces)

@@ -8,7 +8,7 @@ import numpy as np
 from underclock.arrays import Floats
 from underclock.hw.base import SMALL_S
 from underclock.hw.rounds import Turn
-from underclock.hw.simulated.costs import companion
+from underclock.hw.simulated.costs import heater
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.work import LaunchLoop
 from underclock.physics.constants import KernelConstants
@@ -48,7 +48,7 @@ class VirtualSmallKernels:
             small = KernelConstants(dram_mcycles=SMALL_S * gpu.model.mem_mhz[-1])
         kernels, turns = {_SMALL: small}, [Turn(_SMALL, 1)]
         if hot_s:
-            kernels[_HOT] = hot = companion(gpu.model, _SIDE)
+            kernels[_HOT] = hot = heater(gpu.model, _SIDE)
             mhz = float(gpu.model.core_mhz[-1]), float(gpu.model.mem_mhz[-1])
             lasts_s = float(duration_s(gpu.constants, hot, *mhz))
             times = max(1, round(_HOT_S / lasts_s))

@@ -86,7 +86,7 @@ def test_what_launches_beside_others_draw_is_in_what_the_step_drew() -> None:
     assert found.ratio == pytest.approx(1.0, abs=1e-6)
 
 
-def test_a_step_that_never_ran_in_company_tells_no_ratio() -> None:
+def test_a_step_that_never_ran_with_coload_tells_no_ratio() -> None:
     assert step_ratio(_rows(), _posterior(), _COUNTS) == StepRatio()
     nothing = Posterior(
         **{name: getattr(_posterior(), name) for name in Posterior.__slots__ if name != "settings"},

@@ -1,4 +1,4 @@
-"""What rows have in common besides the GPU: errors of their company, and of a clock in the step."""
+"""What rows have in common besides the GPU: errors of their co-load, and of a clock in the step."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from underclock.records import Clocks
 
 _FAMILY = Shared(unknown_gpu([3000.0], fastest_mhz=2000.0, most_w=700.0))
 _KERNELS, _CLOCKS = 6, 7
-_ERROR = 1.5  # of company, in its standard deviations
+_ERROR = 1.5  # of co-load, in its standard deviations
 _SETTINGS = (Clocks(core_mhz=1300), Clocks(core_mhz=1700))
 
 
 def _rows() -> Rows:
-    """Return rows of which every other was measured beside company that is off."""
+    """Return rows of which every other was measured beside co-load that is off."""
     random = np.random.default_rng(1)
     own = np.log(random.uniform(0.1, 1.0, (_KERNELS, PER_KERNEL))) - 7.0
     own[:, :2] += math.log(2000.0)
@@ -46,12 +46,12 @@ def _posterior(model: FittedModel) -> Posterior:
     return posterior_of(model, _SETTINGS, temperature_c=55.0, limit_w=math.inf)
 
 
-def test_an_error_of_company_is_told_from_all_that_share_it(model: FittedModel) -> None:
+def test_an_error_of_coload_is_told_from_all_that_share_it(model: FittedModel) -> None:
     assert model.parameters.shared[-1] == pytest.approx(_ERROR, abs=0.2)
     assert math.sqrt(model.shared_cov[-1, -1]) < 0.2
 
 
-def test_costs_do_not_have_the_error_that_company_had(model: FittedModel) -> None:
+def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None:
     ignored = fit_all(dataclasses.replace(_rows(), common=None), _FAMILY)
     rows = _rows()
     alone = np.flatnonzero(rows.core_mhz == rows.core_mhz[1])  # rows that nothing was beside
@@ -66,7 +66,7 @@ def test_costs_do_not_have_the_error_that_company_had(model: FittedModel) -> Non
     assert np.abs(off).max() < 0.005 < np.abs(off_ignored).max()
 
 
-def test_the_companion_is_left_out_once_it_told(model: FittedModel) -> None:
+def test_the_heater_is_left_out_once_it_told(model: FittedModel) -> None:
     apart = dataclasses.replace(model.rows, apart=np.full(len(model.rows.kernel), 0.01))
     fewer = model.of_first(_KERNELS - 1)
     rows = apart.of_first(_KERNELS - 1)

@@ -1,4 +1,4 @@
-"""Company in pieces between launches."""
+"""Co-load in pieces between launches."""
 
 import itertools
 

@@ -190,7 +190,7 @@ def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) ->
     [
         ({"kernel": "another"}, "is no kernel of the step"),
         ({"kernel_s": ()}, "has 0 durations instead of 1"),
-        ({"kernel": "", "kernel_s": ()}, "the step in company has 0 durations instead of 5"),
+        ({"kernel": "", "kernel_s": ()}, "the step with co-load has 0 durations instead of 5"),
         ({"energy_j": 1e9}, "W"),
         ({"core_mhz": 1e6}, "MHz"),
     ],

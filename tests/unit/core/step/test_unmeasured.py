@@ -42,7 +42,7 @@ def test_what_is_not_waited_for_leaves_the_others_all_of_the_step() -> None:
 
 
 def _campaign(last_s: float, last_w: float, kind: Kind | None = Kind.MEMORY) -> SampleSet:
-    """Return a campaign that did not reach the last kernel of five, nor any in company."""
+    """Return a campaign that did not reach the last kernel of five, nor any with co-load."""
     times_s, powers_w = (1e-3,) * 4 + (last_s,), (*_MEASURED_W, last_w)
     kernels = tuple(Kernel(name=f"k{i}", kind=kind) for i, kind in enumerate((*_KINDS, kind)))
     step_s = math.fsum(times_s)

@@ -182,7 +182,7 @@ class TestAsOne:
         assert taken_s(auto, steered) == pytest.approx([5.5e-3, 6.05e-3])
         assert taken_s(held, steered) == pytest.approx([5.0e-3, 5.5e-3])
 
-    def test_in_company_the_step_is_one_kernel_too_and_company_stays_what_it_is(self) -> None:
+    def test_with_coload_the_step_is_one_kernel_too_and_coload_stays_what_it_is(self) -> None:
         idle = ran(mix=Mix(launches=0, idle_s=0.01), kernel_s=())
         hot = ran(mix=Mix(hot=100, after=tuple(range(1, 101))))
         metered = ran(mix=Mix(idle_s=2e-4))
@@ -193,9 +193,9 @@ class TestAsOne:
         assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 2
         assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,)]
 
-    def test_company_that_came_after_the_cap_had_looked_tells_nothing(self) -> None:
+    def test_coload_that_came_after_the_cap_had_looked_tells_nothing(self) -> None:
         steered, thinned = ran(mix=Mix(hot=1)), ran(_SLOW, Mix(idle_s=0.01))
-        (kept,) = as_one(samples(steered, thinned)).mixed  # a lock holds whenever company comes
+        (kept,) = as_one(samples(steered, thinned)).mixed  # a lock holds whenever co-load comes
         assert kept.asked == _SLOW
 
 

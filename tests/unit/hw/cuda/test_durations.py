@@ -43,7 +43,7 @@ def _in_turn(*launches: list[TracedActivity], gap_s: float = 0.0) -> list[list[T
     return seen
 
 
-# A product with a memset that serves it, twice, then a companion and idling.
+# A product with a memset that serves it, twice, then a heater and idling.
 _ROUND = GraphLaunch(
     nodes=(_MEMSET, _kernel("mm"), _MEMSET, _kernel("mm"), _kernel("hot"), _kernel("spin")),
     places=(0, 0, 0, 0, 1, 2),
@@ -78,18 +78,18 @@ def test_what_others_launched_does_not_count() -> None:
     assert mean_durations(_in_turn(foreign, whole), ((_ROUND,),)) == {0: 14.0, 1: 100.0, 2: 7.0}
 
 
-def test_a_step_and_its_company_are_launched_apart_and_both_must_be_seen() -> None:
+def test_a_step_and_its_coload_are_launched_apart_and_both_must_be_seen() -> None:
     step = GraphLaunch(
         nodes=(_kernel("a"), _EVENT, _MEMSET, _kernel("b")),
         places=(0, None, None, 1),
         times={0: 1, 1: 1},
     )
-    company = GraphLaunch(nodes=(_kernel("hot"),) * 2, places=(2, 2), times={2: 2})
+    coload = GraphLaunch(nodes=(_kernel("hot"),) * 2, places=(2, 2), times={2: 2})
     steps = [_ran([step.nodes[i] for i in (0, 2, 3)], (1, 50, 2)) for _ in range(2)]
-    hot = _ran(company.nodes, (30, 40))
+    hot = _ran(coload.nodes, (30, 40))
 
-    assert mean_durations(_in_turn(*steps, hot), ((step,), (company,))) == {0: 1.0, 1: 2.0, 2: 35.0}
-    assert mean_durations(_in_turn(*steps), ((step,), (company,))) is None
+    assert mean_durations(_in_turn(*steps, hot), ((step,), (coload,))) == {0: 1.0, 1: 2.0, 2: 35.0}
+    assert mean_durations(_in_turn(*steps), ((step,), (coload,))) is None
 
 
 def test_launches_that_ran_side_by_side_are_told_apart_by_what_they_are() -> None:
@@ -280,23 +280,23 @@ def test_a_step_that_launches_something_else_tells_nothing() -> None:
     assert eager_durations([mark(0.0), *others, mark(13.0)], _EAGER_ROUND) is None
 
 
-def test_company_is_told_apart_by_its_place_at_the_end() -> None:
-    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, company=(2, 2, 3))
-    company = [ran("mm", 13.0, 3.0), ran("mm", 16.0, 5.0), ran("spin_kernel", 21.0, 7.0)]
-    found = eager_durations([mark(0.0), *one_step(), company, mark(30.0)], round_)
+def test_coload_is_told_apart_by_its_place_at_the_end() -> None:
+    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, coload=(2, 2, 3))
+    coload = [ran("mm", 13.0, 3.0), ran("mm", 16.0, 5.0), ran("spin_kernel", 21.0, 7.0)]
+    found = eager_durations([mark(0.0), *one_step(), coload, mark(30.0)], round_)
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0, 2: 4.0, 3: 7.0}
 
 
-def test_a_round_without_its_company_does_not_count() -> None:
-    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, company=(2, 2, 3))
+def test_a_round_without_its_coload_does_not_count() -> None:
+    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, coload=(2, 2, 3))
     assert eager_durations([mark(0.0), *one_step(), mark(30.0)], round_) is None
     assert eager_durations([mark(0.0), mark(30.0)], round_) is None
 
 
-def test_company_by_itself() -> None:
-    round_ = EagerRound(nodes=(), places=(), steps=0, company=(1,))
+def test_coload_by_itself() -> None:
+    round_ = EagerRound(nodes=(), places=(), steps=0, coload=(1,))
     idle = [[ran("spin_kernel", 3.0, 7.0)]]
     found = eager_durations([mark(0.0), *idle, mark(10.0)], round_)
     strange = eager_durations([mark(0.0), *one_step(), *idle, mark(10.0)], round_)

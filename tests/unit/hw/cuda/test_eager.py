@@ -47,7 +47,7 @@ def _launched(loop: Loop) -> Progress:
             Durations(kernel_s=(1e-4, 3e-3, 4e-4), hot_s=2e-3, idle_s=5e-3),
         ),
     ],
-    ids=["alone", "several", "in company"],
+    ids=["alone", "several", "with co-load"],
 )
 def test_the_step_runs_over_and_over_and_its_launches_are_timed(
     machine: Any, mix: Mix | None, expected: Durations
@@ -82,7 +82,7 @@ def test_the_profiler_slows_no_launch_of_a_later_loop(
     assert machine.looks == [False, False, True]
 
 
-def test_company_runs_by_itself(machine: Any) -> None:
+def test_coload_runs_by_itself(machine: Any) -> None:
     ran: list[None] = []
     launcher = machine.eager(lambda: ran.append(None), *_STEP)
     with launcher.loop([], Mix(launches=0, hot=1, idle_s=1e-3)) as loop:
@@ -131,7 +131,7 @@ def test_the_step_finds_its_default_device_on_the_thread_that_launches_it(
     [
         (_KERNELS[1:2], None, "only the whole step can run: the host waits in it"),
         (_KERNELS[::-1], None, "only the whole step can run"),
-        (_KERNELS, Mix(hot=2, after=(1, 2)), "company cannot run between the launches"),
+        (_KERNELS, Mix(hot=2, after=(1, 2)), "co-load cannot run between the launches"),
     ],
     ids=["alone", "in another order", "between"],
 )

@@ -1,4 +1,4 @@
-"""Launching kernels of a captured step in company, on a GPU that is made up."""
+"""Launching kernels of a captured step with co-load, on a GPU that is made up."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix, Step
 from underclock.records.launches import LaunchGroup, Node, NodeKind
 
-_PRODUCT_S = 2e-3  # of the companion on this GPU
+_PRODUCT_S = 2e-3  # of the heater on this GPU
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
 
 
@@ -52,7 +52,7 @@ def _launched(loop: Loop) -> Progress:
         ),
         ([], Mix(hot=1, idle_s=1e-3), Durations(kernel_s=(), hot_s=_PRODUCT_S, idle_s=1e-3)),
     ],
-    ids=["alone", "hot", "some", "step", "step in company", "between", "some between", "company"],
+    ids=["alone", "hot", "some", "step", "step with co-load", "between", "some between", "co-load"],
 )
 def test_rounds_take_what_is_launched_in_them_and_launches_are_told_apart(
     machine: Any, names: list[str], mix: Mix | None, expected: Durations
@@ -80,7 +80,7 @@ def test_a_launch_takes_long_enough_however_short_the_round(machine: Any) -> Non
     assert [node.name for node in nodes[:3]] == ["norm", "spin", "norm"]
 
 
-def test_company_runs_between_the_launches_of_a_step_in_one_graph(machine: Any) -> None:
+def test_coload_runs_between_the_launches_of_a_step_in_one_graph(machine: Any) -> None:
     launcher = machine.launcher(**_STEP)
     kernels = [Kernel(name=name) for name in _STEP]
     with launcher.loop(kernels, Mix(launches=2, hot=2, idle_s=1e-3, after=(2, 4))) as loop:
@@ -115,7 +115,7 @@ def test_memsets_stay_with_their_launches_and_each_node_runs_once() -> None:
     assert graph.times == {0: 1, 1: 1, 2: 1, 3: 2}
 
 
-def test_company_is_captured_once(machine: Any) -> None:
+def test_coload_is_captured_once(machine: Any) -> None:
     launcher = machine.launcher(**_STEP)
     free = machine.free
     for _ in range(3):
@@ -123,11 +123,11 @@ def test_company_is_captured_once(machine: Any) -> None:
             _launched(loop)
 
     assert free - machine.free == 3 * 2 * 8192**2
-    assert len(machine.graphs) == 3  # the step's, the companion's and idling
+    assert len(machine.graphs) == 3  # the step's, the heater's and idling
     assert launcher.notes() == ()
 
 
-def test_a_smaller_companion_is_noted(machine: Any) -> None:
+def test_a_smaller_heater_is_noted(machine: Any) -> None:
     machine.free = 100 * 2**20
     launcher = machine.launcher(**_STEP)
     with launcher.loop([], Mix(hot=1)) as loop:
@@ -137,11 +137,11 @@ def test_a_smaller_companion_is_noted(machine: Any) -> None:
     assert "a product of 4096x4096" in note
 
 
-def test_where_no_companion_fits_idling_still_runs(machine: Any) -> None:
+def test_where_no_heater_fits_idling_still_runs(machine: Any) -> None:
     machine.free = 2**20
     launcher = machine.launcher(**_STEP)
     with (
-        pytest.raises(MeasurementError, match="hot companion does not fit"),
+        pytest.raises(MeasurementError, match="heater does not fit"),
         launcher.loop([], Mix(hot=1)),
     ):
         pytest.fail("the block must not run")
@@ -153,7 +153,7 @@ def test_what_is_not_of_the_step_or_nothing_at_all_is_refused(machine: Any) -> N
     launcher = machine.launcher(**_STEP)
     with pytest.raises(UsageError, match="no kernel 'softmax'"):
         launcher.loop([Kernel(name="softmax")], Mix()).__enter__()
-    with pytest.raises(ValueError, match="no company"):
+    with pytest.raises(ValueError, match="no co-load"):
         launcher.loop([]).__enter__()
 
 

@@ -361,7 +361,7 @@ def test_who_never_comes_is_not_waited_for_for_ever() -> None:
 
 _TIMED_STEP = {"norm": 1e-4, "mm": 3e-3, "allreduce": 4e-4}
 _KERNELS = tuple(Kernel(name=name) for name in _TIMED_STEP)
-_IN_COMPANY = Mix(launches=2, hot=2)
+_WITH_COLOAD = Mix(launches=2, hot=2)
 
 
 class Line:
@@ -387,7 +387,7 @@ def _launchers(machine: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("mix", [None, _IN_COMPANY], ids=["alone", "in company"])
+@pytest.mark.parametrize("mix", [None, _WITH_COLOAD], ids=["alone", "with co-load"])
 def test_a_follower_launches_what_the_leader_did(
     machine: Any, *, eager: bool, mix: Mix | None
 ) -> None:

@@ -1,4 +1,4 @@
-"""Nodes of a round's graphs, which launch each serves, and company that does not fit."""
+"""Nodes of a round's graphs, which launch each serves, and co-load that does not fit."""
 
 import weakref
 from collections.abc import Callable
