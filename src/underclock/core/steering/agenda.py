@@ -275,19 +275,16 @@ class SteeringAgenda:
 
     def _spread(self, mix: Mix) -> Mix:
         """Return a mix of the whole step with its co-load where a step of this length needs it."""
-        step = self._first_step()
-        assert step is not None, "the step was run whole first"  # noqa: S101
-        waited_s = waited_shares(self.samples.kernels) * step.kernel_s
+        # By its first window, always: so what follows from it follows again from the file.
+        waited_s = waited_shares(self.samples.kernels) * self._at_auto[0].kernel_s
         of_step = [float(waited_s[k]) for k in self.samples.order]
         heater_s = next((w.hot_s for w in self.samples.mixed if w.hot_s), 0.0)
         return spread_out(mix, of_step * mix.launches, heater_s)
 
-    def _first_step(self) -> Window | None:
-        """Return the first look at the step run whole and by itself; ``None`` before there is one.
-
-        It is always the same, so what follows from it follows again from the file.
-        """
-        return next((w for w in self.samples.mixed if not w.kernel and w.mix == ALONE), None)
+    @property
+    def _at_auto(self) -> list[Window]:
+        """The step run whole and by itself."""
+        return [w for w in self.samples.mixed if not w.kernel and w.mix == ALONE]
 
     def _seen_step(self, steps: Sequence[Window]) -> list[DrawAtClock]:
         """Return what the step drew and took, without its co-load."""
@@ -312,9 +309,9 @@ class SteeringAgenda:
         """
         kernels = self.samples.kernels
         names = [kernel.name for kernel in kernels]
-        step = self._first_step() if self.samples.order else None
-        if step is not None:
-            taken_s = {k.name: k.count * s for k, s in zip(kernels, step.kernel_s, strict=True)}
+        if self.samples.order:
+            each_s = zip(kernels, self._at_auto[0].kernel_s, strict=True)
+            taken_s = {kernel.name: kernel.count * once_s for kernel, once_s in each_s}
             names.sort(key=lambda name: -taken_s[name])
         return names
 
@@ -363,8 +360,7 @@ class SteeringAgenda:
 
     def _step_mhz(self) -> float:
         """Return the mean core clock of the step at auto, or of its kernels where it never ran."""
-        whole = [w for w in self.samples.mixed if not w.kernel and w.mix == ALONE]
-        some = whole or [w for w in self.samples.mixed if w.kernel_s]
+        some = self._at_auto or [w for w in self.samples.mixed if w.kernel_s]
         return sum(window.at_mhz for window in some) / len(some)
 
     def _targets(self, name: str) -> list[float]:
