@@ -10,7 +10,7 @@ Shape letters: N runs of a table; S splits of a table in halves.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ import click
 import msgspec
 import numpy as np
 
+from estimates import INFERENCE, Costs
 from pages import markdown, run_command
 from score import as_measured, check_kernels_alone, run_variances
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.inference.table import inferred_costs
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels
@@ -132,11 +132,11 @@ def check(
     budgets = tuple(dict.fromkeys(slowdowns))
     given = read_samples(table)
     check_kernels_alone(given)
-    kept, auto = _repeated_rows(given, baseline)
+    kept, auto = repeated_rows(given, baseline)
     costs, variances = cost_table(kept, baseline=auto), run_variances(kept)
     came = np.array(
         [
-            _split(kept, auto, budgets, variances, np.random.default_rng([seed, split]))
+            split_promises(kept, auto, budgets, variances, np.random.default_rng([seed, split]))
             for split in range(splits)
         ]
     )
@@ -155,7 +155,7 @@ def check(
     )
 
 
-def _repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleSet, Clocks]:
+def repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleSet, Clocks]:
     """Return what can be split: rows with repeats, of kernels that have them at auto too."""
     whole = cost_table(sample_set, baseline=wanted)
     auto = whole.settings[whole.baseline]
@@ -207,12 +207,13 @@ def _left_out(given: SampleSet, kept: SampleSet) -> tuple[str, ...]:
     return (f"{words}, and with them {without} kernels" if without else words,)
 
 
-def _split(
+def split_promises(
     kept: SampleSet,
     auto: Clocks,
     budgets: Sequence[float],
     variances: Floats,
     random: np.random.Generator,
+    costs_of: Callable[[SampleSet, Clocks], Costs] = INFERENCE.costs_of,
 ) -> list[tuple[float, ...]]:
     """Plan on a random half of the repeats, and look up on the other what these clocks cost.
 
@@ -226,7 +227,7 @@ def _split(
         _with(kept, [kept.samples[i] for i in np.flatnonzero(half).tolist()])
         for half in (first, ~first)
     )
-    costs = inferred_costs(mine, baseline=auto)
+    costs = costs_of(mine, auto)
     executed = as_measured(theirs, variances[:, ~first], baseline=auto)
     columns = np.array([executed.table.settings.index(each) for each in costs.table.settings])
     found = []

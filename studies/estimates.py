@@ -1,0 +1,175 @@
+"""The estimates of costs that studies judge, by name: all that a study asks of an estimate.
+
+An estimate is a function from samples to costs. Costs have a ``table``, ``predicted_change`` and
+``time_variance`` of a choice; how sure single entries are is asked through `Estimate.rows_of`.
+
+Shape letters: K kernels, S settings of the estimate, N predictions.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from calibrate_h200 import read as read_steered
+from steered_h200 import compare, reached
+from underclock.arrays import Floats
+from underclock.core.inference.joint import JointCosts
+from underclock.core.inference.table import inferred_costs
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.estimate import estimate
+from underclock.core.model.fitting import fit_rows, temperature_of
+from underclock.core.model.predictive import posterior_of
+from underclock.core.model.rows import Rows
+from underclock.records import ALONE, Clocks, Evidence, SampleSet, Window
+
+Figures: TypeAlias = dict[str, float]
+
+SIGMAS = 1.96
+_LEFT_OUT = 0.3  # of what steering measured of kernels
+
+
+Costs: TypeAlias = Any
+"""What an estimate says of every setting: a ``table``, and a `RiskModel` of choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPredictions:
+    """What one more row of each kernel is expected to show.
+
+    Attributes:
+        log: Logarithms of time in s and energy in J of one launch, nan where unknown. (2, K, S).
+        deviation: Standard deviations of the same. Shape (2, K, S).
+        settings: Length S.
+    """
+
+    log: Floats
+    deviation: Floats
+    settings: tuple[Clocks, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One estimate.
+
+    Attributes:
+        costs: Returns costs of samples against a baseline.
+        rows_of: Returns predictions of single rows from those costs.
+        evidence: How its samples count as obtained: read off a table, or measured on a GPU.
+        steered: Figures of a file of steered samples, for a seed; ``None`` where it takes none.
+    """
+
+    costs: Callable[[SampleSet, Clocks], Costs]
+    rows_of: Callable[[Any], RowPredictions]
+    evidence: Evidence
+    steered: Callable[[str, int], Figures] | None = None
+
+    def costs_of(self, sample_set: SampleSet, baseline: Clocks) -> Costs:
+        """Return what samples say of every setting."""
+        return self.costs(msgspec.structs.replace(sample_set, evidence=self.evidence), baseline)
+
+
+def figures_of(off: Floats, deviation: Floats, names: tuple[str, ...]) -> Figures:
+    """Return error, coverage and width of predictions of some logarithms. Shapes (n, N)."""
+    if not off.size:
+        return {}
+    inside = np.abs(off) <= SIGMAS * deviation
+    return {
+        f"{name} {what}": float(value)
+        for name, o, d, i in zip(names, off, deviation, inside, strict=True)
+        for what, value in (
+            ("rms", np.sqrt((o**2).mean())),
+            ("covered", i.mean()),
+            ("±", SIGMAS * np.median(d)),
+        )
+    }
+
+
+def _rows_of_fit(costs: CostEstimate) -> RowPredictions:
+    one = costs.posterior
+    noise2 = one.noise[:, :, None] ** 2
+    variance = [one.variance(1.0, 0.0) + noise2[0], one.variance(1.0, 1.0) + noise2.sum(0)]
+    log = np.where(costs.can, [one.log_s, one.log_s + one.log_w], np.nan)
+    return RowPredictions(log=log, deviation=np.sqrt(variance), settings=one.settings)
+
+
+def _rows_of_inference(costs: JointCosts) -> RowPredictions:
+    launches = costs.table.launches
+    return RowPredictions(
+        log=np.log([launches.time_s, launches.energy_j]),
+        deviation=np.sqrt([costs.time.variance, costs.energy.variance]),
+        settings=costs.table.settings,
+    )
+
+
+@cache
+def _reference(name: str) -> tuple[SampleSet, Rows]:
+    """Return what steering measured of kernels that it reached, and the rows it comes to."""
+    whole = reached(read_steered(name)).sample_set
+    return whole, fit_rows(whole, whole.settings)[0]
+
+
+def steered_fit(name: str, seed: int) -> Figures:
+    """Predict rows that are left out, and the step at auto as if nobody had looked at it."""
+    whole, rows = _reference(name)
+    some = msgspec.structs.replace(whole, windows=_windows_drawn(whole, seed))
+    kept, model = fit_rows(some, whole.settings)
+    known, every = (
+        list(zip(each.kernel.tolist(), each.log_s.tolist(), strict=True)) for each in (kept, rows)
+    )
+    out = np.array([one not in known for one in every])
+    k, windows = rows.kernel[out], rows.windows[:, out]
+    asked = [Clocks(core_mhz=round(mhz)) for mhz in rows.core_mhz[out].tolist()]
+    settings = tuple(dict.fromkeys(asked))
+    column = np.array([settings.index(clocks) for clocks in asked])
+    one = posterior_of(model, settings, temperature_c=temperature_of(whole), limit_w=math.inf)
+    off = np.stack([rows.log_s[out] - one.log_s[k, column], rows.log_w[out] - one.log_w[k, column]])
+    variance = np.stack([one.variance(1.0, 0.0), one.variance(0.0, 1.0)])[:, k, column]
+    figures: Figures = {}
+    for q, quantity in enumerate(("time", "power")):
+        there = windows[q] > 0.0
+        noise2 = one.noise[q, k[there]] ** 2 / windows[q, there]
+        deviation = np.sqrt(variance[q, there] + noise2)
+        figures |= figures_of(off[[q]][:, there], deviation[None], (quantity,))
+    step = compare(whole, with_auto=False)
+    return figures | {
+        "step's time off": abs(step.time),
+        "step's energy off": abs(step.energy),
+        "its kernels' times rms": float(np.sqrt((step.kernels**2).mean())),
+    }
+
+
+def _windows_drawn(whole: SampleSet, seed: int) -> tuple[Window, ...]:
+    """Leave out some runs of the step in company, and of kernels that ran in several mixes."""
+    random = np.random.default_rng(seed)
+    mixes = Counter(sample.kernel for sample in whole.mixed)
+    kept = []
+    for sample in whole.windows:
+        spare = sample.in_company if sample.is_step else mixes[sample.kernel] > 1
+        if (sample.is_step or sample.kernel) and spare and random.random() < _LEFT_OUT:
+            mixes[sample.kernel] -= 1
+            if sample.mix == ALONE:
+                kept.append(sample.untimed())
+            continue
+        kept.append(sample)
+    return tuple(kept)
+
+
+INFERENCE = Estimate(
+    costs=lambda samples, baseline: inferred_costs(samples, baseline=baseline),
+    rows_of=_rows_of_inference,
+    evidence=Evidence.REPLAYED,
+)
+FIT = Estimate(
+    costs=lambda samples, baseline: estimate(samples, baseline=baseline),
+    rows_of=_rows_of_fit,
+    evidence=Evidence.MEASURED,
+    steered=steered_fit,
+)
+ESTIMATES: Mapping[str, Estimate] = {"inference": INFERENCE, "fit": FIT}
+"""A further estimate is one more line here."""
