@@ -26,7 +26,7 @@ import underclock
 from ablation_parts import FIVE, INFERENCE, MODEL, Off, without
 from draws import BUDGET, NEAR, SWEEPS, Sweep, judged_by
 from estimates import ESTIMATES, FIT, Figures, figures_of, steered_fit
-from gate import FEW_ROWS, STEERED, gate
+from gate import FEW_ROWS, MADE, PAGES, STEERED, gate
 from pages import fill, markdown, mean_and_error
 from strange import STRANGE, strange_gpus
 from truth import truth_of
@@ -124,7 +124,7 @@ class Steered:
 Case: TypeAlias = Sweep | Simulated | Steered
 
 
-def sections(seeds: int) -> Iterator[tuple[str, dict[str, Off], list[Case]]]:
+def cases_of(seeds: int) -> Iterator[tuple[str, dict[str, Off], list[Case]]]:
     """Yield what is judged, by which parts and on which cases."""
     some = range(seeds)
     for name, parts in (("inference", INFERENCE), ("fit", MODEL)):
@@ -189,12 +189,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.gate:
         whole = not asked.only and set(asked.estimate) == set(ESTIMATES)
-        fill("gate", gate(asked.estimate, asked.only), repeats="", whole=whole)
+        texts = gate(asked.estimate, asked.only)
+        for page, names in PAGES.items():
+            filled = {f"gate {name}": texts[name] for name in names if name in texts}
+            fill(page, filled, repeats=MADE, mark="made gate", whole=whole)
         return
     told: dict[str, dict[str, dict[str, Figures]]] = {}
     lines = asked.to.read_text().splitlines() if asked.to.exists() else []
     known = {(section, case): figures for section, case, figures in map(json.loads, lines)}
-    for section, parts, cases in sections(asked.seeds):
+    for section, parts, cases in cases_of(asked.seeds):
         for case in cases:
             key = section, repr(case)
             if asked.only not in " ".join(key):

@@ -31,7 +31,7 @@ from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.student import student_quantile
 from underclock.core.step.table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
-from underclock.records import Clocks, Evidence, GpuInfo, Record, SampleSet, Window
+from underclock.records import Clocks, Record, SampleSet, Window
 from underclock.records.measured import renumbered
 from underclock.store import SampleSource, read_samples
 from underclock.units import format_percent
@@ -47,43 +47,6 @@ class CheckedNumber(Record, frozen=True, kw_only=True):
     value: float
     low: float | None
     high: float | None
-
-
-class CheckedPromise(Record, frozen=True, kw_only=True):
-    """Plans for one time budget, as changes against auto and shares of splits.
-
-    Attributes:
-        energy_bias: Promise less execution; below zero too much was promised.
-        energy_coverage: In how many the promise's 95 % interval holds what came, the noise of the
-            other half granted.
-        beyond_noise: How many took longer by more than the noise of the other half explains.
-    """
-
-    max_slowdown: float
-    promised_energy: CheckedNumber
-    executed_energy: CheckedNumber
-    energy_bias: CheckedNumber
-    time_bias: CheckedNumber
-    energy_coverage: CheckedNumber
-    time_coverage: CheckedNumber
-    over_budget: CheckedNumber
-    beyond_noise: CheckedNumber
-
-
-class PromiseCheck(Record, frozen=True, kw_only=True):
-    """A table's check: ``kernels`` that could be split, with so many ``rows`` and ``runs``."""
-
-    evidence: Evidence
-    gpu: GpuInfo
-    workload: str
-    baseline: Clocks
-    splits: int
-    seed: int
-    kernels: int
-    rows: int
-    runs: int
-    promises: tuple[CheckedPromise, ...]
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +82,11 @@ def check(
     splits: int = 25,
     seed: int = 0,
     baseline: Clocks | None = None,
-) -> PromiseCheck:
+) -> dict[str, Any]:
     """Check on a table's own repeats what promises are worth; rows without repeats take no part.
+
+    Returns:
+        What was split, as the JSON output has it, and for each budget its ``promises``.
 
     Raises:
         UsageError: No splits.
@@ -140,19 +106,19 @@ def check(
             for split in range(splits)
         ]
     )
-    return PromiseCheck(
-        evidence=kept.evidence,
-        gpu=kept.gpu,
-        workload=kept.workload,
-        baseline=auto,
-        splits=splits,
-        seed=seed,
-        kernels=len(kept.kernels),
-        rows=int(np.isfinite(costs.time_s).sum()),
-        runs=len(kept.samples),
-        promises=tuple(_summary(each, came[:, b].T) for b, each in enumerate(budgets)),
-        warnings=(*given.warnings, *odd_repeats(kept), *_left_out(given, kept)),
-    )
+    return {
+        "evidence": kept.evidence,
+        "gpu": kept.gpu,
+        "workload": kept.workload,
+        "baseline": auto,
+        "splits": splits,
+        "seed": seed,
+        "kernels": len(kept.kernels),
+        "rows": int(np.isfinite(costs.time_s).sum()),
+        "runs": len(kept.samples),
+        "promises": [_summary(each, came[:, b].T) for b, each in enumerate(budgets)],
+        "warnings": [*given.warnings, *odd_repeats(kept), *_left_out(given, kept)],
+    }
 
 
 def repeated_rows(sample_set: SampleSet, wanted: Clocks | None) -> tuple[SampleSet, Clocks]:
@@ -263,20 +229,24 @@ def halves(row: Ints, random: np.random.Generator) -> Bools:
     return chosen
 
 
-def _summary(budget: float, came: Floats) -> CheckedPromise:
-    """Return what became of the plans for a budget: eight numbers a split, shape (8, S)."""
+def _summary(budget: float, came: Floats) -> dict[str, Any]:
+    """Return what became of the plans for a budget: eight numbers a split, shape (8, S).
+
+    A bias is promise less execution. Covered is what lies in the promise's 95 % interval, the noise
+    of the other half granted; beyond noise is what took longer by more than that noise explains.
+    """
     time, energy = Outcomes(*came[:4]), Outcomes(*came[4:])
-    return CheckedPromise(
-        max_slowdown=budget,
-        promised_energy=mean_of(energy.promised),
-        executed_energy=mean_of(energy.executed),
-        energy_bias=mean_of(energy.bias),
-        time_bias=mean_of(time.bias),
-        energy_coverage=share_of(energy.covered),
-        time_coverage=share_of(time.covered),
-        over_budget=share_of(time.executed > budget + _ROUNDING),
-        beyond_noise=share_of(time.breaks(budget)),
-    )
+    return {
+        "max_slowdown": budget,
+        "promised_energy": mean_of(energy.promised),
+        "executed_energy": mean_of(energy.executed),
+        "energy_bias": mean_of(energy.bias),
+        "time_bias": mean_of(time.bias),
+        "energy_coverage": share_of(energy.covered),
+        "time_coverage": share_of(time.covered),
+        "over_budget": share_of(time.executed > budget + _ROUNDING),
+        "beyond_noise": share_of(time.breaks(budget)),
+    }
 
 
 def mean_of(values: Floats) -> CheckedNumber:
@@ -307,25 +277,25 @@ def _cell(number: CheckedNumber, unit: str) -> str:
     return f"{value} ({' to '.join(ends)})" if all(ends) else value
 
 
-def _table(checked: PromiseCheck) -> str:
+def _table(checked: dict[str, Any]) -> str:
+    shares = "energy_coverage", "time_coverage", "over_budget", "beyond_noise"
     header = (
         *("time budget", "promised energy", "executed", "bias", "energy covered", "time covered"),
         *("over budget", "beyond noise", "time bias"),
     )
-    lines: list[tuple[str, ...]] = [header]
-    for each in checked.promises:
-        shares = each.energy_coverage, each.time_coverage, each.over_budget, each.beyond_noise
-        lines.append(
-            (
-                f"{100.0 * each.max_slowdown:g} %",
-                format_percent(each.promised_energy.value),
-                format_percent(each.executed_energy.value),
-                _cell(each.energy_bias, ""),
-                *(_cell(share, " %") for share in shares),
-                _cell(each.time_bias, ""),
-            )
+    lines = [
+        (
+            f"{100.0 * each['max_slowdown']:g} %",
+            format_percent(each["promised_energy"].value),
+            format_percent(each["executed_energy"].value),
+            _cell(each["energy_bias"], ""),
+            *(_cell(each[share], " %") for share in shares),
+            _cell(each["time_bias"], ""),
         )
-    return "\n".join((markdown(lines), "", *(f"- {warning}" for warning in checked.warnings)))
+        for each in checked["promises"]
+    ]
+    warnings = (f"- {warning}" for warning in checked["warnings"])
+    return "\n".join((markdown([header, *lines]), "", *warnings))
 
 
 @click.command()
@@ -342,11 +312,11 @@ def command(*, table: Path, as_json: bool, **asked: Any) -> None:  # noqa: ANN40
         print_json(checked)
     else:
         said = (
-            f"{checked.runs} runs of {checked.rows} rows of {checked.kernels} kernels, split "
-            f"{checked.splits} times (seed {checked.seed}), against {checked.baseline}. "
-            "Intervals of 95 % are of more splits of this table, not of other tables."
+            "{runs} runs of {rows} rows of {kernels} kernels, split {splits} times (seed {seed}), "
+            "against {baseline}. Intervals of 95 % are of more splits of this table, not of other "
+            "tables."
         )
-        print(said, _table(checked), sep="\n\n")
+        print(said.format_map(checked), _table(checked), sep="\n\n")
 
 
 if __name__ == "__main__":

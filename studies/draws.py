@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,12 +19,14 @@ import numpy as np
 
 import underclock
 from estimates import ESTIMATES, Costs, Figures, figures_of
+from known_tables import made_table
 from pages import MEASURED
 from underclock.arrays import Bools, Floats, Ints
 from underclock.campaign.survey import Grid
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels, solve_strategies
 from underclock.core.step.table import CostTable, cost_table
+from underclock.errors import DataError
 from underclock.records import Clocks, SampleSet, Strategy
 from underclock.store import read_samples
 
@@ -106,6 +108,28 @@ def simulated(name: str, kernels: int, seed: int) -> Table:
             )
     runs = msgspec.structs.replace(table.runs, windows=tuple(windows), sampled=True)
     return Table(runs=runs, truth=table.truth)
+
+
+@cache
+def random_table(seed: int, odd: float) -> Table | None:
+    """Return a random table (`known_tables`) of which a share of the runs is odd.
+
+    Returns:
+        ``None`` where it has no clocks that every kernel has.
+    """
+    made = made_table(seed, wild_runs=odd, least_repeats=2)
+    rows = tuple((*place, *costs) for place, costs in made.truth.items())
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Path(folder) / "runs.csv", Path(folder) / "truth.csv"
+        made.write(paths[0])
+        replace(made, rows=rows).write(paths[1])
+        runs, truth = map(read_samples, paths)
+    try:
+        seen_at = cost_table(runs)
+    except DataError:
+        return None
+    auto = seen_at.settings[seen_at.baseline]
+    return Table(runs=runs, truth=cost_table(truth, baseline=auto))
 
 
 def known_rows(truth: CostTable, rows: float, *key: int) -> Bools:

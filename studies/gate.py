@@ -29,6 +29,7 @@ from draws import (
     known_rows,
     measured,
     planned,
+    random_table,
     seen,
     simulated,
     with_odd_row,
@@ -46,9 +47,17 @@ ONCE = tuple(name for name in SWEEPS if name not in REPEATS)
 NOISY = tuple(f"noisy {name}" for name in (*REPEATS, "a100_apps"))
 STEERED = ("layer-2", "layer-3", "layer-4", "xl-5", "xl-7")
 FEW_ROWS, NESTED = (3, 5, 8), (3, 5, 8, 12)
-BUDGETS, SHARES = (0.0, 0.01), (0.15, 0.30)
+BUDGETS, SHARES, ODD = (0.0, 0.01), (0.15, 0.30), (0.0, 0.01, 0.03)
 _KERNELS, _ROWS, _LESS, _PROCESSES, _ALL = 13, 5, 0.005, 2, "all"
 _PLANS, _APART = "plans of every section", ("impossible", "energy change")
+
+PAGES: Mapping[str, Sequence[str]] = {
+    "ablation": ("cases", "halves", "noisy", "physics", "steered"),
+    "few_rows": ("drawn", "campaigns", "once", "searched"),
+    "odd_runs": ("odd runs",),
+}
+"""Sections by the page that they stand on."""
+MADE = "Draws, shuffles and splits are seeded: another run finds the same."
 
 Bounds: TypeAlias = tuple[float, float]
 _INSIDE: Mapping[str, Bounds] = {
@@ -166,7 +175,8 @@ def halves(names: Sequence[str], section: str, sweep: str, seed: int) -> Found:
 def few_rows(names: Sequence[str], sweep: str, rows: int, seed: int) -> Found:
     """Predict further rows from three runs of some, and plan: the 42 cases."""
     for name in names:
-        yield "cases", name, f"{rows} rows a kernel", Sweep(sweep, rows, seed, name).figures()
+        figures = Sweep(sweep, rows, seed, name).figures()
+        yield from _of_plan("cases", name, f"{rows} rows a kernel", figures)
 
 
 def physics(names: Sequence[str], sweep: str, seed: int) -> Found:
@@ -191,6 +201,19 @@ def physics(names: Sequence[str], sweep: str, seed: int) -> Found:
             if not fewer["over"]:
                 figures = {"saves less": float(less > _LESS), "worst loss": max(less, 0.0)}
                 yield "physics", name, "more rows", figures
+
+
+def odd_runs(names: Sequence[str], odd: float, seed: int) -> Found:
+    """Plan from a random table of which some runs are odd; its truth is known: simulated."""
+    table = random_table(seed, odd)
+    if table is None:
+        return
+    for name in names:
+        costs = ESTIMATES[name].costs_of(table.runs, table.auto)
+        for budget in BUDGETS:
+            figures = judged(costs, table.truth, budget)
+            figures["saving lost"] = figures["energy change"] - best_saving(table.truth, budget)
+            yield from _of_plan("odd runs", name, f"{odd:.0%}", figures)
 
 
 def steered(names: Sequence[str], file: str, seed: int) -> Found:
@@ -218,6 +241,7 @@ def cases() -> Iterator[Case]:
         (drawn, ["once"], ONCE, (_ROWS, *SHARES), range(4)),
         (drawn, ["noisy"], NOISY, SHARES, range(7)),
         (physics, SWEEPS, range(3)),
+        (odd_runs, ODD, range(20)),
         (few_rows, SWEEPS, FEW_ROWS, range(2)),
     ):
         yield from ((which, arguments) for arguments in each(*parts))
@@ -253,7 +277,7 @@ def gate(names: Sequence[str], only: str = "") -> dict[str, str]:
 def section_table(section: str, rows: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
     """Return figures of each estimate and group, and whether they are what is wanted."""
     names = list(dict.fromkeys(name for some in rows.values() for each in some for name in each))
-    lines: list[list[str]] = [["estimate, cases", "plans", *names]]
+    lines: list[list[str]] = [[f"{section}: estimate, cases", "plans", *names]]
     for (estimate, group), some in sorted(rows.items()):
         wanted = WANTED.get(section, {}).get(group, {})
         lines.append([f"{estimate}, {group}", str(len(some))])

@@ -76,15 +76,6 @@ class MadeTable:
                 costs = (f"{time_s:.8g}", f"{energy_j:.8g}", self.counts[name])
                 lines.writerow(("Random GPU", name, *mhz, *costs))
 
-    def changes(self, chosen: Mapping[str, Clocks], baseline: Clocks) -> tuple[float, float]:
-        """Return what clocks of each kernel truly change, time and energy, as fractions."""
-        total = np.zeros((2, 2))
-        for name, clocks in chosen.items():
-            for i, at in enumerate((clocks, baseline)):
-                total[i] += self.counts[name] * np.array(self.truth[name, at])
-        time, energy = total[0] / total[1] - 1.0
-        return float(time), float(energy)
-
 
 @dataclass(slots=True)
 class _Maker:

@@ -56,15 +56,22 @@ def made_by(repeats: str) -> str:
     )
 
 
-def fill(name: str, parts: Mapping[str, str], *, repeats: str = "", whole: bool = True) -> None:
+def fill(
+    name: str,
+    parts: Mapping[str, str],
+    *,
+    repeats: str = "",
+    mark: str = "made",
+    whole: bool = True,
+) -> None:
     """Put what a study found into its page, and how it was made.
 
     Args:
         name: Of the page below docs/evidence, without its ending.
         parts: Text for each mark of the page.
-        repeats: What was repeated and how often; with it ``made`` is filled too, which a page of
+        repeats: What was repeated and how often; with it ``mark`` is filled too, which a page of
             what was measured elsewhere says in words of its own.
-
+        mark: Of how it was made.
         whole: Whether all of it was run; of a part of it nothing is written, it is printed.
 
     Raises:
@@ -75,10 +82,10 @@ def fill(name: str, parts: Mapping[str, str], *, repeats: str = "", whole: bool 
         return
     path = EVIDENCE / f"{name}.md"
     text = path.read_text(encoding="utf-8")
-    for mark, part in (({"made": made_by(repeats)} if repeats else {}) | dict(parts)).items():
-        begin, end = f"<!-- begin {mark} -->", f"<!-- end {mark} -->"
+    for each, part in (({mark: made_by(repeats)} if repeats else {}) | dict(parts)).items():
+        begin, end = f"<!-- begin {each} -->", f"<!-- end {each} -->"
         if begin not in text or end not in text:
-            raise ValueError(f"{path.name} has no place for {mark!r}: add {begin} and {end}")
+            raise ValueError(f"{path.name} has no place for {each!r}: add {begin} and {end}")
         before, after = text.split(begin)[0], text.split(end)[1]
         text = f"{before}{begin}\n\n{part.strip(chr(10))}\n\n{end}{after}"
     path.write_text(text, encoding="utf-8")

@@ -80,12 +80,7 @@ def test_a_run_too_many_goes_to_either_half_alike() -> None:
 
 
 def _outcomes(executed: float, *, promised: float = 0.0, noise: float = 0.01) -> Outcomes:
-    return Outcomes(
-        promised=np.array([promised]),
-        spread=np.array([0.01]),
-        executed=np.array([executed]),
-        noise=np.array([noise]),
-    )
+    return Outcomes(*(np.array([each]) for each in (promised, 0.01, executed, noise)))
 
 
 @pytest.mark.parametrize(("executed", "covered"), [(0.027, True), (-0.027, True), (0.028, False)])
