@@ -86,6 +86,7 @@ def test_what_comes_next_follows_from_what_is_on_file() -> None:
 def test_without_a_heater_only_idling_steers() -> None:
     gpu = Synthetic(seed=1)
     samples = gpu.samples(order=ORDER)
+    assert SteeringAgenda.of(samples, SHAPE).error == np.inf
     for _ in range(20):
         wanted = SteeringAgenda.of(samples, SHAPE, heater=False).next(takes_s, 0.003)
         assert wanted is not None

@@ -217,6 +217,29 @@ def test_durations_beyond_the_next_kernel_are_not_believed(
 
 
 @pytest.mark.parametrize("seed", _SEEDS)
+def test_what_cannot_be_is_excluded(seed: int, tmp_path: Path) -> None:
+    run = traced_run(seed, steps=4)
+    run.named("forward_1")[-1]["ts"] -= run.period_us
+    run.kernel("stray", None, run.named("backward_0")[-1]["ts"] + 0.5, 0.1)
+    odd = {"ts": None}, {"name": 5}, {"tid": [1]}, {"ts": 1e300}
+    run.events += [{**run.events[-1], **each} for each in odd]
+    job = _job(tmp_path, run.trace())
+    _check(job, run)
+    assert "4 events have no name, time or duration, and are excluded" in _said(job)
+    assert "1 kernels begin out of the order of their stream" in _said(job)
+    assert "1 kernels have no launching call in the trace" in _said(job)
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_what_follows_the_last_backward_is_the_optimizers(seed: int, tmp_path: Path) -> None:
+    run = traced_run(seed)
+    for event in [event for event in run.events if "Optimizer" in event["name"]]:
+        run.host("aten::norm", event["ts"], 4.0)  # of gradients, its first kernel
+        event.update({"ts": event["ts"] + 5.0, "dur": event["dur"] - 5.0})
+    _check(_job(tmp_path, run.trace()), run)
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_two_gpus_in_one_process_are_refused(seed: int, tmp_path: Path) -> None:
     run = traced_run(seed)
     for event in run.named("backward"):
