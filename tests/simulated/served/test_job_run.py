@@ -159,10 +159,8 @@ def test_one_rank_on_another_gpu_than_planned_is_named(control: Control) -> None
     with pytest.raises(DataError, match="rank 1 is planned for A40, and its GPU is RTX 3080 Ti"):
         _refused(other, HowToRun())
     told: list[str] = []
-    ranks = (
-        first,
-        msgspec.structs.replace(second, gpu=msgspec.structs.replace(GPU, uuid="GPU-elsewhere")),
-    )
+    gpu = msgspec.structs.replace(GPU, uuid="GPU-elsewhere")
+    ranks = first, msgspec.structs.replace(second, gpu=gpu)
     other = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, ranks=ranks))
     assert _refused(other, HowToRun(dry=True, tell=told.append)).code == 9
     assert any("rank 1 was planned on board GPU-elsewhere" in words for words in told)

@@ -22,12 +22,7 @@ from underclock.core.design.wanted import Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined_sets
-from underclock.core.steering import (
-    SteeringAgenda,
-    clock_range,
-    first_measurements,
-    steering_notes,
-)
+from underclock.core.steering import SteeringAgenda, clock_range, first_measurements, steering_notes
 from underclock.core.steering.mixing import METER_S
 from underclock.core.steering.subtract import step_draws, subtract_coload
 from underclock.physics.costs import busy_w, duration_s
