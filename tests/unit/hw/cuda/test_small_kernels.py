@@ -122,7 +122,7 @@ def test_durations_follow_the_clock_and_starts_are_on_the_hosts(
 
 def test_hot_products_run_among_them_for_a_while_and_then_none() -> None:
     gpu, clock = MadeUpGpu(), SystemClock()
-    ran = CudaSmallKernels(2000, gpu.torch).run(lambda: clock.sleep_s(0.4), Domain.CORE, 0.3)
+    ran = CudaSmallKernels(2000, gpu.torch).run(lambda: clock.sleep_s(0.8), Domain.CORE, 0.6)
     starts_s, durations_s, hot = ran.T
 
     cool = int(np.argmin(hot))
