@@ -22,6 +22,7 @@ from underclock.core.solvers.problems import Problem, Solution, solution_of
 # Sums of integers below this are exact in a float64 too, with three bits to spare.
 _LARGEST_SUM = 2.0**50
 _MOST_DIGITS = 300  # a power of ten that a float64 still holds
+_TOGETHER = 1_000  # groups wrapped at a time, so that their tables stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +111,33 @@ class Trades:
 
 
 def trades(quanta: Quanta) -> Trades:
-    """Wrap every group's hull, all groups one corner at a time."""
-    blocked = ~quanta.available
-    time = np.where(blocked, np.inf, quanta.time)
-    energy = np.where(blocked, np.inf, quanta.energy)
-    least = time.min(axis=1, keepdims=True)
-    start: Ints = np.where(time == least, energy, np.inf).argmin(axis=1)
-    active = np.arange(len(time))
-    here = start.copy()
-    rate_cap = np.full(len(time), np.inf)
+    """Wrap every group's hull, some groups at a time, all of them one corner at a time."""
+    start = np.empty(len(quanta.time), dtype=np.int64)
     corners: list[tuple[Ints, Ints, Ints, Floats]] = []
-    while len(active):
-        # Moving to a setting that a group has not got saves less than nothing.
-        cost = time[active] - time[active, here][:, None]
-        saving = energy[active, here][:, None] - energy[active]
-        trade = (cost > 0) & (saving > 0)
-        rate = np.divide(saving, cost, out=np.zeros_like(cost), where=trade)
-        # The steepest trade; of collinear ones the longest, so that rates strictly fall.
-        steepest = rate.max(axis=1)
-        target = np.where(rate == steepest[:, None], cost, -1.0).argmax(axis=1)
-        on = steepest > 0
-        active, here, target = active[on], here[on], target[on]
-        # Rounding may make a later rate greater by one part in 2^52; order matters more.
-        rate_cap = np.minimum(rate_cap[on], steepest[on])
-        corners.append((active, here, target, rate_cap))
-        here = target
-    return _sorted(quanta, start, corners)
-
-
-def _sorted(quanta: Quanta, start: Ints, corners: list[tuple[Ints, Ints, Ints, Floats]]) -> Trades:
+    for first in range(0, len(start), _TOGETHER):
+        part = slice(first, first + _TOGETHER)
+        blocked = ~quanta.available[part]
+        time = np.where(blocked, np.inf, quanta.time[part])
+        energy = np.where(blocked, np.inf, quanta.energy[part])
+        least = time.min(axis=1, keepdims=True)
+        start[part] = np.where(time == least, energy, np.inf).argmin(axis=1)
+        active, here = np.arange(len(time)), start[part]
+        rate_cap = np.full(len(time), np.inf)
+        while len(active):
+            # Moving to a setting that a group has not got saves less than nothing.
+            cost = time[active] - time[active, here][:, None]
+            saving = energy[active, here][:, None] - energy[active]
+            trade = (cost > 0) & (saving > 0)
+            rate = np.divide(saving, cost, out=np.zeros_like(cost), where=trade)
+            # The steepest trade; of collinear ones the longest, so that rates strictly fall.
+            steepest = rate.max(axis=1)
+            target = np.where(rate == steepest[:, None], cost, -1.0).argmax(axis=1)
+            on = steepest > 0
+            active, here, target = active[on], here[on], target[on]
+            # Rounding may make a later rate greater by one part in 2^52; order matters more.
+            rate_cap = np.minimum(rate_cap[on], steepest[on])
+            corners.append((first + active, here, target, rate_cap))
+            here = target
     group, source, target, rate = map(np.concatenate, zip(*corners, strict=True))
     order = np.argsort(-rate, kind="stable")
     group, source, target, rate = group[order], source[order], target[order], rate[order]

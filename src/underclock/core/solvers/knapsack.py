@@ -5,14 +5,14 @@ problem. They give the multiplier of time, the base choice, and a bound: no choi
 less than the base minus the time it leaves unused, multiplied. Greedily taking what else fits
 gives a first choice; the gap is what separates it from the bound.
 
-The optimum is searched below a ceiling that starts near the bound and doubles its distance until
-something is found. Any setting whose reduced cost alone exceeds the ceiling is struck out
-(Pisinger's core: A minimal algorithm for the multiple-choice knapsack problem, 1995), so too low a
-ceiling costs next to nothing. The search decides one group after another and keeps labels, pairs of
-(time, energy) relative to the base. A label goes when another is no slower and no dearer, or when a
-bound shows that nothing below the ceiling can come of it. Scouts keep few labels: where none was
-lost, what they find is the optimum; else it is nearly that, and the ceiling of the search that
-keeps them all.
+Where the first trade that does not fit is a large kernel's, the gap is wide. So its group is fixed
+at each of its settings, and each is a problem of its own, with its bound and its greedy choice
+(branch and bound, the least bound first), until few trades could still be other than they are in a
+choice below the best one. Then any setting whose reduced cost alone exceeds the gap is struck out
+(Pisinger's core: A minimal algorithm for the multiple-choice knapsack problem, 1995). A search
+decides one group after another and keeps labels, pairs of (time, energy) relative to the base. A
+label goes when another is no slower and no dearer, or when a bound shows that nothing below the
+best choice can come of it.
 
 Groups are decided in order of how much time they can move, greatest first. The small ones that
 come last can then only reach budgets close to a label's own time, so nearly all labels are cut
@@ -21,12 +21,14 @@ before they multiply; in the opposite order some instances take a thousand times
 Times and energies are whole numbers, so dominance and feasibility are exact; bounds are floats
 and cut only beyond their rounding error.
 
-Shape letters: G groups, S settings, J stages, I moves of one group, N labels, M multipliers.
+Shape letters: G groups, S settings, T trades, J stages, I moves of one group, N labels,
+M multipliers.
 """
 
+import heapq
 import math
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +40,9 @@ from underclock.records import Status
 
 _GREEDY_TRADES = 5_000
 _EPSILON = float(np.finfo(np.float64).eps)
-_HALVINGS = 8  # from the greedy choice's gap to the lowest ceiling
 _NEARBY = (-256, -64, -16, 0, 16, 64, 256)  # trades from the break whose rates are multipliers
-_SCOUT_LABELS = 200  # of a group, in the searches that only look for a good choice
+_FEW = 128  # trades about the break that may still move: no more, and labels are kept
+_NODES = 64  # of the tree, after which its root is searched instead
 _SHARE = 512  # a group may keep one label in so many of those left
 
 Origins = NDArray[np.unsignedinteger]
@@ -56,168 +58,214 @@ class Exact:
 
     def solve(self, problem: Problem, start: Items[Ints] = ()) -> Solution:  # noqa: ARG002 - finds the best anyway
         """Return the cheapest choice within the budget, proven."""
-        quanta = Quanta.of(problem)
-        steps = trades(quanta)
-        rows = np.arange(len(steps.start))
-        spare = quanta.budget - int(quanta.time[rows, steps.start].sum())
-        if spare < 0:
+        tree = Tree(Quanta.of(problem))
+        if tree.spare < 0:
             return infeasible()
-        fits = int(np.searchsorted(np.cumsum(steps.time), spare, side="right"))
-        if fits == len(steps.time):
-            return solution_of(problem, steps.choice_after(fits))
-        core = Core.at_break(quanta, steps, fits)
-        lost = core.improve(self.max_labels)
-        if lost is None:
-            return solution_of(problem, core.choice())
-        base_j = math.fsum(problem.energy_j[rows, core.base])
+        lost = tree.search(self.max_labels)
+        if lost > tree.best - 1:
+            return solution_of(problem, tree.choice)
+        start_j = math.fsum(problem.energy_j[tree.rows, tree.steps.start])
         # The bound is on the difference between two choices, and either was rounded.
-        bound_j = base_j + lost / quanta.per_joule - 2.0 * quanta.rounding_j
-        return solution_of(problem, core.choice(), status=Status.BOUNDED, bound_j=bound_j)
+        bound_j = start_j + lost / tree.quanta.per_joule - 2.0 * tree.quanta.rounding_j
+        return solution_of(problem, tree.choice, status=Status.BOUNDED, bound_j=bound_j)
 
 
-@dataclass(slots=True)
-class Core:
-    """The problem around the break of the relaxed solution, and the best choice known.
-
-    Times and energies of labels and moves are relative to the base choice.
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The relaxed optimum where some groups are fixed.
 
     Attributes:
-        base: Base choice: every trade before the first that does not fit. Shape (G,).
-        rate: The relaxed optimum's multiplier, in energy per time.
-        rates: It and some nearby. Shape (M,).
-        reduced: Cost of a setting beyond the base's at ``rate``; ``inf`` where not available.
-            Shape (G, S).
-        size: What sums of Lagrangian costs come to at most, at each multiplier; their rounding
-            errors are fractions of it. Shape (M,).
-        best: Energy of the best known choice; not positive.
-        moves: Setting by group where the best known choice differs from the base.
+        fixed: Setting by group.
+        base: Every trade of the other groups before the first that does not fit. Shape (G,).
+        fits: The first that does not fit.
+        slack: Time that the base leaves.
+        energy: Of the base.
+        rate: Energy saved per time by the trade that does not fit; 0 where all fit.
     """
 
-    quanta: Quanta
+    fixed: dict[int, int]
     base: Ints
+    fits: int
     slack: int
+    energy: int
     rate: float
-    rates: Floats
-    reduced: Floats
-    size: Floats
-    best: int
-    moves: dict[int, int] = field(default_factory=dict)
 
-    @classmethod
-    def at_break(cls, quanta: Quanta, steps: Trades, fits: int) -> "Core":
-        """Set up the core at the first trade that does not fit."""
-        rows = np.arange(len(steps.start))
-        base = steps.choice_after(fits)
-        slack = quanta.budget - int(quanta.time[rows, base].sum())
-        moves, saved = _greedy(steps, fits, slack)
-        rate = float(steps.rate[fits])
-        rates = np.unique(steps.rate[np.clip([fits + k for k in _NEARBY], 0, len(steps.rate) - 1)])
-        cost = np.where(quanta.available, quanta.energy + rate * quanta.time, np.inf)
-        return cls(
-            quanta=quanta,
-            base=base,
-            slack=slack,
-            rate=rate,
-            rates=rates,
-            reduced=cost - cost[rows, base][:, None],
-            size=quanta.energy.max(axis=1).sum() + rates * quanta.time.max(axis=1).sum(),
-            best=-saved,
-            moves=moves,
+
+class Tree:
+    """A problem whose groups are fixed one after another, and the best choice known.
+
+    Times and energies of choices are relative to the fastest choice.
+
+    Attributes:
+        spare: Time that the fastest choice leaves; negative if it is too slow.
+        best: Energy of the best known choice.
+        choice: The best known choice. Shape (G,).
+    """
+
+    def __init__(self, quanta: Quanta) -> None:
+        self.quanta, self.steps = quanta, trades(quanta)
+        self.choice, self.best = self.steps.start, 0
+        self.rows = np.arange(len(self.choice))
+        self.spare = quanta.budget - int(quanta.time[self.rows, self.choice].sum())
+        # Of all trades before each, and of all. Shapes (T + 1,).
+        self.taken = np.append(0.0, np.cumsum(self.steps.time))
+        self.saved = np.append(0.0, np.cumsum(self.steps.energy))
+        # What sums come to at most; their rounding errors are fractions of it.
+        self.most_energy = float(quanta.energy.max(axis=1).sum())
+        self.most_time = float(quanta.time.max(axis=1).sum())
+
+    def search(self, max_labels: int) -> float:
+        """Find the best choice; return the least bound of those lost for want of labels."""
+        nodes: list[tuple[float, int, dict[int, int]]] = [(-math.inf, 0, {})]
+        lost, met = math.inf, 0
+        for _ in range(_NODES):
+            if not nodes or nodes[0][0] > self.best - 1:
+                return lost
+            node = self._relaxed(heapq.heappop(nodes)[2])
+            if node.rate == 0.0:
+                continue
+            near = slice(max(0, node.fits - _FEW), node.fits + _FEW)
+            reduced = np.abs(self.steps.rate[near] - node.rate) * self.steps.time[near]
+            gap = self.best - node.energy + node.rate * node.slack
+            if np.count_nonzero(reduced <= gap) <= _FEW:
+                lost = min(lost, self._decide(node, max_labels))
+                continue
+            # The group at the break is fixed at each setting that may lead below the best choice.
+            group = int(self.steps.group[node.fits])
+            settings = np.flatnonzero(self.quanta.available[group])
+            bounds = self._bounds(node.fixed, group, settings)
+            low = bounds <= self.best - 1
+            for bound, setting in zip(bounds[low].tolist(), settings[low].tolist(), strict=True):
+                heapq.heappush(nodes, (bound, met := met + 1, node.fixed | {group: setting}))
+        return self._decide(self._relaxed({}), max_labels)
+
+    def _beyond(self, groups: Ints, settings: Ints) -> tuple[Ints, Ints]:
+        """Return time and energy of settings beyond those of their groups' fastest."""
+        start = self.steps.start[groups]
+        time, energy = self.quanta.time, self.quanta.energy
+        return (
+            time[groups, settings] - time[groups, start],
+            energy[groups, settings] - energy[groups, start],
         )
 
-    def choice(self) -> Ints:
-        """Return the best choice known. Shape (G,)."""
-        choice = self.base.copy()
-        for group, setting in self.moves.items():
-            choice[group] = setting
-        return choice
-
-    def improve(self, max_labels: int) -> float | None:
-        """Find the best choice there is, below one ceiling after another.
+    def _along(self, groups: Ints, left: Ints) -> tuple[Floats, Floats]:
+        """Return how far the trades of all groups but some go within times.
 
         Returns:
-            ``None`` when the best choice is now proven; else a bound on the energy of any.
+            The time of all trades so far, and what those of the groups save of it.
         """
-        bound = -self.rate * self.slack
-        gap = self.best - bound
-        for halvings in range(_HALVINGS, -1, -1):
-            ceiling = min(self.best, math.floor(bound + gap / 2**halvings))
-            improved, lost = self._search(ceiling, max_labels, _SCOUT_LABELS)
-            if improved:
-                break
-        if lost is not None:
-            _, lost = self._search(self.best, max_labels, max_labels)
-        return None if lost is None or lost > self.best - 1 else lost
+        without = np.zeros(len(self.rows), dtype=np.bool_)
+        without[groups] = True
+        gone = np.flatnonzero(without[self.steps.group])
+        time = np.append(0.0, np.cumsum(self.steps.time[gone]))
+        passed = (self.taken[gone + 1] - time[1:]).searchsorted(left, side="right")
+        return left + time[passed], np.append(0.0, np.cumsum(self.steps.energy[gone]))[passed]
 
-    def _search(self, ceiling: int, max_labels: int, each: int) -> tuple[bool, float | None]:
-        """Look for the best choice whose energy is below a ceiling."""
-        stages = Stages.of(self.quanta, self.base, self._live(ceiling))
-        ahead, soonest = stages.ahead(self.rates)
+    def _relaxed(self, fixed: dict[int, int]) -> Node:
+        """Solve the relaxed problem where groups are fixed, and offer a choice near it."""
+        groups, settings = (np.array(list(each), np.int64) for each in (fixed, fixed.values()))
+        time, energy = self._beyond(groups, settings)
+        [taken], [less] = self._along(groups, np.array([self.spare - time.sum()]))
+        fits = int(self.taken.searchsorted(taken, side="right")) - 1
+        base = self.steps.choice_after(fits)
+        base[groups] = settings
+        node = Node(
+            fixed,
+            base,
+            fits,
+            slack=int(taken - self.taken[fits]),
+            energy=int(energy.sum() + less - self.saved[fits]),
+            rate=float(self.steps.rate[fits]) if fits < len(self.steps.rate) else 0.0,
+        )
+        self._offer(node, *_greedy(self.steps, fits, node.slack, set(fixed)))
+        return node
+
+    def _offer(self, node: Node, moves: dict[int, int], energy: int) -> None:
+        """Take a node's base, with some groups moved, if it is better than the best choice."""
+        if node.energy + energy < self.best:
+            self.best, self.choice = node.energy + energy, node.base.copy()
+            self.choice[list(moves)] = list(moves.values())
+
+    def _bounds(self, fixed: dict[int, int], group: int, settings: Ints) -> Floats:
+        """Return the relaxed optimum with one more group at each setting; inf if too slow."""
+        groups = np.array(list(fixed), np.int64)
+        time, energy = self._beyond(groups, np.array(list(fixed.values()), np.int64))
+        more_time, more_energy = self._beyond(np.full(len(settings), group), settings)
+        left = self.spare - time.sum() - more_time
+        taken, less = self._along(np.append(groups, group), left)
+        saved = np.interp(taken, self.taken, self.saved) - less
+        bounds = energy.sum() + more_energy - saved - 64 * _EPSILON * self.most_energy
+        return np.where(left >= 0, bounds, np.inf)
+
+    def _decide(self, node: Node, max_labels: int) -> float:
+        """Look for a better choice than the best, deciding all groups that may move.
+
+        Returns:
+            The least bound among labels lost; ``inf`` if none was.
+        """
+        quanta, steps, ceiling = self.quanta, self.steps, self.best - node.energy
+        near = np.clip([node.fits + k for k in _NEARBY], 0, len(steps.rate) - 1)
+        rates = np.unique(steps.rate[near])
+        rounding = 64 * _EPSILON * (self.most_energy + rates * self.most_time)
+        cost = quanta.energy + node.rate * quanta.time
+        most = cost[self.rows, node.base] + ceiling - 1 + node.rate * node.slack + rounding.max()
+        live = (cost <= most[:, None]) & quanta.available
+        live[list(node.fixed)] = False
+        live[self.rows, node.base] = True
+        stages = Stages.of(quanta, node.base, live)
+        ahead, soonest = stages.ahead(rates)
         # Terms added one by one, as many as there are stages, err by so many parts of their sum.
-        error = self._error() + _EPSILON * len(ahead) * np.abs(ahead[0])
-        floor = ahead - self.rates * self.slack - error
-        labels = PartialChoices.root()
-        lost: float | None = None
+        rounding = rounding + _EPSILON * len(ahead) * np.abs(ahead[0])
+        floor = ahead - rates * node.slack - rounding
+        time = energy = np.zeros(1, np.int64)  # of the base
+        lost = math.inf
         trail: list[Origins] = []
         cheapest: tuple[int, int] | None = None
         if floor[0].max() > ceiling - 1:
-            return False, None
+            return lost
         for j in range(len(stages.group)):
-            labels, source, dropped = labels.extended(
-                *stages.moves(j),
+            part = slice(stages.first[j], stages.first[j + 1])
+            time, energy, source, dropped = _extended(
+                (time, energy),
+                (stages.time[part], stages.energy[part]),
                 below=ceiling,
-                latest=self.slack - int(soonest[j + 1]),
-                rates=self.rates,
+                latest=node.slack - int(soonest[j + 1]),
+                rates=rates,
                 floor=floor[j + 1],
-                most=max(1, min(each, max_labels // _SHARE)),
+                most=max(1, max_labels // _SHARE),
             )
             if len(source) == 0:
                 break
             trail.append(source)
             max_labels -= len(source)
-            if dropped is not None:
-                lost = dropped if lost is None else min(lost, dropped)
-            energy, which = labels.cheapest(self.slack)
-            if energy < ceiling:
-                ceiling, cheapest = energy, (j, which)
+            lost = min(lost, dropped)
+            # Energy falls as time rises, so the cheapest is the last label that fits.
+            which = int(time.searchsorted(node.slack, side="right")) - 1
+            if which >= 0 and energy[which] < ceiling:
+                ceiling, cheapest = int(energy[which]), (j, which)
         if cheapest:
-            self.best, self.moves = ceiling, stages.retrace(trail, *cheapest)
-        return cheapest is not None, lost
-
-    def _error(self) -> Floats:
-        """Bound the rounding error of a few sums, at each multiplier. Shape (M,)."""
-        return 64 * _EPSILON * self.size
-
-    def _live(self, ceiling: int) -> Bools:
-        """Return the settings that a choice below a ceiling may have. Shape (G, S)."""
-        error = float(self._error()[np.searchsorted(self.rates, self.rate)])
-        live: Bools = self.reduced <= ceiling - 1 + self.rate * self.slack + error
-        live[np.arange(len(self.base)), self.base] = True
-        return live
+            self._offer(node, stages.retrace(trail, *cheapest), ceiling)
+        return node.energy + lost
 
 
-def _greedy(steps: Trades, fits: int, left: int) -> tuple[dict[int, int], int]:
-    """Take what fits past the first trade that does not, best first."""
+def _greedy(steps: Trades, fits: int, left: int, stuck: set[int]) -> tuple[dict[int, int], int]:
+    """Take what fits past the first trade that does not, best first; return it and its energy."""
     moves: dict[int, int] = {}
-    stuck: set[int] = set()
-    saved = 0
-    end = fits + _GREEDY_TRADES
-    for group, target, time, energy in zip(
-        steps.group[fits:end].tolist(),
-        steps.target[fits:end].tolist(),
-        steps.time[fits:end].tolist(),
-        steps.energy[fits:end].tolist(),
-        strict=True,
-    ):
+    energy = 0
+    part = slice(fits, fits + _GREEDY_TRADES)
+    columns = (
+        each[part].tolist() for each in (steps.group, steps.target, steps.time, steps.energy)
+    )
+    for group, target, time, saved in zip(*columns, strict=True):
         if group in stuck:
             continue
         if time <= left:
             moves[group] = target
             left -= time
-            saved += energy
+            energy -= saved
         else:
             stuck.add(group)
-    return moves, saved
+    return moves, energy
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +304,6 @@ class Stages:
             energy[order[row], setting],
         )
 
-    def moves(self, j: int) -> tuple[Ints, Ints]:
-        """Return time and energy of a stage's moves. Shapes (I,)."""
-        part = slice(self.first[j], self.first[j + 1])
-        return self.time[part], self.energy[part]
-
     def ahead(self, rates: Floats) -> tuple[Floats, Ints]:
         """Return what the stages from each on can at best contribute.
 
@@ -284,74 +327,50 @@ class Stages:
         return moves
 
 
-@dataclass(frozen=True, slots=True)
-class PartialChoices:
-    """Partial choices that nothing dominates, fastest first.
+def _extended(
+    labels: tuple[Ints, Ints],
+    moves: tuple[Ints, Ints],
+    *,
+    below: int,
+    latest: int,
+    rates: Floats,
+    floor: Floats,
+    most: int,
+) -> tuple[Ints, Ints, Origins, float]:
+    """Make every move of a stage from every label and keep what may still win.
 
-    Attributes:
-        time: Relative to the base. Shape (N,).
-        energy: Relative to the base; falls where time rises. Shape (N,).
+    Args:
+        labels: Time, ascending, and energy, descending, relative to the base. Shapes (N,).
+        moves: Time and energy, relative to the base. Shapes (I,).
+        latest: Greatest time from which the budget can still be met.
+        rates: Multipliers. Shape (M,).
+        floor: What a label's Lagrangian cost lacks of its bound, by multiplier. Shape (M,).
+
+    Returns:
+        Time and energy of the labels that nothing dominates, for each the flat index (I, N) of its
+        move and parent, and the least bound among those lost to ``most``.
     """
-
-    time: Ints
-    energy: Ints
-
-    @classmethod
-    def root(cls) -> "PartialChoices":
-        """Return the base itself."""
-        return cls(np.zeros(1, np.int64), np.zeros(1, np.int64))
-
-    def extended(
-        self,
-        move_time: Ints,
-        move_energy: Ints,
-        *,
-        below: int,
-        latest: int,
-        rates: Floats,
-        floor: Floats,
-        most: int,
-    ) -> tuple["PartialChoices", Origins, float | None]:
-        """Make every move of a stage from every label and keep what may still win.
-
-        Args:
-            move_time: Time of every move, relative to the base. Shape (I,).
-            move_energy: Energy of every move, relative to the base. Shape (I,).
-            latest: Greatest time from which the budget can still be met.
-            rates: Multipliers. Shape (M,).
-            floor: What a label's Lagrangian cost lacks of its bound, by multiplier. Shape (M,).
-
-        Returns:
-            The labels, for each the flat index (I, N) of its move and parent, and the least bound
-            among those lost to ``most``.
-        """
-        # Moves first, labels second: runs sorted by time, which a stable sort merges.
-        time = (move_time[:, None] + self.time).ravel()
-        energy = (move_energy[:, None] + self.energy).ravel()
-        bound = np.full(len(time), -np.inf)
-        for rate, add in zip(rates.tolist(), floor.tolist(), strict=True):
-            np.maximum(bound, rate * time + add, out=bound)
-        bound += energy
-        alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
-        order = alive[np.argsort(time[alive], kind="stable")]
-        order = order[_front(time[order], energy[order])]
-        lost = None
-        if len(order) > most:
-            # Half of them the most promising, half spread evenly, for where many promise the same
-            # those alone would be alike.
-            chosen = np.zeros(len(order), dtype=bool)
-            chosen[np.argpartition(bound[order], most // 2)[: most // 2]] = True
-            chosen[np.linspace(0, len(order) - 1, most - most // 2, dtype=np.int64)] = True
-            lost = float(bound[order[~chosen]].min())
-            order = order[chosen]
-        source = order.astype(np.min_scalar_type(len(time)))
-        return PartialChoices(time[order], energy[order]), source, lost
-
-    def cheapest(self, slack: int) -> tuple[int, int]:
-        """Return the least energy among labels within the slack, and which; 0 if none is."""
-        # Energy falls as time rises, so it is the last label that fits.
-        which = int(np.searchsorted(self.time, slack, side="right")) - 1
-        return (int(self.energy[which]), which) if which >= 0 else (0, -1)
+    # Moves first, labels second: runs sorted by time, which a stable sort merges.
+    time = (moves[0][:, None] + labels[0]).ravel()
+    energy = (moves[1][:, None] + labels[1]).ravel()
+    bound = np.full(len(time), -np.inf)
+    for rate, add in zip(rates.tolist(), floor.tolist(), strict=True):
+        np.maximum(bound, rate * time + add, out=bound)
+    bound += energy
+    alive = np.flatnonzero((bound <= below - 1) & (time <= latest))
+    order = alive[np.argsort(time[alive], kind="stable")]
+    order = order[_front(time[order], energy[order])]
+    lost = math.inf
+    if len(order) > most:
+        # Half of them the most promising, half spread evenly, for where many promise the same
+        # those alone would be alike.
+        chosen = np.zeros(len(order), dtype=bool)
+        chosen[np.argpartition(bound[order], most // 2)[: most // 2]] = True
+        chosen[np.linspace(0, len(order) - 1, most - most // 2, dtype=np.int64)] = True
+        lost = float(bound[order[~chosen]].min())
+        order = order[chosen]
+    source = order.astype(np.min_scalar_type(len(time)))
+    return time[order], energy[order], source, lost
 
 
 def _front(time: Ints, energy: Ints) -> Bools:

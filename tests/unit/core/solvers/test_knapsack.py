@@ -109,7 +109,7 @@ def test_whatever_the_table_the_optimum_is_found_and_proven(
 
 @pytest.mark.untraced
 @pytest.mark.parametrize("family", [uniform, weakly_correlated, all_alike, four_decades])
-def test_instances_that_scouts_alone_do_not_settle_are_proven_too(family: Family) -> None:
+def test_instances_of_every_family_are_proven(family: Family) -> None:
     for seed in range(30):
         time, energy = family(np.random.default_rng(seed), 10 + seed % 30, 6)
         budget = budget_between(time, energy, 0.4)
@@ -189,6 +189,19 @@ def test_the_unit_of_time_and_energy_does_not_matter(seed: int, low: int, high: 
 
     assert solution.status is Status.OPTIMAL
     assert solution.energy_j / joule == pytest.approx(least_energy(time, energy, budget))
+
+
+def test_where_no_choice_meets_the_bound_the_tree_is_given_up_for_its_root() -> None:
+    random = np.random.default_rng(3)
+    time = 2 * random.integers(1, 10, (200, 4))
+    time[0] = 1  # the only odd time, so that an even budget is never filled
+    energy = 50 - time
+    budget = budget_between(time, energy, 0.5) & ~1
+
+    solution = Exact().solve(problem_of(time, energy, budget))
+
+    assert solution.status is Status.OPTIMAL
+    assert solution.energy_j == least_energy(time, energy, budget) == 200 * 50 - (budget - 1)
 
 
 def test_a_choice_is_proven_on_a_table_as_large_as_a_real_step() -> None:
