@@ -216,6 +216,8 @@ class _Step:
             else:
                 best, found = solution.choice, [solution.choice]
                 aim, about = self.believed(best).aim, best
+                if self.believed(best).cost.energy_j * (1.0 - self.effort.gap) <= self.bound_j:
+                    break
             priced = self._priced(about) if turn else None
         return best
 

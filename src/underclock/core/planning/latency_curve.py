@@ -126,6 +126,8 @@ def budget_curve(
     tried = list(starts)
     for budget in BUDGETS:
         budget_s = table.auto_time_s * (1.0 + budget + kept)
+        if np.isclose(problem.budget_s, (budget_s, budget_s - kept * table.auto_time_s)).any():
+            continue  # the plan's own
         schedule = solve(dataclasses.replace(problem, budget_s=budget_s), Effort.QUICK, tried)
         cost = schedule_cost(table, problem, schedule)
         if cost is not None:

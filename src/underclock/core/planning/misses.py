@@ -60,6 +60,8 @@ def misses(
     before = turned(choice, 1)
     at = np.flatnonzero(choice != before)
     spread_s = jitter_s[before[at], choice[at]]
+    if not spread_s.any():
+        return Misses(at=at, aim_s=spread_s, time_s=spread_s, energy_j=spread_s)
     aims: Floats = spread_s[:, None] * _AIMS
     off_s = aims[:, :, None] + spread_s[:, None, None] * _SPREADS  # (C, A, Q)
     time_s, energy_j = np.zeros((2, *off_s.shape))
@@ -98,6 +100,8 @@ def usual_misses(
         jitter_s: Standard deviation of a change's delay, row to column. Shape (S, S).
         power_w: Mean power of the step; says what a second is worth.
     """
+    if not jitter_s.any():
+        return jitter_s, jitter_s
     pairs, counts = np.unique(np.stack((turned(order, 1), order)), axis=1, return_counts=True)
     often = np.argsort(-counts, kind="stable")[:_PAIRS]
     time_s, energy_j, weight = np.zeros((3, *jitter_s.shape))

@@ -98,17 +98,15 @@ class Cyclic:
             return infeasible()
         if len(ring.time) == 1:
             return best.answer(best.energy)
-        begin = warm_start(problem, ring, max_paths=self.max_paths)
+        begin = warm_start(problem, ring, start, max_paths=self.max_paths)
         tolerance = max(1e-7, 0.1 * self.gap)
-        search = search_multipliers(
+        found = search_multipliers(
             problem, ring, begin, tolerance=tolerance, max_paths=self.max_paths
         )
-        if search is None:
+        if found is None:
             return best.answer(0.0 if ring.rounded or best.choice is not None else math.inf)
-        lagrangian = lagrangian_of(ring, search.time, search.switch)
-        least, choice = shortest_path(ring, lagrangian)
+        search, bound, choice = found
         best.offer(ring.expanded(choice[:-1]))
-        bound = float(least) - lagrangian.error - search.multiplied_limits
         offer_paths(best, search)
         enough = bound / (1.0 - self.gap)
         if best.reckoned > enough:

@@ -5,14 +5,15 @@ plane above the bound as a function of the multipliers; the next multipliers are
 least of all planes known so far is greatest: the secant method with one multiplier, Kelley's
 cutting planes with two.
 
-A sample of the ring first tells about what the multiplier of time is and which settings matter.
-With those settings only, the search over the whole ring is cheap. It is a warm start all the same:
-the bound comes from one more path, with all settings, at the multipliers that were found.
+Known schedules, or a sample of the ring, first give the settings that matter. With those only, the
+search over the whole ring is cheap. It is a warm start all the same: the bound comes from one more
+path, with all settings, at the multipliers that were found.
 
 Shape letters: m items, S settings, P planes.
 """
 
 import math
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -218,8 +219,8 @@ def search_multipliers(
     *,
     tolerance: float,
     max_paths: int = 60,
-    restarts: int = 3,
-) -> DualSearch | None:
+    restarts: int = 6,
+) -> tuple[DualSearch, float, Ints] | None:
     """Find the best multipliers.
 
     Args:
@@ -229,7 +230,8 @@ def search_multipliers(
         restarts: Most searches with few settings, each with those that the last was missing.
 
     Returns:
-        The search, on a ring that may have fewer settings; ``None`` if no path is fast enough.
+        The search, on a ring that may have fewer settings, its bound on the whole ring, and a path
+        there; ``None`` if no path is fast enough.
     """
     multiplier, settings = start
 
@@ -249,14 +251,15 @@ def search_multipliers(
         search = search_on(part)
         if not search.run(multiplier):
             break
-        least, choice = shortest_path(ring, lagrangian_of(ring, search.time, search.switch))
-        room = tolerance * abs(search.bound)
-        if least - search.multiplied_limits >= search.bound - room:
-            return search
+        lagrangian = lagrangian_of(ring, search.time, search.switch)
+        least, choice = shortest_path(ring, lagrangian)
+        bound = least - lagrangian.error - search.multiplied_limits
+        if bound >= search.bound - tolerance * abs(search.bound):
+            return search, bound, choice
         multiplier = search.time
         settings = np.union1d(settings, ring.settings[choice])
     search = search_on(ring)
-    return search if search.run(multiplier) else None
+    return (search, search.bound, search.paths[-1].choice) if search.run(multiplier) else None
 
 
 def most_time(problem: SequenceProblem, ring: Ring) -> float:
@@ -265,9 +268,14 @@ def most_time(problem: SequenceProblem, ring: Ring) -> float:
     return min(problem.latest_s, float(slowest) * 1.001)
 
 
-def warm_start(problem: SequenceProblem, ring: Ring, *, max_paths: int = 60) -> WarmStart:
-    """Search a sample of the ring, where it is long enough to be sampled."""
+def warm_start(
+    problem: SequenceProblem, ring: Ring, start: Items[Ints] = (), *, max_paths: int = 60
+) -> WarmStart:
+    """Take the settings of given schedules and the fastest, or search a sample of a long ring."""
     n = len(problem.order)
+    if start:
+        settings = np.concatenate([*start, problem.time_s.argmin(axis=1)])
+        return WarmStart(multiplier=None, settings=np.intersect1d(ring.settings, settings))
     if n < 2 * _SAMPLE:
         return WarmStart(multiplier=None, settings=ring.settings)
     length = max(_SAMPLE, n // _PART) // _WINDOWS

@@ -295,10 +295,15 @@ def forward(ring: Ring, lagrangian: Lagrangian, start: Floats) -> Floats:
     flat = ahead.reshape(-1)
     places = ring.dwell.latest.transpose(1, 0, 2) * np.int64(settings) + np.arange(settings)
     for j in range(1, items + 1):
-        np.add(flat.take(places[j]), lagrangian.sums[j], out=source)
-        product.into(fresh)
+        paid = lagrangian.sums[j]
+        np.add(flat.take(places[j]), paid, out=source)
+        if product.alike:  # to stay costs no less than the row before
+            np.subtract(np.minimum.reduce(product.flat) + product.change_cost, paid, out=fresh)
+        else:
+            product.into(fresh)
+            np.subtract(fresh, paid, out=fresh)
         past = ahead[j - 1] if ring.shut is None else ahead[j - 1] + ring.shut[j - 1]
-        np.minimum(past, fresh - lagrangian.sums[j], out=ahead[j])
+        np.minimum(past, fresh, out=ahead[j])
     return ahead
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from invented import with_plan
 from underclock.core.planning.goal import Goal
-from underclock.records import Aggregate, Granularity, Objective, Strategy
+from underclock.records import Aggregate, Granularity, Objective
 
 
 @pytest.mark.parametrize("max_slowdown", [-1.0, -2.0, 1, 1.0, 3, math.inf, math.nan])
@@ -23,8 +23,6 @@ def test_choices_may_be_given_as_text_and_are_refused_where_unknown() -> None:
     goal = Goal(**text)
 
     assert goal.objective is Objective.ENERGY
-    assert goal.chosen is Strategy.PASS
-    assert Goal(granularity=Granularity.STEP).chosen is Strategy.BEST_FIXED
     assert goal == Goal(
         objective=Objective.ENERGY, granularity=Granularity.PASS, aggregate=Aggregate.LOCAL
     )

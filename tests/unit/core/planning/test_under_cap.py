@@ -309,6 +309,11 @@ def test_more_time_and_less_latency_give_no_worse_schedule_of_a_step(seed: int) 
     assert (np.diff(saved, axis=1) >= -1e-9).all()
 
 
+def test_a_schedule_at_its_bound_is_sought_no_further() -> None:
+    arm = schedule(step(3, limit=5.0, each=6), 5.0, 1e-4)
+    assert (arm.gap or 0.0) <= Effort.PLAN.gap
+
+
 def test_no_schedule_is_faster_than_the_fastest() -> None:
     table = step(3, limit=0.8, each=6)
     assert schedule(table, -0.5, 1e-4).status is Status.INFEASIBLE

@@ -84,7 +84,7 @@ def assert_within(problem: Problem, solution: Solution, optimum: float) -> None:
     assert optimum <= solution.energy_j
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     family=st.sampled_from([uniform, weakly_correlated, all_alike, four_decades]),
     seed=st.integers(0, 2**32 - 1),
@@ -105,19 +105,6 @@ def test_whatever_the_table_the_optimum_is_found_and_proven(
     assert solution.status is Status.OPTIMAL
     assert solution.gap == 0.0
     assert solution.energy_j == least_energy(time, energy, budget)
-
-
-@pytest.mark.untraced
-@pytest.mark.parametrize("family", [uniform, weakly_correlated, all_alike, four_decades])
-def test_instances_of_every_family_are_proven(family: Family) -> None:
-    for seed in range(30):
-        time, energy = family(np.random.default_rng(seed), 10 + seed % 30, 6)
-        budget = budget_between(time, energy, 0.4)
-
-        solution = Exact().solve(problem_of(time, energy, budget))
-
-        assert solution.status is Status.OPTIMAL
-        assert solution.energy_j == least_energy(time, energy, budget)
 
 
 @pytest.mark.parametrize("family", [strongly_correlated, only_even_times])
@@ -192,14 +179,11 @@ def test_the_unit_of_time_and_energy_does_not_matter(seed: int, low: int, high: 
 
 
 def test_where_no_choice_meets_the_bound_the_tree_is_given_up_for_its_root() -> None:
-    random = np.random.default_rng(3)
-    time = 2 * random.integers(1, 10, (200, 4))
+    time = 2 * np.random.default_rng(3).integers(1, 10, (200, 4))
     time[0] = 1  # the only odd time, so that an even budget is never filled
     energy = 50 - time
     budget = budget_between(time, energy, 0.5) & ~1
-
     solution = Exact().solve(problem_of(time, energy, budget))
-
     assert solution.status is Status.OPTIMAL
     assert solution.energy_j == least_energy(time, energy, budget) == 200 * 50 - (budget - 1)
 

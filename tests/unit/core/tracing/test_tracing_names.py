@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.core.tracing.names import named, numbered
@@ -146,7 +146,6 @@ def test_sizes_that_the_data_decides_are_a_letter() -> None:
     assert told == ["mul nx8", "mul nx16"]
 
 
-@example(["a", "a", "a 1"])
 @given(st.lists(st.sampled_from(["a", "b", "a 1", "a 2", "b 1 1"])))
 def test_numbers_make_every_name_its_own_and_leave_single_ones(given_: list[str]) -> None:
     own = numbered(given_)
