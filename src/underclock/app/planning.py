@@ -10,11 +10,8 @@ import numpy as np
 import underclock
 from underclock.app.switching import KNOWN, Achievable, Switching, achievable, switching_of
 from underclock.arrays import Ints
-from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.table import inferred_costs
-from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.estimate import estimate
-from underclock.core.model.predicted_change import ONE_SIDED
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.planning.chance_constraint import RiskModel
@@ -35,7 +32,6 @@ from underclock.core.step.whole import (
     whole_step_notes,
     whole_steps,
 )
-from underclock.core.transfer.carried_estimate import CarriedEstimate
 from underclock.errors import InfeasibleError, UsageError
 from underclock.records import (
     Choice,
@@ -62,10 +58,10 @@ class PlanCosts:
     """
 
     table: CostTable
-    risk: CostEstimate | CarriedEstimate | JointCosts | None = None
+    risk: Costs | None = None
 
     @classmethod
-    def of(cls, risk: CostEstimate | CarriedEstimate | JointCosts) -> Self:
+    def of(cls, risk: Costs) -> Self:
         """Take what is known to be sure and unsure of costs."""
         return cls(table=risk.table, risk=risk)
 
@@ -148,7 +144,7 @@ def decided(
     if switching is not None:
         if table.power_cap is None:
             goal = _within_confidence(goal, risk, compared)
-        sure = risk if isinstance(risk, CostEstimate | CarriedEstimate) else None
+        sure = None if table.power_cap is None else risk
         gained = achievable(sample_set, table, goal, switching, compared, sure)
     return _plan(sample_set, goal, costs, compared, gained, switching)
 
@@ -279,11 +275,8 @@ def costs_of(
         table = cost_table(sample_set, baseline=baseline)
         odd = () if any(sample.repeat for sample in sample_set.samples) else odd_rows(sample_set)
         return PlanCosts(table=dataclasses.replace(table, warnings=(*table.warnings, *odd)))
-    if sample_set.is_table or not (sample_set.in_situ or sample_set.mixed):
-        # Rows of kernels alone: nothing in them asks for the physics of a step, heat or a cap.
-        return PlanCosts.of(inferred_costs(sample_set, baseline=baseline))
     try:
-        return PlanCosts.of(estimate(sample_set, baseline=baseline, isolated=isolated))
+        return PlanCosts.of(estimate(sample_set, baseline=baseline, isolated=isolated).costs)
     except CannotFitError as exc:
         if raw is False:
             raise

@@ -12,7 +12,7 @@ import numpy as np
 
 import underclock
 from underclock.app.planning import costs_of
-from underclock.core.model.predicted_change import TWO_SIDED
+from underclock.core.model.costs import TWO_SIDED
 from underclock.core.planning.serving import ServedStep, ServingBudget, served
 from underclock.core.step.cap import coload_moves_clock
 from underclock.core.step.whole import as_one, is_only_whole

@@ -8,10 +8,8 @@ from msgspec.structs import replace
 
 from underclock.app.planning import costs_of
 from underclock.app.switching import switching_of
-from underclock.core.inference.joint import JointCosts
 from underclock.core.job.frontiers import StageProfiles, stage_profiles
 from underclock.core.job.joined import with_profiles
-from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.sequence import Rules
 from underclock.core.step.whole import is_only_whole
@@ -172,7 +170,6 @@ def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None
         )
     try:
         costs = costs_of(sample_set, None, raw=None, isolated=False)
-        sure = costs.risk if isinstance(costs.risk, CostEstimate | JointCosts) else None
         rules = None
         if latency is not None:
             rules = Rules(latencies=LatencyTable.free())
@@ -180,6 +177,6 @@ def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None
             if switching is not None and switching.is_known:
                 switching.latencies.check_gpu(sample_set.gpu)
                 rules = switching.rules()
-        return stage_profiles(costs.table, sample_set.order, sure, rules)
+        return stage_profiles(costs.table, sample_set.order, costs.risk, rules)
     except DataError as exc:
         raise DataError(f"{name}: {exc}", hint=exc.hint) from exc

@@ -4,31 +4,26 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from underclock.arrays import Bools
+from underclock.arrays import Bools, Floats
 from underclock.campaign.recording import Recorder, WindowPolicy
 from underclock.campaign.share import SharedRecorder
 from underclock.campaign.survey import Campaign, Points
-from underclock.campaign.worth import KnownCosts, worth_of_samples
-from underclock.core.design.initial_design import initial_design
+from underclock.campaign.worth import worth_of_rows, worth_of_samples
+from underclock.core.design.acquisition import spread_out
 from underclock.core.design.wanted import Wanted
-from underclock.core.inference.search import searched
-from underclock.core.model.estimate import estimate
-from underclock.core.model.parameters import unknown_gpu
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering import IDLING, next_thinned
 from underclock.core.step.cap import driver_says
+from underclock.core.step.table import cost_table
 from underclock.core.step.whole import WHOLE_STEPS
 from underclock.errors import UsageError
 from underclock.hw.base import Capability
 from underclock.records import ALONE, Clocks, Kernel, SampleSet, Window
-
-if TYPE_CHECKING:
-    from underclock.core.inference.joint import TableFit
 
 _SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
 _NEAR_POINTS = 2  # the same where a plan of another GPU of the model says which pairs matter
@@ -91,7 +86,7 @@ class Adaptive(WindowPolicy):
         self._kernels = header.kernels
         self._settings = header.settings
         self._whole = bool(self._runs and campaign.in_situ and header.order)
-        self._table: TableFit | None = None
+        self._estimate: Estimate | None = None
         self._unsure = 0.0  # of the promise, as it was after the last fit
         self._taken: Counter[tuple[str, Clocks]] = Counter()
         self._first: list[Wanted] | None = None
@@ -104,17 +99,10 @@ class Adaptive(WindowPolicy):
             if wanted := self._in_random_order(phase(samples, spent_s)):
                 return wanted
         try:
-            fit = self._fit(samples)
+            self._estimate = estimate(samples, baseline=self._baseline, before=self._estimate)
         except CannotFitError:
             return self._in_random_order(self._more())
-        return self._telling(fit)
-
-    def _fit(self, samples: SampleSet) -> KnownCosts:
-        """Return what is known by now, from the physics of a GPU or the rows of a table."""
-        if not samples.is_table:
-            return estimate(samples, baseline=self._baseline)
-        self._table = searched(samples, baseline=self._baseline, before=self._table)
-        return self._table
+        return self._telling(self._estimate, samples)
 
     def _kernel(self, kernel: Kernel, clocks: Clocks) -> Wanted:
         return Wanted(kernel.name, asked=clocks, timed=False)
@@ -228,13 +216,12 @@ class Adaptive(WindowPolicy):
         return wanted
 
     def _initial_design(self, locked: Sequence[Clocks]) -> tuple[list[Clocks], int]:
-        mems = sorted({float(c.mem_mhz) for c in locked if c.mem_mhz}) or [1.0]
         top = max([float(c.core_mhz) for c in locked if c.core_mhz] or [1.0])
-        base = unknown_gpu(mems, fastest_mhz=top, most_w=300.0)
         core = np.array([float(c.core_mhz or top) for c in locked])
-        mem = np.array([float(c.mem_mhz or mems[-1]) for c in locked])
-        points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + len(mems)) / len(self._kernels)))
-        chosen = initial_design(base, core, mem, points)
+        mem = np.array([float(c.mem_mhz or 1.0) for c in locked])
+        memories = len(set(mem.tolist()))
+        points = max(_SHARED_POINTS, math.ceil((_LEAST_ROWS + memories) / len(self._kernels)))
+        chosen = spread_out(core, mem, points)
         per_kernel = _points_each(self._campaign, len(self._kernels), points)
         return [locked[i] for i in chosen.tolist()], per_kernel
 
@@ -249,11 +236,15 @@ class Adaptive(WindowPolicy):
             if fresh:
                 yield self._kernel(kernel, fresh[int(self._random.integers(len(fresh)))])
 
-    def _telling(self, fit: KnownCosts) -> list[Wanted]:
+    def _telling(self, fit: Estimate, samples: SampleSet) -> list[Wanted]:
         """Return the windows worth most; none where the promise is sharp enough already."""
-        worth = worth_of_samples(
-            fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
-        )
+        if samples.is_exact:
+            known = cost_table(samples, baseline=self._baseline)
+            worth = worth_of_rows(fit, known, self._campaign.goals)
+        else:
+            worth = worth_of_samples(
+                fit, self._campaign.goals, self._unused, self._bench.takes_s, self._taken
+            )
         self._unsure = worth.unsure
         # A table answers at once: its samples are limited by number, not by what is enough.
         short_of = worth.half_width / self._campaign.precision
@@ -262,8 +253,8 @@ class Adaptive(WindowPolicy):
             self.why = "the promise is as sharp as asked"
             return []
         best = worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
-        wanted = [self._kernel(self._kernels[k], fit.posterior.settings[c]) for k, c in best]
-        wanted += [*self._reference(fit), *self._baseline_again(fit)]
+        wanted = [self._kernel(self._kernels[k], fit.costs.table.settings[c]) for k, c in best]
+        wanted += [*self._reference(fit), *self._baseline_again(fit, exact=samples.is_exact)]
         some = self._in_random_order(wanted)
         if some and self._whole and self._rests_on_baseline(fit):
             # Kernels one by one leave the GPU cooler than the step does.
@@ -278,20 +269,20 @@ class Adaptive(WindowPolicy):
                 unused[k, c] = self._has_more(kernel, clocks)
         return unused
 
-    def _reference(self, fit: KnownCosts) -> list[Wanted]:
+    def _reference(self, fit: Estimate) -> list[Wanted]:
         """Return the kernel that is measured again in every round, to see what heat does."""
         if not self._runs:
             return []
-        longest = int(np.argmax(fit.baseline.energy_j))
+        longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))
         kernel = self._kernels[longest]
         seen = [c for (name, c), _ in self._taken.items() if name == kernel.name and not c.is_auto]
         return [self._kernel(kernel, seen[0])] if seen else []
 
-    def _baseline_again(self, fit: KnownCosts) -> list[Wanted]:
-        """Return the kernels to run at auto once more, where no whole step tells what it costs."""
-        if self._whole or fit.exact or not self._rests_on_baseline(fit):
+    def _baseline_again(self, fit: Estimate, *, exact: bool) -> list[Wanted]:
+        """Return the kernels to run at auto once more, where no whole step says what it costs."""
+        if self._whole or exact or not self._rests_on_baseline(fit):
             return []
-        variance = (fit.baseline.of_kernels[1] * fit.baseline.energy_j) ** 2
+        variance = _auto_variance(fit)
         again = [
             k
             for k in np.argsort(-variance).tolist()
@@ -305,9 +296,19 @@ class Adaptive(WindowPolicy):
         rows = self._bench.repeats(kernel, clocks)
         return rows is None or self._taken[kernel.name, clocks] < rows
 
-    def _rests_on_baseline(self, fit: KnownCosts) -> bool:
+    def _rests_on_baseline(self, fit: Estimate) -> bool:
         """Whether a good part of what the promise is unsure of is auto, not the plan."""
-        return fit.baseline.spread[1] ** 2 > _BASELINE_PART * self._unsure**2
+        spread2 = float(_auto_variance(fit).sum())
+        if fit.costs.auto_spread is not None:
+            spread2 = fit.costs.auto_spread[1] ** 2
+        return spread2 > _BASELINE_PART * self._unsure**2
+
+
+def _auto_variance(fit: Estimate) -> Floats:
+    """Return the variance of each kernel's share of auto's energy. Shape (K,)."""
+    share = fit.costs.table.energy_j[:, -1] / fit.costs.table.auto_energy_j
+    variance: Floats = fit.costs.variance(0.0, 1.0)[:, -1] * share**2
+    return variance
 
 
 def _is_capped(window: Window) -> bool:

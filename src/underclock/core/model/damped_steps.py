@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats
+from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.hierarchical_prior import KernelPrior, typical
 from underclock.core.model.parameters import (
     Parameters,
@@ -26,7 +26,6 @@ from underclock.core.model.parameters import (
     predicted_rows,
 )
 from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
-from underclock.core.model.whitening import ErrorModel, Whitening
 from underclock.physics.costs import idle_w
 from underclock.physics.derivatives import AtClocks
 
@@ -37,6 +36,10 @@ _CONVERGED = 1e-4  # gain of the cost below which a fit has converged, as a frac
 _SETTLED = 0.05  # and the step, as a logarithm, that no parameter may exceed then
 _LONGEST_STEP = 1.5
 _DIFFERENCE = 1e-5  # of a logarithm
+# What physics is off by, and what a usual window's noise adds, of time and power. How large errors
+# are rows say afterwards (`conditioning`); a fit that may excuse more keeps worse parameters.
+_PHYSICS = np.array([0.01, 0.01])
+_WINDOW = np.array([0.005, 0.01])
 _IDLE_ERROR = 0.1  # of idle power, as what a busy GPU draws besides its kernels: it gates less
 _EYE = np.eye(PER_KERNEL)
 
@@ -46,16 +49,11 @@ class FitState:
     """Where a fit stands.
 
     Attributes:
-        scale: By how much each kernel's are larger. Shape (K,).
         prior: What the kernels' parameters are expected to be.
-        shared_scale: By how much the prior of the shared parameters is wider than usual.
     """
 
     parameters: Parameters
-    errors: ErrorModel
-    scale: Floats
     prior: KernelPrior
-    shared_scale: float = 1.0
 
     def moved(self, *, shared: Floats | None = None, kernels: Floats | None = None) -> "FitState":
         """Return the state with other parameters; those not named stay."""
@@ -75,6 +73,8 @@ class FitProblem:
     Attributes:
         at: Where they were measured.
         measured: Logarithms of time and power. Shape (2, R).
+        place: Where each row goes among all kernels' rows, padded to L each. Shape (R,).
+        precision: Of each row; 0 pads, or where it says nothing. Shape (2, K, L).
         shared_mean: Of the prior of the shared parameters. Shape (S,).
         shared_precision: Of that prior. Shape (S,).
     """
@@ -82,7 +82,8 @@ class FitProblem:
     rows: Rows
     at: Points
     measured: Floats
-    whitening: Whitening
+    place: Ints
+    precision: Floats
     family: Shared
     shared_mean: Floats
     shared_precision: Floats
@@ -91,11 +92,16 @@ class FitProblem:
     def of(cls, rows: Rows, family: Shared) -> "FitProblem":
         """Prepare rows; the work grows with K · L², so see `fitting.fitted` for how many."""
         family = dataclasses.replace(family, common=rows.by_common.shape[2])
+        bounds, most = rows.bounds, int(np.diff(rows.bounds).max())
+        place = rows.kernel * most + np.arange(len(rows.kernel)) - bounds[rows.kernel]
+        with np.errstate(divide="ignore"):
+            variance = _PHYSICS[:, None] ** 2 + _WINDOW[:, None] ** 2 / rows.windows
         return cls(
             rows=rows,
             at=Points.of(rows),
             measured=np.stack([rows.log_s, rows.log_w]),
-            whitening=Whitening.of(rows),
+            place=place,
+            precision=padded(1.0 / variance, place, (len(rows.names), most)),
             family=family,
             shared_mean=family.start(),
             shared_precision=family.spread() ** -2.0,
@@ -111,19 +117,17 @@ class FitProblem:
                 kernels=prior.mean,
                 serial=self.rows.kinds == COLLECTIVE,
             ),
-            errors=ErrorModel(noise=np.array([0.005, 0.01]), discrepancy=np.array([0.01, 0.01])),
-            scale=np.ones(len(self.rows.names)),
             prior=prior,
         )
 
     def seen(self, state: FitState) -> tuple[PredictedRows, Floats]:
-        """Return the rows as predicted, and their residuals, whitened. Shape (2, K, L)."""
+        """Return the rows as predicted, and their residuals, by kernel. Shape (2, K, L)."""
         prediction = predicted_rows(state.parameters, self.at)
-        return prediction, self.whitening.whitened(self.measured - prediction.log)
+        return prediction, self.by_kernels(self.measured - prediction.log)
 
-    def weights(self, state: FitState) -> Floats:
-        """Return the precision of the whitened residuals. Shape (2, K, L)."""
-        return self.whitening.weights(state.errors, state.scale)
+    def by_kernels(self, values: Floats) -> Floats:
+        """Return what belongs to rows, (2, R, ...), by kernel: (2, K, L, ...)."""
+        return padded(values, self.place, self.precision.shape[1:])
 
     def idling(self, shared: Floats) -> Floats:
         """Return how far idling lies from what is predicted, over its error. Shape (N,)."""
@@ -147,10 +151,18 @@ class FitProblem:
         return power
 
 
+def padded(values: Floats, place: Ints, shape: tuple[int, ...]) -> Floats:
+    """Return what belongs to rows, (2, R, ...), by kernel: (2, K, L, ...), zero where none is."""
+    kernels, most = shape
+    spaced = np.zeros((2, kernels * most, *values.shape[2:]))
+    spaced[:, place] = values
+    return spaced.reshape(2, kernels, most, *values.shape[2:])
+
+
 def kernel_costs(problem: FitProblem, state: FitState) -> Floats:
     """Return the negative log posterior of each kernel's parameters, but a constant. Shape (K,)."""
     residuals = problem.seen(state)[1]
-    return _costs(state.prior, state.parameters.kernels, residuals, problem.weights(state))
+    return _costs(state.prior, state.parameters.kernels, residuals, problem.precision)
 
 
 def _costs(prior: KernelPrior, kernels: Floats, residuals: Floats, precision: Floats) -> Floats:
@@ -166,9 +178,9 @@ def cost(problem: FitProblem, state: FitState) -> float:
 
 def _cost(problem: FitProblem, state: FitState, residuals: Floats) -> float:
     parameters = state.parameters
-    own = _costs(state.prior, parameters.kernels, residuals, problem.weights(state))
+    own = _costs(state.prior, parameters.kernels, residuals, problem.precision)
     away2 = (parameters.shared - problem.shared_mean) ** 2
-    shared = 0.5 * (problem.shared_precision * away2).sum() / state.shared_scale**2
+    shared = 0.5 * (problem.shared_precision * away2).sum()
     if problem.rows.idle:
         shared += 0.5 * (problem.idling(parameters.shared) ** 2).sum()
     return float(own.sum() + shared)
@@ -215,7 +227,7 @@ class Curvature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """A problem around a state: residuals, whitened, and their derivatives; what priors pull.
+    """A problem around a state: residuals and their derivatives; what priors pull.
 
     Attributes:
         residuals: Shape (2, K, L); zero where a kernel has fewer rows, as in the derivatives.
@@ -246,13 +258,10 @@ class Linear:
             idle = problem.idling(shared), problem.idling_by_shared(shared)
         return cls(
             residuals=residuals,
-            by_shared=problem.whitening.whitened(prediction.by_shared()),
-            by_kernel=problem.whitening.whitened(prediction.by_kernel()),
+            by_shared=problem.by_kernels(prediction.by_shared()),
+            by_kernel=problem.by_kernels(prediction.by_kernel()),
             to_mean=(problem.shared_mean - shared, state.prior.mean - kernels),
-            pull=(
-                problem.shared_precision / state.shared_scale**2,
-                state.prior.precision(kernels),
-            ),
+            pull=(problem.shared_precision, state.prior.precision(kernels)),
             idle=idle,
         )
 
@@ -285,7 +294,7 @@ def converge(problem: FitProblem, state: FitState) -> FitState:
     seen = problem.seen(state)
     damping, least = 1e-3, _cost(problem, state, seen[1])
     for _ in range(_ITERATIONS):
-        linear, precision = Linear.of(problem, state, seen), problem.weights(state)
+        linear, precision = Linear.of(problem, state, seen), problem.precision
         curvature, sides = linear.curvature(precision), linear.sides(precision)
         for _ in range(_TRIES):
             step_s, step_k = curvature.step(*sides, damping)
@@ -374,27 +383,29 @@ class _KernelFit:
     at_rows: Points
     gpu: AtClocks
     measured: Floats
-    whitening: Whitening
+    place: Ints
     precision: Floats
 
     @classmethod
     def of(cls, problem: FitProblem, state: FitState, times: int) -> "_KernelFit":
+        copies = problem.precision[0].size * np.arange(times)
         return cls(
             parameters=state.parameters,
             prior=state.prior.repeated(times),
             at_rows=problem.at.repeated(times, len(problem.rows.names)),
             gpu=gpu_at(state.parameters, problem.at).repeated(times),
             measured=np.tile(problem.measured, times),
-            whitening=problem.whitening.repeated(times),
-            precision=np.tile(problem.weights(state), (times, 1)),
+            place=np.tile(problem.place, times) + np.repeat(copies, len(problem.place)),
+            precision=np.tile(problem.precision, (times, 1)),
         )
 
     def at(self, kernels: Floats) -> _Kernels:
         """Look at kernels, of shape (A · K, P)."""
         parameters = dataclasses.replace(self.parameters, kernels=kernels)
         prediction = predicted_rows(parameters, self.at_rows, self.gpu)
-        residuals = self.whitening.whitened(self.measured - prediction.log)
-        by_kernel = self.whitening.whitened(prediction.by_kernel())
+        shape = self.precision.shape[1:]
+        residuals = padded(self.measured - prediction.log, self.place, shape)
+        by_kernel = padded(prediction.by_kernel(), self.place, shape)
         costs = _costs(self.prior, kernels, residuals, self.precision)
         return _Kernels(kernels, residuals, by_kernel, costs)
 

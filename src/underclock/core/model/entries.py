@@ -4,8 +4,6 @@ Shape letters: K kernels, C settings but the baseline.
 """
 
 import math
-import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,11 +11,11 @@ import numpy as np
 from underclock.arrays import Bools, Floats
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows
-from underclock.core.model.sample_sets import ceiling_mhz, held_at_auto, held_back, ran_mem_mhz
+from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering import clock_range
 from underclock.core.step.cap import HALF_BIN_MHZ
 from underclock.core.step.under_cap import memories_like_auto
-from underclock.records import Clocks, SampleSet, Window
+from underclock.records import Clocks, SampleSet
 
 
 def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
@@ -83,32 +81,6 @@ def measured_means(
     with np.errstate(divide="ignore", invalid="ignore"):
         time_s, energy_j = sums[2:] / sums[:2]
         return np.log(time_s), np.log(energy_j / time_s), sums[:2].min(axis=0)
-
-
-def held_means(
-    sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]
-) -> tuple[Floats, Floats, Floats]:
-    """Return means as `measured_means` does, of what the cap made of locks that did not hold.
-
-    It makes the same of all higher locks, and of auto: what was measured there is all one.
-
-    Args:
-        settings: Length C.
-    """
-    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
-    core = np.array([float(clocks.core_mhz or math.inf) for clocks in settings])
-    mem = np.array([float(clocks.mem_mhz or rows.auto_mem_mhz) for clocks in settings])
-    groups: dict[tuple[int, float], list[Window]] = defaultdict(list)
-    for sample in (*held_back(sample_set), *held_at_auto(sample_set)):
-        groups[index[sample.kernel], ran_mem_mhz(sample, rows.auto_mem_mhz)].append(sample)
-    log_s, log_w, repeats = np.full((3, len(index), len(settings)), np.nan)
-    for (k, mem_mhz), samples in groups.items():
-        asked_mhz = [s.asked.core_mhz for s in samples if s.asked.core_mhz is not None]
-        alike = (mem == mem_mhz) & (core >= min(asked_mhz, default=math.inf))
-        log_s[k, alike] = statistics.median(math.log(s.time_s) for s in samples)
-        log_w[k, alike] = statistics.median(math.log(s.energy_j / s.time_s) for s in samples)
-        repeats[k, alike] = len(samples)
-    return log_s, log_w, repeats
 
 
 def measurable(sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]) -> Bools:

@@ -1,9 +1,14 @@
-"""From a sample_set to a posterior about every kernel at every setting, and the cost table of it.
+"""From samples to costs of every kernel at every setting, with joint errors: the one way in.
+
+Physics is fitted to the rows (`most_likely`), a linear model around it is conditioned on them
+(`posterior`), errors are widened until left-out rows hold as they should (`left_out`), and what
+comes of it are `Costs`.
 
 Where the step was run whole, costs are those of the step: kernels at locked clocks, the power cap
-apart, under one cap on the mean power of the sequence. Else they are those of kernels alone.
+apart, under one cap on the mean power of the sequence, auto as measured. Else they are sums of
+kernels alone, and auto is a setting like the others.
 
-Shape letters: K kernels, C settings but the baseline, N samples.
+Shape letters: K kernels, C settings, S settings with the baseline last, N samples.
 """
 
 import dataclasses
@@ -14,22 +19,25 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from underclock.arrays import Bools, Floats
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.diagnostics import prior_doubt
-from underclock.core.model.entries import (
-    held_means,
-    measurable,
-    measured_means,
-    offered_settings,
-    with_boost,
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.adjusted import as_at_boost, capped, with_guesses, with_means, with_ratio
+from underclock.core.model.conditioning import (
+    Conditioned,
+    Features,
+    Sizes,
+    evenly,
+    learned_shared,
+    likeliest_sizes,
 )
-from underclock.core.model.fitting import fit_rows, temperature_of
-from underclock.core.model.in_step import in_step, step_ratio
+from underclock.core.model.costs import ONE_SIDED, Costs
+from underclock.core.model.diagnostics import prior_doubt
+from underclock.core.model.entries import measurable, measured_means, offered_settings, with_boost
+from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
+from underclock.core.model.in_step import StepRatio, step_ratio
+from underclock.core.model.left_out import LeftOut, Selection
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.posterior import Posterior, as_at_boost, with_means
-from underclock.core.model.predicted_change import ONE_SIDED, Baseline
-from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.observed import Observed, Runs, Targets
+from underclock.core.model.posterior import Model, Posterior, opposite, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.steering import steering_notes
@@ -39,13 +47,22 @@ from underclock.core.step.table import (
     Heat,
     at_any_clocks,
     cost_table,
+    overlapped,
     overlapped_counts,
     waited_counts,
 )
 from underclock.core.step.under_cap import known_step, memories_like_auto
 from underclock.core.step.unmeasured import step_mhz, unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
-from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
+from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
+
+_LEFT_OUT = 256  # kernels, whose rows are left out in turn
+_ANEW = 1.3  # times the rows that sizes were learned from, from which they are learned anew
+_FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
+_ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
+# Time over that at the fastest clocks, as physics bounds it: no kernel gets faster at lower clocks,
+# but for what measuring leaves, and none is slowed by more than its clocks.
+_FASTER, _SLOWER = 0.95, 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +78,47 @@ class KnownFit:
     weights: Floats
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What samples say of every setting, measured or not.
+
+    Attributes:
+        costs: Of the step; the baseline is the last setting.
+        posterior: Of a launch at each setting; without auto where the step was run whole.
+        fit: What that rests on.
+        sizes: How large the parts of the model are.
+        ratio: How much more kernels draw in the step than alone.
+        measurable: Which settings a kernel has an answer at, of those to be visited. Shape (K, S).
+        can: Which can be planned. A kernel without rows, because all of its samples ran at the
+            power cap, say, only where it was measured. Shape (K, C).
+    """
+
+    costs: Costs
+    posterior: Posterior
+    fit: KnownFit
+    sizes: Sizes
+    measurable: Bools
+    can: Bools
+    ratio: StepRatio | None = None
+
+    @property
+    def holds_alone(self) -> Bools:
+        """Where a kernel that runs alone draws less than the cap leaves it. Shape (K, S)."""
+        limit_w = _ALONE * self.fit.rows.limit_w
+        below = self.posterior.log_w < math.log(limit_w)
+        missing = len(self.costs.table.settings) - below.shape[1]
+        return np.pad(below, ((0, 0), (0, missing)), constant_values=True)
+
+
 def estimate(
     sample_set: SampleSet,
     *,
     baseline: Clocks | None = None,
     isolated: bool = False,
     known: KnownFit | None = None,
-) -> CostEstimate:
-    """Fit a sample_set and predict every setting it set out to visit.
+    before: Estimate | None = None,
+) -> Estimate:
+    """Fit samples and predict every setting they set out to visit.
 
     Args:
         sample_set: Samples of every kernel at the baseline, and of some at other settings.
@@ -76,47 +126,155 @@ def estimate(
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
         known: The fit, where it is not of this sample_set alone.
+        before: What fewer of these samples said: how large the model's parts are is learned anew
+            when there are some more.
+
+    Raises:
+        CannotFitError: No sample is of use: costs may still be taken as measured.
     """
     weights = sample_weights(sample_set) if known is None else known.weights
     measured = cost_table(sample_set, baseline=baseline, weights=weights)
     auto = measured.settings[measured.baseline]
-    whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
-    offered = offered_settings(sample_set, auto)
-    settings = _locked(offered, sample_set) if whole else offered
+    if isolated or not (sample_set.in_situ and sample_set.order and auto.is_auto):
+        return _of_kernels_alone(sample_set, measured, weights, before)
+    settings = _locked(offered_settings(sample_set, auto), sample_set)
     odd: tuple[str, ...] = ()
     if known is None:
         odd = odd_repeats(sample_set)
         rows, model = fit_rows(sample_set, settings, weights)
         known = KnownFit(rows=rows, model=model, weights=weights)
     rows, model = known.rows, known.model
-    posterior, told_of = _posterior(sample_set, known, settings, whole=whole)
+    posterior, sizes, can = _in_the_step(sample_set, known, settings)
     beside_j = _beside_j(sample_set, model, posterior)
     counts = waited_counts(sample_set.kernels)
-    if whole:
-        ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
-        posterior, beside_j = in_step(posterior, ratio), beside_j * ratio.ratio
+    ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
+    if ratio.spread > 0.0:
+        posterior = with_ratio(posterior, ratio.ratio, ratio.spread)
+        beside_j = beside_j * ratio.ratio
     answered = measurable(sample_set, rows, settings)
-    can = answered & told_of
+    can = answered & can
     warnings = (*odd, *steering_notes(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
-    step = known_step(table, sample_set, rows.limit_w) if whole else None
+    step = known_step(table, sample_set, rows.limit_w)
     if step is not None:
         table = dataclasses.replace(step.table, heat=_heat(model, table, sample_set))
-    whole_step = () if step is None else sample_set.in_situ
-    estimated = CostEstimate(
-        rows=rows,
-        model=model,
-        posterior=posterior,
-        counts=counts,
-        baseline=_baseline(sample_set, posterior, table, whole_step),
+    costs = Costs(
         table=table,
-        measurable=answered & np.array([clocks in offered for clocks in settings], dtype=bool),
+        moves=_with_auto(posterior),
+        shared=posterior.shared,
+        auto_spread=_auto_spread(posterior, sample_set.in_situ),
+    )
+    offered = offered_settings(sample_set, auto)
+    to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
+    estimated = Estimate(
+        costs=costs,
+        posterior=posterior,
+        fit=known,
+        sizes=sizes,
+        measurable=np.pad(answered & to_visit, ((0, 0), (0, 1))),
         can=can,
+        ratio=ratio,
     )
     if step is None or table.closure is None:
         return estimated
-    return estimated.with_step_error(table.closure, step.at_auto)
+    error = _step_error(costs, table.closure, step.at_auto)
+    return dataclasses.replace(estimated, costs=dataclasses.replace(costs, step_error=error))
+
+
+def _of_kernels_alone(
+    sample_set: SampleSet, measured: CostTable, weights: Floats, before: Estimate | None
+) -> Estimate:
+    """Estimate sums of kernels alone: auto is a setting like the others, the last."""
+    auto = measured.settings[measured.baseline]
+    asked = dict.fromkeys((*measured.settings, *sample_set.settings))
+    locked = [clocks for clocks in asked if clocks != auto and not clocks.is_auto]
+    settings = (*sorted(locked, key=lambda clocks: clocks.rank), auto)
+    rows, model = fit_rows(sample_set, locked, weights)
+    core_mhz, mem_mhz = clocks_of(rows, settings)
+    free = np.array([clocks.core_mhz is None for clocks in settings])
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    told = [i for i, sample in enumerate(sample_set.samples) if sample.asked in place]
+    samples = [sample_set.samples[i] for i in told]
+    runs = Runs.alone(
+        np.array([[names[s.kernel] for s in samples], [place[s.asked] for s in samples]]),
+        (core_mhz, mem_mhz, free),
+        np.log([[s.time_s for s in samples], [s.energy_j / s.time_s for s in samples]]),
+        np.stack([weights[0, told], weights[:, told].min(axis=0)]),
+        np.array([STEADY_C if s.temperature_c is None else s.temperature_c for s in samples]),
+    )
+    observed = Observed.of(model, runs, len(names))
+    targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
+    sizes = before.sizes if before is not None and _is_enough(before, sample_set) else None
+    sizes = sizes or likeliest_sizes(observed, targets, model.prior)
+    linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
+    posterior = posterior_of(linear, settings)
+    left_out, of_rows = _left_out(linear)
+    factors = left_out.factor(0), left_out.factor(1)
+    chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
+    seen = np.zeros(posterior.log_s.shape, dtype=bool)
+    seen[runs.kernel, [place[s.asked] for s in samples]] = True
+    lacking = (sample_set.lacking.get(kernel.name, ()) for kernel in sample_set.kernels)
+    offered = np.array([[c not in some for c in settings] for some in lacking], dtype=bool)
+    unseen = (offered & ~seen).any()
+    moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
+    moves *= np.array(factors)[:, None, None, None]
+    deviations = np.sqrt(np.einsum("qkse,qkse->qks", moves, moves))
+    log_s = bounded(posterior.log_s, core_mhz, mem_mhz)
+    log = np.stack([log_s, log_s + posterior.log_w])
+    # The mean of what is lognormal lies above its median; what is chosen unseen lies higher yet.
+    more = np.array(chosen.deviations)[:, None, None] * ~seen
+    log += more * deviations + 0.5 * deviations**2
+    counts, fixed_j = waited_counts(measured.kernels)[:, None], measured.fixed_j[:, None]
+    shown = offered | seen | overlapped(measured.kernels)[:, None]
+    at = len(settings) - 1
+    time_s, energy_j = (at_any_clocks(measured.kernels, counts * np.exp(each), at) for each in log)
+    table = dataclasses.replace(
+        measured,
+        settings=settings,
+        baseline=at,
+        time_s=np.where(shown, time_s, math.inf),
+        energy_j=np.where(shown, energy_j + fixed_j, math.inf),
+        warnings=(*measured.warnings, *odd_repeats(sample_set)),
+    )
+    if unseen:
+        moves *= np.array(chosen.wider)[:, None, None, None]
+    alike = overlapped(measured.kernels)[None, :, None, None]
+    moves = np.where(alike, moves[:, :, [at]], moves)
+    return Estimate(
+        costs=Costs(table=table, moves=moves, shared=posterior.shared),
+        posterior=posterior,
+        fit=KnownFit(rows=rows, model=model, weights=weights),
+        sizes=sizes,
+        measurable=offered & (np.arange(len(settings)) < at),
+        can=shown,
+    )
+
+
+def _is_enough(before: Estimate, sample_set: SampleSet) -> bool:
+    """Whether sizes learned of fewer samples still serve."""
+    return len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
+
+
+def _left_out(linear: Model) -> tuple[LeftOut, Floats]:
+    """Return rows of some kernels that are left out, and what was measured there. (2, K, n)."""
+    observed, prior, sizes = linear.observed, linear.prior, linear.sizes
+    features = Features.of(observed, linear.targets, sizes.length)
+    kernels = evenly(observed.residual.shape[1], _LEFT_OUT)
+    some = observed.some(kernels, np.arange(observed.residual.shape[2]))
+    part = Features(features.settings, features.rows[kernels])
+    given = Conditioned.of(some, part, prior.of(kernels), sizes)
+    return LeftOut.of(given.about(*learned_shared(observed, features, prior, sizes))), some.log
+
+
+def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
+    """Return log times within what physics allows against the fastest clocks. Shape (K, C)."""
+    top = int(np.lexsort((core_mhz, mem_mhz))[-1])
+    slowest = np.maximum(core_mhz.max() / core_mhz, mem_mhz.max() / mem_mhz)
+    fastest = np.minimum(log_s[:, [top]], log_s[:, [-1]])
+    least, most = fastest + math.log(_FASTER), log_s[:, [top]] + np.log(_SLOWER * slowest)
+    return np.clip(log_s, least, np.maximum(least, most))
 
 
 def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, ...]:
@@ -125,30 +283,45 @@ def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, .
     return with_boost(locked, sample_set)
 
 
-def _posterior(
-    sample_set: SampleSet, known: KnownFit, settings: Sequence[Clocks], *, whole: bool
-) -> tuple[Posterior, Bools]:
-    """Return what the fit and measurements say of every entry, and of which they say anything."""
+def at_locked_clocks(
+    model: FittedModel, clocks: tuple[Floats, Floats], settings: tuple[Clocks, ...], celsius: float
+) -> tuple[Posterior, Sizes]:
+    """Estimate every kernel of a fit at locked clocks, whatever limits power.
+
+    Args:
+        clocks: Core and memory clocks of the settings. Shapes (C,).
+    """
+    targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
+    observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names))
+    sizes = likeliest_sizes(observed, targets, model.prior)
+    linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
+    posterior, left_out = posterior_of(linear, settings), _left_out(linear)[0]
+    posterior = posterior.widened(left_out.factor(0), left_out.factor(1))
+    log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
+    return dataclasses.replace(posterior, log=log), sizes
+
+
+def _in_the_step(
+    sample_set: SampleSet, known: KnownFit, settings: tuple[Clocks, ...]
+) -> tuple[Posterior, Sizes, Bools]:
+    """Estimate kernels at locked clocks in a step; also which entries anything is known of."""
     rows = known.rows
-    posterior = posterior_of(
-        known.model,
-        settings,
-        temperature_c=temperature_of(sample_set),
-        limit_w=rows.peak_w if whole else rows.limit_w,
+    core_mhz, mem_mhz = clocks_of(rows, settings)
+    posterior, sizes = at_locked_clocks(
+        known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set)
     )
-    if whole:
-        core_mhz, mem_mhz = clocks_of(rows, settings)
-        like_auto = mem_mhz == rows.auto_mem_mhz
-        posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
-    posterior = with_guesses(posterior, sample_set, rows)
+    posterior = posterior.of_first(len(sample_set.kernels))
+    posterior = capped(posterior, core_mhz, mem_mhz, rows.peak_w)
+    like_auto = mem_mhz == rows.auto_mem_mhz
+    posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
+    told = np.unique(rows.kernel[rows.windows[1] > 0.0])
+    guessed = unmeasured(sample_set).without(told)
+    posterior = with_guesses(posterior, guessed.places, guessed.spread)
     log_s, log_w, repeats = measured_means(sample_set, settings, known.weights)
     unknown = np.diff(rows.bounds) == 0
     as_measured = np.where(unknown[:, None], log_s, np.nan)
     posterior = with_means(posterior, as_measured, log_w, repeats)
-    if not whole:
-        # Alone, what the cap makes of a lock is what that lock costs.
-        posterior = with_means(posterior, *held_means(sample_set, rows, settings))
-    return posterior, np.isfinite(log_s) | ~unknown[:, None]
+    return posterior, sizes, np.isfinite(log_s) | ~unknown[:, None]
 
 
 def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -> Floats:
@@ -178,15 +351,6 @@ def drawn_beside_j(model: FittedModel, posterior: Posterior, counts: Floats, at:
     return beside_j
 
 
-def with_guesses(posterior: Posterior, sample_set: SampleSet, rows: Rows) -> Posterior:
-    """Return a posterior as unsure of kernels as their power was guessed, where no row tells it."""
-    told = np.unique(rows.kernel[rows.windows[1] > 0.0])
-    guessed = unmeasured(sample_set).without(told)
-    discrepancy = posterior.discrepancy.copy()
-    discrepancy[1, guessed.places] += guessed.spread[:, None] ** 2
-    return dataclasses.replace(posterior, discrepancy=discrepancy)
-
-
 def _expected(
     measured: CostTable,
     posterior: Posterior,
@@ -212,23 +376,6 @@ def _expected(
     )
 
 
-def _baseline(
-    sample_set: SampleSet,
-    posterior: Posterior,
-    table: CostTable,
-    whole_step: Sequence[Window],
-) -> Baseline:
-    """Return what auto costs, and how sure that is."""
-    auto = table.time_s[:, -1], table.energy_j[:, -1]
-    return Baseline(
-        time_s=auto[0],
-        energy_j=auto[1],
-        spread=auto_spread(sample_set, posterior, auto, whole_step),
-        of_kernels=kernel_errors(posterior),
-        beside_j=table.beside_j,
-    )
-
-
 def _heat(model: FittedModel, table: CostTable, sample_set: SampleSet) -> Heat | None:
     """Return how the step's heat follows its power; ``None`` where no temperature was read."""
     read = [s.temperature_c for s in sample_set.in_situ if s.temperature_c is not None]
@@ -250,30 +397,29 @@ _REPEATABLE = 2.7e-4
 _FREE_CLOCK = 0.004  # half a clock bin of 15 MHz: what boosts by itself was not at one clock
 
 
-def kernel_errors(posterior: Posterior) -> Floats:
-    """Return the relative errors of each kernel's time and energy at auto. Shape (2, K)."""
+def _with_auto(posterior: Posterior) -> Floats:
+    """Return columns of errors of log time and log energy, auto's last. Shape (2, K, S, E).
+
+    At auto each kernel has the error of one look.
+    """
+    moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
     time2, power2 = posterior.noise**2
-    errors: Floats = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
-    return errors
+    errors = np.sqrt(np.stack([time2, time2 + power2]) + _FREE_CLOCK**2)
+    draws = moves.shape[-1] - posterior.shared
+    auto = np.zeros((*errors.shape, moves.shape[-1]))
+    drawn = opposite(np.random.default_rng(4), draws, *errors.shape)
+    auto[..., posterior.shared :] = errors[..., None] * drawn
+    return np.concatenate([moves, auto[:, :, None]], axis=2)
 
 
-def auto_spread(
-    sample_set: SampleSet,
-    posterior: Posterior,
-    auto: tuple[Floats, Floats],
-    whole: Sequence[Window],
-) -> tuple[float, float]:
-    """Return the relative errors of what auto costs: of the whole step, or of kernels' sum."""
+def _auto_spread(posterior: Posterior, whole: Sequence[Window]) -> tuple[float, float]:
+    """Return the relative errors of what the whole step costs at auto, as it ran."""
     time2, power2 = posterior.noise**2
     spreads = []
-    for variance, costs, values in (
-        (time2, auto[0], [s.time_s for s in whole]),
-        (time2 + power2, auto[1], [s.energy_j for s in whole]),
+    for variance, values in (
+        (time2, [s.time_s for s in whole]),
+        (time2 + power2, [s.energy_j for s in whole]),
     ):
-        if not whole:
-            repeats = max(1.0, len(sample_set.samples) / max(1, len(costs)) / 8)
-            spreads.append(math.sqrt(float((variance * costs**2).sum()) / repeats) / costs.sum())
-            continue
         # One kernel's noise stands for one window's; repeats, where there are some, say more.
         prior2, weight = float(np.median(variance)), 1.0
         off2 = float(np.var(values)) * len(values) / float(np.mean(values)) ** 2
@@ -282,4 +428,22 @@ def auto_spread(
         # A scatter known from few runs: Student's t where the others have a normal distribution.
         wider = float(stdtrit(freedom, _ONE_SIDE)) / ONE_SIDED
         spreads.append(wider * math.sqrt(each2 / len(values)))
-    return math.hypot(spreads[0], _REPEATABLE if whole else 0.0), spreads[1]
+    return math.hypot(spreads[0], _REPEATABLE), spreads[1]
+
+
+def _step_error(costs: Costs, closure: Closure, at_auto: Ints) -> tuple[float, float]:
+    """Return by how much more than errors of kernels the model misses the step at auto.
+
+    Args:
+        closure: How far the step as predicted is from the step as it ran.
+        at_auto: Setting of each launch in it. Shape (n,).
+    """
+    change = costs.predicted_schedule(at_auto)
+    time, energy = (
+        math.sqrt(max(0.0, math.log(ratio) ** 2 - (_FAR_OFF * spread) ** 2))
+        for ratio, spread in (
+            (closure.time, change.time_spread),
+            (closure.energy, change.energy_spread),
+        )
+    )
+    return time, energy

@@ -5,6 +5,7 @@ is known by some spread over all; and what kernels share is known by some of eve
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,7 +36,7 @@ def fit_rows(
             Shape (2, N).
 
     Returns:
-        The rows, all of them, and the fit.
+        The rows of the step's kernels, all of them, and the fit, of the heater kernel too.
     """
     rows = rows_of(sample_set, weights=weights)
     model = fitted(rows, Shared(start_of(rows, settings)))
@@ -44,9 +45,7 @@ def fit_rows(
         parameters = model.parameters
         rows = rows_of(sample_set, parameters.family.gpu(parameters.shared), weights)
         model = fitted(rows, Shared(start_of(rows, settings)))
-    # The heater told how power goes with the clock; it is no kernel of the step.
-    kernels = len(sample_set.kernels)
-    return rows.of_first(kernels), model.of_first(kernels)
+    return rows.of_first(len(sample_set.kernels)), model
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
@@ -66,6 +65,17 @@ def temperature_of(sample_set: SampleSet) -> float:
         if seen:
             return float(np.median(seen))
     return STEADY_C
+
+
+def clocks_of(rows: Rows, settings: Sequence[Clocks]) -> tuple[Floats, Floats]:
+    """Return the clocks that settings stand for: auto is the fastest seen. Shapes (C,)."""
+    ceiling = rows.ceiling_mhz
+    if not math.isfinite(ceiling):
+        ceiling = float(rows.core_mhz.max())
+        ceiling = max([ceiling, *[float(s.core_mhz) for s in settings if s.core_mhz]])
+    core = np.array([min(float(s.core_mhz or math.inf), ceiling) for s in settings])
+    mem = np.array([float(s.mem_mhz or rows.auto_mem_mhz) for s in settings])
+    return core, mem
 
 
 def fitted(

@@ -7,7 +7,6 @@ all kernels.
 Shape letters: K kernels, C settings.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -70,26 +69,9 @@ def step_ratio(
 
 def _power_variance(posterior: Posterior, counts: Floats, place: int) -> float:
     """Return the variance of the logarithm of the power of all kernels at one setting."""
-    every = np.arange(len(counts))
     time_s, energy_j = (costs[:, place] for costs in posterior.costs(counts))
     of_energy, of_time = energy_j / energy_j.sum(), time_s / time_s.sum()
-    weights = np.stack([of_energy - of_time, of_energy])
-    return posterior.sum_variance(every, np.full_like(every, place), weights).variance
-
-
-def in_step(posterior: Posterior, ratio: StepRatio) -> Posterior:
-    """Return a posterior of kernels inside the step; the ratio's error is one that all share."""
-    if ratio == StepRatio():
-        return posterior
-    by_ratio = np.zeros((*posterior.by_shared.shape[:-1], 1))
-    by_ratio[1] = 1.0  # of log power; times are measured inside the step
-    known = len(posterior.shared_cov)
-    shared_cov = np.zeros((known + 1, known + 1))
-    shared_cov[:known, :known] = posterior.shared_cov
-    shared_cov[known, known] = ratio.spread**2
-    return dataclasses.replace(
-        posterior,
-        log_w=posterior.log_w + math.log(ratio.ratio),
-        by_shared=np.concatenate([posterior.by_shared, by_ratio], axis=-1),
-        shared_cov=shared_cov,
-    )
+    moves = posterior.moves[:, :, place]
+    moved = (of_energy - of_time)[:, None] * moves[0] + of_energy[:, None] * moves[1]
+    shared = moved[:, : posterior.shared].sum(axis=0)
+    return float(shared @ shared + (moved[:, posterior.shared :] ** 2).sum())

@@ -1,11 +1,11 @@
-"""The posterior of every kernel's cost at every setting: means, variances and what they share.
+"""Costs of every kernel at every setting after rows: what is expected, and joint errors.
 
-Around the fit, everything is linear and normal in logarithms. A cost then moves with the shared
-parameters (all kernels together), with its kernel's own, and with the discrepancy that rows nearby
-leave unknown.
+Errors are the columns of a factor. Some are directions that all kernels share; the rest are draws
+of what is each kernel's own, over the root of their number. So a variance is a sum of squares, what
+a power limit makes of costs is worked out column by column, and a draw is a sum of columns.
 
-Shape letters: K kernels, C settings, S shared parameters, P parameters of a kernel; a leading 2 is
-time and power.
+Shape letters: K kernels, C settings, n rows of a kernel, P parameters of a kernel, S shared
+parameters, H shared columns, E columns: H shared and D drawn; a leading 2 is time and power.
 """
 
 import dataclasses
@@ -14,11 +14,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from underclock.arrays import Bools, Floats, Ints
+from underclock.arrays import Floats
+from underclock.core.model.conditioning import (
+    COUPLED,
+    SCALES,
+    Conditioned,
+    Features,
+    Loadings,
+    Sizes,
+    coupled,
+    learned_shared,
+    own_variance,
+)
+from underclock.core.model.most_likely import ParameterPrior
+from underclock.core.model.observed import Observed, Targets, is_at
 from underclock.records import Clocks
 
-_SETTLES = 0.003  # by so much kernels differ in the power at which a loop settles
-_STEEPEST = 2.0  # exponent of time with power: half of the power at least follows the speed
+_SHARED = 16  # columns of what all kernels share
+_MOST, _FEWEST = 256, 32  # draws
+_CELLS = 2**24  # kernels times settings times draws, twice: bounds the memory
+_RELEVANT = 1e-4  # odds of a scale that is worth a prediction
+_BATCH = 128  # kernels, conditioned at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,275 +42,244 @@ class Posterior:
     """Costs of one launch, as logarithms, with their errors.
 
     Attributes:
-        settings: Locked clocks, not auto. Length C.
-        log_s: Expected log time in s. Shape (K, C).
-        log_w: Expected log power in W. Shape (K, C).
-        by_shared: How both move with the shared parameters. Shape (2, K, C, S).
-        by_kernel: How both move with the kernel's own, the shared held. Shape (2, K, C, P).
-        discrepancy: Variance that is each entry's own. Shape (2, K, C).
-        shared_cov: Shape (S, S).
-        kernel_cov: Shape (K, P, P).
+        settings: Length C.
+        log: Expected log time in s and log power in W. Shape (2, K, C).
+        moves: Columns of errors. Shape (2, K, C, E).
+        shared: How many of them all kernels share: H.
         noise: Standard deviation of a measurement of each kernel. Shape (2, K).
+        parameters: What the kernels' parameters are more than was fitted. Shape (K, P).
+        parameter_moves: Columns of their errors. Shape (K, P, E).
+        gpu: What the shared parameters are more than was fitted. Shape (S,).
+        gpu_moves: Columns of their errors, which all kernels share. Shape (S, H).
     """
 
     settings: tuple[Clocks, ...]
-    log_s: Floats
-    log_w: Floats
-    by_shared: Floats
-    by_kernel: Floats
-    discrepancy: Floats
-    shared_cov: Floats
-    kernel_cov: Floats
+    log: Floats
+    moves: Floats
+    shared: int
     noise: Floats
+    parameters: Floats
+    parameter_moves: Floats
+    gpu: Floats
+    gpu_moves: Floats
+
+    @property
+    def log_s(self) -> Floats:
+        """Expected log time in s. Shape (K, C)."""
+        return np.asarray(self.log[0])
+
+    @property
+    def log_w(self) -> Floats:
+        """Expected log power in W. Shape (K, C)."""
+        return np.asarray(self.log[1])
 
     def costs(self, counts: Floats) -> tuple[Floats, Floats]:
         """Return expected time in s and energy in J of so many launches, (K,). Shapes (K, C)."""
-        time_s: Floats = np.exp(self.log_s) * counts[:, None]
-        energy_j: Floats = np.exp(self.log_s + self.log_w) * counts[:, None]
+        time_s: Floats = np.exp(self.log[0]) * counts[:, None]
+        energy_j: Floats = np.exp(self.log.sum(axis=0)) * counts[:, None]
         return time_s, energy_j
 
-    def derivatives(self, time: Floats | float, power: Floats | float) -> "Derivatives":
-        """Return how time·log s + power·log W of every entry moves; factors (K, C), or scalars."""
-        t, p = np.asarray(time)[..., None], np.asarray(power)[..., None]
-        return Derivatives(
-            np.square(time) * self.discrepancy[0] + np.square(power) * self.discrepancy[1],
-            t * self.by_shared[0] + p * self.by_shared[1],
-            t * self.by_kernel[0] + p * self.by_kernel[1],
-        )
-
-    def entry_variance(self, derivatives: "Derivatives") -> Floats:
-        """Return the variance of what moves so. Shape (K, C)."""
-        by_shared, by_kernel = derivatives.by_shared, derivatives.by_kernel
-        variance: Floats = (
-            np.einsum("kcs,st,kct->kc", by_shared, self.shared_cov, by_shared, optimize=True)
-            + kernel_variance(by_kernel, self.kernel_cov)
-            + derivatives.own
-        )
+    def variance(self, time: float, power: float) -> Floats:
+        """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
+        moved = time * self.moves[0] + power * self.moves[1]
+        variance: Floats = np.einsum("kce,kce->kc", moved, moved)
         return variance
 
-    def variance(self, time: Floats | float, power: Floats | float) -> Floats:
-        """Return the variance of time·log s + power·log W of every entry. Shape (K, C)."""
-        return self.entry_variance(self.derivatives(time, power))
+    def widened(self, time: float, energy: float) -> "Posterior":
+        """Return the same, standard deviations of time and energy greater by factors."""
+        of_time = time * self.moves[0]
+        of_power = energy * self.moves.sum(axis=0) - of_time
+        return dataclasses.replace(self, moves=np.stack([of_time, of_power]))
 
-    def drawn(self, normals: Floats) -> Floats:
-        """Return how far draws of log time and log power are off those expected.
+    def of_first(self, kernels: int) -> "Posterior":
+        """Return what is said of the first kernels only."""
+        return dataclasses.replace(
+            self,
+            log=self.log[:, :kernels],
+            moves=self.moves[:, :kernels],
+            noise=self.noise[:, :kernels],
+            parameters=self.parameters[:kernels],
+            parameter_moves=self.parameter_moves[:kernels],
+        )
 
-        Args:
-            normals: As many as `unknowns` for each of D draws, independent of each other.
+    def drawn(self, most: int, seed: int) -> Floats:
+        """Return how far draws of log time and log power are off, in pairs of opposites.
 
         Returns:
             Shape (D, 2, K, C).
         """
-        kernels, own = self.kernel_cov.shape[:2]
-        shared = normals[:, : len(self.shared_cov)] @ _root(self.shared_cov).T
-        rest = normals[:, len(self.shared_cov) :]
-        of_kernels = rest[:, : kernels * own].reshape(-1, kernels, own)
-        of_kernels = np.einsum("kpq,dkq->dkp", _root(self.kernel_cov), of_kernels)
-        entries = rest[:, kernels * own :].reshape(-1, *self.discrepancy.shape)
-        off: Floats = (
-            np.einsum("ikcs,ds->dikc", self.by_shared, shared, optimize=True)
-            + np.einsum("ikcp,dkp->dikc", self.by_kernel, of_kernels, optimize=True)
-            + np.sqrt(self.discrepancy) * entries
+        own = self.moves[..., self.shared :]
+        draws = own.shape[-1]
+        first = np.arange(min(most, draws) // 2)
+        half = np.random.default_rng(seed).standard_normal((len(first), self.shared))
+        normal, pairs = np.concatenate([half, -half]), np.concatenate([first, first + draws // 2])
+        off = self.moves[..., : self.shared] @ normal.T + math.sqrt(draws) * own[..., pairs]
+        return np.moveaxis(off, -1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The linear model of a step: rows, where costs are asked for, priors, sizes of its parts."""
+
+    observed: Observed
+    targets: Targets
+    prior: ParameterPrior
+    sizes: Sizes
+
+
+def posterior_of(model: Model, settings: tuple[Clocks, ...]) -> Posterior:
+    """Say what every entry is; where a row is, its own part too, as far as its runs tell it.
+
+    Args:
+        settings: Those that the model's targets are. Length C.
+    """
+    observed, targets, prior, sizes = model.observed, model.targets, model.prior, model.sizes
+    features = Features.of(observed, targets, sizes.length)
+    mean, cov = learned_shared(observed, features, prior, sizes)
+    directions = _directions(model, features, cov)
+    kernels, columns = observed.residual.shape[1], np.arange(observed.residual.shape[2])
+    count, size = len(settings), prior.spread.shape[1]
+    draws = int(np.clip(_CELLS // targets.log.size, _FEWEST, _MOST)) // 2 * 2
+    expected = np.empty((2 * count + size, kernels))
+    moves = np.empty((2 * count + size, kernels, directions.shape[1] + draws))
+    random = np.random.default_rng(count)
+    for first in range(0, kernels, _BATCH):
+        some = np.arange(first, min(first + _BATCH, kernels))
+        part = Features(features.settings, features.rows[some])
+        given = Conditioned.of(observed.some(some, columns), part, prior.of(some), sizes)
+        given = given.about(mean, cov)
+        for k in some.tolist():
+            kernel = _Kernel(model, features.settings, k)
+            expected[:, k], moves[:, k] = kernel.after(given, k - first, directions, draws, random)
+    of_entries = slice(2 * count)
+    return Posterior(
+        settings=settings,
+        log=targets.log + expected[of_entries].reshape(2, count, kernels).swapaxes(1, 2),
+        moves=moves[of_entries].reshape(2, count, kernels, -1).swapaxes(1, 2),
+        shared=directions.shape[1],
+        noise=observed.noise(np.array(sizes.run)),
+        parameters=expected[2 * count :].T,
+        parameter_moves=moves[2 * count :].swapaxes(0, 1),
+        gpu=prior.shared + prior.shared_root @ mean[: len(prior.shared)],
+        gpu_moves=prior.shared_root @ directions[: len(prior.shared)],
+    )
+
+
+def _directions(model: Model, features: Features, cov: Floats) -> Floats:
+    """Return the directions of what is shared that move costs most. Shape (H', H)."""
+    targets = model.targets
+    some = np.arange(0, targets.log.shape[1], max(1, targets.log.shape[1] // _BATCH))
+    by = targets.by_kernel[:, some], targets.by_shared[:, some]
+    free, prior = targets.free.astype(np.float64)[None], model.prior.of(some)
+    loadings = Loadings.of(by, features.settings[None], free, model.sizes, prior).shared
+    values, vectors = np.linalg.eigh(0.5 * (cov + cov.T))
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    moved = (loadings @ root).reshape(-1, len(cov))
+    turned = np.linalg.eigh(moved.T @ moved)[1][:, ::-1]
+    directions: Floats = root @ turned[:, :_SHARED]
+    return directions
+
+
+class _Kernel:
+    """A kernel's entries, times before powers, and its parameters after them: 2 C + P in all.
+
+    Args:
+        features: Of the settings' clocks. Shape (C, M).
+    """
+
+    def __init__(self, model: Model, features: Floats, kernel: int) -> None:
+        observed, targets, prior = model.observed, model.targets, model.prior.of(np.array([kernel]))
+        by = targets.by_kernel[:, [kernel]], targets.by_shared[:, [kernel]]
+        free = targets.free.astype(np.float64)
+        loadings = Loadings.of(by, features[None], free[None], model.sizes, prior)
+        size = prior.spread.shape[1]
+        parameters = np.diag(prior.spread[0])
+        apart = observed.by_kernel.shape[-1] - size  # what rows in the step share, entries have not
+        raw, physics = (np.concatenate([each[0, 0], each[1, 0]]) for each in by)
+        moved = raw @ prior.kernels[0] + physics @ prior.shared
+        self._expected = np.concatenate([moved, prior.kernels[0]])
+        self._by_kernel = np.pad(
+            np.concatenate([loadings.kernel[0], parameters]), ((0, 0), (0, apart))
         )
-        return off
+        self._shared = np.pad(loadings.shared[0], ((0, size), (0, 0)))
+        self._features, self._sizes = features, model.sizes
+        self._own = own_variance(model.sizes, free)
+        self._rows_own = own_variance(model.sizes, observed.free[kernel].astype(np.float64))
+        self._at = is_at(observed, targets, kernel)
 
-    @property
-    def unknowns(self) -> int:
-        """How many independent numbers a draw is made of."""
-        return len(self.shared_cov) + self.kernel_cov[..., 0].size + self.discrepancy.size
+    def after(
+        self,
+        given: Conditioned,
+        k: int,
+        directions: Floats,
+        draws: int,
+        random: np.random.Generator,
+    ) -> tuple[Floats, Floats]:
+        """Return what is expected after rows, (2 C + P,), and columns of errors, (2 C + P, E).
 
-    def sum_variance(self, kernels: Ints, columns: Ints, weights: Floats) -> "SumVariance":
-        """Return how a weighed sum of entries moves.
+        Draws are Matheron's: of the prior, moved by what rows say of them.
 
         Args:
-            kernels: Which kernel each entry is of. Shape (N,).
-            columns: Which setting; no entry is named twice. Shape (N,).
-            weights: What each entry's logarithms of time and power are multiplied by.
-                Shape (2, N).
+            k: Which kernel of those that ``given`` is of.
         """
-        by_shared = np.einsum("cn,cns->s", weights, self.by_shared[:, kernels, columns])
-        by_kernel = np.zeros(self.kernel_cov.shape[:2])
-        moves = np.einsum("cn,cnp->np", weights, self.by_kernel[:, kernels, columns])
-        np.add.at(by_kernel, kernels, moves)
-        own = float(
-            np.einsum("kp,kpq,kq->", by_kernel, self.kernel_cov, by_kernel)
-            + (weights**2 * self.discrepancy[:, kernels, columns]).sum()
+        real = np.flatnonzero(given.real[k])
+        rows, by_rows = given.features[k], given.loadings.kernel[k][real]
+        # Entries and rows at the same place have its own part in common.
+        time, power = (
+            size**2 * self._features @ rows.T + own[:, None] * self._at.T
+            for size, own in zip(self._sizes.smooth, self._own, strict=True)
         )
-        return SumVariance(float(by_shared @ self.shared_cov @ by_shared) + own, by_shared)
+        smooth = np.zeros((len(self._expected), len(real)))
+        smooth[: 2 * len(time)] = coupled(time, power)[:, real]
+        likely = np.flatnonzero(given.odds[k] > _RELEVANT)
+        odds = given.odds[k, likely] / given.odds[k, likely].sum()
+        physics = self._by_kernel @ by_rows.T
+        inverses = given.inverse[k][np.ix_(likely, real, real)]
+        gains = [
+            (physics + SCALES[scale] ** 2 * smooth) @ inverse
+            for scale, inverse in zip(likely.tolist(), inverses, strict=True)
+        ]
+        off, by_shared = given.left(given.shared)[k, real], given.loadings.shared[k][real]
+        each = np.array([gain @ off for gain in gains])
+        told = np.tensordot(odds, np.array(gains), 1)
+        expected = self._expected + self._shared @ given.shared + odds @ each
+        common = (self._shared - told @ by_shared) @ directions
+        which = np.tile(random.choice(len(likely), size=draws // 2, p=odds), 2)
+        own, own_rows = self._before(SCALES[likely[which]], given, k, draws, random)
+        noise = np.sqrt(given.noise[k, real]) * _opposite(random, draws, len(real))
+        away = own_rows[:, real] + noise
+        for i, gain in enumerate(gains):
+            of = which == i
+            own[of] += each[i] - odds @ each - away[of] @ gain.T
+        return expected, np.concatenate([common, own.T / math.sqrt(draws)], axis=1)
+
+    def _before(
+        self, scales: Floats, given: Conditioned, k: int, draws: int, random: np.random.Generator
+    ) -> tuple[Floats, Floats]:
+        """Draw what is the kernel's own before rows: of entries, (D, 2 C + P), of rows, (D, q)."""
+        parameters = _opposite(random, draws, self._by_kernel.shape[1])
+        entries, rows = [], []
+        for q in (0, 1):
+            weights = self._sizes.smooth[q] * _opposite(random, draws, self._features.shape[1])
+            places = np.sqrt(self._own[q]) * _opposite(random, draws, len(self._own[q]))
+            apart = np.sqrt(self._rows_own[q]) * _opposite(random, draws, len(self._rows_own[q]))
+            of_rows = np.where(self._at.any(axis=1), places @ self._at.T, apart)
+            entries.append(scales[:, None] * (weights @ self._features.T + places))
+            rows.append(scales[:, None] * (weights @ given.features[k].T + of_rows))
+        for of in (entries, rows):
+            of[1] = of[1] - COUPLED * of[0]
+        own = parameters @ self._by_kernel.T
+        own[:, : 2 * entries[0].shape[1]] += np.concatenate(entries, axis=1)
+        return own, np.concatenate(rows, axis=1) + parameters @ given.loadings.kernel[k].T
 
 
-def _root(cov: Floats) -> Floats:
-    """Return what independent normal numbers are multiplied by to have covariances (..., P, P)."""
-    values, vectors = np.linalg.eigh(cov)
-    root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
-    return root
+def _opposite(random: np.random.Generator, draws: int, count: int) -> Floats:
+    """Draw normal numbers in pairs of opposites, which leave means as they are. Shape (D, n)."""
+    half = random.standard_normal((draws // 2, count))
+    return np.concatenate([half, -half])
 
 
-def kernel_variance(by: Floats, cov: Floats) -> Floats:
-    """Return the variance of what moves by (K, C, P) with each kernel's (K, P, P). Shape (K, C)."""
-    variance: Floats = np.einsum("kcp,kpq,kcq->kc", by, cov, by, optimize=True)
-    return variance
-
-
-@dataclass(frozen=True, slots=True)
-class Derivatives:
-    """What makes an entry uncertain.
-
-    Attributes:
-        own: Variance that no other entry shares. Shape (K, C).
-        by_shared: Derivatives by the shared parameters. Shape (K, C, S).
-        by_kernel: Derivatives by the kernel's own. Shape (K, C, P).
-    """
-
-    own: Floats
-    by_shared: Floats
-    by_kernel: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class SumVariance:
-    """How uncertain a sum of entries is.
-
-    Attributes:
-        variance: In the square of the sum's unit.
-        by_shared: How it moves with the shared parameters. Shape (S,).
-    """
-
-    variance: float
-    by_shared: Floats
-
-
-def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floats) -> Posterior:
-    """Return a posterior in which some entries cost what was measured, as sure as their repeats.
-
-    For entries that no row of the fit stands for: of them nothing else is known.
-
-    Args:
-        log_s: Mean measured, ``nan`` where not. Shape (K, C).
-        log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
-        repeats: How many measurements that is the mean of. Shape (K, C).
-    """
-    known = np.isfinite(log_s)
-    open_ = ~known[..., None]
-    own = posterior.noise[:, :, None] ** 2 / np.maximum(repeats, 1.0)
-    return dataclasses.replace(
-        posterior,
-        log_s=np.where(known, log_s, posterior.log_s),
-        log_w=np.where(known, log_w, posterior.log_w),
-        by_shared=posterior.by_shared * open_,
-        by_kernel=posterior.by_kernel * open_,
-        discrepancy=np.where(known, own, posterior.discrepancy),
-    )
-
-
-def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Floats:
-    """Return log time and log power under a limit: what would draw more draws that.
-
-    Between two settings time is taken to be linear in the logarithm of power.
-
-    Args:
-        logs: Shape (..., 2, K, C).
-        core_mhz: Core clock of each setting. Shape (C,).
-        mem_mhz: Memory clock of each setting. Shape (C,).
-    """
-    if math.isinf(limit_w):
-        return logs
-    limit, logs = math.log(limit_w), logs.copy()
-    for memory in np.unique(mem_mhz):
-        ladder = np.flatnonzero(mem_mhz == memory)
-        ladder = ladder[np.argsort(core_mhz[ladder], kind="stable")]
-        rungs = logs[..., ladder]
-        first = (rungs[..., [1], :, :] > limit).argmax(axis=-1)[..., None]
-        is_held = (first > 0) & (np.arange(len(ladder)) >= first)
-        low, high = (
-            np.take_along_axis(rungs, np.broadcast_to(at, (*rungs.shape[:-1], 1)), -1)
-            for at in (np.maximum(first - 1, 0), first)
-        )
-        rise = np.where(first > 0, high - low, 1.0)[..., [1], :, :]
-        share = (limit - low[..., [1], :, :]) / rise
-        between = low + share * (high - low)
-        between[..., 1, :, :] = limit
-        logs[..., ladder] = np.where(is_held, between, rungs)
-    return logs
-
-
-def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Posterior:
-    """Return what kernels cost under a limit, each by itself: what would draw more draws that.
-
-    There the limit tells the power, and what the fit misses of it is made good by time.
-
-    Args:
-        core_mhz: Core clock of each setting. Shape (C,).
-        mem_mhz: Memory clock of each setting. Shape (C,).
-    """
-    limit = math.log(limit_w)
-    log_s, log_w = held(np.stack([posterior.log_s, posterior.log_w]), core_mhz, mem_mhz, limit_w)
-    by_shared, by_kernel = posterior.by_shared.copy(), posterior.by_kernel.copy()
-    discrepancy = posterior.discrepancy.copy()
-    for memory in np.unique(mem_mhz):
-        ladder = np.flatnonzero(mem_mhz == memory)
-        ladder = ladder[np.argsort(core_mhz[ladder], kind="stable")]
-        above = posterior.log_w[:, ladder] > limit
-        # What draws more at the slowest clock already is left as it is.
-        for k in np.flatnonzero(above.any(axis=1) & ~above[:, 0]).tolist():
-            first = int(above[k].argmax())
-            low, high = ladder[first - 1 : first + 1].tolist()
-            at_limit = ladder[first:]
-            rise = posterior.log_w[k, high] - posterior.log_w[k, low]
-            share = (limit - posterior.log_w[k, low]) / rise
-            faster = posterior.log_s[k, high] - posterior.log_s[k, low]
-            per_power = float(np.clip(faster / rise, -_STEEPEST, 0.0))
-
-            def between(values: Floats, k: int = k, share: float = share) -> Floats:
-                ends = values[:, k, [low, high]]  # noqa: B023 - called within this round only
-                mixed: Floats = ends[:, 0] + share * (ends[:, 1] - ends[:, 0])
-                return mixed
-
-            for moves, of in ((by_shared, posterior.by_shared), (by_kernel, posterior.by_kernel)):
-                time, power = between(of)
-                moves[0, k, at_limit], moves[1, k, at_limit] = time - per_power * power, 0.0
-            time2, power2 = between(posterior.discrepancy)
-            discrepancy[0, k, at_limit] = time2 + per_power**2 * (power2 + _SETTLES**2)
-            discrepancy[1, k, at_limit] = _SETTLES**2
-    return dataclasses.replace(
-        posterior,
-        log_s=log_s,
-        log_w=log_w,
-        by_shared=by_shared,
-        by_kernel=by_kernel,
-        discrepancy=discrepancy,
-    )
-
-
-def as_at_boost(
-    posterior: Posterior, log_s: Floats | None, core_mhz: Floats, at_auto: Bools, peak_w: float
-) -> Posterior:
-    """Return a posterior in which what a peak of power holds takes what it took at boost.
-
-    A peak bends time before it stops it, and how much the fit expects hangs on the power that it
-    expects there. From where the peak holds a kernel to boost, time follows the clock.
-
-    Args:
-        log_s: Log time in s of kernels at boost, as they ran; ``nan`` where unknown. Shape (K,);
-            ``None`` where none is known.
-        core_mhz: Core clock of each setting. Shape (C,).
-        at_auto: Which settings have the memory clock that auto has. Shape (C,).
-        peak_w: What `capped` held kernels at.
-    """
-    if log_s is None or math.isinf(peak_w):
-        return posterior
-    at, highest_mhz = posterior.log_s.copy(), core_mhz[at_auto].max(initial=0.0)
-    by_shared, by_kernel = posterior.by_shared.copy(), posterior.by_kernel.copy()
-    discrepancy = posterior.discrepancy.copy()
-    for k in np.flatnonzero(np.isfinite(log_s)).tolist():
-        at_peak = np.flatnonzero(at_auto & (posterior.log_w[k] == math.log(peak_w)))
-        reach = core_mhz[at_peak] - core_mhz[at_peak].min(initial=highest_mhz)
-        share = reach / reach.max(initial=0.0) if reach.any() else np.ones(len(at_peak))
-        at[k, at_peak] += share * (log_s[k] - at[k, at_peak])
-        by_shared[0, k, at_peak] *= (1.0 - share)[:, None]
-        by_kernel[0, k, at_peak] *= (1.0 - share)[:, None]
-        own2 = share**2 * posterior.noise[0, k] ** 2
-        discrepancy[0, k, at_peak] = (1.0 - share) ** 2 * discrepancy[0, k, at_peak] + own2
-    return dataclasses.replace(
-        posterior, log_s=at, by_shared=by_shared, by_kernel=by_kernel, discrepancy=discrepancy
-    )
+def opposite(random: np.random.Generator, draws: int, *shape: int) -> Floats:
+    """Return columns of errors, each entry's own, in pairs of opposites. Shape (..., D)."""
+    half = random.standard_normal((*shape, draws // 2)) / math.sqrt(draws)
+    return np.concatenate([half, -half], axis=-1)

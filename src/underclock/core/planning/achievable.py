@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints, turned
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.chance_constraint import BUDGETS, RiskModel, room
 from underclock.core.planning.choices import with_intervals
 from underclock.core.planning.misses import WORTH, Misses, misses

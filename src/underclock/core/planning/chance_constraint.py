@@ -28,7 +28,7 @@ from typing import Protocol
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
 from underclock.records import Status
 
 BUDGETS = (0.0, 0.005, 0.01, 0.02, 0.05)

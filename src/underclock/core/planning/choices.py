@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.model.costs import PredictedChange
 from underclock.core.step.table import CostTable, overlapped
 from underclock.core.step.under_cap import against_auto, auto_core_mhz, step_cost
 from underclock.records import Arm, Choice, Cost

@@ -19,23 +19,6 @@ from underclock.core.step.cap import LaunchCosts, settled_sums
 from underclock.core.step.table import CostTable
 from underclock.core.step.under_cap import cap_of
 
-_MOST, _FEWEST = 64, 16
-_CELLS = 10_000_000  # kernels times settings times draws
-
-
-def normals(cells: int, count: int, *, seed: int) -> Floats:
-    """Draw normal numbers in pairs of opposites, so that what they move is where it is in the mean.
-
-    Args:
-        cells: Costs that each draw is of: of a greater table there are fewer draws.
-
-    Returns:
-        Shape (D, count).
-    """
-    draws = int(np.clip(_CELLS // cells, _FEWEST, _MOST)) // 2
-    half = np.random.default_rng(seed).standard_normal((draws, count))
-    return np.concatenate([half, -half])
-
 
 @dataclass(frozen=True, slots=True)
 class DrawnCosts:

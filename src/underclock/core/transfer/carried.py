@@ -14,21 +14,27 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from scipy.linalg import block_diag
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import KnownFit, drawn_beside_j, estimate, with_guesses
-from underclock.core.model.fitting import fit_rows, temperature_of
-from underclock.core.model.in_step import StepRatio, in_step
-from underclock.core.model.parameters import Parameters, Points, predicted_rows
-from underclock.core.model.posterior import Posterior, capped, held
-from underclock.core.model.predictive import clocks_of, posterior_of
+from underclock.core.model.adjusted import capped, held, with_guesses, with_ratio
+from underclock.core.model.costs import STANDARD, WITHIN, Costs
+from underclock.core.model.estimate import (
+    Estimate,
+    KnownFit,
+    at_locked_clocks,
+    drawn_beside_j,
+    estimate,
+)
+from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
+from underclock.core.model.in_step import StepRatio
+from underclock.core.model.observed import Targets
+from underclock.core.model.parameters import Parameters
+from underclock.core.model.posterior import Posterior, opposite
 from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import PER_KERNEL
+from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import KIND_NUMBERS
 from underclock.core.model.sample_sets import joined_sets
-from underclock.core.step.drawn_costs import normals
+from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import (
     CostTable,
     at_any_clocks,
@@ -37,7 +43,7 @@ from underclock.core.step.table import (
     waited_counts,
 )
 from underclock.core.step.under_cap import auto_expected, cap_of
-from underclock.core.transfer.carried_estimate import CarriedEstimate
+from underclock.core.step.unmeasured import unmeasured
 from underclock.core.transfer.matching import Match, matched, rows_apart, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
@@ -48,7 +54,8 @@ from underclock.units import format_duration
 
 _NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number
 _MANY = 0.25  # of the step's time, above which it is called another model's
-_SEED = 31  # of the draws
+_SEED, _DRAWS = 31, 64  # of draws that the cap settles, and how many
+_OF_MISS = 0.5  # of what the model misses of one step at auto, and of what a lag makes of another
 _OF_LINKS = 0.5  # error of what is assumed of a link, as a logarithm
 
 
@@ -63,8 +70,46 @@ class Carried:
     """
 
     sample_set: SampleSet
-    estimated: CarriedEstimate
+    estimated: Costs
     told: CarriedOver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The step that ran.
+
+    Attributes:
+        known: What its samples say.
+        kernels: Those of its step, and those that were confirmed.
+        bent: What is known of them at locked clocks, whatever limits power.
+        parameters: Of the physics, as rows leave them.
+    """
+
+    known: Estimate
+    kernels: tuple[Kernel, ...]
+    bent: Posterior
+    parameters: Parameters
+
+    @classmethod
+    def of(cls, sample_set: SampleSet, confirmed: SampleSet | None) -> "_Source":
+        """Estimate the kernels of a step, with more samples of some where there are any."""
+        known, kernels = _known(sample_set, confirmed)
+        model, rows, settings = known.fit.model, known.fit.rows, known.posterior.settings
+        clocks, celsius = clocks_of(rows, settings), temperature_of(sample_set)
+        bent = at_locked_clocks(model, clocks, settings, celsius)[0].of_first(len(kernels))
+        guessed = unmeasured(sample_set).without(np.unique(rows.kernel[rows.windows[1] > 0.0]))
+        parameters, serial = model.parameters, model.parameters.serial
+        return cls(
+            known=known,
+            kernels=kernels,
+            bent=with_guesses(bent, guessed.places, guessed.spread),
+            parameters=dataclasses.replace(
+                parameters,
+                shared=parameters.shared + bent.gpu,
+                kernels=parameters.kernels[: len(kernels)] + bent.parameters,
+                serial=None if serial is None else serial[: len(kernels)],
+            ),
+        )
 
 
 def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = None) -> Carried:
@@ -78,9 +123,10 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     Raises:
         DataError: The samples are of kernels alone, or the steps share no kernel.
     """
-    known, kernels = _known(sample_set, confirmed)
+    source = _Source.of(sample_set, confirmed)
+    known, kernels, rows = source.known, source.kernels, source.known.fit.rows
     # In the step launches are timed that never ran by themselves: their power is guessed.
-    usable, told = (_told_by(known, of) for of in (known.rows.windows[:1], known.rows.windows))
+    usable, told = (_told_by(rows, of) for of in (rows.windows[:1], rows.windows))
     matches = matched(kernels, usable, step.kernels)
     if not any(match.way.is_told and match.source is not None for match in matches):
         raise DataError(
@@ -94,9 +140,9 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
             for match, kernel in zip(matches, step.kernels, strict=True)
         ]
     )
-    guessed = _unseen(known, kernels, step, matches, told, apart)
-    _assume_links(guessed, known, sample_set, step, matches)
-    posterior, off = _posterior(known, sample_set, guessed, _sources(matches))
+    guessed = _unseen(source, step, matches, told, apart)
+    _assume_links(guessed, source, sample_set, step, matches)
+    posterior, off = _posterior(source, sample_set, guessed, _sources(matches))
     header = msgspec.structs.replace(
         sample_set,
         workload=step.name,
@@ -111,8 +157,15 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     )
     can = _can(known, matches, usable)
     table = _table(known, step, posterior, can, matches)
-    expected = auto_expected(table, np.array(step.order, dtype=np.int64), known.table)
-    estimated = CarriedEstimate.of(known, off, expected.table)
+    order = np.array(step.order, dtype=np.int64)
+    expected = auto_expected(table, order, known.costs.table).table
+    estimated = Costs(
+        table=expected,
+        moves=_as_draws(off),
+        shared=0,
+        step_error=_closing_error(known, expected),
+        boards=DrawnCosts.of(expected, off),
+    )
     warnings = (
         _sentence(sample_set, step, estimated),
         *table.warnings,
@@ -129,10 +182,10 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
 
 def _known(
     sample_set: SampleSet, confirmed: SampleSet | None
-) -> tuple[CostEstimate, tuple[Kernel, ...]]:
+) -> tuple[Estimate, tuple[Kernel, ...]]:
     """Return what is known of the step that ran, and all kernels that its model is of."""
     known = estimate(sample_set)
-    if known.table.power_cap is None:
+    if known.costs.table.power_cap is None:
         raise DataError(
             f"the samples of {sample_set.workload} are of kernels alone, and what auto makes of a "
             "step that nobody ran follows from one that ran whole",
@@ -142,41 +195,31 @@ def _known(
         return known, sample_set.kernels
     both, own = joined_sets([sample_set, confirmed]), len(sample_set.kernels)
     rows, model = fit_rows(both, known.posterior.settings)
-    fit = KnownFit(
-        rows=rows.of_first(own), model=model.of_first(own), weights=sample_weights(sample_set)
-    )
-    known = dataclasses.replace(estimate(sample_set, known=fit), rows=rows, model=model)
+    both_fit = KnownFit(rows=rows, model=model, weights=sample_weights(sample_set))
+    fit = dataclasses.replace(both_fit, rows=rows.of_first(own))
+    known = dataclasses.replace(estimate(sample_set, known=fit), fit=both_fit)
     # A name that both steps have for other work is told apart in a fit of both.
     original = {kernel.name: kernel for kernel in confirmed.kernels}
     more = (original[kernel.name.removesuffix(" of file 2")] for kernel in both.kernels[own:])
     return known, (*sample_set.kernels, *more)
 
 
-def _told_by(known: CostEstimate, windows: Floats) -> Bools:
+def _told_by(rows: Rows, windows: Floats) -> Bools:
     """Return of which kernels rows that weigh so, (Q, R), tell every quantity. Shape (K,)."""
-    rows = known.rows
     told = [np.bincount(rows.kernel, of, minlength=len(rows.names)) > 0.0 for of in windows]
     every: Bools = np.all(told, axis=0)
     return every
 
 
 def _unseen(
-    known: CostEstimate,
-    of: Sequence[Kernel],
-    step: Step,
-    matches: Sequence[Match],
-    told: Bools,
-    apart: Floats,
+    source: _Source, step: Step, matches: Sequence[Match], told: Bools, apart: Floats
 ) -> Unseen:
-    model = known.model
-    of_shared = np.einsum(
-        "kps,st,kqt->kpq", model.gain, model.shared_cov, model.gain, optimize=True
-    )
+    moves = source.bent.parameter_moves
     kernels = KnownKernels(
-        kinds=model.rows.kinds,
-        work=work_of(of),
-        parameters=model.parameters.kernels,
-        cov=model.kernel_cov + of_shared,
+        kinds=source.known.fit.rows.kinds[: len(moves)],
+        work=work_of(source.kernels),
+        parameters=source.parameters.kernels,
+        cov=moves @ moves.swapaxes(1, 2),
     )
     known_ways = [match.way.is_told for match in matches]
     kinds = [KIND_NUMBERS[kernel.kind] for kernel in step.kernels]
@@ -193,23 +236,23 @@ def _unseen(
 
 def _assume_links(
     made: Unseen,
-    known: CostEstimate,
+    source: _Source,
     sample_set: SampleSet,
     step: Step,
     matches: Sequence[Match],
 ) -> None:
     """Put in what is assumed of collectives that no sample is like."""
-    model, gpu = known.model, sample_set.gpu
-    boost = known.posterior.settings[cap_of(known.table).boost]
-    core_mhz, mem_mhz = clocks_of(model.rows, [boost])
+    gpu, rows = sample_set.gpu, source.known.fit.rows
+    boost = source.bent.settings[cap_of(source.known.costs.table).boost]
+    core_mhz, mem_mhz = clocks_of(rows, [boost])
     for n, match in enumerate(matches):
         if match.way is MatchWay.LINK:
             assumed = link_of(gpu.name).constants(
                 step.kernels[n],
-                model.parameters.family.gpu(model.parameters.shared),
+                source.parameters.family.gpu(source.parameters.shared),
                 None,
                 highest_mhz=(int(core_mhz[0]), int(mem_mhz[0])),
-                limit_w=gpu.power_limit_w or known.rows.limit_w,
+                limit_w=gpu.power_limit_w or rows.limit_w,
             )
             made.parameters[n] = np.log(
                 [_NEARLY_NONE, _NEARLY_NONE, assumed.fixed_s, assumed.work_j_per_v2]
@@ -223,109 +266,64 @@ def _sources(matches: Sequence[Match]) -> Ints:
 
 
 def _posterior(
-    known: CostEstimate, sample_set: SampleSet, guessed: Unseen, source: Ints
+    of: _Source, sample_set: SampleSet, guessed: Unseen, source: Ints
 ) -> tuple[Posterior, Floats]:
     """Return what is known of the new kernels at every setting.
 
-    Their own errors are those of their sources, and what their size leaves unsure: 2 P of them.
+    Their own errors are those of their sources, and what their size leaves unsure.
 
     Returns:
-        What is expected, and how far draws of it are off, (D, 2, K, C).
+        What is expected, and how far draws of it are off, (D, 2, N, C).
     """
-    model, settings = known.model, known.posterior.settings
-    celsius = temperature_of(sample_set)
-    bent = posterior_of(model, settings, temperature_c=celsius, limit_w=math.inf)
-    bent = with_guesses(bent, sample_set, known.rows)
-    clocks = clocks_of(model.rows, settings)
-    old = _physics(model.parameters, clocks, celsius)
-    serial = None if model.parameters.serial is None else model.parameters.serial[source]
-    new = _physics(
-        dataclasses.replace(model.parameters, kernels=guessed.parameters, serial=serial),
-        clocks,
-        celsius,
-    )
+    known, bent, parameters = of.known, of.bent, of.parameters
+    model, settings, celsius = known.fit.model, bent.settings, temperature_of(sample_set)
+    clocks = clocks_of(known.fit.rows, settings)
+    free = np.zeros(len(settings), dtype=bool)
+    fitted = dataclasses.replace(model, parameters=parameters)
+    old = Targets.of(fitted, clocks, free, celsius)
+    serial = None if parameters.serial is None else parameters.serial[source]
+    of_new = dataclasses.replace(parameters, kernels=guessed.parameters, serial=serial)
+    new = Targets.of(dataclasses.replace(model, parameters=of_new), clocks, free, celsius)
     has, k = source >= 0, np.maximum(source, 0)
-    by = guessed.kept[None, :, None, None]
-    scale = np.where(has, model.scale[k], float(np.median(model.scale)))
-    anew = (scale[None, :] * model.errors.discrepancy[:, None]) ** 2
-    kept2 = guessed.kept[None, :, None] ** 2
-    through = np.einsum("cnip,npq->cniq", new.by_kernel, guessed.by_source)
-    cov = np.zeros((len(source), 2 * PER_KERNEL, 2 * PER_KERNEL))
-    cov[:, :PER_KERNEL, :PER_KERNEL] = np.where(has[:, None, None], model.kernel_cov[k], 0.0)
-    cov[:, PER_KERNEL:, PER_KERNEL:] = guessed.cov
-    log_s, log_w = new.log + by[..., 0] * (np.stack([bent.log_s, bent.log_w]) - old.log)[:, k]
-    old_shared = old.by_shared + np.einsum("ckip,kps->ckis", old.by_kernel, model.gain)
+    kept = guessed.kept[None, :, None]
+    # What rows of the source say beyond the physics; errors of parameters go through the new size.
+    gpu = np.zeros((len(bent.gpu), bent.moves.shape[-1]))
+    gpu[:, : bent.shared] = bent.gpu_moves
+    beyond = bent.moves - old.by_kernel @ bent.parameter_moves - old.by_shared @ gpu
+    through = np.where(has[:, None, None], bent.parameter_moves[k], 0.0)
+    through = np.einsum("npq,nqe->npe", guessed.by_source, through)
+    moves = new.by_kernel @ through + new.by_shared @ gpu + kept[..., None] * beyond[:, k]
+    random, draws = np.random.default_rng(_SEED), bent.moves.shape[-1] - bent.shared
+    values, vectors = np.linalg.eigh(guessed.cov)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))[:, None, :]
+    moves[..., bent.shared :] += new.by_kernel @ (root @ opposite(random, draws, *root.shape[:2]))
+    anew = np.hypot(known.sizes.smooth, known.sizes.row)[:, None, None] * np.sqrt(1.0 - kept**2)
+    moves[..., bent.shared :] += anew[..., None] * opposite(random, draws, *new.log.shape)
     by_kind = np.einsum("cnip,npq->cniq", new.by_kernel, guessed.by_kind)
-    shared = (
-        new.by_shared
-        + np.einsum("cnip,nps->cnis", through, model.gain[k])
-        + by * (bent.by_shared - old_shared)[:, k]
+    posterior = dataclasses.replace(
+        bent,
+        log=new.log + kept * (bent.log - old.log)[:, k],
+        moves=np.concatenate([by_kind, moves], axis=-1),
+        shared=bent.shared + by_kind.shape[-1],
+        noise=np.where(has, bent.noise[:, k], np.median(bent.noise, axis=1, keepdims=True)),
+        parameters=guessed.parameters,
+        parameter_moves=np.zeros((*guessed.parameters.shape, by_kind.shape[-1] + moves.shape[-1])),
+        gpu_moves=np.pad(bent.gpu_moves, ((0, 0), (by_kind.shape[-1], 0))),
     )
-    posterior = Posterior(
-        settings=settings,
-        log_s=log_s,
-        log_w=log_w,
-        by_shared=np.concatenate([shared, by_kind], axis=-1),
-        by_kernel=np.concatenate(
-            [through + by * (bent.by_kernel - old.by_kernel)[:, k], new.by_kernel], axis=-1
-        ),
-        discrepancy=kept2 * bent.discrepancy[:, k] + (1.0 - kept2) * anew[:, :, None],
-        shared_cov=block_diag(model.shared_cov, np.eye(by_kind.shape[-1])),
-        kernel_cov=cov,
-        noise=model.errors.noise[:, None] * scale,
-    )
-    peak_w = known.rows.peak_w
-    ratio = ratio_of(known, capped(bent, *clocks, peak_w))
-    free = in_step(posterior, ratio)
-    posterior = in_step(capped(posterior, *clocks, peak_w), ratio)
+    ratio, peak_w = known.ratio or StepRatio(), known.fit.rows.peak_w
+    free_of_limits = with_ratio(posterior, ratio.ratio, ratio.spread)
+    posterior = with_ratio(capped(posterior, *clocks, peak_w), ratio.ratio, ratio.spread)
     # The limit that a kernel meets by itself is nothing that an error moves, so it comes after.
-    draws = free.drawn(normals(free.log_s.size, free.unknowns, seed=_SEED))
-    means, limit_w = np.stack([free.log_s, free.log_w]), peak_w * ratio.ratio
-    drawn = held(means + draws, *clocks, limit_w)
+    off = free_of_limits.drawn(_DRAWS, _SEED)
+    limit_w = peak_w * ratio.ratio
+    drawn = held(free_of_limits.log + off, *clocks, limit_w)
     # Of what nothing tells, it is taken that it lasts no longer than the longest that was measured.
     untold, longest = ~guessed.is_told, bent.log_s.max(axis=0)
     drawn[:, 0, untold] = np.minimum(drawn[:, 0, untold], longest)
-    return posterior, drawn - held(means, *clocks, limit_w)
+    return posterior, drawn - held(free_of_limits.log, *clocks, limit_w)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Physics:
-    """What physics alone says: shapes (2, K, C), (2, K, C, S) and (2, K, C, P)."""
-
-    log: Floats
-    by_shared: Floats
-    by_kernel: Floats
-
-
-def _physics(parameters: Parameters, clocks: tuple[Floats, Floats], celsius: float) -> _Physics:
-    core_mhz, mem_mhz = clocks
-    count, many = len(parameters.kernels), len(core_mhz)
-    at = Points(
-        kernel=np.repeat(np.arange(count), many),
-        core_mhz=np.tile(core_mhz, count),
-        mem_mhz=np.tile(mem_mhz, count),
-        temperature_c=np.full(count * many, celsius),
-    )
-    rows = predicted_rows(parameters, at)
-    shape = 2, count, many
-    return _Physics(
-        log=rows.log.reshape(shape),
-        by_shared=rows.by_shared().reshape(*shape, -1),
-        by_kernel=rows.by_kernel().reshape(*shape, -1),
-    )
-
-
-def ratio_of(known: CostEstimate, bent: Posterior) -> StepRatio:
-    """Return how much more kernels draw in the step, as the estimate of the known step has it."""
-    more = known.posterior.shared_cov.shape[0] - bent.shared_cov.shape[0]
-    if not more:
-        return StepRatio()
-    own = known.posterior.log_w
-    ratio = float(np.exp(np.median(own - bent.log_w[: len(own)])))
-    return StepRatio(ratio=ratio, spread=math.sqrt(float(known.posterior.shared_cov[-1, -1])))
-
-
-def _can(known: CostEstimate, matches: Sequence[Match], usable: Bools) -> Bools:
+def _can(known: Estimate, matches: Sequence[Match], usable: Bools) -> Bools:
     """Return where each new kernel may be planned. Shape (N, C)."""
     everywhere = known.can[usable[: len(known.can)]].all(axis=0)
     return np.stack(
@@ -339,35 +337,36 @@ def _can(known: CostEstimate, matches: Sequence[Match], usable: Bools) -> Bools:
 
 
 def _table(
-    known: CostEstimate,
+    known: Estimate,
     step: Step,
     posterior: Posterior,
     can: Bools,
     matches: Sequence[Match],
 ) -> CostTable:
     """Return costs at locked clocks, auto as boost: what its cap makes of that comes later."""
-    kernels, cap = step.kernels, cap_of(known.table)
+    kernels, of = step.kernels, known.costs.table
+    cap = cap_of(of)
     costs = posterior.costs(waited_counts(kernels))
     time_s, energy_j = (np.where(can, each, math.inf) for each in costs)
     counts = overlapped_counts(kernels)
-    beside_j = drawn_beside_j(known.model, posterior, counts, cap.boost)
+    beside_j = drawn_beside_j(known.fit.model, posterior, counts, cap.boost)
     baseline = len(posterior.settings)
     left = np.array([not match.way.is_told for match in matches])
     time_s = np.column_stack([time_s, time_s[:, cap.boost]])
     energy_j = np.column_stack([energy_j, energy_j[:, cap.boost]]) + beside_j[:, None]
     launch_s = np.exp(posterior.log_s[:, cap.boost])
-    missed = known.table.missed  # the cap of the known step is at the scale of its auto
+    missed = of.missed  # the cap of the known step is at the scale of its auto
     if beside_j.any():
         beside_j = beside_j / missed.energy
     return CostTable(
         kernels=kernels,
-        settings=known.table.settings,
+        settings=of.settings,
         time_s=at_any_clocks(kernels, time_s, cap.boost) / missed.time,
         energy_j=at_any_clocks(kernels, energy_j, cap.boost) / missed.energy,
         baseline=baseline,
-        closure=known.table.closure,
+        closure=of.closure,
         power_cap=cap,
-        heat=known.table.heat,
+        heat=of.heat,
         beside_j=beside_j if beside_j.any() else None,
         left=left if left.any() else None,
         warnings=(*step.warnings, *overlap_notes(kernels, launch_s)),
@@ -378,12 +377,12 @@ def _told(
     sample_set: SampleSet,
     confirmed: SampleSet | None,
     kernels: Sequence[Kernel],
-    estimated: CarriedEstimate,
+    estimated: Costs,
     matches: Sequence[Match],
 ) -> CarriedOver:
     """Write down how each kernel is known."""
     boost = cap_of(estimated.table).boost
-    spreads = [each[:, boost] for each in estimated.entry_spreads]
+    spreads = np.sqrt([estimated.variance(*of)[:, boost] for of in ((1.0, 0.0), (0.0, 1.0))])
     names = (kernel.name for kernel in estimated.table.kernels)
     return CarriedOver(
         workload=sample_set.workload,
@@ -403,9 +402,9 @@ def _told(
     )
 
 
-def _sentence(sample_set: SampleSet, step: Step, estimated: CarriedEstimate) -> str:
+def _sentence(sample_set: SampleSet, step: Step, estimated: Costs) -> str:
     """Say what the numbers rest on, and how well auto itself is known."""
-    least_s, most_s = (format_duration(end_s) for end_s in estimated.auto_s)
+    least_s, most_s = (format_duration(end_s) for end_s in _auto_s(estimated))
     return (
         f"{step.name} was not measured: its costs are carried over from samples of "
         f"{sample_set.workload}, which say that it takes {least_s} to {most_s} at auto (95 %); "
@@ -423,3 +422,37 @@ def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
         "plan is careful; measure the step itself, or some of its kernels with --confirm"
     )
     return (words,) if share >= _MANY else ()
+
+
+def _as_draws(off: Floats) -> Floats:
+    """Return draws, (D, 2, N, C), of time and power as columns of time and energy, auto's last."""
+    moves = np.stack([off[:, 0], off.sum(axis=1)]) / math.sqrt(len(off))
+    return np.pad(np.moveaxis(moves, 1, -1), ((0, 0), (0, 0), (0, 1), (0, 0)))
+
+
+def _auto_s(costs: Costs) -> tuple[float, float]:
+    """Return between which times in s the step is expected to lie at auto, with 95 % confidence."""
+    if costs.boards is None:
+        raise AssertionError("auto is expected, so it was drawn")
+    error = costs.step_error[0] * STANDARD[:, None]
+    each = costs.boards.auto[:, 0] / costs.boards.expected[0] * np.exp(error)
+    least, most = costs.table.auto_time_s * np.quantile(each, WITHIN)
+    return float(least), float(most)
+
+
+def _closing_error(known: Estimate, table: CostTable) -> tuple[float, float]:
+    """Return how unsure what the model misses of the known step at auto is, of another step.
+
+    Its own runs scatter; beyond that the miss may be the known step's own, or of any step; and what
+    a lag of the power loop makes of the new one is a model's.
+    """
+    was, now = known.costs.table.missed, table.missed
+    pairs = (was.time, now.time), (was.energy, now.energy)
+    spreads = known.costs.auto_spread or (0.0, 0.0)
+    time, energy = (
+        math.hypot(spread, _OF_MISS * math.log(before), _OF_MISS * math.log(after / before))
+        for spread, (before, after) in zip(
+            known.costs.auto_spread or (0.0, 0.0), pairs, strict=True
+        )
+    )
+    return time, energy

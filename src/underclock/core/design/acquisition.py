@@ -1,0 +1,174 @@
+"""Which samples to take next: the expected improvement of E + price · T.
+
+A price is what a second is worth, in J: with it, least E + price · T of each kernel is the choice
+of all kernels together. A sample of a GPU has noise: what many looks at an entry did not settle,
+one more will not settle either. A sample of a table without repeats is exact, and only entries that
+were looked at can be planned: such an entry is worth what the plan is expected to gain by it, at
+whatever price the time may be had.
+
+Shape letters: K kernels, S settings, auto the last.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.costs import Costs
+from underclock.core.step.table import CostTable
+
+_ROOT_2PI = math.sqrt(2.0 * math.pi)
+_LEAST_CORE = (
+    0.4  # of the fastest: far below the knee voltage falls no more, and no plan goes there
+)
+_FOR_PROMISE = 0.5  # J off a promise's error are worth this many J saved
+# Of auto's mean power: what a second may be worth at most and at least, if not nothing.
+_PRICES = (0.0, *np.geomspace(1e-2, 1e3, 51).tolist())
+_STEEPEST, _HALVINGS = 100.0, 40  # of the greatest power: nobody pays more for a second
+
+
+def spread_out(core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:
+    """Choose settings far from one another, the fastest first. Shape (points,) or fewer.
+
+    Args:
+        core_mhz: Of every setting. Shape (S,).
+        mem_mhz: Of every setting. Shape (S,).
+    """
+    fast = np.flatnonzero(core_mhz >= _LEAST_CORE * core_mhz.max())
+    places = np.stack([np.log(core_mhz[fast]), np.log(mem_mhz[fast])])
+    places = places / np.maximum(np.ptp(places, axis=1, keepdims=True), 1e-9)
+    chosen = [int(np.lexsort((core_mhz[fast], mem_mhz[fast]))[-1])]
+    apart = np.full(len(fast), np.inf)
+    while len(chosen) < min(points, len(fast)):
+        away = np.square(places - places[:, [chosen[-1]]]).sum(axis=0)
+        apart = np.minimum(apart, away)
+        chosen.append(int(apart.argmax()))
+    return fast[chosen]
+
+
+def expected_gain(behind: Floats, spread: Floats) -> Floats:
+    """Return the expected gain of learning whether something behind is in fact ahead."""
+    ahead_by = -behind
+    z = ahead_by / np.maximum(spread, 1e-300)
+    density = np.exp(-0.5 * np.clip(z, -30.0, 30.0) ** 2) / _ROOT_2PI
+    gain: Floats = np.where(spread > 0, ahead_by * ndtr(z) + spread * density, 0.0)
+    return np.maximum(gain, 0.0)
+
+
+def price_within(time_s: Floats, energy_j: Floats, limit_s: float) -> float:
+    """Return the least price of time, in W, at which the choice takes no more than a time.
+
+    Args:
+        time_s: Of each setting; ``inf`` where it cannot be chosen. Shape (K, S).
+        energy_j: Energy in J of the same. Shape (K, S).
+    """
+    known = np.isfinite(time_s)
+    low, high = 0.0, _STEEPEST * float((energy_j[known] / time_s[known]).max())
+    kernels = np.arange(len(time_s))
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        at = kernels, np.argmin(energy_j + middle * time_s, axis=1)
+        late = float(time_s[at].sum()) > limit_s
+        low, high = (middle, high) if late else (low, middle)
+    return high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looks:
+    """Which entries may be looked at, and what a look says.
+
+    Attributes:
+        measurable: Shape (K, S).
+        count: How often each was looked at, or its neighbours. Shape (K, S).
+        noise: Standard deviation of one look's log time and log energy. Shape (2, K).
+    """
+
+    measurable: Bools
+    count: Floats
+    noise: Floats
+
+
+def improvement(costs: Costs, looks: Looks, price_w: float, planned: Ints) -> Floats:
+    """Return what one more look with noise at each entry is worth, in J per step. Shape (K, S).
+
+    It may change the choice, or make the promise surer.
+
+    Args:
+        price_w: Of a second, in J.
+        planned: Setting of each kernel in the plan as it is now. Shape (K,).
+    """
+    table, kernels = costs.table, np.arange(len(planned))
+    finite = np.isfinite(table.time_s)
+    time_s, energy_j = (np.where(finite, of, 0.0) for of in (table.time_s, table.energy_j))
+    energy_j = energy_j - table.fixed_j[:, None]
+    cost = np.where(finite, energy_j + price_w * time_s, np.inf)
+    best = cost.argmin(axis=1)
+    # How each entry moves, and how its difference to the best of its kernel does.
+    moved = price_w * time_s[..., None] * costs.moves[0] + energy_j[..., None] * costs.moves[1]
+    apart = np.square(moved - moved[kernels, best][:, None]).sum(axis=-1)
+    alone = np.square(moved).sum(axis=-1)
+    noise = np.hypot(price_w * time_s * looks.noise[0][:, None], energy_j * looks.noise[1][:, None])
+    settled = noise**2 / np.maximum(looks.count, 1e-9)
+    behind = np.where(finite, cost - cost[kernels, best][:, None], np.inf)
+    open_ = np.minimum(apart, settled)
+    learned = open_ / np.sqrt(np.maximum(open_ + noise**2, 1e-300))
+    gain = np.where(finite, expected_gain(np.where(finite, behind, 0.0), learned), 0.0)
+    gain[kernels, best] = 0.0
+    # Of two settings that are close, the one that is less sure is looked at.
+    rival = gain.argmax(axis=1)
+    unsure = alone[kernels, best] > alone[kernels, rival]
+    gain[kernels, best] = np.where(unsure, gain[kernels, rival], 0.0)
+    # The promise: of what each kernel adds to its variance, what one more look takes away.
+    own = energy_j[..., None] * costs.moves[1][..., costs.shared :]
+    known = np.square(own).sum(axis=-1)[kernels, planned]
+    known = np.where(planned == table.baseline, 0.0, known)
+    noise2 = (energy_j * looks.noise[1][:, None])[kernels, planned] ** 2
+    open_ = np.minimum(known, noise2 / np.maximum(looks.count[kernels, planned], 1e-9))
+    less = open_**2 / np.maximum(open_ + noise2, 1e-300)
+    total = math.sqrt(float(known.sum()))
+    gain[kernels, planned] += _FOR_PROMISE * (total - np.sqrt(np.maximum(total**2 - less, 0.0)))
+    return np.where(looks.measurable, gain, 0.0)
+
+
+def improvement_of_table(
+    costs: Costs, known: CostTable, seen: Bools, measurable: Bools, budget: float
+) -> Floats:
+    """Return by how much each exact entry of a table is expected to better the plan in a budget.
+
+    At a price λ no plan of known entries takes less than D(λ) = Σ min (E + λT) - λ·limit, and the
+    best plan takes the greatest D (the gap of the knapsack apart). An entry that beats its kernel's
+    best by g(λ) takes that from D, so it betters the plan by the least of max D - D(λ) + g(λ) over
+    all λ; as expected, by no more than that with the mean of g. So a loan of time is worth what
+    other kernels are known to make of it, and a saving that takes time what it is worth at the
+    price at which that time can be had.
+
+    Args:
+        known: Costs where entries are known; ``inf`` elsewhere. Settings are those of ``costs``.
+        seen: Where they are. Shape (K, S).
+        measurable: Which may be looked at. Shape (K, S).
+
+    Returns:
+        In J per step. Shape (K, S).
+    """
+    table = costs.table
+    open_ = measurable & ~seen & np.isfinite(table.time_s)
+    time_s, energy_j = (np.where(open_, of, 0.0) for of in (table.time_s, table.energy_j))
+    time2, energy2 = costs.variance(1.0, 0.0), costs.variance(0.0, 1.0)
+    both = 0.5 * (costs.variance(1.0, 1.0) - time2 - energy2)
+    limit_s = known.auto_time_s * (1.0 + budget)
+    prices = [price_within(known.time_s, known.energy_j, limit_s)]
+    prices += [share * known.auto_w for share in _PRICES]
+    gains, bounds_j = [], []
+    for price in prices:
+        least = np.where(seen, known.energy_j + price * known.time_s, np.inf).min(axis=1)
+        cost = energy_j + price * time_s
+        variance = (price * time_s) ** 2 * time2 + energy_j**2 * energy2
+        variance += 2.0 * price * time_s * energy_j * both
+        spread = np.sqrt(np.maximum(variance, 0.0))
+        gains.append(expected_gain(cost - least[:, None], spread))
+        bounds_j.append(float(least.sum()) - price * limit_s)
+    short = max(bounds_j) - np.array(bounds_j)
+    best: Floats = (np.array(gains) + short[:, None, None]).min(axis=0)
+    return np.where(open_, best, 0.0)

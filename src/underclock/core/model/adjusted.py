@@ -1,0 +1,192 @@
+"""A posterior as the GPU makes of it: power limits, measured entries, kernels inside the step.
+
+Each returns a posterior whose columns of errors went the same way as its means: to first order for
+what is expected, and draw by draw (`held`) where an error may move a kernel into the limit.
+
+Shape letters: K kernels, C settings, E columns of errors; a leading 2 is time and power.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.posterior import Posterior, opposite
+
+_SETTLES = 0.003  # by so much kernels differ in the power at which a loop settles
+_STEEPEST = 2.0  # exponent of time with power: half of the power at least follows the speed
+
+
+def with_own_errors(posterior: Posterior, which: Bools, deviation: Floats) -> Posterior:
+    """Return a posterior in which some entries have errors of their own, and no other.
+
+    Args:
+        which: Shape (K, C).
+        deviation: Standard deviations there. Shape (2, K, C).
+    """
+    moves = np.where(which[..., None], 0.0, posterior.moves)
+    draws = moves.shape[-1] - posterior.shared
+    drawn = opposite(np.random.default_rng(0), draws, 2, int(which.sum()))
+    moves[:, which, posterior.shared :] = deviation[:, which, None] * drawn
+    return dataclasses.replace(posterior, moves=moves)
+
+
+def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floats) -> Posterior:
+    """Return a posterior in which some entries cost what was measured, as sure as their repeats.
+
+    For entries that no row of the fit stands for: of them nothing else is known.
+
+    Args:
+        log_s: Mean measured, ``nan`` where not. Shape (K, C).
+        log_w: Logarithm of the mean power in W, ``nan`` where not measured. Shape (K, C).
+        repeats: How many measurements that is the mean of. Shape (K, C).
+    """
+    known = np.isfinite(log_s)
+    if not known.any():
+        return posterior
+    noise = posterior.noise[:, :, None] / np.sqrt(np.maximum(repeats, 1.0))
+    log = np.where(known, np.stack([log_s, log_w]), posterior.log)
+    return with_own_errors(dataclasses.replace(posterior, log=log), known, noise)
+
+
+def with_ratio(posterior: Posterior, ratio: float, spread: float) -> Posterior:
+    """Return a posterior whose kernels all draw a ratio more power.
+
+    Args:
+        spread: Standard deviation of the ratio's logarithm, an error that all share.
+    """
+    log, column = posterior.log.copy(), np.zeros((*posterior.moves.shape[:3], 1))
+    log[1] += math.log(ratio)
+    column[1] = spread
+    parameters = posterior.parameter_moves
+    return dataclasses.replace(
+        posterior,
+        log=log,
+        moves=np.concatenate([column, posterior.moves], axis=-1),
+        shared=posterior.shared + 1,
+        parameter_moves=np.pad(parameters, ((0, 0), (0, 0), (1, 0))),
+        gpu_moves=np.pad(posterior.gpu_moves, ((0, 0), (1, 0))),
+    )
+
+
+def ladders(core_mhz: Floats, mem_mhz: Floats) -> list[Ints]:
+    """Return the settings of each memory clock, ascending by core clock."""
+    found = []
+    for memory in np.unique(mem_mhz):
+        ladder = np.flatnonzero(mem_mhz == memory)
+        found.append(ladder[np.argsort(core_mhz[ladder], kind="stable")])
+    return found
+
+
+def held(logs: Floats, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Floats:
+    """Return log time and log power under a limit: what would draw more draws that.
+
+    Between two settings time is taken to be linear in the logarithm of power.
+
+    Args:
+        logs: Shape (..., 2, K, C).
+        core_mhz: Core clock of each setting. Shape (C,).
+        mem_mhz: Memory clock of each setting. Shape (C,).
+    """
+    if math.isinf(limit_w):
+        return logs
+    limit, logs = math.log(limit_w), logs.copy()
+    for ladder in ladders(core_mhz, mem_mhz):
+        rungs = logs[..., ladder]
+        first = (rungs[..., [1], :, :] > limit).argmax(axis=-1)[..., None]
+        is_held = (first > 0) & (np.arange(len(ladder)) >= first)
+        low, high = (
+            np.take_along_axis(rungs, np.broadcast_to(at, (*rungs.shape[:-1], 1)), -1)
+            for at in (np.maximum(first - 1, 0), first)
+        )
+        rise = np.where(first > 0, high - low, 1.0)[..., [1], :, :]
+        share = (limit - low[..., [1], :, :]) / rise
+        between = low + share * (high - low)
+        between[..., 1, :, :] = limit
+        logs[..., ladder] = np.where(is_held, between, rungs)
+    return logs
+
+
+def capped(posterior: Posterior, core_mhz: Floats, mem_mhz: Floats, limit_w: float) -> Posterior:
+    """Return what kernels cost under a limit, each by itself: what would draw more draws that.
+
+    There the limit says the power, and what the fit misses of it is made good by time.
+
+    Args:
+        core_mhz: Core clock of each setting. Shape (C,).
+        mem_mhz: Memory clock of each setting. Shape (C,).
+    """
+    if math.isinf(limit_w):
+        return posterior
+    limit, settles = math.log(limit_w), np.zeros(posterior.log.shape)
+    at, moves = posterior.log, posterior.moves.copy()
+    for ladder in ladders(core_mhz, mem_mhz):
+        above = at[1][:, ladder] > limit
+        # What draws more at the slowest clock already stays as it is.
+        for k in np.flatnonzero(above.any(axis=1) & ~above[:, 0]).tolist():
+            first = int(above[k].argmax())
+            low, high = ladder[first - 1 : first + 1].tolist()
+            rise = at[1, k, high] - at[1, k, low]
+            share = (limit - at[1, k, low]) / rise
+            per_power = float(np.clip((at[0, k, high] - at[0, k, low]) / rise, -_STEEPEST, 0.0))
+            time, power = (
+                (1.0 - share) * of[k, low] + share * of[k, high] for of in posterior.moves
+            )
+            moves[0, k, ladder[first:]] = time - per_power * power
+            moves[1, k, ladder[first:]] = 0.0
+            settles[:, k, ladder[first:]] = np.array([[-per_power * _SETTLES], [_SETTLES]])
+    held_at = held(at, core_mhz, mem_mhz, limit_w)
+    return _with_error(dataclasses.replace(posterior, log=held_at, moves=moves), settles, seed=1)
+
+
+def _with_error(posterior: Posterior, deviation: Floats, *, seed: int) -> Posterior:
+    """Add an error that is a kernel's own and moves its entries together, by (2, K, C)."""
+    if not deviation.any():
+        return posterior
+    draws = posterior.moves.shape[-1] - posterior.shared
+    drawn = opposite(np.random.default_rng(seed), draws, deviation.shape[1])
+    moves = posterior.moves.copy()
+    moves[..., posterior.shared :] += deviation[..., None] * drawn[:, None]
+    return dataclasses.replace(posterior, moves=moves)
+
+
+def with_guesses(posterior: Posterior, kernels: Ints, spread: Floats) -> Posterior:
+    """Return a posterior as unsure of kernels as their power was guessed.
+
+    Args:
+        kernels: Which. Shape (U,).
+        spread: Standard deviation of log power of each. Shape (U,).
+    """
+    guessed = np.zeros(posterior.log.shape)
+    guessed[1, kernels] = spread[:, None]
+    return _with_error(posterior, guessed, seed=2)
+
+
+def as_at_boost(
+    posterior: Posterior, log_s: Floats | None, core_mhz: Floats, at_auto: Bools, peak_w: float
+) -> Posterior:
+    """Return a posterior in which what a peak of power holds takes what it took at boost.
+
+    A peak bends time before it stops it, and how much the fit expects hangs on the power that it
+    expects there. From where the peak holds a kernel to boost, time follows the clock.
+
+    Args:
+        log_s: Log time in s of kernels at boost, as they ran; ``nan`` where unknown. Shape (K,);
+            ``None`` where none is known.
+        core_mhz: Core clock of each setting. Shape (C,).
+        at_auto: Which settings have the memory clock that auto has. Shape (C,).
+        peak_w: What `capped` held kernels at.
+    """
+    if log_s is None or math.isinf(peak_w):
+        return posterior
+    log, highest_mhz = posterior.log.copy(), core_mhz[at_auto].max(initial=0.0)
+    moves, own = posterior.moves.copy(), np.zeros_like(log)
+    for k in np.flatnonzero(np.isfinite(log_s)).tolist():
+        at_peak = np.flatnonzero(at_auto & (posterior.log_w[k] == math.log(peak_w)))
+        reach = core_mhz[at_peak] - core_mhz[at_peak].min(initial=highest_mhz)
+        share = reach / reach.max(initial=0.0) if reach.any() else np.ones(len(at_peak))
+        log[0, k, at_peak] += share * (log_s[k] - log[0, k, at_peak])
+        moves[0, k, at_peak] *= (1.0 - share)[:, None]
+        own[0, k, at_peak] = share * posterior.noise[0, k]
+    return _with_error(dataclasses.replace(posterior, log=log, moves=moves), own, seed=3)

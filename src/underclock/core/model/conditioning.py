@@ -1,0 +1,351 @@
+"""A Gaussian linear model around the fitted physics, conditioned on rows.
+
+The logarithm of a kernel's time or power at a clock pair is
+
+    the physics as fitted
+    + derivatives by the kernel's parameters and by those that all kernels share
+    + a smooth deviation along clocks that all kernels share, and one of the kernel's own
+    + what the row has of its own + noise of its runs, of a size that is the kernel's own.
+
+All of it is normal, but how far a kernel deviates: a scale of its own, from a few with weights,
+which makes deviations Student's t. A kernel that takes longer than the physics says draws less.
+
+Shape letters: K kernels, n rows of a kernel (padded), C settings, L scales, P parameters of a
+kernel, S shared parameters, M features of clocks, H directions that all kernels share, q = 2 n
+quantities of a kernel: times, then powers.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import logsumexp
+
+from underclock.arrays import Floats, Ints
+from underclock.core.model.most_likely import ParameterPrior
+from underclock.core.model.observed import Observed, Targets
+
+# Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
+SCALES = np.array([0.5, 1.0, 2.0, 4.0])
+LOG_ODDS = np.log([0.09, 0.65, 0.23, 0.03])
+COUPLED = 0.5  # of a log time too long, by which power is too low: slower means less power
+_DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of all kernels alike
+_FREE = 0.005  # and of each kernel by itself
+_FEATURES, _ENOUGH = 40, 1e-3  # features of clocks: how many, and what of a variance they may lack
+_ROUNDS = 3  # of scales and what is shared, each following from the other
+_TELLING = 256  # kernels, that what all share is learned from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Standard deviations of the model's parts, as logarithms; each of time and power. Shape (2,).
+
+    Attributes:
+        smooth: Of a kernel's own deviation along clocks.
+        shared: Of the deviation that all kernels share.
+        row: Of what a row has of its own.
+        run: Of a usual run.
+        length: Over which deviations are alike, in the logarithm of the core clock; half of it in
+            the memory clock's.
+    """
+
+    smooth: tuple[float, float] = (0.02, 0.02)
+    shared: tuple[float, float] = (0.02, 0.05)
+    row: tuple[float, float] = (0.003, 0.003)
+    run: tuple[float, float] = (0.006, 0.006)
+    length: float = 0.3
+
+
+def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float) -> Floats:
+    """Return how alike deviations at core and memory clocks are: Matérn 3/2 in their logarithms."""
+
+    def along(a: Floats, b: Floats, reach: float) -> Floats:
+        apart = math.sqrt(3.0) / reach * np.abs(np.subtract.outer(np.log(a), np.log(b)))
+        near: Floats = (1.0 + apart) * np.exp(-apart)
+        return near
+
+    return along(one[0], other[0], length) * along(one[1], other[1], 0.5 * length)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Clocks as features: deviations at two of them covary as their features' product.
+
+    Attributes:
+        settings: Shape (C, M).
+        rows: Shape (K, n, M).
+    """
+
+    settings: Floats
+    rows: Floats
+
+    @classmethod
+    def of(cls, observed: Observed, targets: Targets, length: float) -> "Features":
+        """Find features by a pivoted Cholesky decomposition over the settings."""
+        points = targets.core_mhz, targets.mem_mhz
+        lacking, found = np.ones(len(targets.free)), np.zeros((len(targets.free), 0))
+        pivots: list[int] = []
+        while len(pivots) < min(_FEATURES, len(lacking)) and lacking.max() > _ENOUGH:
+            at = int(lacking.argmax())
+            pivots.append(at)
+            column = likeness(points, (points[0][[at]], points[1][[at]]), length)[:, 0]
+            column = (column - found @ found[at]) / math.sqrt(lacking[at])
+            found = np.column_stack([found, column])
+            lacking = np.maximum(lacking - column**2, 0.0)
+        marks = points[0][pivots], points[1][pivots]
+        rows = observed.core_mhz.ravel(), observed.mem_mhz.ravel()
+        of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length)).T
+        return cls(found, of_rows.reshape(*observed.core_mhz.shape, -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loadings:
+    """How quantities move with what is unknown. Leading axes "..." are rows or settings.
+
+    Attributes:
+        kernel: With the kernel's parameters, over their standard deviations.
+        shared: With the H directions.
+    """
+
+    kernel: Floats
+    shared: Floats
+
+    @classmethod
+    def of(
+        cls,
+        by: tuple[Floats, Floats],
+        features: Floats,
+        free: Floats,
+        sizes: Sizes,
+        prior: ParameterPrior,
+    ) -> "Loadings":
+        """Return loadings, times before powers: shapes (K, 2 m, P) and (K, 2 m, H) of m places.
+
+        Args:
+            by: Derivatives by the kernel's and by shared parameters. (2, K, m, P), (2, K, m, S).
+            features: Of clocks. Shape (K or 1, m, M).
+            free: 1 where the driver chooses the clock. Shape (K or 1, m).
+        """
+        by_kernel, by_shared = by
+        kernels, places = by_kernel.shape[1:3]
+        time, power = (size * features for size in sizes.shared)
+        drivers = _DRIVERS * free[..., None]
+        none = np.zeros((1, 1, 1))
+        parts = (
+            (by_shared[0] @ prior.shared_root, time, none * time, drivers, 0.0 * drivers),
+            (by_shared[1] @ prior.shared_root, -COUPLED * time, power, 0.0 * drivers, drivers),
+        )
+        shared = [
+            np.concatenate(
+                [np.broadcast_to(each, (kernels, places, each.shape[-1])) for each in of], axis=-1
+            )
+            for of in parts
+        ]
+        spread = np.ones((kernels, by_kernel.shape[-1]))
+        spread[:, : prior.spread.shape[1]] = prior.spread
+        kernel = np.concatenate([by_kernel[0], by_kernel[1]], axis=1) * spread[:, None]
+        return cls(kernel=kernel, shared=np.concatenate(shared, axis=1))
+
+
+def coupled(time: Floats, power: Floats) -> Floats:
+    """Return the covariance of times, then powers, whose own parts have these. (..., 2 m, 2 k)."""
+    upper = np.concatenate([time, -COUPLED * time], axis=-1)
+    lower = np.concatenate([-COUPLED * time, power + COUPLED**2 * time], axis=-1)
+    return np.concatenate([upper, lower], axis=-2)
+
+
+def own_variance(sizes: Sizes, free: Floats) -> tuple[Floats, Floats]:
+    """Return the variance that places have of their own, of time and power; ``free`` is 1 or 0."""
+    time, power = (row**2 + _FREE**2 * free for row in sizes.row)
+    return time, power
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditioned:
+    """Rows of some kernels under every scale, and what all kernels share.
+
+    Attributes:
+        loadings: Of the rows.
+        features: Of the rows' clocks. Shape (K, n, M).
+        noise: Variance of each quantity's mean. Shape (K, q).
+        inverse: Of the covariance of a kernel's quantities. Shape (K, L, q, q).
+        log_det: Of what that is the inverse of. Shape (K, L).
+        off: Residuals less the prior's mean. Shape (K, q).
+        real: Which quantities are no padding. Shape (K, q).
+        odds: Of every scale. Shape (K, L).
+        shared: Expected directions. Shape (H,).
+        shared_cov: Shape (H, H).
+        evidence: Logarithm of how likely the rows are.
+    """
+
+    loadings: Loadings
+    features: Floats
+    noise: Floats
+    inverse: Floats
+    log_det: Floats
+    off: Floats
+    real: Floats
+    odds: Floats = field(default_factory=lambda: np.zeros(0))
+    shared: Floats = field(default_factory=lambda: np.zeros(0))
+    shared_cov: Floats = field(default_factory=lambda: np.zeros(0))
+    evidence: float = 0.0
+
+    @classmethod
+    def of(
+        cls, observed: Observed, features: Features, prior: ParameterPrior, sizes: Sizes
+    ) -> "Conditioned":
+        """Prepare rows, nothing shared being known yet."""
+        free = observed.free.astype(np.float64)
+        by = observed.by_kernel, observed.by_shared
+        loadings = Loadings.of(by, features.rows, free, sizes, prior)
+        real = np.concatenate([observed.real[0], observed.real[1]], axis=1)
+        alike = features.rows @ features.rows.swapaxes(1, 2)
+        time, power = (
+            size**2 * alike + own[..., None] * np.eye(alike.shape[1])
+            for size, own in zip(sizes.smooth, own_variance(sizes, free), strict=True)
+        )
+        runs = observed.noise(np.array(sizes.run))[..., None] ** 2
+        noise = runs / np.maximum(observed.windows, 1e-9)
+        noise = np.where(real, np.concatenate([noise[0], noise[1]], axis=1), 1.0)
+        both = real[:, :, None] & real[:, None, :]
+        by_kernel = loadings.kernel
+        cov = SCALES[:, None, None] ** 2 * coupled(time, power)[:, None]
+        cov = np.where(both[:, None], cov + (by_kernel @ by_kernel.swapaxes(1, 2))[:, None], 0.0)
+        cov += (noise[..., None] * np.eye(noise.shape[1]))[:, None]
+        shared = np.where(real[..., None], loadings.shared, 0.0)
+        residual = np.concatenate([observed.residual[0], observed.residual[1]], axis=1)
+        raw = np.concatenate([observed.by_kernel[0], observed.by_kernel[1]], axis=1)
+        physics = np.concatenate([observed.by_shared[0], observed.by_shared[1]], axis=1)
+        moved = raw[..., : prior.kernels.shape[1]] @ prior.kernels[..., None]
+        return cls(
+            loadings=Loadings(kernel=by_kernel, shared=shared),
+            features=features.rows,
+            noise=noise,
+            inverse=np.linalg.inv(cov),
+            log_det=np.linalg.slogdet(cov)[1],
+            off=np.where(real, residual - moved[..., 0] - physics @ prior.shared, 0.0),
+            real=real,
+        )
+
+    def about(self, shared: Floats, shared_cov: Floats) -> "Conditioned":
+        """Return the same, where what all kernels share is known from some of them."""
+        log_odds = self._log_odds(shared)
+        odds = np.exp(log_odds - logsumexp(log_odds, axis=1, keepdims=True))
+        return dataclasses.replace(self, odds=odds, shared=shared, shared_cov=shared_cov)
+
+    def settled(self) -> "Conditioned":
+        """Return the same with what is shared, and how far each kernel deviates, from the rows."""
+        by = self.loadings.shared
+        weighed = self.inverse @ by[:, None]
+        told = by.swapaxes(1, 2)[:, None] @ weighed
+        drawn = np.einsum("klqh,kq->klh", weighed, self.off, optimize=True)
+        shared, cov = np.zeros(by.shape[-1]), np.eye(by.shape[-1])
+        for _ in range(_ROUNDS - 1):
+            log_odds = self._log_odds(shared)
+            odds = np.exp(log_odds - logsumexp(log_odds, axis=1, keepdims=True))
+            precision = np.eye(len(shared)) + np.einsum("kl,klhi->hi", odds, told, optimize=True)
+            cov = np.linalg.inv(precision)
+            shared = cov @ np.einsum("kl,klh->h", odds, drawn, optimize=True)
+        evidence = logsumexp(self._log_odds(shared), axis=1).sum() - 0.5 * shared @ shared
+        evidence += 0.5 * np.linalg.slogdet(cov)[1]
+        return dataclasses.replace(self.about(shared, cov), evidence=float(evidence))
+
+    def left(self, shared: Floats) -> Floats:
+        """Return residuals less what is shared. Shape (K, q)."""
+        left: Floats = self.off - self.loadings.shared @ shared
+        return left
+
+    def _log_odds(self, shared: Floats) -> Floats:
+        left = self.left(shared)[:, None, :, None]
+        squares = (left.swapaxes(2, 3) @ self.inverse @ left)[..., 0, 0]
+        log_odds: Floats = LOG_ODDS - 0.5 * (squares + self.log_det)
+        return log_odds
+
+
+# Usual sizes are those of `Sizes`; their logarithms lie so far around them (standard deviations).
+_SPREADS = {"smooth": 1.0, "shared": 1.0, "row": 1.0, "run": 1.2, "length": 0.4}
+_STEPS, _TURNS = (3.0, 1.7), 2  # factors tried of every size, and how often all of them
+_GAIN = 0.01  # of the logarithm of the evidence, that is worth a move
+_KERNELS, _ROWS = 24, 10  # of each, that sizes are learned from
+_REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs from a row's own
+_OF_ROW = 0.5  # where they do not: noise of a run, as a multiple of a row's own
+
+
+def likeliest_sizes(
+    observed: Observed, targets: Targets, prior: ParameterPrior, start: Sizes | None = None
+) -> Sizes:
+    """Return the sizes that rows and repeats find likeliest.
+
+    Args:
+        start: Where to begin; by default where sizes usually are.
+    """
+    kernels = evenly(observed.residual.shape[1], _KERNELS)
+    some = observed.some(kernels, evenly(observed.residual.shape[2], _ROWS))
+    prior, usual = prior.of(kernels), Sizes()
+    repeated = bool(observed.freedom.sum() > _REPEATS)
+    features: dict[float, Features] = {}
+
+    def worth(sizes: Sizes) -> float:
+        if sizes.length not in features:
+            features[sizes.length] = Features.of(some, targets, sizes.length)
+        evidence = Conditioned.of(some, features[sizes.length], prior, sizes).settled().evidence
+        away = sum(
+            float((np.log(np.divide(getattr(sizes, name), getattr(usual, name))) ** 2).sum())
+            / spread**2
+            for name, spread in _SPREADS.items()
+        )
+        return evidence + some.scatter_evidence(np.array(sizes.run)) - 0.5 * away
+
+    def moved(sizes: Sizes, name: str, q: int, factor: float) -> Sizes:
+        size = np.array(getattr(sizes, name))
+        size[q if size.ndim else ()] *= factor
+        sizes = dataclasses.replace(
+            sizes, **{name: tuple(size.tolist()) if size.ndim else float(size)}
+        )
+        if repeated:
+            return sizes
+        return dataclasses.replace(sizes, run=(_OF_ROW * sizes.row[0], _OF_ROW * sizes.row[1]))
+
+    sizes = start or Sizes(run=_usual_run(observed, usual)) if repeated else start or usual
+    best = worth(sizes)
+    names = [(name, q) for name in _SPREADS if repeated or name != "run" for q in (0, 1)]
+    names.remove(("length", 1))  # which is one number
+    for step in _STEPS:
+        for name, q in names * _TURNS:
+            for factor in (step, 1.0 / step):
+                while True:
+                    tried = moved(sizes, name, q, factor)
+                    value = worth(tried)
+                    if value <= best + _GAIN:
+                        break
+                    sizes, best = tried, value
+    return sizes
+
+
+def _usual_run(observed: Observed, usual: Sizes) -> tuple[float, float]:
+    """Return the median over kernels of how runs scatter."""
+    runs = []
+    for squares, freedom, otherwise in zip(
+        observed.squares, observed.freedom, usual.run, strict=True
+    ):
+        known = freedom > 0.0
+        each = np.sqrt(squares[known] / freedom[known])
+        runs.append(max(float(np.median(each)), 1e-5) if known.any() else otherwise)
+    return runs[0], runs[1]
+
+
+def evenly(count: int, most: int) -> Ints:
+    """Return at most so many of the numbers from 0, evenly. Ascending."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def learned_shared(
+    observed: Observed, features: Features, prior: ParameterPrior, sizes: Sizes
+) -> tuple[Floats, Floats]:
+    """Return what all kernels share, as rows of some kernels say: mean and covariance."""
+    kernels = evenly(observed.residual.shape[1], _TELLING)
+    columns = np.arange(observed.residual.shape[2])
+    some = Features(features.settings, features.rows[kernels])
+    told = Conditioned.of(observed.some(kernels, columns), some, prior.of(kernels), sizes).settled()
+    return told.shared, told.shared_cov

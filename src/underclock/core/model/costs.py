@@ -1,0 +1,279 @@
+"""What a choice of clocks costs, and how surely: expected costs, and joint errors of all entries.
+
+Whatever is planned asks here: a choice, a schedule, an instruction of a job. Errors are the columns
+of a factor (`posterior`): those that all kernels share add up over kernels before they are squared,
+the others after.
+
+The clocks are chosen on expected costs and judged on the same errors. That is no winner's curse as
+long as they are honest: expected costs shrink every measurement towards what all others say.
+
+Shape letters: K kernels, S settings with the baseline last, E columns of errors, n launches, D
+draws; a leading 2 is time and energy.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from underclock.arrays import Floats, Ints
+from underclock.core.step.drawn_costs import DrawnCosts
+from underclock.core.step.table import CostTable, share_of_sum
+from underclock.core.step.under_cap import cap_of, step_cost_and_heat
+
+ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
+TWO_SIDED = 1.960  # and within this many
+WITHIN = (0.025, 0.975)
+STANDARD = ndtri((np.arange(64) + 0.5) / 64)  # a normal distribution in equal parts
+OF_HEAT = 0.2  # relative error of what heat adds: 8 °C of ambient, against 40 above it
+_SURE = 0.95
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedChange:
+    """Expected changes against auto, as fractions, and their standard deviations.
+
+    Attributes:
+        uneven: The 95 % intervals about the changes of time and energy, where draws differ more to
+            one side; then deviations are those of a normal distribution with as much beyond 95 %.
+    """
+
+    time_change: float
+    energy_change: float
+    time_spread: float
+    energy_spread: float
+    uneven: tuple[Interval, Interval] | None = None
+
+    @property
+    def intervals(self) -> tuple[Interval, Interval]:
+        """The 95 % intervals about the changes of time and energy."""
+        if self.uneven is not None:
+            return self.uneven
+        time, energy = TWO_SIDED * self.time_spread, TWO_SIDED * self.energy_spread
+        return (-time, time), (-energy, energy)
+
+    def among(self, away: Floats) -> "PredictedChange":
+        """Combine these deviations with draws of the costs.
+
+        Args:
+            away: How far changes of time and energy in draws are from those expected. Shape (D, 2).
+        """
+        known = np.array([self.time_spread, self.energy_spread])
+        each = (away + known * STANDARD[:, None, None]).reshape(-1, 2)
+        low, high = np.quantile(each, WITHIN, axis=0)
+        intervals = tuple(zip(low.tolist(), high.tolist(), strict=True))
+        return dataclasses.replace(
+            self,
+            time_spread=max(0.0, float(np.quantile(each[:, 0], _SURE))) / ONE_SIDED,
+            energy_spread=float(np.abs([low, high])[:, 1].max()) / TWO_SIDED,
+            uneven=(intervals[0], intervals[1]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeVariance:
+    """The variance of a choice's change of time, as a sum over its kernels.
+
+    Exact of the choice that it was made around, and of no other greater than it is there, but for
+    what hardly moves: how much of auto the choice leaves as it is. What kernels share makes the
+    variance a square of a sum; a tangent stands for it.
+
+    Attributes:
+        of_entries: What each kernel at each setting adds; may be negative, where an error makes up
+            for another's. Shape (K, S).
+    """
+
+    rest: float
+    of_entries: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs of a step with the errors of all entries together.
+
+    Attributes:
+        table: Expected costs; the baseline is its last setting.
+        moves: Columns of errors of log time and log energy. Shape (2, K, S, E).
+        shared: How many of the columns all kernels share.
+        auto_spread: How sure the step at auto is as a whole, where that was measured: deviations
+            of time and energy, as fractions. Then what one kernel has more of it another has less.
+            ``None`` where auto is the sum of its kernels.
+        step_error: By how much more than errors of kernels the model misses the step at auto, as
+            fractions: time, energy.
+        boards: What the step takes in draws, each held by the cap, where auto is expected too.
+    """
+
+    table: CostTable
+    moves: Floats
+    shared: int
+    auto_spread: tuple[float, float] | None = None
+    step_error: tuple[float, float] = (0.0, 0.0)
+    boards: DrawnCosts | None = None
+
+    def variance(self, of_time: float, of_energy: float) -> Floats:
+        """Return the variance of a weighed sum of each entry's logarithms. Shape (K, S)."""
+        moved = of_time * self.moves[0] + of_energy * self.moves[1]
+        variance: Floats = np.einsum("kse,kse->ks", moved, moved)
+        return variance
+
+    def predicted_change(self, setting: Ints) -> PredictedChange:
+        """Say what a choice is expected to change.
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        if self.table.power_cap is not None:
+            return self.predicted_schedule(setting[self.table.power_cap.order])
+        chosen = np.zeros(self.table.time_s.shape)
+        chosen[np.arange(len(setting)), setting] = 1.0
+        (time, time_spread), (energy, energy_spread) = (self._change(q, chosen) for q in (0, 1))
+        return PredictedChange(
+            time_change=time,
+            energy_change=energy,
+            time_spread=time_spread,
+            energy_spread=energy_spread,
+        )
+
+    def predicted_schedule(self, choice: Ints) -> PredictedChange:
+        """Say what a schedule is expected to change, changes of clocks apart.
+
+        Args:
+            choice: Index into the table's settings, of each launch. Shape (n,).
+        """
+        cost, added = step_cost_and_heat(self.table, choice)
+        at_auto = bool((choice == self.table.baseline).all())
+        time, energy = (0.0, 0.0) if at_auto else self.step_error
+        spreads = [0.0, 0.0]
+        if self.boards is None:
+            chosen = np.zeros(self.table.time_s.shape)
+            np.add.at(chosen, (cap_of(self.table).order, choice), 1.0)
+            chosen /= np.array([kernel.count for kernel in self.table.kernels])[:, None]
+            spreads = [self._change(q, chosen)[1] for q in (0, 1)]
+        change = PredictedChange(
+            time_change=cost.time_change,
+            energy_change=cost.energy_change,
+            time_spread=math.hypot(spreads[0], (1.0 + cost.time_change) * time),
+            # What heat adds is as unsure as the ambient temperature is against the step's own.
+            energy_spread=math.hypot(
+                spreads[1], (1.0 + cost.energy_change) * energy, OF_HEAT * added
+            ),
+        )
+        if self.boards is None or at_auto:
+            return change
+        return change.among(self.boards.away(self.table, choice))
+
+    def change_spread(self, chosen: Floats, auto: Floats) -> tuple[float, float]:
+        """Return how sure a ratio of sums is: deviations of its logarithm, of time and of energy.
+
+        Errors that both sums have, of a kernel's level say, are not in it.
+
+        Args:
+            chosen: Launches of each kernel at each of the table's settings. Shape (K, S).
+            auto: The same of what is compared with. Shape (K, S).
+        """
+        each, spreads = self.table.launches, []
+        for q, costs in enumerate((each.time_s, each.energy_j)):
+            of = share_of_sum(chosen, costs) - share_of_sum(auto, costs)
+            spreads.append(math.sqrt(self._squares(self._sums(q, of))))
+        return spreads[0], spreads[1]
+
+    def time_variance(self, setting: Ints) -> TimeVariance | None:
+        """Share the variance of a choice's change of time out among kernels.
+
+        Returns:
+            ``None`` where auto is expected too: what a kernel adds then depends on all others.
+        """
+        if self.boards is not None:
+            return None
+        table, every = self.table, np.arange(len(setting))
+        chosen = np.zeros(table.time_s.shape)
+        chosen[every, setting] = 1.0
+        here, factor = self._moved(0, chosen)
+        parts = np.where(np.isfinite(table.time_s), table.time_s, 0.0) / table.auto_time_s
+        moves, shared = self.moves[0], slice(self.shared)
+        auto = factor * parts[:, [table.baseline]]
+        # Kernel by kernel: a setting's own error less that of auto, which it is compared with.
+        own = np.einsum("kse,kse->ks", moves[..., self.shared :], moves[..., self.shared :])
+        to_auto = np.einsum(
+            "kse,ke->ks", moves[..., self.shared :], moves[:, table.baseline, self.shared :]
+        )
+        of_auto = auto**2 * own[:, [table.baseline]]
+        if self.auto_spread is None:
+            of_entries = parts**2 * own - 2.0 * parts * auto * to_auto + of_auto
+            tangent = parts[..., None] * moves[..., shared] - (
+                auto[..., None] * moves[:, [table.baseline], shared]
+            )
+        else:
+            locked = np.arange(len(table.settings)) != table.baseline
+            kept = parts[:, [table.baseline]] ** 2 * own[:, [table.baseline]]
+            of_entries = np.where(locked, parts**2 * own + of_auto, (1.0 - factor) ** 2 * kept)
+            tangent = np.where(locked[:, None], parts[..., None] * moves[..., shared], 0.0)
+        of_entries = of_entries + 2.0 * tangent @ here[:, shared].sum(axis=0)
+        change = self.predicted_change(setting)
+        return TimeVariance(
+            rest=change.time_spread**2 - math.fsum(of_entries[every, setting]),
+            of_entries=of_entries,
+        )
+
+    def hangs_on(self, setting: Ints) -> Floats:
+        """Return the variance of energy saved that errors of each kernel alone make. Shape (K,).
+
+        Args:
+            setting: Index into the table's settings, of each kernel. Shape (K,).
+        """
+        chosen = np.zeros(self.table.time_s.shape)
+        chosen[np.arange(len(setting)), setting] = 1.0
+        variance: Floats = (self._moved(1, chosen)[0] ** 2).sum(axis=1)
+        return variance
+
+    def _change(self, q: int, chosen: Floats) -> tuple[float, float]:
+        """Return an expected change, cap apart, and its standard deviation."""
+        costs = (self.table.time_s, self.table.energy_j)[q]
+        total = math.fsum(costs[:, self.table.baseline])
+        at = np.nonzero(chosen)
+        change = math.fsum(chosen[at] * costs[at]) / total - 1.0
+        variance = self._squares(self._moved(q, chosen)[0])
+        if self.auto_spread is not None:
+            locked = change + 1.0 - self._kept(q, chosen)
+            variance += ((locked + self._kept(q, chosen)) * self.auto_spread[q]) ** 2
+        return change, math.sqrt(variance)
+
+    def _kept(self, q: int, chosen: Floats) -> float:
+        """Return which part of auto a choice keeps: what stays at auto, and what none changes."""
+        table = self.table
+        costs = (table.time_s, table.energy_j)[q][:, table.baseline]
+        at_auto = chosen[:, table.baseline] * costs
+        fixed = (1.0 - chosen[:, table.baseline]) * table.fixed_j if q else np.zeros_like(costs)
+        return (math.fsum(at_auto) + math.fsum(fixed)) / math.fsum(costs)
+
+    def _moved(self, q: int, chosen: Floats) -> tuple[Floats, float]:
+        """Return how a change moves with each kernel's errors, (K, E), and auto's factor in it."""
+        table = self.table
+        costs = (table.time_s, table.energy_j)[q]
+        auto = costs[:, table.baseline]
+        fixed = table.fixed_j[:, None] if q else 0.0
+        own = np.where(chosen > 0.0, costs - fixed, 0.0) / math.fsum(auto)
+        moved = self._sums(q, chosen * own)
+        factor = math.fsum((chosen * np.where(chosen > 0.0, costs, 0.0)).ravel()) / math.fsum(auto)
+        if self.auto_spread is not None:
+            # The parts add up to the whole step: an error of one is an opposite one of the others.
+            factor = self._kept(q, chosen)
+        share = (auto - (table.fixed_j if q else 0.0)) / math.fsum(auto)
+        return moved - factor * share[:, None] * self.moves[q, :, table.baseline], factor
+
+    def _sums(self, q: int, weights: Floats) -> Floats:
+        """Return weighed sums of each kernel's columns. Shape (K, E)."""
+        kernels, settings = np.nonzero(weights)
+        sums = np.zeros((len(weights), self.moves.shape[-1]))
+        weighed = weights[kernels, settings, None] * self.moves[q, kernels, settings]
+        np.add.at(sums, kernels, weighed)
+        return sums
+
+    def _squares(self, moved: Floats) -> float:
+        """Return the variance of a sum over kernels that moves so. Shape (K, E)."""
+        shared = moved[:, : self.shared].sum(axis=0)
+        return float(shared @ shared + (moved[:, self.shared :] ** 2).sum())

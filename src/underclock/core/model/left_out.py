@@ -1,0 +1,139 @@
+"""How far errors can be believed: rows that are left out, and what choosing among entries costs.
+
+Each row is predicted by all others, time and power together. Errors are widened until as many of
+these predictions hold as are said to. The best of many predictions is one that flatters: of each
+kernel the best left-out row is chosen at many prices of time, and what was measured there is held
+against what was predicted.
+
+Shape letters: K kernels, n rows of a kernel; a leading 2 is time and energy.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import logsumexp
+
+from underclock.arrays import Bools, Floats
+from underclock.core.model.conditioning import Conditioned
+
+_TWO_SIDED = 1.96  # deviations, within which 95 % of errors lie
+_INSIDE = 0.95
+_FEWEST = 20  # rows, from which on left-out rows say how wide errors are
+_PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows against what all other rows say of them.
+
+    Attributes:
+        there: Which rows have other rows of their kernel. Shape (2, K, n).
+        error: By how much each is off. Shape (2, K, n).
+        variance: Of that; 1 where there is none. Shape (2, K, n).
+    """
+
+    there: Bools
+    error: Floats
+    variance: Floats
+
+    @classmethod
+    def of(cls, given: Conditioned) -> "LeftOut":
+        """Leave each row out, what all kernels share being known."""
+        kernels, both = given.real.shape
+        n = both // 2
+        real = given.real.reshape(kernels, 2, n)
+        pulled = (given.inverse @ given.left(given.shared)[:, None, :, None])[..., 0]
+        first, second = np.arange(n), np.arange(n, 2 * n)
+        time, power = given.inverse[..., first, first], given.inverse[..., second, second]
+        cross = given.inverse[..., first, second]
+        of_time, of_power = pulled[..., :n], pulled[..., n:]
+        determinant = time * power - cross**2
+        variance = np.stack([power, time, -cross]) / determinant
+        error = np.stack(
+            [
+                variance[0] * of_time + variance[2] * of_power,
+                variance[2] * of_time + variance[1] * of_power,
+            ]
+        )
+        # Odds of the scales as the other rows have them.
+        odds = np.log(np.maximum(given.odds, 1e-300))[..., None] - 0.5 * np.log(determinant)
+        odds = odds + 0.5 * (error[0] * of_time + error[1] * of_power)
+        odds = np.exp(odds - logsumexp(odds, axis=1, keepdims=True))
+        errors, variances = [], []
+        for each, var in (
+            (error[0], variance[0]),
+            (error.sum(axis=0), variance[0] + variance[1] + 2.0 * variance[2]),
+        ):
+            mean = (odds * each).sum(axis=1)
+            errors.append(mean)
+            variances.append((odds * (var + each**2)).sum(axis=1) - mean**2)
+        told = np.stack([real[:, 0], real.all(axis=1)])
+        told &= (told.sum(axis=2) > 1)[..., None]
+        return cls(
+            there=told,
+            error=np.where(told, np.array(errors), 0.0),
+            variance=np.where(told, np.array(variances), 1.0),
+        )
+
+    def factor(self, q: int) -> float:
+        """Return by how much wider errors of entries must be for 95 % to hold; at least 1.
+
+        Args:
+            q: 0 for time, 1 for energy.
+        """
+        squares = (self.error[q] ** 2 / self.variance[q])[self.there[q]]
+        if len(squares) < _FEWEST:
+            return 1.0
+        return max(1.0, math.sqrt(float(np.quantile(squares, _INSIDE))) / _TWO_SIDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What choosing among entries without a row costs; time, energy.
+
+    Attributes:
+        deviations: How many standard deviations chosen entries cost more than predicted.
+        wider: By how much sums of them are off more than their errors say, not below one.
+    """
+
+    deviations: tuple[float, float] = (0.0, 0.0)
+    wider: tuple[float, float] = (1.0, 1.0)
+
+    @classmethod
+    def of(cls, left_out: LeftOut, measured: Floats, factors: tuple[float, float]) -> "Selection":
+        """Learn it of rows that are left out.
+
+        Args:
+            measured: Logarithms of time and energy. Shape (2, K, n).
+            factors: By which errors are widened.
+        """
+        some = left_out.there.all(axis=0)
+        kernels = np.flatnonzero(some.sum(axis=1) > 1)
+        if some.sum() < _FEWEST or not len(kernels):
+            return cls()
+        said = measured - left_out.error
+        picks = [
+            np.where(some, said[1] + price * said[0], np.inf)[kernels].argmin(axis=1)
+            for price in _PRICES
+        ]
+        deviations, wider = [], []
+        for q, factor in enumerate(factors):
+            chosen = [
+                (left_out.error[q][kernels, at], factor**2 * left_out.variance[q][kernels, at])
+                for at in picks
+            ]
+            ahead = float(np.mean([off.sum() / np.sqrt(of).sum() for off, of in chosen]))
+            deviations.append(max(ahead, 0.0))
+            wider.append(_wider(chosen, deviations[-1]))
+        return cls(deviations=(deviations[0], deviations[1]), wider=(wider[0], wider[1]))
+
+
+def _wider(chosen: list[tuple[Floats, Floats]], deviations: float) -> float:
+    """Return by how much sums are off more than their errors say."""
+    squares = []
+    for off, variance in chosen:
+        left = off - deviations * np.sqrt(variance)
+        squares.append(float(left.sum() ** 2 / variance.sum()))
+        squares.append(float((left**2).sum() / variance.sum()))
+    return max(1.0, math.sqrt(float(np.mean(squares))))

@@ -1,0 +1,281 @@
+"""Rows as the linear model sees them: residuals of the physics, and derivatives by its parameters.
+
+Around the physics that was fitted everything is linear and normal in logarithms. Runs of a kernel
+at one clock pair are one row, their mean; how runs scatter about it is noise of the kernel's own.
+
+Shape letters: K kernels, n rows of the kernel with most (padded), C settings, P parameters of a
+kernel, S shared parameters, N runs; a leading 2 is time and power.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.parameters import CORE, Points, predicted_rows
+from underclock.core.model.rows import Rows
+
+_USUAL_RUNS = 3.0  # a kernel's noise of runs leans on other kernels' as on this many of its own
+_AS_ONE = 1e-9  # core clocks so close, as a part, are one setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """Single measurements of kernels at known clocks.
+
+    Attributes:
+        kernel: Shape (N,).
+        core_mhz: Shape (N,).
+        mem_mhz: Shape (N,).
+        free: Where the driver chose the core clock. Shape (N,).
+        log: Logarithms of time in s and power in W. Shape (2, N).
+        windows: How many usual windows each counts for, 0 where it says nothing. Shape (2, N).
+        temperature_c: Shape (N,).
+        apart: Standard deviation of log clock that runs of a kernel share. Shape (N,).
+        common: How logarithms move with errors of the co-load. Shape (2, N, H).
+    """
+
+    kernel: Ints
+    core_mhz: Floats
+    mem_mhz: Floats
+    free: Bools
+    log: Floats
+    windows: Floats
+    temperature_c: Floats
+    apart: Floats
+    common: Floats
+
+    @classmethod
+    def alone(
+        cls,
+        place: Ints,
+        clocks: tuple[Floats, Floats, Bools],
+        log: Floats,
+        windows: Floats,
+        temperature_c: Floats,
+    ) -> "Runs":
+        """Return runs of kernels alone at settings.
+
+        Args:
+            place: Kernel and setting of each. Shape (2, N).
+            clocks: Core and memory clocks of each setting, and where the core clock is free. (C,)
+            log: Logarithms of time and power. Shape (2, N).
+            windows: Shape (2, N).
+            temperature_c: Shape (N,).
+        """
+        kernel, setting = place
+        core_mhz, mem_mhz, free = clocks
+        return cls(
+            kernel=kernel,
+            core_mhz=core_mhz[setting],
+            mem_mhz=mem_mhz[setting],
+            free=free[setting],
+            log=log,
+            windows=windows,
+            temperature_c=temperature_c,
+            apart=np.zeros(len(kernel)),
+            common=np.zeros((2, len(kernel), 0)),
+        )
+
+    @classmethod
+    def of(cls, rows: Rows) -> "Runs":
+        """Return the rows of a fit as runs."""
+        count = len(rows.kernel)
+        return cls(
+            kernel=rows.kernel,
+            core_mhz=rows.core_mhz,
+            mem_mhz=rows.mem_mhz,
+            free=np.zeros(count, dtype=bool),
+            log=np.stack([rows.log_s, rows.log_w]),
+            windows=rows.windows,
+            temperature_c=rows.temperature_c,
+            apart=np.zeros(count) if rows.apart is None else rows.apart,
+            common=rows.by_common,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Where costs are asked for.
+
+    Attributes:
+        core_mhz: Of each setting. Shape (C,).
+        mem_mhz: Shape (C,).
+        free: Where the driver chooses the core clock. Shape (C,).
+        log: What the physics says. Shape (2, K, C).
+        by_kernel: How that moves with the kernels' parameters. Shape (2, K, C, P).
+        by_shared: With the shared ones. Shape (2, K, C, S).
+    """
+
+    core_mhz: Floats
+    mem_mhz: Floats
+    free: Bools
+    log: Floats
+    by_kernel: Floats
+    by_shared: Floats
+
+    @classmethod
+    def of(
+        cls, model: FittedModel, clocks: tuple[Floats, Floats], free: Bools, temperature_c: float
+    ) -> "Targets":
+        """Look at the physics at core and memory clocks, each of shape (C,)."""
+        kernels, many = len(model.parameters.kernels), len(free)
+        physics = predicted_rows(
+            model.parameters,
+            Points(
+                kernel=np.repeat(np.arange(kernels), many),
+                core_mhz=np.tile(clocks[0], kernels),
+                mem_mhz=np.tile(clocks[1], kernels),
+                temperature_c=np.full(kernels * many, temperature_c),
+            ),
+        )
+        shape = 2, kernels, many
+        return cls(
+            core_mhz=clocks[0],
+            mem_mhz=clocks[1],
+            free=free,
+            log=physics.log.reshape(shape),
+            by_kernel=physics.by_kernel().reshape(*shape, -1),
+            by_shared=physics.by_shared().reshape(*shape, -1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Rows of every kernel, about the physics.
+
+    Attributes:
+        log: Means as measured. Shape (2, K, n).
+        residual: These less what was fitted. Shape (2, K, n).
+        windows: How many usual windows each row stands for; 0 pads. Shape (2, K, n).
+        core_mhz: Shape (K, n).
+        mem_mhz: Shape (K, n).
+        free: Shape (K, n).
+        by_kernel: Derivatives; of rows inside the step one more, by what their clocks share.
+            Shape (2, K, n, P or P + 1).
+        by_shared: Shape (2, K, n, S).
+        squares: Sum of squares of runs about their rows. Shape (2, K).
+        freedom: Degrees of freedom of that. Shape (2, K).
+    """
+
+    log: Floats
+    residual: Floats
+    windows: Floats
+    core_mhz: Floats
+    mem_mhz: Floats
+    free: Bools
+    by_kernel: Floats
+    by_shared: Floats
+    squares: Floats
+    freedom: Floats
+
+    @classmethod
+    def of(cls, model: FittedModel, runs: Runs, kernels: int) -> "Observed":
+        """Join runs at one clock pair, and compare rows with the physics."""
+        place, row = _rows(runs)
+        weights = [np.bincount(row, of) for of in runs.windows]
+        means = [
+            np.bincount(row, of * log) / np.maximum(weight, 1e-300)
+            for of, log, weight in zip(runs.windows, runs.log, weights, strict=True)
+        ]
+        first = np.unique(row, return_index=True)[1]
+        kernel = runs.kernel[first]
+        physics = predicted_rows(
+            model.parameters,
+            Points(
+                kernel=kernel,
+                core_mhz=runs.core_mhz[first],
+                mem_mhz=runs.mem_mhz[first],
+                temperature_c=runs.temperature_c[first],
+                by_common=runs.common[:, first],
+            ),
+        )
+        by_kernel = physics.by_kernel()
+        if runs.apart.any():
+            shared = np.zeros((2, len(first), 1))
+            shared[0, :, 0] = runs.apart[first] * by_kernel[0, :, CORE]
+            by_kernel = np.concatenate([by_kernel, shared], axis=-1)
+        squares, freedom = np.zeros((2, 2, kernels))
+        for q, (of, log) in enumerate(zip(runs.windows, runs.log, strict=True)):
+            off2 = of * (log - means[q][row]) ** 2
+            spare = np.maximum(np.bincount(row, of) - 1.0, 0.0) * (np.bincount(row, of > 0.0) > 1)
+            squares[q] = np.bincount(runs.kernel, off2 * (spare > 0.0)[row], minlength=kernels)
+            freedom[q] = np.bincount(kernel, spare, minlength=kernels)
+
+        def padded(values: Floats, fill: float = 0.0) -> Floats:
+            """Spread what belongs to rows, (..., rows, ...), over kernels: (2, K, n, ...)."""
+            many = int(place[1].max()) + 1
+            spread = np.full((values.shape[0], kernels, many, *values.shape[2:]), fill)
+            spread[:, kernel, place[1]] = values
+            return spread
+
+        return cls(
+            log=padded(np.array(means)),
+            residual=padded(np.where(np.array(weights) > 0.0, np.array(means) - physics.log, 0.0)),
+            windows=padded(np.array(weights)),
+            core_mhz=padded(runs.core_mhz[None, first], 1.0)[0],
+            mem_mhz=padded(runs.mem_mhz[None, first], 1.0)[0],
+            free=padded(runs.free[None, first].astype(np.float64))[0] > 0.0,
+            by_kernel=padded(by_kernel),
+            by_shared=padded(physics.by_shared()),
+            squares=squares,
+            freedom=freedom,
+        )
+
+    @property
+    def real(self) -> Bools:
+        """Which rows say something of each quantity. Shape (2, K, n)."""
+        there: Bools = self.windows > 0.0
+        return there
+
+    def noise(self, usual: Floats) -> Floats:
+        """Return the standard deviation of a run of each kernel, by its own repeats. Shape (2, K).
+
+        Most kernels repeat to 0.03 %, some to 1.5 %: each kernel's scatter counts for itself, and
+        leans on the usual one where it was not repeated (an inverse gamma prior).
+
+        Args:
+            usual: Of time and power. Shape (2,).
+        """
+        variance = _USUAL_RUNS * usual[:, None] ** 2 + self.squares
+        noise: Floats = np.sqrt(variance / (_USUAL_RUNS + self.freedom))
+        return noise
+
+    def scatter_evidence(self, usual: Floats) -> float:
+        """Return the logarithm of how likely the scatter within rows is, but a constant."""
+        prior = _USUAL_RUNS * usual[:, None] ** 2
+        logs = (_USUAL_RUNS + self.freedom) * np.log(prior + self.squares)
+        return -0.5 * float((logs - _USUAL_RUNS * np.log(prior)).sum())
+
+    def some(self, kernels: Ints, columns: Ints) -> "Observed":
+        """Return some rows of some kernels."""
+        of_kernels = {name: getattr(self, name)[:, kernels] for name in ("squares", "freedom")}
+        pairs = {
+            name: getattr(self, name)[np.ix_(kernels, columns)]
+            for name in ("core_mhz", "mem_mhz", "free")
+        }
+        both = {
+            name: getattr(self, name)[:, kernels][:, :, columns]
+            for name in ("log", "residual", "windows", "by_kernel", "by_shared")
+        }
+        return dataclasses.replace(self, **of_kernels, **pairs, **both)
+
+
+def _rows(runs: Runs) -> tuple[tuple[Ints, Ints], Ints]:
+    """Return each row's kernel and place among the kernel's rows, and which row each run is of."""
+    clocks = np.stack([runs.kernel, runs.core_mhz, runs.mem_mhz, runs.free])
+    rows, row = np.unique(clocks, axis=1, return_inverse=True)
+    kernel = rows[0].astype(np.int64)
+    place = np.arange(len(kernel)) - np.searchsorted(kernel, kernel)
+    return (kernel, place), row.ravel()
+
+
+def is_at(observed: Observed, targets: Targets, kernel: int) -> Bools:
+    """Return which rows of a kernel are at which settings. Shape (n, C)."""
+    core, free = observed.core_mhz[kernel, :, None], observed.free[kernel, :, None]
+    same = np.abs(core - targets.core_mhz) <= _AS_ONE * core
+    same &= (observed.mem_mhz[kernel, :, None] == targets.mem_mhz) & (free == targets.free)
+    at: Bools = same & observed.real[:, kernel].any(axis=0)[:, None]
+    return at
