@@ -58,11 +58,15 @@ from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
 
 _LEFT_OUT = 256  # kernels, whose rows are left out in turn
 _ANEW = 1.3  # times the rows that sizes were learned from, from which they are learned anew
+# By how much more energies of kernels are off together than their rows say, one by one: on seven
+# sweeps of others with 3 to 8 rows a kernel (docs/evidence/ablation.md).
+_TOGETHER = 1.3
 _FAR_OFF = 2.0  # deviations by which a model that is right misses one step in twenty
 _ALONE = 0.985  # of the limit: a kernel expected to draw more may be held by the cap
 # Time over that at the fastest clocks, as physics bounds it: no kernel gets faster at lower clocks,
 # but for what measuring leaves, and none is slowed by more than its clocks.
 _FASTER, _SLOWER = 0.95, 1.1
+_FASTEST = 3  # settings, whose median that is: one of them may be disturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +213,8 @@ def _of_kernels_alone(
     sizes = before.sizes if before is not None and _is_enough(before, sample_set) else None
     sizes = sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
+    linear, left_out, of_rows = _left_out(linear)
     posterior = posterior_of(linear, settings)
-    left_out, of_rows = _left_out(linear)
     factors = left_out.factor(0), left_out.factor(1)
     chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
     seen = np.zeros(posterior.log_s.shape, dtype=bool)
@@ -219,7 +223,7 @@ def _of_kernels_alone(
     offered = np.array([[c not in some for c in settings] for some in lacking], dtype=bool)
     unseen = (offered & ~seen).any()
     moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
-    moves *= np.array(factors)[:, None, None, None]
+    moves *= np.array([factors[0], _TOGETHER * factors[1]])[:, None, None, None]
     deviations = np.sqrt(np.einsum("qkse,qkse->qks", moves, moves))
     log_s = bounded(posterior.log_s, core_mhz, mem_mhz)
     log = np.stack([log_s, log_s + posterior.log_w])
@@ -257,24 +261,40 @@ def _is_enough(before: Estimate, sample_set: SampleSet) -> bool:
     return len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
 
 
-def _left_out(linear: Model) -> tuple[LeftOut, Floats]:
-    """Return rows of some kernels that are left out, and what was measured there. (2, K, n)."""
-    observed, prior, sizes = linear.observed, linear.prior, linear.sizes
-    features = Features.of(observed, linear.targets, sizes.length)
-    kernels = evenly(observed.residual.shape[1], _LEFT_OUT)
-    some = observed.some(kernels, np.arange(observed.residual.shape[2]))
-    part = Features(features.settings, features.rows[kernels])
-    given = Conditioned.of(some, part, prior.of(kernels), sizes)
-    return LeftOut.of(given.about(*learned_shared(observed, features, prior, sizes))), some.log
+def _left_out(linear: Model) -> tuple[Model, LeftOut, Floats]:
+    """Leave rows of some kernels out in turn, and disturbed ones for good.
+
+    Returns:
+        The model in which these hardly count, what the others say of left-out rows, and the
+        logarithms that were measured there, (2, K, n).
+    """
+    every = np.arange(linear.observed.residual.shape[2])
+    kernels = evenly(linear.observed.residual.shape[1], _LEFT_OUT)
+
+    def told() -> LeftOut:
+        observed, prior, sizes = linear.observed, linear.prior, linear.sizes
+        features = Features.of(observed, linear.targets, sizes.length)
+        part = Features(features.settings, features.rows[kernels])
+        given = Conditioned.of(observed.some(kernels, every), part, prior.of(kernels), sizes)
+        return LeftOut.of(given.about(*learned_shared(observed, features, prior, sizes)))
+
+    left_out = told()
+    if left_out.odd.any():
+        odd = np.zeros(linear.observed.core_mhz.shape, dtype=bool)
+        odd[kernels] = left_out.odd
+        linear = dataclasses.replace(linear, observed=linear.observed.without(odd))
+        left_out = told().without(left_out.odd)
+    return linear, left_out, linear.observed.some(kernels, every).log
 
 
 def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
-    """Return log times within what physics allows against the fastest clocks. Shape (K, C)."""
-    top = int(np.lexsort((core_mhz, mem_mhz))[-1])
+    """Return log times within what physics allows, against the fastest clocks. Shape (K, C)."""
+    order = np.lexsort((core_mhz, mem_mhz))
+    fastest = order[mem_mhz[order] == mem_mhz.max()][-_FASTEST:]
+    at_best = np.median(log_s[:, fastest], axis=1, keepdims=True)
     slowest = np.maximum(core_mhz.max() / core_mhz, mem_mhz.max() / mem_mhz)
-    fastest = np.minimum(log_s[:, [top]], log_s[:, [-1]])
-    least, most = fastest + math.log(_FASTER), log_s[:, [top]] + np.log(_SLOWER * slowest)
-    return np.clip(log_s, least, np.maximum(least, most))
+    bounds = at_best + math.log(_FASTER), at_best + np.log(_SLOWER * slowest)
+    return np.clip(log_s, *bounds)
 
 
 def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, ...]:
@@ -295,7 +315,8 @@ def at_locked_clocks(
     observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names))
     sizes = likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    posterior, left_out = posterior_of(linear, settings), _left_out(linear)[0]
+    linear, left_out, _ = _left_out(linear)
+    posterior = posterior_of(linear, settings)
     posterior = posterior.widened(left_out.factor(0), left_out.factor(1))
     log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
     return dataclasses.replace(posterior, log=log), sizes

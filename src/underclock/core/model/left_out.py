@@ -8,6 +8,7 @@ against what was predicted.
 Shape letters: K kernels, n rows of a kernel; a leading 2 is time and energy.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -18,8 +19,10 @@ from underclock.arrays import Bools, Floats
 from underclock.core.model.conditioning import Conditioned
 
 _TWO_SIDED = 1.96  # deviations, within which 95 % of errors lie
-_INSIDE = 0.95
+_INSIDE = 0.97  # of left-out rows: sizes and priors were learned from these rows too
 _FEWEST = 20  # rows, from which on left-out rows say how wide errors are
+_ODD = 0.3  # standard deviation of a disturbed row's logarithm
+_ODD_ROW, _SURELY = 0.003, 0.9  # how often rows are disturbed, and how likely that must be
 _PRICES = np.geomspace(0.05, 20.0, 25)  # of time in energy, both as fractions
 
 
@@ -75,6 +78,20 @@ class LeftOut:
             error=np.where(told, np.array(errors), 0.0),
             variance=np.where(told, np.array(variances), 1.0),
         )
+
+    def without(self, odd: Bools) -> "LeftOut":
+        """Return the same of all rows but some. Shape (K, n)."""
+        return dataclasses.replace(self, there=self.there & ~odd)
+
+    @property
+    def odd(self) -> Bools:
+        """Which rows were surely disturbed: a disturbance makes them far likelier. Shape (K, n)."""
+        log_odds = np.full(self.there.shape[1:], math.log(_ODD_ROW))
+        for there, error, variance in zip(self.there, self.error, self.variance, strict=True):
+            wide = variance + _ODD**2
+            likelier = 0.5 * (np.log(variance / wide) + error**2 * (1.0 / variance - 1.0 / wide))
+            log_odds += np.where(there, likelier, 0.0)
+        return log_odds > math.log(_SURELY / (1.0 - _SURELY))
 
     def factor(self, q: int) -> float:
         """Return by how much wider errors of entries must be for 95 % to hold; at least 1.

@@ -87,14 +87,15 @@ def fit_all(rows: Rows, family: Shared) -> FittedModel:
         ),
         key=lambda state: cost(problem, state),
     )
-    return laplace(problem, state)
+    return _model(*learn_priors(problem, state))
 
 
 def fit_kernels(rows: Rows, known: FittedModel) -> FittedModel:
     """Fit each kernel by itself; what they share is known from a fit of some of them."""
     problem = FitProblem.of(rows, known.parameters.family)
     start = problem.begin().moved(shared=known.parameters.shared)
-    return laplace(problem, converge_kernels(problem, restart(problem, start)), known)
+    problem, state, _ = learn_priors(problem, converge_kernels(problem, restart(problem, start)))
+    return _model(problem, state, known.shared_scale)
 
 
 def restart(problem: FitProblem, state: FitState) -> FitState:
@@ -118,38 +119,42 @@ def restart(problem: FitProblem, state: FitState) -> FitState:
     return state.moved(kernels=best)
 
 
-def laplace(problem: FitProblem, state: FitState, known: FittedModel | None = None) -> FittedModel:
-    """Learn the priors that rows ask for, by a normal approximation around a state.
+def learn_priors(problem: FitProblem, state: FitState) -> tuple[FitProblem, FitState, float]:
+    """Let kernels of a kind lean on one another, and priors be as wide as rows show they must be.
 
-    Args:
-        known: Where other rows tell the shared parameters: the fit of these.
+    Returns:
+        The problem and the state with these priors, and by how much that of the shared parameters
+        is wider than usual.
     """
-    linear, parameters = Linear.of(problem, state), state.parameters
-    curvature = linear.curvature(problem.precision)
+    curvature = Linear.of(problem, state).curvature(problem.precision)
+    kernels, shared = state.parameters.kernels, state.parameters.shared
     variance = np.diagonal(np.linalg.inv(curvature.kernel), axis1=1, axis2=2)
-    kernels = learned(state.prior, problem.rows, parameters.kernels, variance)
-    to_mean = problem.shared_mean - parameters.shared
-    if known is None:
-        own = slice(len(to_mean) - problem.family.common)
-        left = (problem.shared_precision * np.diag(curvature.shared_covariance()))[own]
-        scale = widening((problem.shared_precision * to_mean**2)[own], left)
-    else:
-        scale = known.shared_scale
-    precision, drawn = np.diag(problem.shared_precision), problem.shared_precision * to_mean
-    precision, drawn = precision / scale**2, drawn / scale**2
-    if linear.idle is not None:
-        residuals, by_shared = linear.idle
+    state = dataclasses.replace(state, prior=learned(state.prior, problem.rows, kernels, variance))
+    own = slice(len(shared) - problem.family.common)
+    usual = problem.family.spread() ** -2.0
+    away2 = usual * (problem.shared_mean - shared) ** 2
+    left = usual * np.diag(curvature.shared_covariance())
+    scale = widening(away2[own], left[own])
+    return dataclasses.replace(problem, shared_precision=usual / scale**2), state, scale
+
+
+def _model(problem: FitProblem, state: FitState, scale: float) -> FittedModel:
+    """Return what was fitted, and what was expected of it."""
+    parameters, precision = state.parameters, np.diag(problem.shared_precision)
+    drawn = problem.shared_precision * (problem.shared_mean - parameters.shared)
+    if problem.rows.idle:
+        by_shared = problem.idling_by_shared(parameters.shared)
         precision = precision + by_shared.T @ by_shared
-        drawn = drawn + by_shared.T @ residuals
+        drawn = drawn + by_shared.T @ problem.idling(parameters.shared)
     cov = np.linalg.inv(precision)
     return FittedModel(
         rows=problem.rows,
         parameters=parameters,
         prior=ParameterPrior(
-            kernels=kernels.mean - parameters.kernels,
-            spread=kernels.precision(parameters.kernels) ** -0.5,
+            kernels=state.prior.mean - parameters.kernels,
+            spread=state.prior.precision(parameters.kernels) ** -0.5,
             shared=cov @ drawn,
-            shared_root=np.linalg.cholesky(0.5 * (cov + cov.T)),
+            shared_root=np.asarray(np.linalg.cholesky(0.5 * (cov + cov.T)), dtype=np.float64),
         ),
         shared_scale=scale,
     )

@@ -18,6 +18,7 @@ from underclock.core.model.parameters import CORE, Points, predicted_rows
 from underclock.core.model.rows import Rows
 
 _USUAL_RUNS = 3.0  # a kernel's noise of runs leans on other kernels' as on this many of its own
+_HARDLY = 1e-4  # what a disturbed row counts for
 _AS_ONE = 1e-9  # core clocks so close, as a part, are one setting
 
 
@@ -229,6 +230,10 @@ class Observed:
         """Which rows say something of each quantity. Shape (2, K, n)."""
         there: Bools = self.windows > 0.0
         return there
+
+    def without(self, odd: Bools) -> "Observed":
+        """Return the same where some rows, (K, n), hardly count."""
+        return dataclasses.replace(self, windows=np.where(odd, _HARDLY, 1.0) * self.windows)
 
     def noise(self, usual: Floats) -> Floats:
         """Return the standard deviation of a run of each kernel, by its own repeats. Shape (2, K).
