@@ -18,6 +18,7 @@ quantities of a kernel: times, then powers.
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
@@ -96,6 +97,7 @@ class Features:
         marks = points[0][pivots], points[1][pivots]
         rows = observed.core_mhz.ravel(), observed.mem_mhz.ravel()
         of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length)).T
+        of_rows = np.asarray(of_rows, dtype=np.float64)
         return cls(found, of_rows.reshape(*observed.core_mhz.shape, -1))
 
 
@@ -222,7 +224,7 @@ class Conditioned:
             loadings=Loadings(kernel=by_kernel, shared=shared),
             features=features.rows,
             noise=noise,
-            inverse=np.linalg.inv(cov),
+            inverse=np.asarray(np.linalg.inv(cov), dtype=np.float64),
             log_det=np.linalg.slogdet(cov)[1],
             off=np.where(real, residual - moved[..., 0] - physics @ prior.shared, 0.0),
             real=real,
@@ -303,9 +305,8 @@ def likeliest_sizes(
         size = np.array(getattr(sizes, name))
         size[q if size.ndim else ()] *= factor
         size = np.minimum(size, _GREATEST.get(name, np.inf))
-        sizes = dataclasses.replace(
-            sizes, **{name: tuple(size.tolist()) if size.ndim else float(size)}
-        )
+        new: dict[str, Any] = {name: tuple(size.tolist()) if size.ndim else float(size)}
+        sizes = dataclasses.replace(sizes, **new)
         if repeated:
             return sizes
         return dataclasses.replace(sizes, run=(_OF_ROW * sizes.row[0], _OF_ROW * sizes.row[1]))

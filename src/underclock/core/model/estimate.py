@@ -258,7 +258,7 @@ def _of_kernels_alone(
 
 def _is_enough(before: Estimate, sample_set: SampleSet) -> bool:
     """Whether sizes learned of fewer samples still serve."""
-    return len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
+    return bool(len(sample_set.samples) < _ANEW * before.fit.weights.shape[1])
 
 
 def _left_out(linear: Model) -> tuple[Model, LeftOut, Floats]:

@@ -71,8 +71,8 @@ class LeftOut:
             mean = (odds * each).sum(axis=1)
             errors.append(mean)
             variances.append((odds * (var + each**2)).sum(axis=1) - mean**2)
-        told = np.stack([real[:, 0], real.all(axis=1)])
-        told &= (told.sum(axis=2) > 1)[..., None]
+        told: Bools = np.stack([real[:, 0], real.all(axis=1)]).astype(bool)
+        told = told & (told.sum(axis=2) > 1)[..., None]
         return cls(
             there=told,
             error=np.where(told, np.array(errors), 0.0),

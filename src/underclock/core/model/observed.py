@@ -282,5 +282,6 @@ def is_at(observed: Observed, targets: Targets, kernel: int) -> Bools:
     core, free = observed.core_mhz[kernel, :, None], observed.free[kernel, :, None]
     same = np.abs(core - targets.core_mhz) <= _AS_ONE * core
     same &= (observed.mem_mhz[kernel, :, None] == targets.mem_mhz) & (free == targets.free)
-    at: Bools = same & observed.real[:, kernel].any(axis=0)[:, None]
+    real = np.asarray(observed.real[:, kernel].any(axis=0))
+    at: Bools = same & real[:, None]
     return at

@@ -451,8 +451,6 @@ def _closing_error(known: Estimate, table: CostTable) -> tuple[float, float]:
     spreads = known.costs.auto_spread or (0.0, 0.0)
     time, energy = (
         math.hypot(spread, _OF_MISS * math.log(before), _OF_MISS * math.log(after / before))
-        for spread, (before, after) in zip(
-            known.costs.auto_spread or (0.0, 0.0), pairs, strict=True
-        )
+        for spread, (before, after) in zip(spreads, pairs, strict=True)
     )
     return time, energy
