@@ -97,8 +97,8 @@ class Features:
         marks = points[0][pivots], points[1][pivots]
         rows = observed.core_mhz.ravel(), observed.mem_mhz.ravel()
         of_rows = np.linalg.solve(found[pivots], likeness(marks, rows, length)).T
-        of_rows = np.asarray(of_rows, dtype=np.float64)
-        return cls(found, of_rows.reshape(*observed.core_mhz.shape, -1))
+        of_rows = of_rows.reshape(*observed.core_mhz.shape, -1)
+        return cls(found, np.asarray(of_rows, dtype=np.float64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
