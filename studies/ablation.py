@@ -23,9 +23,9 @@ from typing import TypeAlias
 import numpy as np
 
 import underclock
-from ablation_parts import FIVE, INFERENCE, MODEL, Off, without
+from ablation_parts import PARTS, Off, without
 from draws import BUDGET, NEAR, SWEEPS, Sweep, judged_by
-from estimates import ESTIMATES, FIT, Figures, figures_of, steered_fit
+from estimates import ESTIMATE, ESTIMATES, Figures, figures_of, steered_fit
 from gate import FEW_ROWS, MADE, PAGES, STEERED, gate
 from pages import fill, markdown, mean_and_error
 from strange import STRANGE, strange_gpus
@@ -35,7 +35,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import temperature_of
 from underclock.records import MeasurementSettings, SampleSet
 
-_WHOLE, _FIVE = "(nothing)", "all five of issue 27 that are left"
+_WHOLE = "(nothing)"
 _COVERED, _SURE, _FEWEST = 0.95, 2.5, 5  # standard errors over cases, and cases that tell them
 _SAMPLES = 200  # of a simulated campaign: about four a kernel
 _TRUE_RUNS = 60
@@ -78,9 +78,10 @@ class Simulated:
     def figures(self) -> Figures:
         """Predict every kernel at every clock, and plan."""
         samples = campaign(self.gpu, self.seed)
-        risk = estimate(samples)
-        predicted = FIT.rows_of(risk)
-        log, settings = predicted.log, predicted.settings
+        risk = estimate(samples).costs
+        predicted = ESTIMATE.rows_of(risk)
+        locked = len(predicted.settings) - 1
+        log, settings = predicted.log[..., :locked], predicted.settings[:locked]
         with (
             strange_gpus(self.gpu) as own,
             truth_of("rtx3080ti", _step(), runs=_TRUE_RUNS) as truth,
@@ -99,7 +100,7 @@ class Simulated:
             near = true[0] <= true[0].min(axis=1, keepdims=True) + math.log(NEAR)
             asked = near & np.isfinite(log[0])
             off = (true - log)[:, asked]
-            told = figures_of(off, predicted.deviation[:, asked], ("time", "energy"))
+            told = figures_of(off, predicted.deviation[..., :locked][:, asked], ("time", "energy"))
 
             def change(setting: Ints) -> tuple[float, float]:
                 clocks = [risk.table.settings[s] for s in setting.tolist()]
@@ -127,19 +128,18 @@ Case: TypeAlias = Sweep | Simulated | Steered
 def cases_of(seeds: int) -> Iterator[tuple[str, dict[str, Off], list[Case]]]:
     """Yield what is judged, by which parts and on which cases."""
     some = range(seeds)
-    for name, parts in (("inference", INFERENCE), ("fit", MODEL)):
-        yield name, parts, [Sweep(f, n, s, name) for f in SWEEPS for n in FEW_ROWS for s in some]
-    yield "simulated", MODEL, [Simulated(gpu, s) for gpu in STRANGE for s in some]
-    yield "steered", MODEL, [Steered(name, s) for name in STEERED for s in some]
+    sweeps = [Sweep(f, n, s, "estimate") for f in SWEEPS for n in FEW_ROWS for s in some]
+    yield "sweeps", PARTS, [*sweeps]
+    yield "simulated", PARTS, [Simulated(gpu, s) for gpu in STRANGE for s in some]
+    yield "steered", PARTS, [Steered(name, s) for name in STEERED for s in some]
 
 
 def judged(parts: Mapping[str, Off], case: Case) -> Iterator[tuple[str, Figures]]:
-    """Yield the figures of a case, whole, without each of the parts and without all five.
+    """Yield the figures of a case, whole and without each of the parts.
 
     What no part may change, as a campaign, is remembered from the whole.
     """
-    five = {name: what for part in FIVE if part in parts for name, what in parts[part].items()}
-    for name, off in {_WHOLE: {}, **parts, **({_FIVE: five} if five else {})}.items():
+    for name, off in {_WHOLE: {}, **parts}.items():
         with without(off):
             yield name, case.figures()
 

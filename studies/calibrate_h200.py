@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from scipy.optimize import least_squares
+from underclock.core.model.predictive import posterior_of
 
 from gpu_specs import SPECS
 from underclock.arrays import Floats
 from underclock.core.model.fitting import fit_rows, fitted, temperature_of
 from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.parameters import Shared
-from underclock.core.model.predictive import posterior_of
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.step.fit_row import STEADY_C
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode

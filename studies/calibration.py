@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from underclock.core.model.whitening import ErrorModel
 
 from underclock.arrays import Ints
 from underclock.core.model.damped_steps import (
@@ -35,7 +36,6 @@ from underclock.core.model.parameters import (
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
-from underclock.core.model.whitening import ErrorModel
 from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants

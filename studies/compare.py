@@ -21,6 +21,9 @@ from typing import Any, cast
 import click
 import msgspec
 import numpy as np
+from underclock.core.inference.joint import JointCosts
+from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.predicted_change import PredictedChange
 
 from genetic import searched
 from pages import markdown, percent, run_command
@@ -28,9 +31,6 @@ from underclock.app.options import FRACTION, baseline_option, file_argument, jso
 from underclock.app.planning import costs_of
 from underclock.app.switching import KNOWN, switching_of
 from underclock.arrays import Floats, Ints
-from underclock.core.inference.joint import JointCosts
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.predicted_change import PredictedChange
 from underclock.core.planning.achievable import achieved, settled_cost
 from underclock.core.planning.best_choice import TIME_POWER, tolerance_of
 from underclock.core.planning.chance_constraint import (

@@ -6,12 +6,11 @@ An estimate is a function from samples to costs. Costs have a ``table``, ``predi
 Shape letters: K kernels, S settings of the estimate, N predictions.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,12 +18,9 @@ import numpy as np
 from calibrate_h200 import read as read_steered
 from steered_h200 import compare, reached
 from underclock.arrays import Floats
-from underclock.core.inference.joint import JointCosts
-from underclock.core.inference.table import inferred_costs
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import fit_rows, temperature_of
-from underclock.core.model.predictive import posterior_of
+from underclock.core.model.costs import Costs
+from underclock.core.model.estimate import at_locked_clocks, estimate
+from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
 from underclock.core.model.rows import Rows
 from underclock.records import ALONE, Clocks, Evidence, SampleSet, Window
 
@@ -32,10 +28,6 @@ Figures: TypeAlias = dict[str, float]
 
 SIGMAS = 1.96
 _LEFT_OUT = 0.3  # of what steering measured of kernels
-
-
-Costs: TypeAlias = Any
-"""What an estimate says of every setting: a ``table``, and a `RiskModel` of choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +57,7 @@ class Estimate:
     """
 
     costs: Callable[[SampleSet, Clocks], Costs]
-    rows_of: Callable[[Any], RowPredictions]
+    rows_of: Callable[[Costs], RowPredictions]
     evidence: Evidence
     steered: Callable[[str, int], Figures] | None = None
 
@@ -90,19 +82,12 @@ def figures_of(off: Floats, deviation: Floats, names: tuple[str, ...]) -> Figure
     }
 
 
-def _rows_of_fit(costs: CostEstimate) -> RowPredictions:
-    one = costs.posterior
-    noise2 = one.noise[:, :, None] ** 2
-    variance = [one.variance(1.0, 0.0) + noise2[0], one.variance(1.0, 1.0) + noise2.sum(0)]
-    log = np.where(costs.can, [one.log_s, one.log_s + one.log_w], np.nan)
-    return RowPredictions(log=log, deviation=np.sqrt(variance), settings=one.settings)
-
-
-def _rows_of_inference(costs: JointCosts) -> RowPredictions:
+def rows_of(costs: Costs) -> RowPredictions:
+    """Return what is said of single rows."""
     launches = costs.table.launches
     return RowPredictions(
         log=np.log([launches.time_s, launches.energy_j]),
-        deviation=np.sqrt([costs.time.variance, costs.energy.variance]),
+        deviation=np.sqrt([costs.variance(1.0, 0.0), costs.variance(0.0, 1.0)]),
         settings=costs.table.settings,
     )
 
@@ -127,7 +112,8 @@ def steered_fit(name: str, seed: int) -> Figures:
     asked = [Clocks(core_mhz=round(mhz)) for mhz in rows.core_mhz[out].tolist()]
     settings = tuple(dict.fromkeys(asked))
     column = np.array([settings.index(clocks) for clocks in asked])
-    one = posterior_of(model, settings, temperature_c=temperature_of(whole), limit_w=math.inf)
+    clocks = clocks_of(model.rows, settings)
+    one = at_locked_clocks(model, clocks, settings, temperature_of(whole))[0]
     off = np.stack([rows.log_s[out] - one.log_s[k, column], rows.log_w[out] - one.log_w[k, column]])
     variance = np.stack([one.variance(1.0, 0.0), one.variance(0.0, 1.0)])[:, k, column]
     figures: Figures = {}
@@ -160,16 +146,11 @@ def _windows_drawn(whole: SampleSet, seed: int) -> tuple[Window, ...]:
     return tuple(kept)
 
 
-INFERENCE = Estimate(
-    costs=lambda samples, baseline: inferred_costs(samples, baseline=baseline),
-    rows_of=_rows_of_inference,
+ESTIMATE = Estimate(
+    costs=lambda samples, baseline: estimate(samples, baseline=baseline).costs,
+    rows_of=rows_of,
     evidence=Evidence.REPLAYED,
-)
-FIT = Estimate(
-    costs=lambda samples, baseline: estimate(samples, baseline=baseline),
-    rows_of=_rows_of_fit,
-    evidence=Evidence.MEASURED,
     steered=steered_fit,
 )
-ESTIMATES: Mapping[str, Estimate] = {"inference": INFERENCE, "fit": FIT}
+ESTIMATES: Mapping[str, Estimate] = {"estimate": ESTIMATE}
 """A further estimate is one more line here."""

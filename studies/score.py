@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import numpy as np
 from msgspec.structs import asdict
+from underclock.core.inference.field import Errors
+from underclock.core.inference.joint import JointCosts
 
 from pages import markdown, percent, run_command
 from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Floats
-from underclock.core.inference.field import Errors
-from underclock.core.inference.joint import JointCosts
 from underclock.core.model.row_runs import TableRuns, runs_of
 from underclock.core.planning.choices import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed

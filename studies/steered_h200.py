@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from underclock.core.model.cost_estimate import CostEstimate
 
 from calibrate_h200 import (
     SHARED,
@@ -25,7 +26,6 @@ from gpu_specs import SPECS
 from pages import fill, markdown
 from underclock.app.backends import open_measurer
 from underclock.arrays import Floats, Ints
-from underclock.core.model.cost_estimate import CostEstimate
 from underclock.core.model.estimate import estimate
 from underclock.core.steering import clock_range
 from underclock.core.step.cap import coload_moves_clock
