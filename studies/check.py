@@ -19,7 +19,7 @@ import click
 import msgspec
 import numpy as np
 
-from estimates import INFERENCE, Costs
+from estimates import ESTIMATE, Costs
 from pages import markdown, run_command
 from score import as_measured, check_kernels_alone, run_variances
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
@@ -179,7 +179,7 @@ def split_promises(
     budgets: Sequence[float],
     variances: Floats,
     random: np.random.Generator,
-    costs_of: Callable[[SampleSet, Clocks], Costs] = INFERENCE.costs_of,
+    costs_of: Callable[[SampleSet, Clocks], Costs] = ESTIMATE.costs_of,
 ) -> list[tuple[float, ...]]:
     """Plan on a random half of the repeats, and look up on the other what these clocks cost.
 
