@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 import numpy as np
 from msgspec.structs import asdict
-from underclock.core.inference.field import Errors
-from underclock.core.inference.joint import JointCosts
 
 from pages import markdown, percent, run_command
 from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Floats
+from underclock.core.model.costs import Costs
 from underclock.core.model.row_runs import TableRuns, runs_of
 from underclock.core.planning.choices import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed
@@ -149,7 +148,7 @@ def run_variances(sample_set: SampleSet) -> Floats:
 
 def as_measured(
     sample_set: SampleSet, variances: Floats | None = None, *, baseline: Clocks | None = None
-) -> JointCosts:
+) -> Costs:
     """Return a table as it was measured, nothing inferred, each row as unsure as its runs.
 
     Args:
@@ -158,16 +157,14 @@ def as_measured(
     """
     table = cost_table(sample_set, baseline=baseline)
     runs = _runs_of(sample_set, table.settings)
-    nothing = np.zeros((*table.time_s.shape, 0))
-    errors = []
+    moves = np.zeros((2, *table.time_s.shape, len(table.settings)))
     each = run_variances(sample_set) if variances is None else variances
-    for quantity, variance in zip(runs.quantities, each, strict=True):
-        rest = np.zeros(table.time_s.shape)
+    for of, quantity, variance in zip(moves, runs.quantities, each, strict=True):
+        own = np.zeros(table.time_s.shape)
         sums = np.bincount(quantity.row, variance)
-        rest[runs.kernel, runs.setting] = sums / quantity.taken**2
-        rest = at_any_clocks(table.kernels, rest, table.baseline)
-        errors.append(Errors(own=nothing, shared=nothing, rest=rest))
-    return JointCosts(table=table, time=errors[0], energy=errors[1])
+        own[runs.kernel, runs.setting] = np.sqrt(sums) / quantity.taken
+        of += at_any_clocks(table.kernels, own, table.baseline)[..., None] * np.eye(own.shape[1])
+    return Costs(table=table, moves=moves, shared=0)
 
 
 def _cost(plan: Plan, costs: CostTable) -> Cost:
