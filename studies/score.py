@@ -159,11 +159,12 @@ def as_measured(
     runs = _runs_of(sample_set, table.settings)
     moves = np.zeros((2, *table.time_s.shape, len(table.settings)))
     each = run_variances(sample_set) if variances is None else variances
-    for of, quantity, variance in zip(moves, runs.quantities, each, strict=True):
+    for q, (quantity, variance) in enumerate(zip(runs.quantities, each, strict=True)):
         own = np.zeros(table.time_s.shape)
         sums = np.bincount(quantity.row, variance)
         own[runs.kernel, runs.setting] = np.sqrt(sums) / quantity.taken
-        of += at_any_clocks(table.kernels, own, table.baseline)[..., None] * np.eye(own.shape[1])
+        own = at_any_clocks(table.kernels, own, table.baseline)
+        moves[q] = own[..., None] * np.eye(own.shape[1])
     return Costs(table=table, moves=moves, shared=0)
 
 
