@@ -35,7 +35,7 @@ _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of
 _FREE = 0.005  # and of each kernel by itself
 _FEATURES, _ENOUGH = 40, 1e-3  # features of clocks: how many, and what of a variance they may lack
 _ROUNDS = 3  # of scales and what is shared, each following from the other
-_TELLING = 256  # kernels, that what all share is learned from
+_TELLING, _TELLING_ROWS = 256, 24  # kernels, and rows of each, that say what all share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,12 +344,24 @@ def evenly(count: int, most: int) -> Ints:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def learned_shared(
-    observed: Observed, features: Features, prior: ParameterPrior, sizes: Sizes
-) -> tuple[Floats, Floats]:
-    """Return what all kernels share, as rows of some kernels say: mean and covariance."""
-    kernels = evenly(observed.residual.shape[1], _TELLING)
-    columns = np.arange(observed.residual.shape[2])
-    some = Features(features.settings, features.rows[kernels])
-    told = Conditioned.of(observed.some(kernels, columns), some, prior.of(kernels), sizes).settled()
-    return told.shared, told.shared_cov
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The linear model of a step: rows, where costs are asked for, priors, sizes of its parts."""
+
+    observed: Observed
+    targets: Targets
+    prior: ParameterPrior
+    sizes: Sizes
+
+    def telling(self) -> tuple[Conditioned, Ints, Ints]:
+        """Condition some rows of some kernels, which say what all kernels share.
+
+        Returns:
+            What they say; which kernels, and which columns of their rows.
+        """
+        kernels = evenly(self.observed.residual.shape[1], _TELLING)
+        columns = evenly(self.observed.residual.shape[2], _TELLING_ROWS)
+        some = self.observed.some(kernels, columns)
+        features = Features.of(some, self.targets, self.sizes.length)
+        given = Conditioned.of(some, features, self.prior.of(kernels), self.sizes)
+        return given.settled(), kernels, columns

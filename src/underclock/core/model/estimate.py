@@ -21,14 +21,7 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.adjusted import as_at_boost, capped, with_guesses, with_means, with_ratio
-from underclock.core.model.conditioning import (
-    Conditioned,
-    Features,
-    Sizes,
-    evenly,
-    learned_shared,
-    likeliest_sizes,
-)
+from underclock.core.model.conditioning import Conditioned, Model, Sizes, likeliest_sizes
 from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.entries import measurable, measured_means, offered_settings, with_boost
@@ -37,7 +30,7 @@ from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.left_out import LeftOut, Selection
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.observed import Observed, Runs, Targets
-from underclock.core.model.posterior import Model, Posterior, opposite, posterior_of
+from underclock.core.model.posterior import Posterior, opposite, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.steering import steering_notes
@@ -56,7 +49,6 @@ from underclock.core.step.unmeasured import step_mhz, unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
 
-_LEFT_OUT = 256  # kernels, whose rows are left out in turn
 _ANEW = 1.3  # times the rows that sizes were learned from, from which they are learned anew
 # By how much more energies of kernels are off together than their rows say, one by one: on seven
 # sweeps of others with 3 to 8 rows a kernel (docs/evidence/ablation.md).
@@ -213,8 +205,8 @@ def _of_kernels_alone(
     sizes = before.sizes if before is not None and _is_enough(before, sample_set) else None
     sizes = sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    linear, left_out, of_rows = _left_out(linear)
-    posterior = posterior_of(linear, settings)
+    linear, given, left_out, of_rows = _told(linear)
+    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
     factors = left_out.factor(0), left_out.factor(1)
     chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
     seen = np.zeros(posterior.log_s.shape, dtype=bool)
@@ -261,30 +253,22 @@ def _is_enough(before: Estimate, sample_set: SampleSet) -> bool:
     return bool(len(sample_set.samples) < _ANEW * before.fit.weights.shape[1])
 
 
-def _left_out(linear: Model) -> tuple[Model, LeftOut, Floats]:
-    """Leave rows of some kernels out in turn, and disturbed ones for good.
+def _told(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
+    """Learn what kernels share, and leave rows out: each in turn, and disturbed ones for good.
 
     Returns:
-        The model in which these hardly count, what the others say of left-out rows, and the
-        logarithms that were measured there, (2, K, n).
+        The model in which these hardly count; some rows of some kernels as conditioned, what the
+        others say of each, and the logarithms that were measured there, (2, K, n).
     """
-    every = np.arange(linear.observed.residual.shape[2])
-    kernels = evenly(linear.observed.residual.shape[1], _LEFT_OUT)
-
-    def told() -> LeftOut:
-        observed, prior, sizes = linear.observed, linear.prior, linear.sizes
-        features = Features.of(observed, linear.targets, sizes.length)
-        part = Features(features.settings, features.rows[kernels])
-        given = Conditioned.of(observed.some(kernels, every), part, prior.of(kernels), sizes)
-        return LeftOut.of(given.about(*learned_shared(observed, features, prior, sizes)))
-
-    left_out = told()
+    given, kernels, columns = linear.telling()
+    left_out = LeftOut.of(given)
     if left_out.odd.any():
         odd = np.zeros(linear.observed.core_mhz.shape, dtype=bool)
-        odd[kernels] = left_out.odd
+        odd[np.ix_(kernels, columns)] = left_out.odd
         linear = dataclasses.replace(linear, observed=linear.observed.without(odd))
-        left_out = told().without(left_out.odd)
-    return linear, left_out, linear.observed.some(kernels, every).log
+        given = linear.telling()[0]
+        left_out = LeftOut.of(given).without(left_out.odd)
+    return linear, given, left_out, linear.observed.some(kernels, columns).log
 
 
 def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
@@ -315,8 +299,8 @@ def at_locked_clocks(
     observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names))
     sizes = likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
-    linear, left_out, _ = _left_out(linear)
-    posterior = posterior_of(linear, settings)
+    linear, given, left_out, _ = _told(linear)
+    posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
     posterior = posterior.widened(left_out.factor(0), left_out.factor(1))
     log = np.stack([bounded(posterior.log_s, *clocks), posterior.log_w])
     return dataclasses.replace(posterior, log=log), sizes

@@ -21,13 +21,12 @@ from underclock.core.model.conditioning import (
     Conditioned,
     Features,
     Loadings,
-    Sizes,
+    Model,
     coupled,
-    learned_shared,
+    evenly,
     own_variance,
 )
-from underclock.core.model.most_likely import ParameterPrior
-from underclock.core.model.observed import Observed, Targets, is_at
+from underclock.core.model.observed import is_at
 from underclock.records import Clocks
 
 _SHARED = 16  # columns of what all kernels share
@@ -35,6 +34,7 @@ _MOST, _FEWEST = 256, 32  # draws
 _CELLS = 2**24  # kernels times settings times draws, twice: bounds the memory
 _RELEVANT = 1e-4  # odds of a scale that is worth a prediction
 _BATCH = 128  # kernels, conditioned at once
+_MANY, _ROWS_OF_MANY = 512, 24  # kernels, from which on so many rows of each are enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,25 +117,22 @@ class Posterior:
         return np.moveaxis(off, -1, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """The linear model of a step: rows, where costs are asked for, priors, sizes of its parts."""
-
-    observed: Observed
-    targets: Targets
-    prior: ParameterPrior
-    sizes: Sizes
-
-
-def posterior_of(model: Model, settings: tuple[Clocks, ...]) -> Posterior:
+def posterior_of(
+    model: Model, shared: tuple[Floats, Floats], settings: tuple[Clocks, ...]
+) -> Posterior:
     """Say what every entry is; where a row is, its own part too, as far as its runs tell it.
 
     Args:
+        shared: What all kernels share: mean and covariance. Shapes (H',) and (H', H').
         settings: Those that the model's targets are. Length C.
     """
-    observed, targets, prior, sizes = model.observed, model.targets, model.prior, model.sizes
+    (mean, cov), prior, sizes, targets = shared, model.prior, model.sizes, model.targets
+    observed = model.observed
+    if observed.residual.shape[1] > _MANY:
+        some_rows = evenly(observed.residual.shape[2], _ROWS_OF_MANY)
+        observed = observed.some(np.arange(observed.residual.shape[1]), some_rows)
+        model = dataclasses.replace(model, observed=observed)
     features = Features.of(observed, targets, sizes.length)
-    mean, cov = learned_shared(observed, features, prior, sizes)
     directions = _directions(model, features, cov)
     kernels, columns = observed.residual.shape[1], np.arange(observed.residual.shape[2])
     count, size = len(settings), prior.spread.shape[1]
