@@ -119,7 +119,11 @@ def surveyed(
     measuring: MeasurementSettings,
     seed: int,
 ) -> tuple[SampleSet, Points]:
-    """Return what the file of a campaign says before all samples, and what is to be measured."""
+    """Return what the file of a campaign says before all samples, and what is to be measured.
+
+    Raises:
+        UsageError: Fewer samples are allowed than there are kernels.
+    """
     runs = Capability.RUN in measurer.capabilities
     replayed = measurer.table.provenance if isinstance(measurer, ReplayMeasurer) else None
     provenance = Provenance(
@@ -129,7 +133,14 @@ def surveyed(
         table=replayed.table if replayed else None,
         version=underclock.__version__,
     )
-    return survey(measurer, step, campaign, provenance)
+    header, points = survey(measurer, step, campaign, provenance)
+    most, kernels = campaign.max_samples, -(-len(header.kernels) // campaign.share[1])
+    if most is not None and most < kernels and not campaign.steers(measurer):
+        raise UsageError(
+            f"{most} samples are fewer than the {kernels} kernels, of which each needs one at auto",
+            hint=f"allow at least {3 * kernels}: a plan needs more clocks of each",
+        )
+    return header, points
 
 
 def _policy_of(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
