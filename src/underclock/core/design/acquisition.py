@@ -157,12 +157,13 @@ def improvement_of_table(
     time_s, energy_j = (np.where(open_, of, 0.0) for of in (table.time_s, table.energy_j))
     time2, energy2 = costs.variance(1.0, 0.0), costs.variance(0.0, 1.0)
     both = 0.5 * (costs.variance(1.0, 1.0) - time2 - energy2)
+    seen_s, seen_j = (np.where(seen, of, 0.0) for of in (known.time_s, known.energy_j))
     limit_s = known.auto_time_s * (1.0 + budget)
     prices = [price_within(known.time_s, known.energy_j, limit_s)]
     prices += [share * known.auto_w for share in _PRICES]
     gains, bounds_j = [], []
     for price in prices:
-        least = np.where(seen, known.energy_j + price * known.time_s, np.inf).min(axis=1)
+        least = np.where(seen, seen_j + price * seen_s, np.inf).min(axis=1)
         cost = energy_j + price * time_s
         variance = (price * time_s) ** 2 * time2 + energy_j**2 * energy2
         variance += 2.0 * price * time_s * energy_j * both
