@@ -6,7 +6,7 @@ import pytest
 from underclock.app.measuring import measure
 from underclock.app.planning import PlanCosts, costs_of
 from underclock.campaign.survey import Campaign
-from underclock.core.model.cost_estimate import CostEstimate
+from underclock.core.model.costs import Costs
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Accounting, Evidence, SampleSet
@@ -37,12 +37,12 @@ def test_costs_are_of_the_step_unless_asked_otherwise(
     raw = costs_of(sample_set, None, raw=True, isolated=False)
     alone = costs_of(sample_set, None, raw=None, isolated=True)
 
-    assert isinstance(costs.risk, CostEstimate)
+    assert isinstance(costs.risk, Costs)
     assert costs.table is costs.risk.table
     assert costs.table.accounting is Accounting.STEP
     assert raw.risk is None
     assert [each.table.accounting for each in (raw, alone)] == [Accounting.ISOLATED] * 2
-    assert isinstance(alone.risk, CostEstimate)
+    assert isinstance(alone.risk, Costs)
 
 
 def test_samples_that_no_model_fits_are_taken_as_certain_unless_a_model_is_asked_for(

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Ints
-from underclock.core.inference.field import Errors
-from underclock.core.inference.joint import JointCosts
 from underclock.core.job.frontiers import stage_profiles
+from underclock.core.model.costs import Costs
 from underclock.core.planning.sequence import Rules
 from underclock.core.step.cap import PowerCap, settle
 from underclock.core.step.table import CostTable, Heat
@@ -138,35 +137,31 @@ def test_what_belongs_to_no_pass_counts_where_it_runs() -> None:
     assert any("collectives" in each for each in found.warnings)
 
 
-def drawn(table: CostTable, errors: Errors, kernels: Ints, at: Ints) -> float:
+def drawn(risk: Costs, kernels: Ints, at: Ints) -> float:
     """Return the deviation of a sum's logarithm against auto's, all logarithms drawn together."""
-    random = np.random.default_rng(1)
-    count, (k, _, p) = 4000, errors.own.shape
-    own = np.einsum("kcp,dkp->dkc", errors.own, random.standard_normal((count, k, p)))
-    shared = np.einsum(
-        "kcs,ds->dkc", errors.shared, random.standard_normal((count, errors.shared.shape[2]))
-    )
-    rest = np.sqrt(errors.rest) * random.standard_normal((count, *errors.rest.shape))
-    each = table.launches.time_s * np.exp(own + shared + rest)
-    sums = [each[:, kernels, s].sum(axis=1) for s in (at, np.full_like(at, table.baseline))]
+    random, (k, _, columns) = np.random.default_rng(1), risk.moves[0].shape
+    shared = np.arange(columns) < risk.shared
+    normal = random.standard_normal((4000, k, columns))
+    normal = np.where(shared, normal[:, :1], normal)
+    off = np.einsum("kse,dke->dks", risk.moves[0], normal)
+    each, auto = risk.table.launches.time_s * np.exp(off), np.full_like(at, risk.table.baseline)
+    sums = [each[:, kernels, s].sum(axis=1) for s in (at, auto)]
     return float(np.log(sums[0] / sums[1]).std())
 
 
-def risk_of(table: CostTable, wider: tuple[float, float] = (1.0, 1.0)) -> JointCosts:
+def risk_of(table: CostTable, wider: float = 1.0) -> Costs:
+    """Return costs whose errors of energy are as much wider."""
     random = np.random.default_rng(0)
-    errors = Errors(
-        own=random.normal(0.0, 0.01, (4, 5, 3)),
-        shared=random.normal(0.005, 0.005, (4, 5, 2)),
-        rest=random.uniform(0.0, 2e-4, (4, 5)),
-    )
-    return JointCosts(table=table, time=errors, energy=errors, wider=wider)
+    shared, own = random.normal(0.005, 0.005, (4, 5, 2)), random.normal(0.0, 0.01, (4, 5, 3))
+    moves = np.concatenate([shared, own], axis=-1)
+    return Costs(table=table, moves=np.stack([moves, wider * moves]), shared=2)
 
 
 def test_errors_of_kernels_are_those_of_their_sum_drawn_together() -> None:
     table = table_of(STEP)
     order = order_of(table)
     launched = np.array([k for k in order if k in {0, 1}])
-    risk = risk_of(table, (1.0, 2.0))
+    risk = risk_of(table, 2.0)
     found = stage_profiles(table, order, risk, rules(8e-3)).profiles[FORWARD]
     assert (auto(found).time_error_s, auto(found).energy_error_j) == (0.0, 0.0)
     inside = next(row for row in found.rows if row.inside)
@@ -174,7 +169,7 @@ def test_errors_of_kernels_are_those_of_their_sum_drawn_together() -> None:
         lasts = [(each.clocks, each.launches) for each in row.inside]
         clocks = [at for at, count in lasts or [(row.clocks, len(launched))] for _ in range(count)]
         at = np.array([table.settings.index(each) for each in clocks])
-        deviation = drawn(table, risk.time, launched, at)
+        deviation = drawn(risk, launched, at)
         assert row.time_error_s == pytest.approx(deviation * row.time_s, rel=0.05)
     narrow = stage_profiles(table, order, risk_of(table)).profiles[FORWARD].rows[1]
     assert found.rows[1].energy_error_j == pytest.approx(2.0 * narrow.energy_error_j)

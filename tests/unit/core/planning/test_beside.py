@@ -22,8 +22,8 @@ from steps_beside import (
     taken,
 )
 from underclock.campaign.worth import worth_of_samples
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
+from underclock.core.model.costs import Costs
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.planning.achievable import achieved, as_schedule
 from underclock.core.planning.choices import choices
 from underclock.core.planning.goal import Goal
@@ -42,8 +42,12 @@ from windows import having
 
 
 @cache
-def _found(true: float, told: float) -> CostEstimate:
+def _estimate(true: float, told: float) -> Estimate:
     return estimate(campaign_beside(true, told))
+
+
+def _found(true: float, told: float) -> Costs:
+    return _estimate(true, told).costs
 
 
 @pytest.mark.untraced
@@ -129,7 +133,7 @@ def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
 
 
 def test_sums_of_kernels_alone_know_of_it_too() -> None:
-    found = estimate(campaign_beside(0.0, 0.0), isolated=True)
+    found = estimate(campaign_beside(0.0, 0.0), isolated=True).costs
     table, setting = found.table, np.zeros(6, dtype=np.int64)
     change = found.predicted_change(setting)
     energy_j = math.fsum(table.energy_j[:, 0])
@@ -164,9 +168,8 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
 
 
 def test_no_further_sample_of_it_is_worth_a_second() -> None:
-    found = _found(0.0, 0.0)
     worth = worth_of_samples(
-        found,
+        _estimate(0.0, 0.0),
         [Goal(max_slowdown=0.02)],
         lambda settings: np.ones((6, len(settings)), dtype=bool),
         lambda _launch_s: 1.0,

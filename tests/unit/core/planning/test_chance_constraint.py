@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange, TimeVariance
+from underclock.core.model.costs import ONE_SIDED, PredictedChange, TimeVariance
 from underclock.core.planning.chance_constraint import (
     Aim,
     Candidate,

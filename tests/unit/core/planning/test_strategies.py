@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
 from underclock.arrays import Ints
-from underclock.core.model.predicted_change import ONE_SIDED, PredictedChange
+from underclock.core.model.costs import ONE_SIDED, PredictedChange
 from underclock.core.planning.best_choice import tolerance_of
 from underclock.core.planning.chance_constraint import BUDGETS
 from underclock.core.planning.goal import Goal

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.arrays import Ints
-from underclock.core.model.predicted_change import PredictedChange
+from underclock.core.model.costs import PredictedChange
 from underclock.core.planning.achievable import achieved, schedule_cost
 from underclock.core.planning.best_choice import Task, best_choice
 from underclock.core.planning.chance_constraint import Aim
