@@ -6,7 +6,7 @@ comes of it are `Costs`.
 
 Where the step was run whole, costs are those of the step: kernels at locked clocks, the power cap
 apart, under one cap on the mean power of the sequence, auto as measured. Else they are sums of
-kernels alone, and auto is a setting like the others.
+kernels alone, and auto is a setting like the others; with co-load it stays as measured.
 
 Shape letters: K kernels, C settings, S settings with the baseline last, N samples.
 """
@@ -131,7 +131,8 @@ def estimate(
     weights = sample_weights(sample_set) if known is None else known.weights
     measured = cost_table(sample_set, baseline=baseline, weights=weights)
     auto = measured.settings[measured.baseline]
-    if isolated or not (sample_set.in_situ and sample_set.order and auto.is_auto):
+    whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
+    if not (whole or sample_set.mixed):
         return _of_kernels_alone(sample_set, measured, weights, before)
     settings = _locked(offered_settings(sample_set, auto), sample_set)
     odd: tuple[str, ...] = ()
@@ -140,10 +141,11 @@ def estimate(
         rows, model = fit_rows(sample_set, settings, weights)
         known = KnownFit(rows=rows, model=model, weights=weights)
     rows, model = known.rows, known.model
-    posterior, sizes, can = _in_the_step(sample_set, known, settings)
+    limit_w = rows.peak_w if whole else rows.limit_w
+    posterior, sizes, can = _at_locks(sample_set, known, settings, limit_w)
     beside_j = _beside_j(sample_set, model, posterior)
     counts = waited_counts(sample_set.kernels)
-    ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j))
+    ratio = step_ratio(rows, posterior, counts, math.fsum(beside_j)) if whole else StepRatio()
     if ratio.spread > 0.0:
         posterior = with_ratio(posterior, ratio.ratio, ratio.spread)
         beside_j = beside_j * ratio.ratio
@@ -152,14 +154,14 @@ def estimate(
     warnings = (*odd, *steering_notes(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
-    step = known_step(table, sample_set, rows.limit_w)
+    step = known_step(table, sample_set, rows.limit_w) if whole else None
     if step is not None:
         table = dataclasses.replace(step.table, heat=_heat(model, table, sample_set))
     costs = Costs(
         table=table,
         moves=_with_auto(posterior),
         shared=posterior.shared,
-        auto_spread=_auto_spread(posterior, sample_set.in_situ),
+        auto_spread=_auto_spread(posterior, sample_set.in_situ) if whole else None,
     )
     offered = offered_settings(sample_set, auto)
     to_visit = np.array([clocks in offered for clocks in settings], dtype=bool)
@@ -306,17 +308,17 @@ def at_locked_clocks(
     return dataclasses.replace(posterior, log=log), sizes
 
 
-def _in_the_step(
-    sample_set: SampleSet, known: KnownFit, settings: tuple[Clocks, ...]
+def _at_locks(
+    sample_set: SampleSet, known: KnownFit, settings: tuple[Clocks, ...], limit_w: float
 ) -> tuple[Posterior, Sizes, Bools]:
-    """Estimate kernels at locked clocks in a step; also which entries anything is known of."""
+    """Estimate kernels at locked clocks, under a limit each; also which of them anything says."""
     rows = known.rows
     core_mhz, mem_mhz = clocks_of(rows, settings)
     posterior, sizes = at_locked_clocks(
         known.model, (core_mhz, mem_mhz), settings, temperature_of(sample_set)
     )
     posterior = posterior.of_first(len(sample_set.kernels))
-    posterior = capped(posterior, core_mhz, mem_mhz, rows.peak_w)
+    posterior = capped(posterior, core_mhz, mem_mhz, limit_w)
     like_auto = mem_mhz == rows.auto_mem_mhz
     posterior = as_at_boost(posterior, rows.boost_log_s, core_mhz, like_auto, rows.peak_w)
     told = np.unique(rows.kernel[rows.windows[1] > 0.0])
@@ -349,7 +351,7 @@ def _beside_j(sample_set: SampleSet, model: FittedModel, posterior: Posterior) -
 def drawn_beside_j(model: FittedModel, posterior: Posterior, counts: Floats, at: int) -> Floats:
     """Return what so many launches at a setting draw, (K,), and the GPU not without them."""
     core_mhz, mem_mhz = clocks_of(model.rows, posterior.settings[at : at + 1])
-    gpu = model.parameters.family.gpu(model.parameters.shared)
+    gpu = model.parameters.family.gpu(model.parameters.shared + posterior.gpu)
     anyway_w = float(idle_w(gpu, core_mhz, mem_mhz, STEADY_C)[0])
     own_w = np.maximum(np.exp(posterior.log_w[:, at]) - anyway_w, 0.0)
     beside_j: Floats = counts * np.exp(posterior.log_s[:, at]) * own_w
