@@ -31,6 +31,7 @@ _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
 _BASELINE_PART = 0.25  # of the promise's variance, from which the whole step is run once more
 _ROUNDS_A_KERNEL = 4  # rounds in which every kernel could have had one more sample
+_MORE = 20  # samples on file, for each of which a round has one sample more
 _HURRIED = 3.0  # times the least that the first looks take: steps may be long, kernels many
 
 
@@ -252,7 +253,9 @@ class Adaptive(WindowPolicy):
         if self._runs and short_of <= 1.0:
             self.why = "the promise is as sharp as asked"
             return []
-        best = worth.best(max(1, len(self._kernels) // _ROUNDS_A_KERNEL))
+        best = worth.best(
+            max(1, len(self._kernels) // _ROUNDS_A_KERNEL, len(samples.samples) // _MORE)
+        )
         wanted = [self._kernel(self._kernels[k], fit.costs.table.settings[c]) for k, c in best]
         wanted += [*self._reference(fit), *self._baseline_again(fit, exact=samples.is_exact)]
         some = self._in_random_order(wanted)

@@ -49,7 +49,7 @@ from underclock.core.step.unmeasured import step_mhz, unmeasured
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, Closure, SampleSet, Window
 
-_ANEW = 1.3  # times the rows that sizes were learned from, from which they are learned anew
+_ANEW = 1.3  # times the samples that were fitted, from which they are fitted anew
 # By how much more energies of kernels are off together than their rows say, one by one: on seven
 # sweeps of others with 3 to 8 rows a kernel (docs/evidence/ablation.md).
 _TOGETHER = 1.3
@@ -122,8 +122,8 @@ def estimate(
         isolated: Whether costs are those of kernels alone even where the step was run whole, as in
             arXiv 2601.08539.
         known: The fit, where it is not of this sample_set alone.
-        before: What fewer of these samples said: how large the model's parts are is learned anew
-            when there are some more.
+        before: What fewer of these samples said: the physics, and how large the model's parts are,
+            are learned anew when there are some more.
 
     Raises:
         CannotFitError: No sample is of use: costs may still be taken as measured.
@@ -188,8 +188,14 @@ def _of_kernels_alone(
     asked = dict.fromkeys((*measured.settings, *sample_set.settings))
     locked = [clocks for clocks in asked if clocks != auto and not clocks.is_auto]
     settings = (*sorted(locked, key=lambda clocks: clocks.rank), auto)
-    rows, model = fit_rows(sample_set, locked, weights)
-    core_mhz, mem_mhz = clocks_of(rows, settings)
+    enough = before is not None and len(sample_set.samples) < _ANEW * before.fit.weights.shape[1]
+    if before is not None and enough:
+        fit, known_sizes = before.fit, before.sizes
+    else:
+        rows, model = fit_rows(sample_set, locked, weights)
+        fit, known_sizes = KnownFit(rows=rows, model=model, weights=weights), None
+    model = fit.model
+    core_mhz, mem_mhz = clocks_of(fit.rows, settings)
     free = np.array([clocks.core_mhz is None for clocks in settings])
     place = {clocks: c for c, clocks in enumerate(settings)}
     names = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
@@ -204,8 +210,7 @@ def _of_kernels_alone(
     )
     observed = Observed.of(model, runs, len(names))
     targets = Targets.of(model, (core_mhz, mem_mhz), free, temperature_of(sample_set))
-    sizes = before.sizes if before is not None and _is_enough(before, sample_set) else None
-    sizes = sizes or likeliest_sizes(observed, targets, model.prior)
+    sizes = known_sizes or likeliest_sizes(observed, targets, model.prior)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
     linear, given, left_out, of_rows = _told(linear)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)
@@ -243,16 +248,11 @@ def _of_kernels_alone(
     return Estimate(
         costs=Costs(table=table, moves=moves, shared=posterior.shared),
         posterior=posterior,
-        fit=KnownFit(rows=rows, model=model, weights=weights),
+        fit=fit,
         sizes=sizes,
         measurable=offered & (np.arange(len(settings)) < at),
         can=shown,
     )
-
-
-def _is_enough(before: Estimate, sample_set: SampleSet) -> bool:
-    """Whether sizes learned of fewer samples still serve."""
-    return bool(len(sample_set.samples) < _ANEW * before.fit.weights.shape[1])
 
 
 def _told(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
