@@ -25,7 +25,7 @@ from scipy.special import logsumexp
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import ParameterPrior
-from underclock.core.model.observed import Observed, Targets
+from underclock.core.model.observed import Observed, Targets, evenly
 
 # Student's t with four degrees of freedom, in four steps: scales and the logarithms of their odds.
 SCALES = np.array([0.5, 1.0, 2.0, 4.0])
@@ -284,7 +284,7 @@ def likeliest_sizes(
     Args:
         start: Where to begin; by default where sizes usually are.
     """
-    kernels = evenly(observed.residual.shape[1], _KERNELS)
+    kernels = observed.spread(_KERNELS)
     some = observed.some(kernels, evenly(observed.residual.shape[2], _ROWS))
     prior, usual = prior.of(kernels), Sizes()
     repeated = bool(observed.freedom.sum() > _REPEATS)
@@ -339,11 +339,6 @@ def _usual_run(observed: Observed, usual: Sizes) -> tuple[float, float]:
     return runs[0], runs[1]
 
 
-def evenly(count: int, most: int) -> Ints:
-    """Return at most so many of the numbers from 0, evenly. Ascending."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The linear model of a step: rows, where costs are asked for, priors, sizes of its parts."""
@@ -359,7 +354,7 @@ class Model:
         Returns:
             What they say; which kernels, and which columns of their rows.
         """
-        kernels = evenly(self.observed.residual.shape[1], _TELLING)
+        kernels = self.observed.spread(_TELLING)
         columns = evenly(self.observed.residual.shape[2], _TELLING_ROWS)
         some = self.observed.some(kernels, columns)
         features = Features.of(some, self.targets, self.sizes.length)

@@ -238,8 +238,9 @@ class Costs:
         change = math.fsum(chosen[at] * costs[at]) / total - 1.0
         variance = self._squares(self._moved(q, chosen)[0])
         if self.auto_spread is not None:
+            # What a choice keeps of auto is that part of it, however long the step takes.
             locked = change + 1.0 - self._kept(q, chosen)
-            variance += ((locked + self._kept(q, chosen)) * self.auto_spread[q]) ** 2
+            variance += (locked * self.auto_spread[q]) ** 2
         return change, math.sqrt(variance)
 
     def _kept(self, q: int, chosen: Floats) -> float:

@@ -254,6 +254,11 @@ class Observed:
         logs = (_USUAL_RUNS + self.freedom) * np.log(prior + self.squares)
         return -0.5 * float((logs - _USUAL_RUNS * np.log(prior)).sum())
 
+    def spread(self, most: int) -> Ints:
+        """Return at most so many kernels, evenly from short to long, however they are listed."""
+        order = self.log[0].sum(axis=1).argsort(kind="stable")
+        return np.sort(order[evenly(len(order), most)])
+
     def some(self, kernels: Ints, columns: Ints) -> "Observed":
         """Return some rows of some kernels."""
         of_kernels = {name: getattr(self, name)[:, kernels] for name in ("squares", "freedom")}
@@ -266,6 +271,11 @@ class Observed:
             for name in ("log", "residual", "windows", "by_kernel", "by_shared")
         }
         return dataclasses.replace(self, **of_kernels, **pairs, **both)
+
+
+def evenly(count: int, most: int) -> Ints:
+    """Return at most so many of the numbers from 0, evenly. Ascending."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
 def _rows(runs: Runs) -> tuple[tuple[Ints, Ints], Ints]:

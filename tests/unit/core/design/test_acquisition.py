@@ -1,4 +1,4 @@
-"""What one more sample is worth."""
+"""What one more sample is worth, and where a campaign begins."""
 
 import dataclasses
 import math
@@ -8,103 +8,74 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.arrays import Floats
-from underclock.core.design.sample_value import (
-    Candidates,
-    ValueOfInformation,
+from underclock.arrays import Floats, Ints
+from underclock.core.design.acquisition import (
+    Looks,
     expected_gain,
-    value_of_information,
+    improvement,
+    improvement_of_table,
+    price_within,
+    spread_out,
 )
-from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL
-from underclock.records import Clocks
+from underclock.core.design.wanted import Wanted
+from underclock.core.model.costs import Costs
+from underclock.core.step.table import CostTable
+from underclock.records import AUTO, Clocks, Kernel, Mix
 
-_K, _C, _S = 3, 4, 2
+_K, _S, _SHARED = 3, 5, 2
+_MEASURABLE = np.broadcast_to((np.arange(_S) > 0) & (np.arange(_S) < _S - 1), (_K, _S))
 
 
-def _posterior(seed: int, size: float = 0.05) -> Posterior:
+def _costs(time_s: Floats, energy_j: Floats, moves: Floats, shared: int = 0) -> Costs:
+    """Return costs whose errors are columns of log time and log energy, (2, K, S, E)."""
+    kernels, settings = time_s.shape
+    table = CostTable(
+        kernels=tuple(Kernel(name=f"k{k}") for k in range(kernels)),
+        settings=(*(Clocks(core_mhz=500 + 100 * s) for s in range(settings - 1)), AUTO),
+        time_s=time_s,
+        energy_j=energy_j,
+        baseline=settings - 1,
+    )
+    return Costs(table=table, moves=moves, shared=shared)
+
+
+def _own(spread: Floats) -> Floats:
+    """Return columns of entries that are each off by themselves, time and energy alike."""
+    columns = np.eye(spread.size).reshape(*spread.shape, -1)
+    return np.tile(spread[..., None] * columns, (2, 1, 1, 1))
+
+
+def _some(seed: int, size: float = 0.05) -> Costs:
     random = np.random.default_rng(seed)
-    return Posterior(
-        settings=tuple(Clocks(core_mhz=500 + 100 * c) for c in range(_C)),
-        log_s=random.uniform(-2.0, 0.0, (_K, _C)),
-        log_w=random.uniform(4.0, 6.0, (_K, _C)),
-        by_shared=size * random.normal(0.0, 1.0, (2, _K, _C, _S)),
-        by_kernel=size * random.normal(0.0, 1.0, (2, _K, _C, PER_KERNEL)),
-        discrepancy=(size * random.uniform(0.0, 1.0, (2, _K, _C))) ** 2,
-        shared_cov=np.eye(_S),
-        kernel_cov=np.tile(np.eye(PER_KERNEL), (_K, 1, 1)),
-        noise=np.full((2, _K), 0.01),
+    time_s = random.uniform(0.1, 1.0, (_K, _S))
+    moves = size * random.normal(0.0, 0.5, (2, _K, _S, 6))
+    return _costs(time_s, random.uniform(50.0, 400.0, (_K, _S)) * time_s, moves, _SHARED)
+
+
+def _looks(count: Floats | None = None) -> Looks:
+    count = np.zeros((_K, _S)) if count is None else count
+    return Looks(measurable=_MEASURABLE, count=count, noise=np.full((2, _K), 0.01))
+
+
+@pytest.mark.parametrize("points", [1, 3, 5, 8])
+def test_the_first_settings_are_distinct_and_over_all_memory_clocks(points: int) -> None:
+    core, mem = (
+        grid.ravel()
+        for grid in np.meshgrid(np.linspace(300.0, 2100.0, 13), [405.0, 5001.0, 9501.0])
     )
+    chosen = spread_out(core, mem, points)
+
+    assert len(set(chosen.tolist())) == len(chosen) == points
+    assert (core[chosen[0]], mem[chosen[0]]) == (2100.0, 9501.0)
+    assert (core[chosen] >= 0.4 * 2100.0).all()
+    assert points == 1 or 405.0 in mem[chosen]
+    assert spread_out(core, mem, points + 1)[:points].tolist() == chosen.tolist()
 
 
-def _known(posterior: Posterior) -> Posterior:
-    return dataclasses.replace(
-        posterior,
-        by_shared=0 * posterior.by_shared,
-        by_kernel=0 * posterior.by_kernel,
-        discrepancy=0 * posterior.discrepancy,
-    )
+def test_there_are_no_more_settings_to_begin_with_than_there_are() -> None:
+    chosen = spread_out(np.array([300.0, 1800.0, 2100.0]), np.full(3, 9501.0), 5)
 
-
-_CAN = np.arange(_C) + np.zeros((_K, 1)) > 0
-
-
-def _candidates(posterior: Posterior, looks: Floats | None = None) -> Candidates:
-    auto_s = np.exp(posterior.log_s[:, -1])
-    return Candidates(
-        posterior=posterior,
-        counts=np.ones(_K),
-        auto_s=auto_s,
-        auto_j=1.02 * auto_s * np.exp(posterior.log_w[:, -1]),
-        measurable=_CAN,
-        looks=np.zeros((_K, _C)) if looks is None else looks,
-    )
-
-
-def _value(
-    posterior: Posterior, *, planned: int = 0, multiplier: float = 50.0
-) -> ValueOfInformation:
-    return value_of_information(_candidates(posterior), multiplier, np.full(_K, planned))
-
-
-@given(st.integers(0, 1000), st.integers(-1, _C - 1), st.floats(0.0, 1000.0))
-def test_worth_is_never_negative_and_only_where_one_can_measure(
-    seed: int, planned: int, multiplier: float
-) -> None:
-    worth = _value(_posterior(seed), planned=planned, multiplier=multiplier)
-
-    for value in (worth.choice, worth.promise, worth.total):
-        assert value.shape == (_K, _C)
-        assert np.isfinite(value).all()
-        assert (value >= 0).all()
-        assert (value[:, 0] == 0).all()
-
-
-@given(st.integers(0, 1000))
-def test_what_is_known_is_worth_nothing(seed: int) -> None:
-    known = _known(_posterior(seed))
-
-    assert _value(known, planned=2).total == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_promise_rests_on_what_is_planned_only() -> None:
-    promise = _value(_posterior(0), planned=2).promise
-
-    assert (promise[:, 2] > 0).all()
-    assert (np.delete(promise, 2, axis=1) == 0).all()
-    assert (_value(_posterior(0), planned=-1).promise == 0).all()
-
-
-def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> None:
-    posterior = _known(_posterior(1))
-    log_w = np.tile([5.0, 4.0, 4.02, 4.9], (_K, 1))
-    discrepancy = np.full((2, _K, _C), 0.0004)
-    close = dataclasses.replace(
-        posterior, log_s=np.zeros((_K, _C)), log_w=log_w, discrepancy=discrepancy
-    )
-    choice = _value(close, planned=-1).choice
-
-    assert (choice[:, 2] > 100 * choice[:, 3]).all()
+    assert chosen.tolist() == [2, 1]  # the slowest is far below the knee
 
 
 def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
@@ -115,14 +86,198 @@ def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
     )
 
 
-def test_where_looks_left_something_open_another_one_tells_little() -> None:
-    posterior = _posterior(3)
-    looks = np.zeros((_K, _C))
-    before = value_of_information(_candidates(posterior), 50.0, np.full(_K, -1)).total
-    k, c = np.unravel_index(int(before.argmax()), before.shape)
-    looks[k, c] = 100.0
-    after = value_of_information(_candidates(posterior, looks), 50.0, np.full(_K, -1)).total
+@given(st.floats(-3.0, 3.0), st.floats(0.01, 2.0))
+def test_an_expected_gain_is_that_of_draws(behind: float, spread: float) -> None:
+    quantiles = np.random.default_rng(0).normal(behind, spread, 20_000)
+    gain = expected_gain(np.array([behind]), np.array([spread]))[0]
 
-    assert after[k, c] < 0.2 * before[k, c]
-    untouched = looks == 0.0
-    assert after[untouched] == pytest.approx(before[untouched])
+    assert gain == pytest.approx(np.maximum(-quantiles, 0.0).mean(), abs=0.04 * spread)
+
+
+_PAIRS = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=4, max_size=4)
+
+
+@given(st.lists(_PAIRS, min_size=3, max_size=3), st.floats(0.0, 0.5))
+def test_a_limit_of_time_is_kept_and_a_looser_one_costs_less(
+    pairs: list[list[tuple[float, float]]], slack: float
+) -> None:
+    time_s, energy_j = np.moveaxis(np.array(pairs), -1, 0)
+    limit_s = float(time_s.min(axis=1).sum()) * (1.01 + slack)
+    tight, loose = (price_within(time_s, energy_j, of * limit_s) for of in (1.0, 1.2))
+    at = np.arange(3), np.argmin(energy_j + tight * time_s, axis=1)
+
+    assert tight >= loose >= 0.0
+    if tight < 99.0 * float((energy_j / time_s).max()):  # else nobody pays so much
+        assert time_s[at].sum() <= limit_s
+
+
+def test_what_cannot_be_chosen_has_no_price() -> None:
+    time_s, energy_j = np.array([[1.0, np.inf, 2.0]]), np.array([[10.0, np.inf, 4.0]])
+
+    assert price_within(time_s, energy_j, 1.5) == pytest.approx(6.0)
+    assert price_within(time_s, energy_j, 2.0) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(st.integers(0, 1000), st.integers(0, _S - 1), st.floats(0.0, 1000.0))
+def test_worth_is_never_negative_and_only_where_one_can_measure(
+    seed: int, planned: int, price_w: float
+) -> None:
+    costs = _some(seed)
+    gone = np.random.default_rng(seed).random((_K, _S)) < 0.2
+    gone[:, -1] = False
+    table = dataclasses.replace(
+        costs.table,
+        time_s=np.where(gone, np.inf, costs.table.time_s),
+        energy_j=np.where(gone, np.inf, costs.table.energy_j),
+    )
+    plan = np.where(gone[:, planned], _S - 1, planned)
+    worth = improvement(dataclasses.replace(costs, table=table), _looks(), price_w, plan)
+
+    assert worth.shape == (_K, _S)
+    assert np.isfinite(worth).all()
+    assert (worth >= 0.0).all()
+    assert (worth[~_MEASURABLE | gone] == 0.0).all()
+
+
+@given(st.integers(0, 1000))
+def test_what_is_known_is_worth_nothing(seed: int) -> None:
+    known = _some(seed, 0.0)
+
+    assert not improvement(known, _looks(), 50.0, np.full(_K, 2)).any()
+
+
+def _two_close(planned: int) -> tuple[Costs, Ints]:
+    """Return kernels whose third setting is just behind the second, and the fourth far behind."""
+    energy_j = np.tile([150.0, 55.0, 55.5, 130.0, 150.0], (_K, 1))
+    return _costs(np.ones((_K, _S)), energy_j, _own(np.full((_K, _S), 0.02))), np.full(_K, planned)
+
+
+def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> None:
+    costs, plan = _two_close(_S - 1)
+    worth = improvement(costs, _looks(), 0.0, plan)
+
+    assert (worth[:, 2] > 100.0 * worth[:, 3]).all()
+    # The best is looked at where it is less sure than its rival.
+    assert (worth[:, 1] == 0.0).all()
+    surer = np.where(np.arange(_S) == 1, 0.02, 0.01) * np.ones((_K, 1))
+    unsure = dataclasses.replace(costs, moves=_own(surer))
+    worth = improvement(unsure, _looks(), 0.0, plan)
+    assert (worth[:, 1] == worth[:, 2]).all()
+
+
+def test_a_promise_rests_on_what_is_planned_and_not_on_auto() -> None:
+    at_auto, at_one = (improvement(*of[:1], _looks(), 0.0, of[1]) for of in map(_two_close, (4, 1)))
+    more = at_one - at_auto
+
+    assert (more[:, 1] > 0.0).all()
+    assert np.delete(more, 1, axis=1) == pytest.approx(0.0)
+
+
+def test_where_looks_left_something_open_another_one_tells_little() -> None:
+    costs, planned = _some(3), np.full(_K, _S - 1)
+    before = improvement(costs, _looks(), 50.0, planned)
+    k, s = np.unravel_index(int(before.argmax()), before.shape)
+    count = np.zeros((_K, _S))
+    count[k, s] = 100.0
+    after = improvement(costs, _looks(count), 50.0, planned)
+
+    assert after[k, s] < 0.2 * before[k, s]
+    others = np.arange(_K) != k
+    assert after[others] == pytest.approx(before[others])
+
+
+def _worth_of_rows(
+    time_s: Floats, energy_j: Floats, spread: Floats, budget: float, auto: float = 1.0
+) -> Floats:
+    """Return what rows are worth where those without a spread were looked at; auto costs 1, 1."""
+    kernels, one = len(time_s), np.full((len(time_s), 1), auto)
+    time_s, energy_j = np.hstack([time_s, one]), np.hstack([energy_j, one])
+    spread = np.hstack([spread, 0.0 * one])
+    costs, seen = _costs(time_s, energy_j, _own(spread)), spread == 0.0
+    known = dataclasses.replace(
+        costs.table,
+        time_s=np.where(seen, time_s, np.inf),
+        energy_j=np.where(seen, energy_j, np.inf),
+    )
+    measurable = np.arange(time_s.shape[1]) < time_s.shape[1] - 1
+    can = np.broadcast_to(measurable, (kernels, len(measurable)))
+    return improvement_of_table(costs, known, seen, can, budget)[:, :-1]
+
+
+def _random_rows(seed: int) -> tuple[Floats, Floats, Floats]:
+    random = np.random.default_rng(seed)
+    time_s = random.uniform(0.9, 1.3, (4, 5))
+    spread = np.where(random.random((4, 5)) < 0.3, 0.0, random.uniform(0.01, 0.1, (4, 5)))
+    return time_s, time_s * random.uniform(0.6, 1.1, (4, 5)), spread
+
+
+@given(st.integers(0, 500), st.floats(-0.05, 0.2))
+def test_a_row_is_worth_something_only_where_none_was_looked_at(seed: int, budget: float) -> None:
+    time_s, energy_j, spread = _random_rows(seed)
+    worth = _worth_of_rows(time_s, energy_j, spread, budget)
+
+    assert np.isfinite(worth).all()
+    assert (worth >= 0.0).all()
+    assert (worth[spread == 0.0] == 0.0).all()
+    assert (worth <= energy_j.sum() + 4.0).all()
+
+
+def test_with_time_enough_a_row_is_worth_the_mean_of_what_it_may_save() -> None:
+    drawn_j = np.exp(0.02 * np.random.default_rng(0).normal(size=400_000))
+    expected_j = np.maximum(1.0 - drawn_j, 0.0).mean()
+    gain = _worth_of_rows(np.ones((1, 3)), np.ones((1, 3)), np.array([[0.0, 0.02, 0.0]]), 0.5)
+
+    assert gain[0, 1] == pytest.approx(expected_j, rel=0.03)
+
+
+def _beside(time_s: float, energy_j: float, budget: float, *, borrower: bool = True) -> float:
+    """Return what a row is worth beside a kernel known to save 0.2 J if it is lent 0.02 s."""
+    slow = [1.02, 0.8] if borrower else [1.5, 2.2]
+    return float(
+        _worth_of_rows(
+            np.array([[slow[0]], [time_s]]),
+            np.array([[slow[1]], [energy_j]]),
+            np.array([[0.0], [1e-3]]),
+            budget,
+        )[1, 0]
+    )
+
+
+def test_a_loan_of_time_is_worth_what_others_make_of_it() -> None:
+    assert _beside(0.98, 1.01, 0.0) == pytest.approx(0.2 - 0.01, abs=0.02)
+    assert _beside(0.98, 1.01, 0.0, borrower=False) < 1e-3
+    assert _beside(0.98, 1.01, 0.1) < 1e-3  # time enough
+
+
+def test_more_time_than_anybody_borrows_is_worth_no_more() -> None:
+    assert _beside(0.90, 1.0, 0.0) == pytest.approx(_beside(0.98, 1.0, 0.0), abs=0.01)
+
+
+def test_a_saving_that_takes_time_is_worth_what_is_left_of_it_at_the_price_of_time() -> None:
+    # Of 0.01 s that the budget of two kernels leaves, the known borrower makes 10 J a second.
+    assert _beside(1.01, 0.5, 0.005) == pytest.approx(0.5 - 0.1, abs=0.02)
+    assert _beside(1.01, 0.95, 0.005) < 1e-3
+
+
+def test_where_nothing_known_keeps_a_budget_it_is_time_that_counts() -> None:
+    gain = _worth_of_rows(
+        np.array([[0.9, 1.2]]), np.array([[1.8, 0.48]]), np.array([[0.01, 0.01]]), -0.08
+    )
+
+    assert gain[0, 0] > 100.0 * gain[0, 1]
+
+
+@given(st.integers(0, 50))
+def test_a_better_row_known_leaves_less_to_improve_with_time_enough(seed: int) -> None:
+    time_s, energy_j, spread = _random_rows(seed)
+    spread[:, 2] = 0.0
+    better_j = np.where(np.arange(5) == 2, 0.4 * energy_j, energy_j)
+    before, after = (_worth_of_rows(time_s, of, spread, 0.9) for of in (energy_j, better_j))
+
+    assert (after <= before + 1e-12).all()
+
+
+def test_a_window_without_a_kernel_is_of_the_step_if_anything_is_launched() -> None:
+    steps = [Wanted(), Wanted("k"), Wanted(mix=Mix(launches=0, hot=1))]
+
+    assert [wanted.is_step for wanted in steps] == [True, False, False]

@@ -24,6 +24,6 @@ def test_products_at_the_peak_take_what_the_step_showed_them_to_take() -> None:
     seen_s = np.mean([w.kernel_s for w in looks], axis=0)
     long = seen_s > _LONG_S
 
-    assert np.isfinite(known.rows.peak_w)
+    assert np.isfinite(known.fit.rows.peak_w)
     off = np.exp(known.posterior.log_s[:, boost]) / seen_s - 1.0
     assert np.abs(off[long]).max() < 0.02

@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import joined_sets
@@ -91,50 +90,61 @@ def _profile(
 
 
 @pytest.fixture(scope="module")
-def half() -> CostEstimate:
+def half() -> Estimate:
     return estimate(_profile(_SETTINGS[::2]))
 
 
-def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: CostEstimate) -> None:
-    off, spread = [], np.sqrt(half.posterior.variance(1.0, 1.0))
+def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: Estimate) -> None:
+    table, off = half.costs.table, []
     for k, name in enumerate(_KERNELS):
-        for c, asked in enumerate(half.posterior.settings):
+        for c, asked in enumerate(table.settings[:-1]):
+            if asked in _SETTINGS[::2]:
+                continue
             core, mem = float(asked.core_mhz or 0), float(asked.mem_mhz or 0)
-            time_s = duration_s(_GPU, _KERNELS[name], core, mem)
+            time_s = 2 * duration_s(_GPU, _KERNELS[name], core, mem)
             energy_j = time_s * busy_w(_GPU, _KERNELS[name], core, mem, 55.0)
-            off.append(math.log(half.table.energy_j[k, c] / (2 * energy_j)))
-            assert abs(off[-1]) < 4 * spread[k, c]
-            assert half.table.time_s[k, c] == pytest.approx(2 * time_s, rel=0.06)
-    assert np.median(np.abs(off)) < 0.01
+            off.append((table.time_s[k, c] / time_s, table.energy_j[k, c] / energy_j))
+            spread = [half.costs.variance(*of)[k, c] ** 0.5 for of in ((1.0, 0.0), (0.0, 1.0))]
+            assert (np.abs(np.log(off[-1])) < 4 * np.array(spread)).all()
+    assert (np.median(np.abs(np.log(off)), axis=0) < (0.005, 0.01)).all()
     assert half.can.all()
-    assert half.table.settings == (*half.posterior.settings, AUTO)
+    assert table.settings == half.posterior.settings == (*_SETTINGS, AUTO)
 
 
-def test_staying_at_auto_changes_nothing(half: CostEstimate) -> None:
-    seen = half.predicted_change(np.full(len(_KERNELS), half.table.baseline))
+def test_staying_at_auto_changes_nothing(half: Estimate) -> None:
+    seen = half.costs.predicted_change(np.full(len(_KERNELS), half.costs.table.baseline))
 
     assert seen.time_change == pytest.approx(0.0)
     assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
 
 
-def test_a_choice_changes_what_the_table_says(half: CostEstimate) -> None:
+def test_a_choice_changes_what_the_table_says(half: Estimate) -> None:
     setting = np.arange(len(_KERNELS)) + 2
-    setting[0] = half.table.baseline
-    seen = half.predicted_change(setting)
-    chosen = half.table.energy_j[np.arange(len(_KERNELS)), setting].sum()
+    setting[0] = half.costs.table.baseline
+    seen = half.costs.predicted_change(setting)
+    chosen = half.costs.table.energy_j[np.arange(len(_KERNELS)), setting].sum()
 
-    assert seen.energy_change == pytest.approx(chosen / half.table.auto_energy_j - 1.0)
+    assert seen.energy_change == pytest.approx(chosen / half.costs.table.auto_energy_j - 1.0)
     assert 0.0 < seen.energy_spread < 0.05
 
 
-def test_the_variance_of_a_choice_is_that_of_its_kernels(half: CostEstimate) -> None:
+def test_the_variance_of_a_choice_is_that_of_its_kernels(half: Estimate) -> None:
     setting = np.arange(len(_KERNELS)) + 2
-    setting[0] = half.table.baseline
-    shared = half.time_variance(setting)
+    setting[0] = half.costs.table.baseline
+    shared = half.costs.time_variance(setting)
     of_kernels = shared.of_entries[np.arange(len(_KERNELS)), setting]
 
-    spread = half.predicted_change(setting).time_spread
+    spread = half.costs.predicted_change(setting).time_spread
     assert shared.rest + of_kernels.sum() == pytest.approx(spread**2)
+
+
+def _in_step(sample_set: SampleSet, **more: object) -> SampleSet:
+    """Return the same of a step that was run whole, and took what its kernels take."""
+    table = cost_table(sample_set)
+    step = Window(
+        kernel="w", time_s=table.auto_time_s, energy_j=table.auto_energy_j, temperature_c=70.0
+    )
+    return having(sample_set, in_situ=(msgspec.structs.replace(step, **more),), order=_ORDER)
 
 
 def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measured() -> None:
@@ -145,43 +155,44 @@ def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measu
         "time_s": 0.004,
         "energy_j": 0.004 * 350.0,
     }
-    sample_set = _profile(_SETTINGS[5:], gone=gone)
+    sample_set = _in_step(_profile(_SETTINGS[5:], gone=gone))
     fit = estimate(sample_set)
-    raw = {s.asked: s.time_s for s in sample_set.samples if s.kernel == "k0"}
+    measured = [clocks in _SETTINGS[5:] for clocks in fit.posterior.settings]
+    time_s = fit.costs.table.launches.time_s[:, :-1]
 
-    assert fit.measurable.all()
-    assert fit.can[0].tolist() == [clocks in raw for clocks in fit.posterior.settings]
+    assert fit.measurable[:, :-1].sum() == len(_KERNELS) * len(_SETTINGS)
+    assert fit.can[0].tolist() == measured
     assert fit.can[1:].all()
-    for c, clocks in enumerate(fit.posterior.settings):
-        expected = 2 * raw[clocks] if clocks in raw else math.inf
-        assert fit.table.time_s[0, c] == pytest.approx(expected)
-    assert fit.predicted_change(np.full(len(_KERNELS), 9)).energy_spread > 0.0
+    assert np.isfinite(time_s[0]).tolist() == measured
+    assert time_s[0, measured] * fit.costs.table.missed.time == pytest.approx(0.004)
+    assert fit.costs.predicted_change(np.full(len(_KERNELS), 9)).energy_spread > 0.0
 
 
-def test_settings_without_an_answer_are_not_planned() -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_settings_without_an_answer_are_not_planned(whole: bool) -> None:
     above = Clocks(core_mhz=2000, mem_mhz=9251)
-    sample_set = _profile(lacking={"k1": (_SETTINGS[3],)})
+    there = [clocks for clocks in _SETTINGS if clocks != _SETTINGS[3]]
+    sample_set = _profile(there, lacking={name: (_SETTINGS[3],) for name in ("k1", "k2")})
+    sample_set = _in_step(sample_set) if whole else sample_set
     asked = (*sample_set.settings, above)
     fit = estimate(msgspec.structs.replace(sample_set, settings=asked))
     lacking = ~fit.can
 
-    assert lacking[1, fit.posterior.settings.index(_SETTINGS[3])]
+    assert lacking[1:3, fit.posterior.settings.index(_SETTINGS[3])].all()
     assert lacking[:, fit.posterior.settings.index(above)].all()  # the GPU boosts to 1900 only
-    assert lacking.sum() == 1 + len(_KERNELS)
+    assert lacking.sum() == 2 + len(_KERNELS)
+    assert not np.isfinite(fit.costs.table.time_s[:, : lacking.shape[1]][lacking]).any()
+    assert not fit.measurable[:, -1].any()
 
 
 @pytest.mark.untraced
 def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
-    base = _profile()
-    table = cost_table(base)
-    step = Window(
-        kernel="w", time_s=table.auto_time_s, energy_j=table.auto_energy_j, temperature_c=70.0
-    )
+    once = _in_step(_profile())
     spreads = []
     for runs in (1, 9):
-        whole = tuple(msgspec.structs.replace(step, repeat=i) for i in range(runs))
-        sample_set = having(base, in_situ=whole, order=_ORDER)
-        spreads.append(estimate(sample_set).baseline.spread)
+        whole = tuple(msgspec.structs.replace(once.in_situ[0], repeat=i) for i in range(runs))
+        sample_set = having(once, in_situ=whole)
+        spreads.append(estimate(sample_set).costs.auto_spread)
         assert temperature_of(sample_set) == 70.0
     assert spreads[0] > spreads[1]
     assert spreads[1][0] > 2.7e-4  # no number of repeats makes a step's time surer than that
@@ -198,8 +209,9 @@ def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
             for i, x in enumerate(apart.tolist())
         )
         sample_set = having(base, in_situ=whole, order=_ORDER)
-        baseline = estimate(sample_set).baseline
-        ratios.append(baseline.spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
+        spread = estimate(sample_set).costs.auto_spread
+        assert spread is not None
+        ratios.append(spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
     assert ratios[0] > 1.1 * ratios[1]
     assert ratios[1] == pytest.approx(1.0, abs=0.1)
 
@@ -260,23 +272,27 @@ def test_samples_at_auto_only_cannot_be_fitted() -> None:
         estimate(_profile([]))
 
 
-def test_a_lock_that_the_cap_held_costs_what_was_measured_there() -> None:
-    # What a kernel does alone at a lock above the cap is on file, so nobody extrapolates to it.
-    asked = Clocks(core_mhz=1800, mem_mhz=9251)
+def test_locks_that_the_cap_held_cost_what_was_measured_there() -> None:
+    # The cap makes the same of all locks that it does not let a kernel hold, and of auto.
     known = _profile()
-    held = msgspec.structs.replace(
-        next(s for s in known.samples if (s.kernel, s.asked) == ("k0", asked)),
-        throttle_reasons=ThrottleReason.SW_POWER_CAP,
-        time_s=3.0 * known.samples[0].time_s,
-        energy_j=1000.0 * 3.0 * known.samples[0].time_s,  # so that the cap holds no other kernel
-    )
-    others = tuple(s for s in known.samples if (s.kernel, s.asked) != ("k0", asked))
-    at_cap = estimate(having(known, samples=(*others, held), in_situ=(), order=()))
-    without = estimate(having(known, samples=others, in_situ=(), order=()))
-    place = at_cap.table.settings.index(asked)
+    first = next(s for s in known.samples if s.asked == _SETTINGS[7])
 
-    assert at_cap.table.time_s[0, place] == pytest.approx(2 * held.time_s)
-    assert without.table.time_s[0, place] < held.time_s
-    assert at_cap.table.time_s[1:, place] == pytest.approx(
-        without.table.time_s[1:, place], rel=1e-3
+    def held(sample: Window) -> Window:
+        fast = sample.asked.is_auto or sample.asked in _SETTINGS[8:]
+        if sample.kernel != first.kernel or not fast:
+            return sample
+        reasons = ThrottleReason.SW_POWER_CAP
+        time_s, energy_j = 0.9 * first.time_s, 0.95 * first.energy_j
+        return msgspec.structs.replace(
+            sample, throttle_reasons=reasons, time_s=time_s, energy_j=energy_j, observed=None
+        )
+
+    plain, capped = (
+        estimate(having(known, samples=samples)).costs.table
+        for samples in (known.samples, map(held, known.samples))
     )
+    fast = [plain.settings.index(clocks) for clocks in _SETTINGS[8:]]
+
+    assert capped.time_s[0, fast] == pytest.approx(1.8 * first.time_s, rel=0.01)
+    assert capped.energy_j[0, fast] == pytest.approx(1.9 * first.energy_j, rel=0.01)
+    assert capped.time_s[1:, fast] == pytest.approx(plain.time_s[1:, fast], rel=0.01)

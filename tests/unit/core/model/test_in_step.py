@@ -1,5 +1,6 @@
 """How much more kernels draw inside the step than by themselves, on made-up posteriors."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.model.in_step import StepRatio, in_step, step_ratio
+from underclock.core.model.adjusted import with_ratio
+from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import Rows
 from underclock.core.step.fit_row import StepDraw
@@ -25,18 +27,19 @@ def _posterior(
     core = np.array([float(clocks.core_mhz or 0) for clocks in settings])
     shape = 2, len(settings)
     slow = np.array([1.0 if clocks.mem_mhz in (None, *mems[-1:]) else 0.5 for clocks in settings])
-    by_shared = np.zeros((2, *shape, 1))
-    by_shared[1, :, :, 0] = np.resize(spread, len(settings))
+    moves = np.zeros((2, *shape, 3))
+    moves[1, :, :, 0] = np.resize(spread, len(settings))
+    log_s = np.log(np.array([[1e-3], [2e-3]]) * 2000.0 / core)
     return Posterior(
         settings=settings,
-        log_s=np.log(np.array([[1e-3], [2e-3]]) * 2000.0 / core),
-        log_w=np.log(np.broadcast_to(0.2 * core * slow, shape)),
-        by_shared=by_shared,
-        by_kernel=np.zeros((2, *shape, 1)),
-        discrepancy=np.zeros((2, *shape)),
-        shared_cov=np.eye(1),
-        kernel_cov=np.zeros((2, 1, 1)),
+        log=np.stack([log_s, np.log(np.broadcast_to(0.2 * core * slow, shape))]),
+        moves=moves,
+        shared=1,
         noise=np.zeros((2, 2)),
+        parameters=np.zeros((2, 1)),
+        parameter_moves=np.zeros((2, 1, 3)),
+        gpu=np.zeros(1),
+        gpu_moves=np.ones((1, 1)),
     )
 
 
@@ -88,10 +91,7 @@ def test_what_launches_beside_others_draw_is_in_what_the_step_drew() -> None:
 
 def test_a_step_that_never_ran_with_coload_tells_no_ratio() -> None:
     assert step_ratio(_rows(), _posterior(), _COUNTS) == StepRatio()
-    nothing = Posterior(
-        **{name: getattr(_posterior(), name) for name in Posterior.__slots__ if name != "settings"},
-        settings=(),
-    )
+    nothing = dataclasses.replace(_posterior(), settings=())
     assert step_ratio(_rows((1800.0, 400.0)), nothing, _COUNTS) == StepRatio()
 
 
@@ -129,18 +129,14 @@ def test_the_step_is_compared_at_the_memory_clock_of_a_gpu_left_to_itself() -> N
 
 def test_the_ratios_error_is_one_that_all_kernels_share() -> None:
     alone = _posterior((0.01, 0.02, 0.03))
-    inside = in_step(alone, StepRatio(ratio=1.05, spread=0.04))
+    inside = with_ratio(alone, 1.05, 0.04)
 
     assert inside.log_w == pytest.approx(alone.log_w + math.log(1.05))
     assert (inside.log_s == alone.log_s).all()
     assert inside.variance(0.0, 1.0) == pytest.approx(alone.variance(0.0, 1.0) + 0.04**2)
     assert inside.variance(1.0, 0.0) == pytest.approx(alone.variance(1.0, 0.0))
-    every, at = np.arange(2), np.zeros(2, dtype=np.int64)
-    both = np.array([[0.0, 0.0], [0.5, 0.5]])
-    assert inside.sum_variance(every, at, both).variance == pytest.approx(0.01**2 + 0.04**2)
-
-
-def test_nothing_is_changed_where_no_ratio_was_seen() -> None:
-    alone = _posterior()
-
-    assert in_step(alone, StepRatio()) is alone
+    assert inside.shared == alone.shared + 1
+    assert (inside.moves[1, :, :, 0] == 0.04).all()
+    # Parameters, of kernels and of the GPU, have no part in it.
+    assert not inside.parameter_moves[..., 0].any()
+    assert inside.gpu_moves.tolist() == [[0.0, 1.0]]

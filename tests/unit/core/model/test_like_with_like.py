@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.step.under_cap import auto_core_mhz, step_cost
 from underclock.records import SampleSet
 
@@ -18,14 +17,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module", params=["small-9", "medium-9", "layer-9"], ids=lambda name: f"steered-{name}"
 )
-def found(request: pytest.FixtureRequest) -> CostEstimate:
+def found(request: pytest.FixtureRequest) -> Estimate:
     """Return what samples of a real board say, steered, of steps with and without a limit."""
     body = (_FOLDER / f"steered-{request.param}.json").read_bytes()
     return estimate(msgspec.json.decode(body, type=SampleSet))
 
 
-def test_the_model_misses_auto_which_changes_nothing(found: CostEstimate) -> None:
-    table = found.table
+def test_the_model_misses_auto_which_changes_nothing(found: Estimate) -> None:
+    table = found.costs.table
     assert table.closure is not None
     assert abs(table.closure.time - 1.0) + abs(table.closure.energy - 1.0) > 1e-3
     assert table.power_cap is not None
@@ -38,8 +37,8 @@ def test_the_model_misses_auto_which_changes_nothing(found: CostEstimate) -> Non
     assert heat == pytest.approx(0.0, abs=1e-4)
 
 
-def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: CostEstimate) -> None:
-    table, checked = found.table, 0
+def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: Estimate) -> None:
+    table, checked = found.costs.table, 0
     clocks = {c.core_mhz: place for place, c in enumerate(table.settings[:-1])}
     for kernel, mhz in auto_core_mhz(table).items():
         place = clocks.get(mhz)
@@ -50,5 +49,5 @@ def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: CostEstim
         assert table.time_s[kernel, place] / auto_s == pytest.approx(1.0, abs=0.004)
         assert table.energy_j[kernel, place] / auto_j == pytest.approx(1.0, abs=0.008)
         checked += 1
-    held = found.rows.limit_w < np.inf
+    held = found.fit.rows.limit_w < np.inf
     assert checked or held

@@ -15,14 +15,14 @@ from underclock.core.model import hierarchical_prior
 from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
+    Linear,
     converge_starts,
     kernel_costs,
 )
 from underclock.core.model.fitting import fitted
-from underclock.core.model.most_likely import FittedModel, fit_all, laplace
+from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
-from underclock.core.model.whitening import ErrorModel, Whitening, alike
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 
@@ -121,47 +121,6 @@ def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
     assert by[0].sum(axis=-1) == pytest.approx(1.0)
 
 
-@given(st.lists(st.tuples(st.floats(100, 3000), st.sampled_from(_MEMS)), min_size=1, max_size=9))
-def test_alike_is_a_correlation(points: list[tuple[float, float]]) -> None:
-    core, mem = np.array(points).T
-    correlation = alike(core, mem, core, mem)
-
-    assert np.diag(correlation) == pytest.approx(1.0)
-    assert correlation == pytest.approx(correlation.T)
-    assert np.linalg.eigvalsh(correlation).min() > -1e-9
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 1000), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1))
-def test_along_the_axes_rows_weigh_as_their_covariance_says(
-    seed: int, noise: float, discrepancy: float
-) -> None:
-    random = np.random.default_rng(seed)
-    drawn = _truth(3, seed, cores=4).rows
-    chosen = np.sort(random.choice(len(drawn.kernel), 14, replace=False))
-    weighed_alike, some_of_power = (random.integers(2, size=2) > 0).tolist()
-    windows = random.uniform(0.01, 3.0, (1 if weighed_alike else 2, 14))
-    windows = np.broadcast_to(windows, (2, 14)).copy()
-    if some_of_power:
-        windows[1, ::3] = 0.0
-    rows = dataclasses.replace(_some(drawn, chosen), windows=windows)
-    errors = ErrorModel(noise=np.array([noise, 0.01]), discrepancy=np.array([discrepancy, 0.02]))
-    scale = random.uniform(0.5, 2.0, 3)
-    residuals = random.normal(0.0, 1.0, (2, 14))
-
-    whitening = Whitening.of(rows)
-    weighed = (whitening.weights(errors, scale) * whitening.whitened(residuals) ** 2).sum(axis=2)
-
-    for k in range(3):
-        for q in range(2):
-            mine = (rows.kernel == k) & (rows.windows[q] > 0.0)
-            where = rows.core_mhz[mine], rows.mem_mhz[mine]
-            shared = errors.discrepancy[q] ** 2 * alike(*where, *where)
-            own = np.diag(errors.noise[q] ** 2 / rows.windows[q, mine])
-            expected = residuals[q, mine] @ np.linalg.solve(shared + own, residuals[q, mine])
-            assert weighed[q, k] == pytest.approx(expected / scale[k] ** 2, rel=1e-6)
-
-
 def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
     problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
     state = problem.begin()
@@ -188,17 +147,19 @@ def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     rows = _some(truth.rows, np.unique(np.concatenate([fastest, told])))
     alike_kinds = dataclasses.replace(rows, kinds=(np.arange(12) >= 6).astype(np.int64))
     model = fit_all(alike_kinds, _FAMILY)
-    sizes = np.sqrt(np.diagonal(model.kernel_cov, axis1=1, axis2=2))
 
     # Six kernels with a single row each: each part of theirs may still be a fraction or a multiple.
-    assert (sizes[:6, 1] > 0.7).all()
+    assert (model.prior.spread[:6, 1] > 0.7).all()
 
 
-def test_a_fit_finds_the_noise_and_what_lies_behind(truth: _Truth, model: FittedModel) -> None:
-    log = predicted_rows(truth.parameters, Points.of(truth.rows)).log
-    fitted_log = predicted_rows(model.parameters, Points.of(truth.rows)).log
+def _log(parameters: Parameters, truth: _Truth) -> Floats:
+    """Return what parameters say of the rows. Shape (2, R)."""
+    return predicted_rows(parameters, Points.of(truth.rows)).log
 
-    assert model.errors.noise == pytest.approx([0.003, 0.008], rel=0.3)
+
+def test_a_fit_finds_what_lies_behind_the_noise(truth: _Truth, model: FittedModel) -> None:
+    log, fitted_log = _log(truth.parameters, truth), _log(model.parameters, truth)
+
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
 
 
@@ -211,7 +172,7 @@ def test_the_order_of_rows_within_a_kernel_changes_nothing(
     again = fit_all(_some(truth.rows, order), _FAMILY)
 
     assert again.parameters.shared == pytest.approx(model.parameters.shared, abs=0.02)
-    assert again.residuals == pytest.approx(model.residuals[:, order], abs=1e-3)
+    assert _log(again.parameters, truth) == pytest.approx(_log(model.parameters, truth), abs=1e-3)
 
 
 def test_a_launch_is_no_share_of_its_kernel_and_a_wait_for_a_link_is(truth: _Truth) -> None:
@@ -235,7 +196,9 @@ def test_longer_kernels_are_longer_by_as_much_and_nothing_else_where_launches_ar
     longer = dataclasses.replace(truth.rows, log_s=truth.rows.log_s + math.log(10.0))
     again = fit_all(longer, _FAMILY)
 
-    assert again.residuals == pytest.approx(model.residuals, abs=1e-3)
+    assert _log(again.parameters, truth)[1] == pytest.approx(
+        _log(model.parameters, truth)[1], abs=1e-3
+    )
     assert again.parameters.kernels - model.parameters.kernels == pytest.approx(
         math.log(10.0), abs=0.05
     )
@@ -248,13 +211,8 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
 ) -> None:
     def covariance(rows: Rows) -> Floats:
         problem = FitProblem.of(rows, _FAMILY)
-        state = FitState(
-            parameters=model.parameters,
-            errors=model.errors,
-            scale=model.scale,
-            prior=problem.begin().prior,
-        )
-        return laplace(problem, state).shared_cov
+        state = FitState(parameters=model.parameters, prior=problem.begin().prior)
+        return Linear.of(problem, state).curvature(problem.precision).shared_covariance()
 
     # The fastest row is in both: the prior leans on it.
     chosen = np.flatnonzero(np.isin(np.arange(len(truth.rows.kernel)) % 24, [*columns, 23]))
@@ -267,18 +225,19 @@ def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
     truth = _truth(6, 3)
     rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 2))
     model = fit_all(rows, _FAMILY)
-    sizes = np.trace(model.kernel_cov, axis1=1, axis2=2)
+    before = hierarchical_prior.typical(rows, _FAMILY.base)
 
-    assert sizes[2] == sizes.max()
-    assert model.scale[2] == 1.0
+    assert model.parameters.kernels[2] == pytest.approx(before.mean[2])
+    assert model.prior.kernels[2] == pytest.approx(0.0)
+    assert model.prior.spread[2] == pytest.approx(before.spread[2])
 
 
 def test_few_rows_can_be_fitted_too() -> None:
     truth = _truth(2, 4, cores=3)
     model = fit_all(_some(truth.rows, np.arange(0, 18, 2)), _FAMILY)
 
-    assert np.isfinite(model.shared_cov).all()
-    assert (np.linalg.eigvalsh(model.shared_cov) > 0).all()
+    assert np.isfinite(model.prior.shared_root).all()
+    assert (np.diag(model.prior.shared_root) > 0.0).all()
 
 
 @pytest.mark.slow
@@ -292,7 +251,6 @@ def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     assert np.diff(model.rows.bounds).max() == 20
     assert len(model.rows.names) == len(truth.rows.names)
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.003, 0.005]).all()
-    assert model.errors.noise == pytest.approx([0.003, 0.008], rel=0.25)
 
 
 def test_few_rows_are_all_used(truth: _Truth, model: FittedModel) -> None:

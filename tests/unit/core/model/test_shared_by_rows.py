@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from made_rows import every_clock, made_rows
-from underclock.core.model.fitting import fitted
+from underclock.core.model.estimate import at_locked_clocks
+from underclock.core.model.fitting import clocks_of, fitted
 from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.records import Clocks
 
@@ -42,13 +42,15 @@ def model() -> FittedModel:
     return fit_all(_rows(), _FAMILY)
 
 
-def _posterior(model: FittedModel) -> Posterior:
-    return posterior_of(model, _SETTINGS, temperature_c=55.0, limit_w=math.inf)
+def _posterior(model: FittedModel, settings: tuple[Clocks, ...] = _SETTINGS) -> Posterior:
+    return at_locked_clocks(model, clocks_of(model.rows, settings), settings, 55.0)[0]
 
 
 def test_an_error_of_coload_is_told_from_all_that_share_it(model: FittedModel) -> None:
     assert model.parameters.shared[-1] == pytest.approx(_ERROR, abs=0.2)
-    assert math.sqrt(model.shared_cov[-1, -1]) < 0.2
+    known = _posterior(model)
+    assert model.parameters.shared[-1] + known.gpu[-1] == pytest.approx(_ERROR, abs=0.2)
+    assert np.linalg.norm(known.gpu_moves[-1]) < 0.3
 
 
 def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None:
@@ -58,7 +60,7 @@ def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None
     alone = alone[rows.by_common[1, alone, 0] == 0.0]
     at = (Clocks(core_mhz=round(rows.core_mhz[1])),)
     off, off_ignored = (
-        posterior_of(one, at, temperature_c=55.0, limit_w=math.inf).log_w[rows.kernel[alone], 0]
+        _posterior(one, at).log_w[rows.kernel[alone], 0]
         - rows.log_w[alone]
         for one in (model, ignored)
     )
@@ -68,16 +70,15 @@ def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None
 
 def test_the_heater_is_left_out_once_it_told(model: FittedModel) -> None:
     apart = dataclasses.replace(model.rows, apart=np.full(len(model.rows.kernel), 0.01))
-    fewer = model.of_first(_KERNELS - 1)
-    rows = apart.of_first(_KERNELS - 1)
+    rows, every = apart.of_first(_KERNELS - 1), _posterior(model)
+    fewer = every.of_first(_KERNELS - 1)
 
-    assert model.of_first(_KERNELS) is model
     assert apart.of_first(_KERNELS) is apart
     assert rows.apart is not None
     assert len(rows.apart) == rows.by_common.shape[1] == len(rows.kernel)
-    everybody, others = _posterior(model), _posterior(fewer)
-    assert others.log_w == pytest.approx(everybody.log_w[:-1])
-    assert others.variance(1.0, 1.0) == pytest.approx(everybody.variance(1.0, 1.0)[:-1])
+    assert (fewer.log == every.log[:, :-1]).all()
+    assert (fewer.variance(1.0, 1.0) == every.variance(1.0, 1.0)[:-1]).all()
+    assert len(fewer.parameters) == len(fewer.parameter_moves) == fewer.noise.shape[1]
 
 
 def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel) -> None:
@@ -85,14 +86,11 @@ def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel
     unsure = dataclasses.replace(model, rows=dataclasses.replace(model.rows, apart=apart))
     here, there = _posterior(model), _posterior(unsure)
 
-    assert there.log_s == pytest.approx(here.log_s)
-    more = np.sqrt(there.discrepancy[0] - here.discrepancy[0])
+    assert (np.abs(there.log_s - here.log_s) < np.sqrt(there.variance(1.0, 0.0))).all()
     # What all rows are off by, the prediction is off by: times as far as they follow the clock.
-    core = here.by_kernel[0, :, :, 0]
+    more = np.sqrt(there.variance(1.0, 0.0)) - np.sqrt(here.variance(1.0, 0.0))
     assert (more > 0.0).all()
     assert (more < 0.015).all()
-    assert core.shape == more.shape
-    assert there.discrepancy[1] == pytest.approx(here.discrepancy[1])
 
 
 def test_some_rows_keep_what_they_share() -> None:
