@@ -132,6 +132,7 @@ def test_the_variance_of_a_choice_is_that_of_its_kernels(half: Estimate) -> None
     setting = np.arange(len(_KERNELS)) + 2
     setting[0] = half.costs.table.baseline
     shared = half.costs.time_variance(setting)
+    assert shared is not None
     of_kernels = shared.of_entries[np.arange(len(_KERNELS)), setting]
 
     spread = half.costs.predicted_change(setting).time_spread
@@ -169,10 +170,10 @@ def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measu
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_settings_without_an_answer_are_not_planned(whole: bool) -> None:
+def test_settings_without_an_answer_are_not_planned(*, whole: bool) -> None:
     above = Clocks(core_mhz=2000, mem_mhz=9251)
     there = [clocks for clocks in _SETTINGS if clocks != _SETTINGS[3]]
-    sample_set = _profile(there, lacking={name: (_SETTINGS[3],) for name in ("k1", "k2")})
+    sample_set = _profile(there, lacking=dict.fromkeys(("k1", "k2"), (_SETTINGS[3],)))
     sample_set = _in_step(sample_set) if whole else sample_set
     asked = (*sample_set.settings, above)
     fit = estimate(msgspec.structs.replace(sample_set, settings=asked))
@@ -192,7 +193,7 @@ def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
     for runs in (1, 9):
         whole = tuple(msgspec.structs.replace(once.in_situ[0], repeat=i) for i in range(runs))
         sample_set = having(once, in_situ=whole)
-        spreads.append(estimate(sample_set).costs.auto_spread)
+        spreads.append(estimate(sample_set).costs.auto_spread or (0.0, 0.0))
         assert temperature_of(sample_set) == 70.0
     assert spreads[0] > spreads[1]
     assert spreads[1][0] > 2.7e-4  # no number of repeats makes a step's time surer than that

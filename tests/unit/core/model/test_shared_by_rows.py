@@ -60,8 +60,7 @@ def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None
     alone = alone[rows.by_common[1, alone, 0] == 0.0]
     at = (Clocks(core_mhz=round(rows.core_mhz[1])),)
     off, off_ignored = (
-        _posterior(one, at).log_w[rows.kernel[alone], 0]
-        - rows.log_w[alone]
+        _posterior(one, at).log_w[rows.kernel[alone], 0] - rows.log_w[alone]
         for one in (model, ignored)
     )
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from made_boards import GPU, KERNELS, LIMIT_W, ORDER, true_costs, true_step
-from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.entries import offered_settings
+from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.table import cost_table
@@ -332,7 +332,9 @@ def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     )
 
     assert cut.costs.table.accounting is Accounting.STEP
-    assert any("'k4' and 1 more were never run alone" in words for words in cut.costs.table.warnings)
+    assert any(
+        "'k4' and 1 more were never run alone" in words for words in cut.costs.table.warnings
+    )
     assert unsure.time_spread > 2 * sure.time_spread
     assert unsure.energy_spread > 2 * sure.energy_spread
     assert abs(unsure.time_change - sure.time_change) < 2 * unsure.time_spread
