@@ -23,10 +23,9 @@ from underclock.core.model.conditioning import (
     Loadings,
     Model,
     coupled,
-    evenly,
     own_variance,
 )
-from underclock.core.model.observed import is_at
+from underclock.core.model.observed import evenly, is_at
 from underclock.records import Clocks
 
 _SHARED = 16  # columns of what all kernels share

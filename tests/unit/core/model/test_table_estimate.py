@@ -210,7 +210,7 @@ def test_variance_is_shared_out_among_kernels() -> None:
         assert shared is not None
         whole = shared.rest + shared.of_entries[np.arange(3), setting].sum()
         assert whole == pytest.approx(table.predicted_change(setting).time_spread ** 2)
-    assert shared.of_entries.shape == table.table.time_s.shape
+        assert shared.of_entries.shape == table.table.time_s.shape
 
 
 @pytest.mark.slow
