@@ -80,7 +80,7 @@ class FittedModel:
         """Return the model of so many kernels; what was learned of the others stays."""
         if len(self.rows.names) <= kernels:
             return self
-        rows = self.rows.of_first(kernels)
+        rows = self.rows.of(np.arange(kernels))
         some, told = slice(kernels), slice(len(rows.kernel))
         return dataclasses.replace(
             self,

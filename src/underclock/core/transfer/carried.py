@@ -143,7 +143,7 @@ def _known(
     both, own = joined_sets([sample_set, confirmed]), len(sample_set.kernels)
     rows, model = fit_rows(both, known.posterior.settings)
     fit = KnownFit(
-        rows=rows.of_first(own), model=model.of_first(own), weights=sample_weights(sample_set)
+        rows=rows.of(np.arange(own)), model=model.of_first(own), weights=sample_weights(sample_set)
     )
     known = dataclasses.replace(estimate(sample_set, known=fit), rows=rows, model=model)
     # A name that both steps have for other work is told apart in a fit of both.

@@ -14,7 +14,7 @@ from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.posterior import Posterior, as_at_boost, capped, held, with_means
 from underclock.core.model.predictive import clocks_of, posterior_of
-from underclock.core.model.rows import OF_ROWS, PER_KERNEL, Rows
+from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.records import AUTO, Clocks
 
 _MEMS = (810.0, 5001.0, 9501.0)
@@ -45,10 +45,7 @@ def _drawn(seed: int, each: int) -> tuple[Rows, Floats]:
             for k in range(_KERNELS)
         ]
     )
-    every = made_rows(at, noisy, _MEMS)
-    some = {name: getattr(every, name)[..., taken] for name in OF_ROWS}
-    rows = dataclasses.replace(every, **some)
-    return rows, log.reshape(2, _KERNELS, len(_ALL))
+    return made_rows(at, noisy, _MEMS).some(taken), log.reshape(2, _KERNELS, len(_ALL))
 
 
 @pytest.fixture(scope="module")
