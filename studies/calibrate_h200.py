@@ -79,7 +79,7 @@ class Measured:
 
 def read(name: str) -> SampleSet:
     """Read what was measured by steering."""
-    path = EVIDENCE / f"steered-{name}.json"
+    path = EVIDENCE / f"{'decode' if name.startswith('b') else 'steered'}-{name}.json"
     return msgspec.json.decode(path.read_bytes(), type=SampleSet)
 
 

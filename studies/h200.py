@@ -2,8 +2,7 @@
 
     UNDERCLOCK_READ_ONLY=1 python studies/h200.py RESULTS.json [PART=STEP ...]
 
-Nothing is set on the GPU. A part is ``whole``, ``brief`` (the same with short windows) or ``speed``
-(of the user's step, before and after).
+Nothing is set on the GPU. A part is ``whole`` or ``brief``, the same with short windows.
 """
 
 import gc
@@ -24,23 +23,19 @@ from underclock.errors import StuckError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
-from underclock.records import (
-    MeasurementSettings,
-)
+from underclock.records import MeasurementSettings
 from underclock.store import write_document
-from underclock.tracing.captured import measured_step
 from underclock.tracing.source import load_step, source_of
 from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"
-NAMED = {"brief": "whole"}  # in the results
 BRIEF = msgspec.structs.replace(
     QUICK, warm_s=5.0, steady_s=2.5, longest_warm_s=20.0, kernel_warm_s=0.1, window_s=0.4
 )
+MEASURING = {"whole": QUICK, "brief": BRIEF}
 STEPS, LEAST_STEPS, SETTLING = 60, 12, 5
-LOOK_MS, SPEED_WARM_S = 2e3, 2.0
-LAUNCHES, TRIES, HELD_UP_CYCLES = 600, 6, 40_000_000
+LOOK_MS = 2e3
 
 
 def state_digest() -> int:
@@ -72,7 +67,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
     for _ in range(2):
         function()
     before_ms = [speed_ms(function), speed_ms(function)]
-    called = [calls(function), calls(function)]
     before = state_digest()
     begun = time.perf_counter()
     step = trace(function)
@@ -81,7 +75,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
     write_document(folder / f"{name}.step.json", step, force=True)
     unchanged = state_digest() == before
     after_ms = speed_ms(function)
-    called.append(calls(function))
     before = state_digest()
     begun = time.perf_counter()
     profile = measure(
@@ -95,7 +88,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
     measured_s = time.perf_counter() - begun
     kept = state_digest() == before
     measured_ms = speed_ms(function)
-    called.append(calls(function))
     samples = {sample.kernel: sample for sample in profile.samples}
     return {
         "step": Path(source).name,
@@ -106,7 +98,6 @@ def whole(source: str, folder: Path, measuring: MeasurementSettings) -> dict[str
         "speed_before_ms": before_ms,
         "speed_after_ms": after_ms,
         "speed_after_measuring_ms": measured_ms,
-        "calls_in_python": called,
         "measuring": msgspec.to_builtins(measuring),
         "state_kept_tracing": unchanged,
         "state_kept_measuring": kept,
@@ -144,79 +135,6 @@ def _once_ms(step: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begun_s)
 
 
-def speeds(source: str, gpu: NvmlGpu) -> dict[str, Any]:
-    """Compare a step's speed before and after it was traced and timed inside, the GPU as warm.
-
-    A step at the power cap gets slower as the GPU gets warmer, whatever was done to it; so does one
-    away from it where the driver lowers the clocks of a warm GPU.
-    """
-    function = load_step(source)
-
-    def look() -> dict[str, Any]:
-        ends_s = time.perf_counter() + SPEED_WARM_S
-        while time.perf_counter() < ends_s:
-            function()
-        taken = speed_ms(function)
-        function()
-        ran_at = {"core_mhz": gpu.observed().core_mhz, "temperature_c": gpu.temperature_c()}
-        torch.cuda.synchronize()
-        return taken | ran_at | {"launch_us": launch_us()}
-
-    before, called = [look(), look()], [calls(function)]
-    trace(function)
-    traced = [look(), look()]
-    called.append(calls(function))
-    with measured_step(function, name=source) as launcher:
-        step = launcher.traced.step
-        with launcher.loop([step.kernels[index] for index in step.order]) as loop:
-            for _ in range(2):
-                loop.durations(0.5)
-    measured = [look(), look()]
-    called.append(calls(function))
-    return {"before": before, "traced": traced, "measured": measured, "calls": called}
-
-
-def calls(step: Callable[[], object]) -> int:
-    """Return the calls that Python makes in a step, C functions included: what is left shows."""
-    made = 0
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal made
-        made += event in {"call", "c_call"}
-
-    gc.collect()
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    torch.cuda.synchronize()
-    return made
-
-
-def launch_us() -> float:
-    """Return how long after a tiny kernel the next one begins, in µs: on the GPU, the host ahead.
-
-    A wait holds them up until all are launched. What each takes more is what a step of many
-    launches takes more, whoever made it so.
-    """
-    tiny: Any = torch.ones(64, device="cuda")
-    tried: list[float] = []
-    for _ in range(TRIES):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(HELD_UP_CYCLES)  # noqa: SLF001 - there is no public one
-        begun.record()
-        for _ in range(LAUNCHES):
-            tiny.add_(1)
-        ended.record()
-        torch.cuda.synchronize()
-        tried.append(1e3 * begun.elapsed_time(ended) / LAUNCHES)
-    return min(tried)
-
-
 def main() -> None:
     """Run everything; write results after each part, so that a stop loses little."""
     if os.environ.get(READ_ONLY, "0") in {"", "0"}:
@@ -230,35 +148,16 @@ def main() -> None:
         "gpu": torch.cuda.get_device_name(),
     }
     with nvml_session():
-        gpu = NvmlGpu()
-        results["driver"] = gpu.info().driver
-        results["limit_w"] = gpu.info().power_limit_w
-
-        def save(key: str, value: object) -> None:
-            results[key] = value
-            to.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
-            print(key, f"{time.perf_counter():.0f} s", flush=True)
-
+        gpu = NvmlGpu().info()
+        results |= {"driver": gpu.driver, "limit_w": gpu.power_limit_w}
         for part in parts:
             kind, _, source = part.partition("=")
-            save(f"{NAMED.get(kind, kind)} {source}", result(kind, source, to.parent, gpu))
-
-
-def result(kind: str, source: str, folder: Path, gpu: NvmlGpu) -> object:
-    """Run one part.
-
-    Args:
-        kind: Of it.
-        source: Of the step, in the zoo.
-        folder: Where files of it go.
-        gpu: The one it runs on.
-    """
-    path = str(ZOO / source)
-    if kind in {"whole", "brief"}:
-        return whole(path, folder, QUICK if kind == "whole" else BRIEF)
-    if kind == "speed":
-        return speeds(path, gpu)
-    raise SystemExit(f"there is no part {kind!r}")
+            if kind not in MEASURING:
+                raise SystemExit(f"there is no part {kind!r}")
+            found = whole(str(ZOO / source), to.parent, MEASURING[kind])
+            results[f"whole {source}"] = found
+            to.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
+            print(part, f"{time.perf_counter():.0f} s", flush=True)
 
 
 if __name__ == "__main__":

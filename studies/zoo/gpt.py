@@ -33,7 +33,6 @@ class Config:
         recompute: Whether activations are recomputed in the backward pass.
         dtype: Of weights and activations.
         compiled: Whether the model is compiled.
-        blocks_compiled: Whether its blocks are, each for itself.
     """
 
     layers: int
@@ -47,7 +46,6 @@ class Config:
     recompute: bool = False
     dtype: torch.dtype = torch.bfloat16
     compiled: bool = False
-    blocks_compiled: bool = False
 
 
 class Attention(nn.Module):
@@ -136,9 +134,6 @@ def training_step(config: Config) -> Callable[[], None]:
             data = torch.randint(config.vocabulary, (2, *shape))
         else:
             data = torch.randn(2, *shape, config.hidden, dtype=config.dtype)
-    if config.blocks_compiled:
-        for block in model.blocks:
-            block.compile()
     model = torch.compile(model) if config.compiled else model
 
     def step() -> None:
@@ -184,16 +179,6 @@ def medium_layers() -> None:
 def small() -> None:
     """Run the 125 M model whole."""
     _built(SMALL)()
-
-
-def small_compiled() -> None:
-    """Run the 125 M model compiled."""
-    _built(replace(SMALL, compiled=True))()
-
-
-def small_blocks() -> None:
-    """Run it compiled block by block."""
-    _built(replace(SMALL, blocks_compiled=True))()
 
 
 def tiny() -> None:

@@ -10,14 +10,7 @@ import pytest
 from sample_files import HEADER, sample
 from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo, Provenance, SampleSet, Window
-from underclock.store import (
-    SampleFile,
-    is_merged,
-    joined,
-    merge,
-    read_parts,
-    read_samples,
-)
+from underclock.store import SampleFile, is_merged, joined, merge, read_parts, read_samples
 
 BOARD = msgspec.structs.replace(
     HEADER,

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from sample_files import HEADER, filled, in_company, sample
 from underclock.errors import DataError, MeasurementError, UsageError
-from underclock.records import (
-    AUTO,
-    Clocks,
-    Mix,
-    ThrottleReason,
-    Window,
-)
+from underclock.records import AUTO, Clocks, Mix, ThrottleReason, Window
 from underclock.store import SampleFile, read_samples
 
 whole = st.integers(0, 2**31)

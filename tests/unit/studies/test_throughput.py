@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from gpu_specs import SPECS
-from throughput import (
-    PublishedChange,
-    PublishedGpu,
-    fit_throughput,
-    residuals_of,
-    shortfall,
-)
+from throughput import PublishedChange, PublishedGpu, fit_throughput, residuals_of, shortfall
 from underclock.records import Clocks, Kernel, Kind
 
 _SPEC = SPECS["rtx3080ti"]

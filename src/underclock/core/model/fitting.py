@@ -4,7 +4,6 @@ Rows of one kernel at like clocks share most of their discrepancy, so a kernel w
 is known by some spread over all; and what kernels share is known by some of every kind and size.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.model.most_likely import FittedModel, fit_all, fit_kernels
 from underclock.core.model.parameters import Shared, unknown_gpu
-from underclock.core.model.rows import OF_ROWS, Rows
+from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.step.fit_row import STEADY_C
 from underclock.physics.constants import GpuConstants
@@ -45,7 +44,7 @@ def fit_rows(
         parameters = model.parameters
         rows = rows_of(sample_set, parameters.family.gpu(parameters.shared), weights)
         model = fitted(rows, Shared(start_of(rows, settings)))
-    return rows.of_first(len(sample_set.kernels)), model
+    return rows.of(np.arange(len(sample_set.kernels))), model
 
 
 def start_of(rows: Rows, settings: Sequence[Clocks]) -> GpuConstants:
@@ -82,11 +81,11 @@ def fitted(
     rows: Rows, family: Shared, *, most_rows: int = MOST_ROWS, most_kernels: int = MOST_KERNELS
 ) -> FittedModel:
     """Fit rows: all of them where they are few; `FittedModel.rows` says which."""
-    light = some_rows(rows, spread_rows(rows, most_rows))
+    light = rows.some(spread_rows(rows, most_rows))
     some = spread_kernels(light, most_kernels)
     if len(some) == len(rows.names):
         return fit_all(light, family)
-    return fit_kernels(light, fit_all(_of(light, some), family))
+    return fit_kernels(light, fit_all(light.of(some), family))
 
 
 def spread_rows(rows: Rows, most: int) -> Ints:
@@ -122,21 +121,3 @@ def spread_kernels(rows: Rows, most: int) -> Ints:
     places = np.linspace(0, len(order) - 1, min(most, len(order))).astype(np.int64)
     kernels: Ints = np.sort(order[places])
     return kernels
-
-
-def some_rows(rows: Rows, chosen: Ints) -> Rows:
-    """Return some rows of the same kernels."""
-    some = {name: getattr(rows, name)[..., chosen] for name in OF_ROWS}
-    apart = None if rows.apart is None else rows.apart[chosen]
-    return dataclasses.replace(rows, **some, apart=apart, common=rows.by_common[:, chosen])
-
-
-def _of(rows: Rows, kernels: Ints) -> Rows:
-    """Return the rows of some kernels, which become all there are."""
-    mine = some_rows(rows, np.flatnonzero(np.isin(rows.kernel, kernels)))
-    return dataclasses.replace(
-        mine,
-        names=tuple(rows.names[k] for k in kernels.tolist()),
-        kinds=rows.kinds[kernels],
-        kernel=np.searchsorted(kernels, mine.kernel).astype(np.int64),
-    )

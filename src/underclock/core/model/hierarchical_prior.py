@@ -7,26 +7,68 @@ Shape letters: K kernels, P parameters of a kernel.
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
 from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
+from underclock.core.tracing.names import short
 from underclock.physics.constants import GpuConstants
+from underclock.records import Kernel, Kind, Pass
+
+
+class KernelKind(StrEnum):
+    """Kernels that clocks slow down alike and that draw alike."""
+
+    PRODUCT = "product"
+    ATTENTION = "attention"
+    NORM = "norm"  # softmax too: both read rows and write them scaled
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+    OPTIMIZER = "optimizer"
+    COPY = "copy"
+
 
 _DEGREES = 3.0  # of freedom of the Student-t distribution
 _USUAL_FREEDOM = 4.0  # a usual GPU is believed in as if so many of its constants were known
 _WIDEST = 10.0  # times as wide as usual, a prior says nothing any more
-_FEWEST = 5  # kernels of a kind from which its prior is learned
-_LEAST_SPREAD = np.array([0.4, 0.4, 1.0, 0.4])  # of the four parameters
+FEWEST = 5  # kernels of a kind from which its prior is learned
+LEAST_SPREAD = np.array([0.4, 0.4, 1.0, 0.4])  # of the four parameters
 _TYPICAL = {  # shares of a kernel's time and power at the fastest clocks, as logarithms
     CORE: (math.log(0.6), 1.3),
     DRAM: (math.log(0.4), 1.5),
     FIXED: (math.log(0.005), 2.5),
     WORK: (math.log(0.4), 1.0),
 }
+# Switching's share of power, by kind: medians of 396 kernels in 20 campaigns whose samples stand in
+# docs/evidence/h200, fitted with one prior for all, by `studies/steered_h200.py` on 2026-11-29.
+_WORK_OF = {
+    KernelKind.PRODUCT: 0.82,
+    KernelKind.ATTENTION: 0.61,
+    KernelKind.ELEMENTWISE: 0.56,
+    KernelKind.NORM: 0.54,
+    KernelKind.COPY: 0.47,
+    KernelKind.REDUCTION: 0.45,
+    KernelKind.OPTIMIZER: 0.41,
+}
+_NAMED = tuple(  # the first that fits
+    (KernelKind(kind), re.compile(pattern))
+    for kind, pattern in (
+        ("reduction", r"splitkreduce|lean_reduction|vector_norm"),
+        ("optimizer", r"multi_tensor|foreach|fused_(adam|sgd|lamb|lion)|\badam"),
+        ("norm", r"(layer|batch|group|rms)_?norm|softmax|cross_entropy|classifier|residual"),
+        ("attention", r"attention|flash|fmha|sdpa"),
+        ("product", r"mm\b|\bmatmul\b|\blinear\b|nvjet|cutlass|convol|triton_(tem|mm)"),
+        ("copy", r"copy|clone|\bcat\b|catarray|stack|embedding|\bindex|gather|scatter|\broll"),
+        ("copy", r"\bfill|zero_|memset|arange|permute|cache|encoder|\bw[pt]e_"),
+        ("reduction", r"reduc|\bsum\b|scan|sort|topk|loss|_bias_k|\bsample|triton_(red|per)"),
+    )
+)
 LAUNCH = (math.log(2e-6), 1.0)
 """What a launch takes that nothing changes, in s: its logarithm, and the spread of that.
 
@@ -69,6 +111,35 @@ class KernelPrior:
         return away2
 
 
+def kernel_kind(kernel: Kernel) -> KernelKind | None:
+    """Return what a kernel does; ``None`` of a collective and where nothing is known of it."""
+    if kernel.kind is None or kernel.kind is Kind.COLLECTIVE:
+        return None
+    name = kernel.name
+    if kernel.launch is not None:
+        operator = kernel.launch.operator.removeprefix("aten::")
+        name = f"{operator} {short(kernel.launch.function)}"
+    name = name.lower().strip()
+    found = next((kind for kind, names in _NAMED if names.search(name)), KernelKind.ELEMENTWISE)
+    if kernel.kind is Kind.GEMM:  # what a library's function is called says less than its operator
+        parts = KernelKind.ATTENTION, KernelKind.REDUCTION
+        return found if found in parts else KernelKind.PRODUCT
+    return KernelKind.OPTIMIZER if kernel.pass_ is Pass.OPTIMIZER else found
+
+
+def usual_shares(kinds: Sequence[KernelKind | None]) -> Floats:
+    """Return logarithms of the shares that kernels usually have, and spreads. Shape (2, K, P).
+
+    Only of power kinds have a prior of their own: a GPU with one memory clock, as in the campaigns,
+    does not tell DRAM's share of time from what its core clock leaves alone.
+    """
+    shares = np.tile(np.array([_TYPICAL[p] for p in range(PER_KERNEL)]).T[:, None], (len(kinds), 1))
+    for k, kind in enumerate(kinds):
+        if kind is not None:
+            shares[:, k, WORK] = math.log(_WORK_OF[kind]), LEAST_SPREAD[WORK]
+    return shares
+
+
 def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
     """Return the prior before any kernel is known: usual shares of time and power when fastest."""
     bounds = rows.bounds
@@ -84,8 +155,8 @@ def typical(rows: Rows, gpu: GpuConstants) -> KernelPrior:
     unit = np.stack(
         [log_s + np.log(core), log_s + np.log(mem), log_s, log_s + log_w - log_v2], axis=1
     )
-    mean, spread = np.array([_TYPICAL[p] for p in range(PER_KERNEL)]).T
-    prior = KernelPrior(unit=unit, mean=unit + mean, spread=np.tile(spread, (len(rows.names), 1)))
+    mean, spread = usual_shares([None] * len(rows.names)) if rows.shares is None else rows.shares
+    prior = KernelPrior(unit=unit, mean=unit + mean, spread=spread.copy())
     launched = rows.kinds != COLLECTIVE
     prior.mean[launched, FIXED], prior.spread[launched, FIXED] = LAUNCH
     return prior
@@ -100,19 +171,19 @@ def learned(prior: KernelPrior, rows: Rows, kernels: Floats, variance: Floats) -
         variance: Of these, the shared being known. Shape (K, P).
     """
     mean, spread = prior.mean.copy(), prior.spread.copy()
-    share = kernels - prior.unit
+    away = kernels - prior.mean
     known = np.diff(rows.bounds) > 0
     for kind in np.unique(rows.kinds):
         of_kind = rows.kinds == kind
         told = of_kind & known
-        if told.sum() < _FEWEST:
+        if told.sum() < FEWEST:
             continue
-        middle = np.median(share[told], axis=0)
-        apart = 1.5 * np.median(np.abs(share[told] - middle), axis=0)
+        middle = np.median(away[told], axis=0)
+        apart = 1.5 * np.median(np.abs(away[told] - middle), axis=0)
         # Kernels whose rows do not tell lie where they were expected: no sign they are alike.
         wide = np.sqrt(apart**2 + np.median(variance[told], axis=0))
-        mean[of_kind] = prior.unit[of_kind] + middle
-        spread[of_kind] = np.maximum(wide, _LEAST_SPREAD)
+        mean[of_kind] += middle
+        spread[of_kind] = np.maximum(wide, LEAST_SPREAD)
         if kind != COLLECTIVE:  # what a launch takes is no share of its kernel: it stays as it was
             mean[of_kind, FIXED] = prior.mean[of_kind, FIXED]
             spread[of_kind, FIXED] = prior.spread[of_kind, FIXED]

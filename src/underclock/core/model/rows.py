@@ -52,6 +52,8 @@ class Rows:
         common: How log time and power of each row move with each error that several rows have in
             common, by its standard deviation: of co-load.
             Shape (2, R, H); ``None`` where none has any.
+        shares: Shares of each kernel's time and power, as `hierarchical_prior.usual_shares`
+            expects them of its kind. Shape (2, K, P); ``None`` where kinds are not known.
     """
 
     names: tuple[str, ...]
@@ -73,21 +75,24 @@ class Rows:
     step: tuple[StepDraw, ...] = ()
     apart: Floats | None = None
     common: Floats | None = None
+    shares: Floats | None = None
 
-    def of_first(self, kernels: int) -> "Rows":
-        """Return the rows of the first kernels only."""
-        if len(self.names) <= kernels:
-            return self
-        some = slice(int(self.bounds[kernels]))
-        of_rows = {name: getattr(self, name)[..., some] for name in OF_ROWS}
+    def some(self, chosen: Ints) -> "Rows":
+        """Return some rows of the same kernels."""
+        some = {name: getattr(self, name)[..., chosen] for name in OF_ROWS}
+        apart = None if self.apart is None else self.apart[chosen]
+        return dataclasses.replace(self, **some, apart=apart, common=self.by_common[:, chosen])
+
+    def of(self, kernels: Ints) -> "Rows":
+        """Return the rows of some kernels, ascending, which become all there are."""
+        mine = self.some(np.flatnonzero(np.isin(self.kernel, kernels)))
         return dataclasses.replace(
-            self,
-            names=self.names[:kernels],
-            kinds=self.kinds[:kernels],
-            boost_log_s=None if self.boost_log_s is None else self.boost_log_s[:kernels],
-            apart=None if self.apart is None else self.apart[some],
-            common=self.by_common[:, some],
-            **of_rows,
+            mine,
+            names=tuple(self.names[k] for k in kernels.tolist()),
+            kinds=self.kinds[kernels],
+            kernel=np.searchsorted(kernels, mine.kernel).astype(np.int64),
+            boost_log_s=None if self.boost_log_s is None else self.boost_log_s[kernels],
+            shares=None if self.shares is None else self.shares[:, kernels],
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from underclock.arrays import Floats
+from underclock.core.model.hierarchical_prior import KernelKind, kernel_kind, usual_shares
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
@@ -89,9 +90,11 @@ def rows_of(
     rows.sort(key=lambda row: row.kernel)
     names = [kernel.name for kernel in sample_set.kernels]
     kinds = [KIND_NUMBERS[kernel.kind] for kernel in sample_set.kernels]
+    alike = [kernel_kind(kernel) for kernel in sample_set.kernels]
     if rows[-1].kernel == kernels:
         names.append(HEATER)
         kinds.append(KIND_NUMBERS[Kind.GEMM])
+        alike.append(KernelKind.PRODUCT)
     return Rows(
         names=tuple(names),
         kinds=np.array(kinds, dtype=np.int64),
@@ -101,11 +104,12 @@ def rows_of(
         ceiling_mhz=ceiling_mhz(sample_set.samples),
         auto_mem_mhz=own_mhz,
         peak_w=steered.peak_w,
-        boost_log_s=np.log([steered.boost_s.get(k.name, math.nan) for k in sample_set.kernels])
+        boost_log_s=np.log([steered.boost_s.get(name, math.nan) for name in names])
         if steered.boost_s
         else None,
         step=steered.step,
         idle=steered.idle,
+        shares=usual_shares(alike),
     )
 
 

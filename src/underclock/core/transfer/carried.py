@@ -196,7 +196,7 @@ def _known(
     both, own = joined_sets([sample_set, confirmed]), len(sample_set.kernels)
     rows, model = fit_rows(both, known.posterior.settings)
     both_fit = KnownFit(rows=rows, model=model, weights=sample_weights(sample_set))
-    fit = dataclasses.replace(both_fit, rows=rows.of_first(own))
+    fit = dataclasses.replace(both_fit, rows=rows.of(np.arange(own)))
     known = dataclasses.replace(estimate(sample_set, known=fit), fit=both_fit)
     # A name that both steps have for other work is told apart in a fit of both.
     original = {kernel.name: kernel for kernel in confirmed.kernels}

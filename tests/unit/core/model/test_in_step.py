@@ -80,10 +80,7 @@ def test_what_launches_beside_others_draw_is_in_what_the_step_drew() -> None:
     time_s, energy_j = (costs.sum(axis=0) for costs in posterior.costs(_COUNTS))
     drawn_w = (energy_j + beside_j) / time_s
     found = step_ratio(
-        _rows(*zip(map(float, _CORES), drawn_w.tolist(), strict=True)),
-        posterior,
-        _COUNTS,
-        beside_j,
+        _rows(*zip(map(float, _CORES), drawn_w.tolist(), strict=True)), posterior, _COUNTS, beside_j
     )
 
     assert found.ratio == pytest.approx(1.0, abs=1e-6)

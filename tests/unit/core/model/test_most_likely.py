@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
@@ -55,11 +54,6 @@ def _truth(
     return _Truth(
         parameters, dataclasses.replace(rows, kinds=(np.arange(kernels) % 2).astype(np.int64))
     )
-
-
-def _some(rows: Rows, chosen: NDArray[np.signedinteger]) -> Rows:
-    names = ("kernel", "core_mhz", "mem_mhz", "log_s", "log_w", "temperature_c", "windows")
-    return dataclasses.replace(rows, **{name: getattr(rows, name)[..., chosen] for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +116,7 @@ def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
 
 
 def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
-    problem = FitProblem.of(_some(truth.rows, np.arange(0, 60, 5)), _FAMILY)
+    problem = FitProblem.of(truth.rows.some(np.arange(0, 60, 5)), _FAMILY)
     state = problem.begin()
     near = converge_starts(problem, state, [state.parameters.kernels])[0][0]
     far = state.parameters.kernels + np.random.default_rng(0).normal(0.0, 0.5, near.shape)
@@ -144,7 +138,7 @@ def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
     truth = _truth(12, 0)
     fastest = np.flatnonzero(np.arange(len(truth.rows.kernel)) % 24 == 23)
     told = np.flatnonzero(truth.rows.kernel >= 6)
-    rows = _some(truth.rows, np.unique(np.concatenate([fastest, told])))
+    rows = truth.rows.some(np.unique(np.concatenate([fastest, told])))
     alike_kinds = dataclasses.replace(rows, kinds=(np.arange(12) >= 6).astype(np.int64))
     model = fit_all(alike_kinds, _FAMILY)
 
@@ -169,7 +163,7 @@ def test_the_order_of_rows_within_a_kernel_changes_nothing(
 ) -> None:
     random = np.random.default_rng(1)
     order = np.lexsort((random.random(len(truth.rows.kernel)), truth.rows.kernel))
-    again = fit_all(_some(truth.rows, order), _FAMILY)
+    again = fit_all(truth.rows.some(order), _FAMILY)
 
     assert again.parameters.shared == pytest.approx(model.parameters.shared, abs=0.02)
     assert _log(again.parameters, truth) == pytest.approx(_log(model.parameters, truth), abs=1e-3)
@@ -216,14 +210,14 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
 
     # The fastest row is in both: the prior leans on it.
     chosen = np.flatnonzero(np.isin(np.arange(len(truth.rows.kernel)) % 24, [*columns, 23]))
-    some, every = covariance(_some(truth.rows, chosen)), covariance(truth.rows)
+    some, every = covariance(truth.rows.some(chosen)), covariance(truth.rows)
 
     assert np.linalg.eigvalsh(some - every).min() > -1e-9
 
 
 def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
     truth = _truth(6, 3)
-    rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 2))
+    rows = truth.rows.some(np.flatnonzero(truth.rows.kernel != 2))
     model = fit_all(rows, _FAMILY)
     before = hierarchical_prior.typical(rows, _FAMILY.base)
 
@@ -234,7 +228,7 @@ def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
 
 def test_few_rows_can_be_fitted_too() -> None:
     truth = _truth(2, 4, cores=3)
-    model = fit_all(_some(truth.rows, np.arange(0, 18, 2)), _FAMILY)
+    model = fit_all(truth.rows.some(np.arange(0, 18, 2)), _FAMILY)
 
     assert np.isfinite(model.prior.shared_root).all()
     assert (np.diag(model.prior.shared_root) > 0.0).all()
@@ -243,7 +237,7 @@ def test_few_rows_can_be_fitted_too() -> None:
 @pytest.mark.slow
 def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     truth = _truth(40, 5, cores=12)
-    rows = _some(truth.rows, np.flatnonzero(truth.rows.kernel != 7))
+    rows = truth.rows.some(np.flatnonzero(truth.rows.kernel != 7))
     model = fitted(rows, _FAMILY, most_rows=20, most_kernels=25)
     log = predicted_rows(truth.parameters, Points.of(rows)).log
     fitted_log = predicted_rows(model.parameters, Points.of(rows)).log

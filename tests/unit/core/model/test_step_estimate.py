@@ -312,9 +312,7 @@ def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
         temperature_c=_STEADY_C,
     )
     return having(
-        campaign,
-        samples=tuple(s for s in campaign.samples if s.kernel in names),
-        mixed=(timed,),
+        campaign, samples=tuple(s for s in campaign.samples if s.kernel in names), mixed=(timed,)
     )
 
 

@@ -591,10 +591,7 @@ _BAD: list[tuple[Callable[[list[dict[str, Any]]], Any], str]] = [
         ),
         "rank-0.json ran on a H100 and has no GPU event",
     ),
-    (
-        lambda t: _events(t[0], "ProfilerStep")[0].update(name="ProfilerStep#9"),
-        "no step in common",
-    ),
+    (lambda t: _events(t[0], "ProfilerStep")[0].update(name="ProfilerStep#9"), "no step in common"),
     (
         lambda t: _drop(t, 1, "forward mb=2 stage=1", "backward mb=2 stage=1"),
         "rank 1 takes 2 of 3 microbatches through the forward of stage 1",

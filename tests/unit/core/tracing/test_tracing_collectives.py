@@ -8,12 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock.core.tracing.captured import (
-    PlainRun,
-    captured_step,
-    kernel_means_s,
-    profiled_step,
-)
+from underclock.core.tracing.captured import PlainRun, captured_step, kernel_means_s, profiled_step
 from underclock.core.tracing.host import bytes_of, is_collective, ranks_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step

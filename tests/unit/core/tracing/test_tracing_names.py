@@ -105,10 +105,7 @@ def test_what_torch_compile_fused_is_told_in_words(operator: str, name: str) -> 
         (["fp32[4x4], fp32[4]", "fp32[4x4]@1x4, fp32[4]"], ["", "strided input 1"]),
         (["fp32[4x4]", "fp32[4x4]@1x4"], ["", "strided"]),
         # What tells all apart is enough, and better than what tells some.
-        (
-            ["fp32[4], fp32[2]", "fp32[4], fp32[1]", "fp32[8], fp32[3]"],
-            ["2", "1", "3"],
-        ),
+        (["fp32[4], fp32[2]", "fp32[4], fp32[1]", "fp32[8], fp32[3]"], ["2", "1", "3"]),
         (["fp32[4]", "bf16[4]", "bf16[2]"], ["fp32", "bf16 4", "bf16 2"]),
         (["fp32[4]@2", "fp32[4]@3"], ["1", "2"]),  # nothing tells in a word or two
     ],
@@ -139,10 +136,7 @@ def test_parts_of_one_call_are_told_by_their_functions() -> None:
 
 
 def test_sizes_that_the_data_decides_are_a_letter() -> None:
-    told = names(
-        kernel("aten::mul", "bf16[97(12-431)x8]"),
-        kernel("aten::mul", "bf16[5(2-9)x16]"),
-    )
+    told = names(kernel("aten::mul", "bf16[97(12-431)x8]"), kernel("aten::mul", "bf16[5(2-9)x16]"))
     assert told == ["mul nx8", "mul nx16"]
 
 

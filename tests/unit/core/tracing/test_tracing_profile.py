@@ -251,13 +251,7 @@ def test_what_an_optimizer_runs_as_a_closure_keeps_its_pass() -> None:
             *(kernel(200 + n, n) for n in range(1, 6)),
         )
     ]
-    assert passes == [
-        Pass.OPTIMIZER,
-        Pass.FORWARD,
-        Pass.BACKWARD,
-        Pass.OPTIMIZER,
-        Pass.OPTIMIZER,
-    ]
+    assert passes == [Pass.OPTIMIZER, Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER, Pass.OPTIMIZER]
 
 
 def test_calls_of_every_part_are_captured_and_what_runs_between_is_not() -> None:

@@ -166,10 +166,7 @@ def test_another_function_keeps_the_name_of_what_it_replaces() -> None:
 
 @pytest.mark.parametrize(
     ("was", "is_", "words"),
-    [
-        (("f",), ("f", "g"), "runs g as well"),
-        (("f", "g"), ("f",), "runs no g any more"),
-    ],
+    [(("f",), ("f", "g"), "runs g as well"), (("f", "g"), ("f",), "runs no g any more")],
 )
 def test_a_helper_more_or_less_is_said(was: Sequence[str], is_: Sequence[str], words: str) -> None:
     found = recaptured(step_of([CONV], {"conv": was}), step_of([CONV], {"conv": is_}))
