@@ -217,7 +217,7 @@ def _of_kernels_alone(
     chosen = Selection.of(left_out, np.stack([of_rows[0], of_rows.sum(axis=0)]), factors)
     seen = np.zeros(posterior.log_s.shape, dtype=bool)
     seen[runs.kernel, [place[s.asked] for s in samples]] = True
-    offered = measurable(sample_set, rows, settings)
+    offered = measurable(sample_set, fit.rows, settings)
     unseen = (offered & ~seen).any()
     moves = np.stack([posterior.moves[0], posterior.moves.sum(axis=0)])
     moves *= np.array([factors[0], _TOGETHER * factors[1]])[:, None, None, None]

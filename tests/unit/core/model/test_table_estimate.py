@@ -288,6 +288,23 @@ def test_intervals_hold_what_was_not_looked_at() -> None:
     assert np.mean(np.abs(z) < 1.96) > 0.9
 
 
+def test_a_fit_of_fewer_samples_serves_until_there_are_some_more() -> None:
+    every = _one_run(sampled=True)
+    few = [s for s in every.samples if s.asked == AUTO or (s.asked.core_mhz or 0) > CORES[8]]
+    one_more = [s for s in every.samples if s in few or s.asked.core_mhz == CORES[8]][
+        : len(few) + 1
+    ]
+    first = estimate(run_table(few, sampled=True, settings=every.settings))
+    again = estimate(run_table(one_more, sampled=True, settings=every.settings), before=first)
+    more = estimate(every, before=again)
+
+    assert again.fit is first.fit
+    assert again.sizes == first.sizes
+    assert more.fit is not first.fit
+    assert more.fit.weights.shape[1] == len(every.samples)
+    assert more.holds_alone.all()
+
+
 def test_many_kernels_are_conditioned_some_at_a_time() -> None:
     """What the last of many is said to be is what it is said to be beside few."""
     every = [s for k in range(40) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
