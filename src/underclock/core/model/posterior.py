@@ -30,7 +30,7 @@ from underclock.records import Clocks
 
 _SHARED = 16  # columns of what all kernels share
 _MOST, _FEWEST = 256, 32  # draws
-_CELLS = 2**24  # kernels times settings times draws, twice: bounds the memory
+_CELLS = 2**23  # kernels times settings times draws, twice: bounds the memory
 _RELEVANT = 1e-4  # odds of a scale that is worth a prediction
 _BATCH = 128  # kernels, conditioned at once
 _MANY, _ROWS_OF_MANY = 512, 24  # kernels, from which on so many rows of each are enough
