@@ -17,12 +17,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from scipy.optimize import least_squares
-from underclock.core.model.predictive import posterior_of
 
 from gpu_specs import SPECS
 from underclock.arrays import Floats
-from underclock.core.model.fitting import fit_rows, fitted, temperature_of
-from underclock.core.model.in_step import StepRatio, step_ratio
+from underclock.core.model.estimate import estimate
+from underclock.core.model.fitting import fitted
 from underclock.core.model.parameters import Shared
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.step.fit_row import STEADY_C
@@ -30,7 +29,7 @@ from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, e
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput
 from underclock.physics.costs import busy_w, duration_s, idle_w, voltage_v
-from underclock.records import Clocks, Kernel, Kind, SampleSet
+from underclock.records import Kernel, Kind, SampleSet
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIDENCE = ROOT / "docs" / "evidence" / "h200"
@@ -122,21 +121,11 @@ def settled(sample_set: SampleSet) -> SampleSet:
     return msgspec.structs.replace(sample_set, windows=windows)
 
 
-def ratio_in_step(sample_set: SampleSet) -> StepRatio:
-    """Return how much more kernels draw in the step than alone."""
-    settings = [Clocks(core_mhz=mhz) for mhz in range(1440, 1981, 15)]
-    rows, model = fit_rows(sample_set, settings)
-    posterior = posterior_of(
-        model, settings, temperature_c=temperature_of(sample_set), limit_w=rows.peak_w
-    )
-    counts = np.array([float(kernel.count) for kernel in sample_set.kernels])
-    return step_ratio(rows, posterior, counts)
-
-
 def measured(sample_set: SampleSet, gpu: GpuConstants) -> list[Measured]:
     """Return the rows of each kernel, power as the step draws it."""
     rows = rows_of(settled(sample_set), gpu)
-    ratio = ratio_in_step(sample_set).ratio
+    in_step = estimate(sample_set).ratio
+    ratio = 1.0 if in_step is None else in_step.ratio
     share = {s.kernel: s.utilisation.dram for s in sample_set.samples if s.utilisation}
     found = []
     for k, kernel in enumerate(sample_set.kernels):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from underclock.core.model.whitening import ErrorModel
 
 from underclock.arrays import Ints
 from underclock.core.model.damped_steps import (
@@ -25,7 +24,7 @@ from underclock.core.model.damped_steps import (
     converge_kernels,
     kernel_costs,
 )
-from underclock.core.model.most_likely import learn_prior, restart
+from underclock.core.model.most_likely import learn_priors, restart
 from underclock.core.model.parameters import (
     PER_DRAM_CYCLE,
     Parameters,
@@ -43,7 +42,7 @@ from underclock.physics.costs import boost_mhz, busy_w, duration_s
 from underclock.physics.derivatives import BY_GPU
 from underclock.records import SampleSet, Window
 
-_NOISE, _DISCREPANCY = 0.02, 1e-6  # of a row; of rows at like clocks together
+_NOISE = 0.02  # of a row
 _LEAST_ROWS, _LEAST_CORE_CLOCKS = 2, 4  # as many clocks as a kernel has constants
 _ROUNDS = 3  # of kernels that lean on one another, and the fit of all
 _FOLDS = 5
@@ -118,7 +117,7 @@ def calibrate(
     problem = _problem(_rows(sample_set, free, start), start, held)
     state = _begin(problem)
     for _ in range(_ROUNDS):
-        state = converge(problem, _restart(problem, learn_prior(problem, state), 1.0))
+        state = converge(problem, _restart(problem, learn_priors(problem, state)[1], 1.0))
     powers_w = [s.energy_j / s.time_s for s in sample_set.samples]
     capped_w = [each for each in powers_w if _is_capped(each, limit_w)]
     return Calibrated(
@@ -176,9 +175,10 @@ def _rows(sample_set: SampleSet, windows: Iterable[Window], gpu: GpuConstants) -
 def _problem(rows: Rows, gpu: GpuConstants, held: Collection[str]) -> FitProblem:
     """Return what is to be fitted; constants of these names stay as they are."""
     problem = FitProblem.of(rows, Shared(gpu))
-    precision = problem.shared_precision.copy()
-    precision[[BY_GPU.index(name) for name in held]] = _HELD
-    return dataclasses.replace(problem, shared_precision=precision)
+    shared = problem.shared_precision / _WIDER**2
+    shared[[BY_GPU.index(name) for name in held]] = _HELD
+    own = problem.by_kernels(rows.windows) / _NOISE**2
+    return dataclasses.replace(problem, shared_precision=shared, precision=own)
 
 
 def _begin(problem: FitProblem) -> FitState:
@@ -186,9 +186,7 @@ def _begin(problem: FitProblem) -> FitState:
     state = problem.begin()
     return dataclasses.replace(
         state,
-        errors=ErrorModel(noise=np.full(2, _NOISE), discrepancy=np.full(2, _DISCREPANCY)),
         prior=dataclasses.replace(state.prior, spread=_WIDER * state.prior.spread),
-        shared_scale=_WIDER,
     )
 
 
@@ -278,7 +276,8 @@ def errors_by_kernel(
     adding = sum(each.serial for each in known.kernels.values())
     odds = (1 + len(known.kernels) - adding) / (1 + adding)
     state = _restart(problem, _begin(problem).moved(shared=shared), odds)
-    state = converge_kernels(problem, _restart(problem, learn_prior(problem, state), odds))
+    state = _restart(problem, learn_priors(problem, state)[1], odds)
+    state = converge_kernels(problem, state)
     own = dataclasses.replace(known, kernels=_constants(problem, state))
     found = {}
     for name in dict.fromkeys(sample.kernel for sample in picked):

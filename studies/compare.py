@@ -16,14 +16,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import msgspec
 import numpy as np
-from underclock.core.inference.joint import JointCosts
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.predicted_change import PredictedChange
 
 from genetic import searched
 from pages import markdown, percent, run_command
@@ -31,6 +28,7 @@ from underclock.app.options import FRACTION, baseline_option, file_argument, jso
 from underclock.app.planning import costs_of
 from underclock.app.switching import KNOWN, switching_of
 from underclock.arrays import Floats, Ints
+from underclock.core.model.costs import Costs, PredictedChange
 from underclock.core.planning.achievable import achieved, settled_cost
 from underclock.core.planning.best_choice import TIME_POWER, tolerance_of
 from underclock.core.planning.chance_constraint import (
@@ -130,7 +128,7 @@ class Contest:
 
     table: CostTable
     goal: Goal
-    risk: CostEstimate | JointCosts | None
+    risk: Costs | None
     gpu: GpuInfo
     solved: SolvedStrategies
     problem: SequenceProblem | None = None
@@ -182,7 +180,7 @@ class Contest:
         """Return the deviations of a schedule's change of time and of energy."""
         if self.risk is None:
             return 0.0, 0.0
-        if isinstance(self.risk, CostEstimate) and self.table.power_cap is not None:
+        if self.table.power_cap is not None:
             change = self.risk.predicted_schedule(choice)
             return change.time_spread, change.energy_spread
         launches = np.zeros((2, *self.table.time_s.shape))
@@ -346,7 +344,7 @@ def _kernels(contest: Contest, name: str) -> Rival:
     free, problem, table = contest.of_arm(Strategy.KERNEL_GLOBAL), contest.problem, contest.table
     if problem is None:
         return Rival(name=name, free=free)
-    risk = contest.risk if isinstance(contest.risk, CostEstimate) else None
+    risk = None if table.power_cap is None else contest.risk
     starts = list(contest.solved.settings.values())
 
     def within(budget_s: float) -> Ints | None:
@@ -521,7 +519,7 @@ def _contest(
     contest = Contest(
         table=costs.table,
         goal=goal,
-        risk=cast("CostEstimate | JointCosts | None", costs.risk),  # under no other limit
+        risk=costs.risk,
         gpu=given.gpu,
         solved=solve_strategies(costs.table, goal, costs.risk),
         problem=problem,

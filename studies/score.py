@@ -164,7 +164,7 @@ def as_measured(
         sums = np.bincount(quantity.row, variance)
         own[runs.kernel, runs.setting] = np.sqrt(sums) / quantity.taken
         own = at_any_clocks(table.kernels, own, table.baseline)
-        moves[q] = own[..., None] * np.eye(own.shape[1])
+        moves[q] = own[..., None] * np.eye(len(table.settings))
     return Costs(table=table, moves=moves, shared=0)
 
 

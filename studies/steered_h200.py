@@ -17,18 +17,18 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from calibrate_h200 import SHARED, by_exponent, measured, ratio_in_step, read, shared_constants
+from calibrate_h200 import SHARED, by_exponent, measured, read, shared_constants
 from gpu_specs import SPECS
 from pages import fill, markdown
 from underclock.app.backends import open_measurer
 from underclock.arrays import Floats, Ints
 from underclock.core.model import hierarchical_prior as priors
-from underclock.core.model.cost_estimate import CostEstimate
-from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import fitted, start_of, temperature_of
+from underclock.core.model.costs import TWO_SIDED
+from underclock.core.model.estimate import Estimate, at_locked_clocks, estimate
+from underclock.core.model.fitting import clocks_of, fitted, start_of, temperature_of
+from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.parameters import CORE, DRAM, WORK, Shared
-from underclock.core.model.predicted_change import TWO_SIDED
-from underclock.core.model.predictive import posterior_of
+from underclock.core.model.posterior import Posterior
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering import clock_range
 from underclock.core.step.cap import coload_moves_clock
@@ -131,7 +131,7 @@ def at_auto(sample_set: SampleSet, *, with_auto: bool) -> AtAuto:
     step_s = float(np.mean([s.time_s for s in sample_set.in_situ]))
     real_s = np.mean([s.kernel_s for s in own if s.mix == ALONE], axis=0)
     return AtAuto(
-        table=estimate(known).table,
+        table=estimate(known).costs.table,
         own=own,
         counts=counts,
         kernel_s=real_s * step_s / (real_s * counts).sum(),
@@ -286,7 +286,7 @@ def _passes(sets: dict[str, SampleSet], names: Iterable[str]) -> str:
 
 
 def _files(
-    sets: dict[str, SampleSet], parts: dict[str, Reached], whole: dict[str, CostEstimate]
+    sets: dict[str, SampleSet], parts: dict[str, Reached], whole: dict[str, Estimate]
 ) -> str:
     header = "file, step, board, kernels, left out, mixes, clocks read, step's heat, peak, ratio"
     rows: list[tuple[object, ...]] = [tuple(header.split(", "))]
@@ -299,9 +299,9 @@ def _files(
         heat = f"{min(warm):.0f} to {max(warm):.0f} °C"
         board, counts = one.gpu.uuid, (len(one.kernels), left, len(one.mixed))
         power = ("", "")
-        if name in whole:
-            ratio = ratio_in_step(one)
-            power = f"{whole[name].rows.peak_w:.0f} W", f"{ratio.ratio:.3f} ± {ratio.spread:.3f}"
+        if name in whole and (ratio := whole[name].ratio):
+            peak = f"{whole[name].fit.rows.peak_w:.0f} W"
+            power = peak, f"{ratio.ratio:.3f} ± {ratio.spread:.3f}"
         rows.append((f"`steered-{name}`", one.workload, board, *counts, clocks, heat, *power))
     return markdown(rows)
 
@@ -334,8 +334,17 @@ class Campaign:
             self.model = fitted(self.rows, Shared(start))
             gpu = self.model.parameters.family.gpu(self.model.parameters.shared)
         self.share = self.model.parameters.kernels - priors.typical(self.rows, start).unit  # (K, P)
-        self.variance = np.diagonal(self.model.kernel_cov, axis1=1, axis2=2)
+        self.asked = [Clocks(core_mhz=round(mhz)) for mhz in self.rows.core_mhz.tolist()]
+        self.truth = self.posterior(self.model)
+        own = self.truth.parameter_moves[..., self.truth.shared :]
+        self.variance = np.einsum("kpe,kpe->kp", own, own)
         self.trains = self.samples.workload.replace("_", "-").split("-")[0]  # on any board
+
+    def posterior(self, model: FittedModel) -> Posterior:
+        """Return what a fit says of kernels at clocks to judge by, and where rows were measured."""
+        settings = tuple(dict.fromkeys((*_JUDGED, *self.asked)))
+        clocks = clocks_of(self.rows, settings)
+        return at_locked_clocks(model, clocks, settings, temperature_of(self.samples))[0]
 
 
 Shares: TypeAlias = dict[priors.KernelKind | None, Floats]
@@ -384,14 +393,8 @@ def _predicted(one: Campaign, shares: Shares, parts: Sequence[int], many: int) -
         if (kind := priors.kernel_kind(kernel)) in shares:
             usual[:, k, parts] = shares[kind][:, parts]
     few = dataclasses.replace(rows, shares=usual).some(np.flatnonzero(known))
-    asked = [Clocks(core_mhz=round(mhz)) for mhz in rows.core_mhz.tolist()]
-    settings = (*_JUDGED, *dict.fromkeys(asked))
-    warm_c = temperature_of(one.samples)
-    told, truth = (
-        posterior_of(each.of_first(len(kernels)), settings, temperature_c=warm_c, limit_w=math.inf)
-        for each in (fitted(few, Shared(start_of(few, _CLOCKS))), one.model)
-    )
-    found, column = [], np.array([settings.index(clocks) for clocks in asked])
+    told = one.posterior(fitted(few, Shared(start_of(few, _CLOCKS))))
+    found, column = [], np.array([told.settings.index(clocks) for clocks in one.asked])
     for q, (real, log) in enumerate([(rows.log_s, told.log_s), (rows.log_w, told.log_w)]):
         out = ~known & (rows.windows[q] > 0.0)
         at = rows.kernel[out], column[out]
@@ -399,11 +402,13 @@ def _predicted(one: Campaign, shares: Shares, parts: Sequence[int], many: int) -
         deviation = np.sqrt(told.variance(1.0 - q, float(q))[at] + noise2)
         found.append(np.stack([real[out] - log[at], deviation]))
     counts = np.array([kernel.waited_count for kernel in kernels])
-    energy_j, true_j = told.costs(counts)[1], truth.costs(counts)[1].sum(axis=0)
+    step, truth = (each.of_first(len(kernels)) for each in (told, one.truth))
+    energy_j, true_j = step.costs(counts)[1], truth.costs(counts)[1].sum(axis=0)
     for c, sum_j in enumerate(energy_j.sum(axis=0)[: len(_JUDGED)].tolist()):
-        places = np.arange(len(kernels)), np.full(len(kernels), c)
-        variance = told.sum_variance(*places, np.stack([energy_j[:, c]] * 2)).variance
-        found.append(np.array([[sum_j / true_j[c] - 1.0], [math.sqrt(variance) / sum_j]]))
+        moved = energy_j[:, c, None] * step.moves[:, :, c].sum(axis=0)
+        sums_j = moved[:, : step.shared].sum(axis=0), moved[:, step.shared :]
+        spread_j = math.hypot(*(float(np.linalg.norm(each)) for each in sums_j))
+        found.append(np.array([[sum_j / true_j[c] - 1.0], [spread_j / sum_j]]))
     return found
 
 
