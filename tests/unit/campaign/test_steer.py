@@ -263,7 +263,7 @@ def test_a_campaign_goes_on_without_a_heater_that_does_not_fit(
     assert warning.startswith("the heater does not fit into memory: kernels ran with idling")
     fit = estimate(samples)
     assert fit.can.any(axis=1).all()
-    assert warning in fit.table.warnings
+    assert warning in fit.costs.table.warnings
 
 
 def test_timestamps_that_another_profiler_holds_end_a_campaign_before_it_spends_time(

@@ -273,6 +273,8 @@ def _told(linear: Model) -> tuple[Model, Conditioned, LeftOut, Floats]:
 
 def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
     """Return log times within what physics allows, against the fastest clocks. Shape (K, C)."""
+    if not log_s.size:  # auto is all there is
+        return log_s
     order = np.lexsort((core_mhz, mem_mhz))
     fastest = order[mem_mhz[order] == mem_mhz.max()][-_FASTEST:]
     at_best = log_s[:, fastest, None]

@@ -138,8 +138,8 @@ class Targets:
             mem_mhz=clocks[1],
             free=free,
             log=physics.log.reshape(shape),
-            by_kernel=physics.by_kernel().reshape(*shape, -1),
-            by_shared=physics.by_shared().reshape(*shape, -1),
+            by_kernel=physics.by_kernel().reshape(*shape, model.prior.spread.shape[1]),
+            by_shared=physics.by_shared().reshape(*shape, len(model.prior.shared)),
         )
 
 

@@ -135,7 +135,7 @@ def posterior_of(
     directions = _directions(model, features, cov)
     kernels, columns = observed.residual.shape[1], np.arange(observed.residual.shape[2])
     count, size = len(settings), prior.spread.shape[1]
-    draws = int(np.clip(_CELLS // targets.log.size, _FEWEST, _MOST)) // 2 * 2
+    draws = int(np.clip(_CELLS // max(1, targets.log.size), _FEWEST, _MOST)) // 2 * 2
     expected = np.empty((2 * count + size, kernels))
     moves = np.empty((2 * count + size, kernels, directions.shape[1] + draws))
     random = np.random.default_rng(count)
@@ -151,7 +151,7 @@ def posterior_of(
     return Posterior(
         settings=settings,
         log=targets.log + expected[of_entries].reshape(2, count, kernels).swapaxes(1, 2),
-        moves=moves[of_entries].reshape(2, count, kernels, -1).swapaxes(1, 2),
+        moves=moves[of_entries].reshape(2, count, *moves.shape[1:]).swapaxes(1, 2),
         shared=directions.shape[1],
         noise=observed.noise(np.array(sizes.run)),
         parameters=expected[2 * count :].T,
