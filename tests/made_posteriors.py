@@ -73,7 +73,8 @@ class Places:
     def expected(self, prior: ParameterPrior) -> Floats:
         """Return the mean before any row. Shape (2 N,)."""
         own = np.einsum("qnp,np->qn", self.by_kernel, prior.kernels[self.kernel])
-        return (own + self.by_shared @ prior.shared).ravel()
+        expected: Floats = (own + self.by_shared @ prior.shared).ravel()
+        return expected
 
 
 def made_model(seed: int, kernels: int = 3, rows: int = 10, *, sizes: Sizes = SIZES) -> Model:

@@ -18,20 +18,6 @@ _SETTLES = 0.003  # by so much kernels differ in the power at which a loop settl
 _STEEPEST = 2.0  # exponent of time with power: half of the power at least follows the speed
 
 
-def with_own_errors(posterior: Posterior, which: Bools, deviation: Floats) -> Posterior:
-    """Return a posterior in which some entries have errors of their own, and no other.
-
-    Args:
-        which: Shape (K, C).
-        deviation: Standard deviations there. Shape (2, K, C).
-    """
-    moves = np.where(which[..., None], 0.0, posterior.moves)
-    draws = moves.shape[-1] - posterior.shared
-    drawn = opposite(np.random.default_rng(0), draws, 2, int(which.sum()))
-    moves[:, which, posterior.shared :] = deviation[:, which, None] * drawn
-    return dataclasses.replace(posterior, moves=moves)
-
-
 def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floats) -> Posterior:
     """Return a posterior in which some entries cost what was measured, as sure as their repeats.
 
@@ -47,7 +33,11 @@ def with_means(posterior: Posterior, log_s: Floats, log_w: Floats, repeats: Floa
         return posterior
     noise = posterior.noise[:, :, None] / np.sqrt(np.maximum(repeats, 1.0))
     log = np.where(known, np.stack([log_s, log_w]), posterior.log)
-    return with_own_errors(dataclasses.replace(posterior, log=log), known, noise)
+    moves = np.where(known[..., None], 0.0, posterior.moves)
+    draws = moves.shape[-1] - posterior.shared
+    drawn = opposite(np.random.default_rng(0), draws, 2, int(known.sum()))
+    moves[:, known, posterior.shared :] = noise[:, known, None] * drawn
+    return dataclasses.replace(posterior, log=log, moves=moves)
 
 
 def with_ratio(posterior: Posterior, ratio: float, spread: float) -> Posterior:

@@ -203,25 +203,6 @@ def seen_cap(sample_set: SampleSet) -> tuple[float, list[bool]]:
     return (float(np.median(at_cap)) if at_cap else math.inf), capped
 
 
-def held_back(sample_set: SampleSet) -> tuple[Window, ...]:
-    """Return the samples at locks that did not hold: what ran was slower than was asked for."""
-    _, capped = seen_cap(sample_set)
-    return tuple(
-        sample
-        for sample, at_cap in zip(sample_set.samples, capped, strict=True)
-        if sample.asked.core_mhz is not None and (at_cap or not holds(sample))
-    )
-
-
-def held_at_auto(sample_set: SampleSet) -> tuple[Window, ...]:
-    """Return the samples at auto clocks that the power cap held, where the driver said so."""
-    return tuple(
-        sample
-        for sample in sample_set.samples
-        if sample.asked.core_mhz is None and driver_says(sample.throttle_reasons)
-    )
-
-
 def ran_mem_mhz(sample: Window, auto_mem_mhz: float) -> float:
     """Return the memory clock of a sample: as read, else as asked, else as auto's."""
     mem_mhz = sample.observed.mem_mhz if sample.observed else sample.asked.mem_mhz

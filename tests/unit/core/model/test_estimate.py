@@ -230,7 +230,6 @@ def test_one_profile_is_itself_and_none_is_an_error() -> None:
         joined_sets([])
 
 
-@pytest.mark.slow
 def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     one = _profile(warnings=("hot",))
     launch = Launch(function="f", identity="other")

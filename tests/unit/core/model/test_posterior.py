@@ -106,6 +106,27 @@ def test_rows_say_of_entries_what_the_whole_covariance_says(seed: int) -> None:
     assert both == pytest.approx(every[:, 0][:, :, :, 1], abs=0.06 * float(spread.max()) ** 2)
 
 
+def test_of_many_kernels_each_is_known_as_by_itself() -> None:
+    model = made_model(6, kernels=520, rows=5)
+    some = np.arange(3)
+    few = Model(
+        observed=model.observed.some(some, np.arange(5)),
+        targets=dataclasses.replace(
+            model.targets,
+            log=model.targets.log[:, some],
+            by_kernel=model.targets.by_kernel[:, some],
+            by_shared=model.targets.by_shared[:, some],
+        ),
+        prior=model.prior.of(some),
+        sizes=model.sizes,
+    )
+    given_, _, _ = model.telling()
+    shared, clocks = (given_.shared, given_.shared_cov), (Clocks(core_mhz=1),) * 13
+
+    every, alone = (posterior_of(each, shared, clocks).log for each in (model, few))
+    assert every[:, some] == pytest.approx(alone)
+
+
 def test_parameters_are_known_with_the_entries_that_they_move() -> None:
     """Of a kernel that deviates by nothing of its own, entries are physics and what is shared."""
     sizes = dataclasses.replace(SIZES, smooth=(1e-9, 1e-9), shared=(1e-9, 1e-9), row=(1e-9, 1e-9))

@@ -68,13 +68,9 @@ def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None
 
 
 def test_the_heater_is_left_out_once_it_told(model: FittedModel) -> None:
-    apart = dataclasses.replace(model.rows, apart=np.full(len(model.rows.kernel), 0.01))
-    rows, every = apart.of_first(_KERNELS - 1), _posterior(model)
+    every = _posterior(model)
     fewer = every.of_first(_KERNELS - 1)
 
-    assert apart.of_first(_KERNELS) is apart
-    assert rows.apart is not None
-    assert len(rows.apart) == rows.by_common.shape[1] == len(rows.kernel)
     assert (fewer.log == every.log[:, :-1]).all()
     assert (fewer.variance(1.0, 1.0) == every.variance(1.0, 1.0)[:-1]).all()
     assert len(fewer.parameters) == len(fewer.parameter_moves) == fewer.noise.shape[1]

@@ -1,0 +1,74 @@
+"""Costs of a step whose clocks were steered with co-load, on a GPU made of physics alone."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from steered_gpu import COUNTS, KERNELS, Synthetic, campaign
+from underclock.core.model.estimate import Estimate, estimate
+from underclock.core.model.fitting import fit_rows
+from underclock.records import SampleSet
+from windows import having
+
+
+@pytest.fixture(scope="module")
+def samples() -> SampleSet:
+    return campaign(Synthetic(seed=1), most=30)
+
+
+@pytest.fixture(scope="module")
+def found(samples: SampleSet) -> Estimate:
+    return estimate(samples)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_kernels_that_only_ran_with_coload_are_known(found: Estimate, share: float) -> None:
+    posterior, counts = found.posterior, np.array(COUNTS, dtype=np.float64)
+    at = int(share * len(posterior.settings))
+    time_s, energy_j = (costs[:, at].sum() for costs in posterior.costs(counts))
+    gpu, core_mhz = Synthetic(noise=0.0), posterior.settings[at].core_mhz or 0
+    true = np.array([gpu.costs(part, core_mhz) for part in KERNELS.values()])
+
+    assert time_s == pytest.approx(counts @ true[:, 0], rel=0.005)
+    assert energy_j == pytest.approx(counts @ true.prod(axis=1), rel=0.02)
+    assert found.ratio is not None
+    assert found.ratio.ratio == pytest.approx(1.0, abs=0.01)
+    assert found.ratio.spread > 0.0
+
+
+def test_what_was_steered_is_estimated_at_locks_without_a_whole_step_too(
+    samples: SampleSet,
+) -> None:
+    alone = estimate(samples, isolated=True)
+
+    assert alone.costs.table.power_cap is None
+    assert alone.costs.auto_spread is None
+    assert alone.costs.step_error == (0.0, 0.0)
+    assert alone.ratio is not None
+    assert alone.ratio.spread == 0.0
+
+
+def test_the_heater_says_how_power_follows_the_clock(samples: SampleSet, found: Estimate) -> None:
+    rows, model = fit_rows(samples, samples.settings)
+
+    assert rows.idle
+    assert len(rows.names) <= len(model.rows.names)
+    assert found.posterior.log.shape[1] == len(KERNELS)
+
+
+@pytest.mark.parametrize("waited_for", [0.0, 0.5])
+def test_what_launches_beside_others_draw_is_the_same_at_all_clocks(
+    samples: SampleSet, waited_for: float
+) -> None:
+    kernels = [
+        msgspec.structs.replace(kernel, waited_for=waited_for if kernel.name == "softmax" else 1.0)
+        for kernel in samples.kernels
+    ]
+    table = estimate(having(samples, kernels=tuple(kernels))).costs.table
+    at = list(KERNELS).index("softmax")
+
+    assert table.fixed_j[at] > 0.0
+    assert (np.delete(table.fixed_j, at) == 0.0).all()
+    known = np.isfinite(table.energy_j[at])
+    assert (table.energy_j[at, known] > table.fixed_j[at]).all()
+    assert (np.ptp(table.time_s[at, known]) == 0.0) == (waited_for == 0.0)
