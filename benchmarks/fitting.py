@@ -4,7 +4,7 @@
 
 Each case draws a GPU, its kernels and noisy samples of them, fits them
 (`core.model.fitting.fitted`) and predicts every kernel at every setting
-(`core.model.predictive.posterior_of`). Another seed each repeat. The table goes to
+(`core.model.estimate.at_locked_clocks`). Another seed each repeat. The table goes to
 docs/evidence/fitting.md, and with it what ten times the runs of a table cost; a quick run, of the
 small case, is printed.
 """
@@ -22,10 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from underclock.core.inference.table import inferred_costs
+from underclock.core.model.estimate import at_locked_clocks, estimate
 from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fit_rows, fitted
 from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.predictive import posterior_of
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
@@ -119,7 +118,7 @@ def run(kernels: int, settings: int, seed: int) -> Run:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     model = fitted(rows, _FAMILY)
     fitted_s = time.perf_counter()
-    posterior = posterior_of(model, clocks, temperature_c=_WARM_C, limit_w=model.rows.limit_w)
+    posterior = at_locked_clocks(model, (core, mem), tuple(clocks), _WARM_C)[0]
     ended_s, ended_cpu_s = time.perf_counter(), time.process_time()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEBIBYTES
     off = np.abs(posterior.log_s + posterior.log_w - truth.sum(axis=0).reshape(kernels, -1))
@@ -170,7 +169,7 @@ def line(kernels: int, settings: int, repeats: int, wanted_s: float) -> str:
 
 
 def of_runs(runs: int, seed: int) -> dict[str, float]:
-    """Return the CPU seconds that the fit and the inference of a table with so many runs take."""
+    """Return the CPU seconds that the fit and the estimate of a table with so many runs take."""
     random = np.random.default_rng(seed)
     kernels, count = _TABLE
     clocks = [Clocks(core_mhz=int(mhz), mem_mhz=9501) for mhz in np.linspace(600, 2100, count)]
@@ -198,7 +197,7 @@ def of_runs(runs: int, seed: int) -> dict[str, float]:
     taken = {}
     for name, task in (
         ("fit", lambda: fit_rows(table, clocks)),
-        ("inference", lambda: inferred_costs(table, baseline=clocks[-1])),
+        ("estimate", lambda: estimate(table, baseline=clocks[-1])),
     ):
         began_s = time.process_time()
         task()
