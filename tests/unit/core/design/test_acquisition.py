@@ -249,10 +249,6 @@ def test_a_loan_of_time_is_worth_what_others_make_of_it() -> None:
     assert _beside(0.98, 1.01, 0.1) < 1e-3  # time enough
 
 
-def test_more_time_than_anybody_borrows_is_worth_no_more() -> None:
-    assert _beside(0.90, 1.0, 0.0) == pytest.approx(_beside(0.98, 1.0, 0.0), abs=0.01)
-
-
 def test_a_saving_that_takes_time_is_worth_what_is_left_of_it_at_the_price_of_time() -> None:
     # Of 0.01 s that the budget of two kernels leaves, the known borrower makes 10 J a second.
     assert _beside(1.01, 0.5, 0.005) == pytest.approx(0.5 - 0.1, abs=0.02)

@@ -111,34 +111,6 @@ def test_settings_nobody_measured_are_expected_to_cost_what_they_do(half: Estima
     assert table.settings == half.posterior.settings == (*_SETTINGS, AUTO)
 
 
-def test_staying_at_auto_changes_nothing(half: Estimate) -> None:
-    seen = half.costs.predicted_change(np.full(len(_KERNELS), half.costs.table.baseline))
-
-    assert seen.time_change == pytest.approx(0.0)
-    assert (seen.time_spread, seen.energy_spread) == (0.0, 0.0)
-
-
-def test_a_choice_changes_what_the_table_says(half: Estimate) -> None:
-    setting = np.arange(len(_KERNELS)) + 2
-    setting[0] = half.costs.table.baseline
-    seen = half.costs.predicted_change(setting)
-    chosen = half.costs.table.energy_j[np.arange(len(_KERNELS)), setting].sum()
-
-    assert seen.energy_change == pytest.approx(chosen / half.costs.table.auto_energy_j - 1.0)
-    assert 0.0 < seen.energy_spread < 0.05
-
-
-def test_the_variance_of_a_choice_is_that_of_its_kernels(half: Estimate) -> None:
-    setting = np.arange(len(_KERNELS)) + 2
-    setting[0] = half.costs.table.baseline
-    shared = half.costs.time_variance(setting)
-    assert shared is not None
-    of_kernels = shared.of_entries[np.arange(len(_KERNELS)), setting]
-
-    spread = half.costs.predicted_change(setting).time_spread
-    assert shared.rest + of_kernels.sum() == pytest.approx(spread**2)
-
-
 def _in_step(sample_set: SampleSet, **more: object) -> SampleSet:
     """Return the same of a step that was run whole, and took what its kernels take."""
     table = cost_table(sample_set)

@@ -5,9 +5,13 @@ import numpy as np
 import pytest
 
 from steered_gpu import COUNTS, KERNELS, Synthetic, campaign
+from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.fitting import fit_rows
-from underclock.records import SampleSet
+from underclock.core.model.sample_sets import check_values
+from underclock.core.steering import clock_range
+from underclock.errors import DataError
+from underclock.records import ALONE, AUTO, Clocks, SampleSet
 from windows import having
 
 
@@ -48,6 +52,17 @@ def test_what_was_steered_is_estimated_at_locks_without_a_whole_step_too(
     assert alone.ratio.spread == 0.0
 
 
+def test_of_steered_clocks_those_within_reach_are_settings(samples: SampleSet) -> None:
+    lowest, highest = clock_range(samples) or (0.0, 0.0)
+    outside = (Clocks(core_mhz=int(lowest) - 15), Clocks(core_mhz=int(highest) + 15))
+    memory = (Clocks(core_mhz=int(highest), mem_mhz=5001), Clocks(mem_mhz=5001))
+    within = Clocks(core_mhz=int(lowest))
+    asked = (AUTO, *outside, *memory, within, Clocks(core_mhz=int(highest)))
+    offered = offered_settings(msgspec.structs.replace(samples, settings=asked), AUTO)
+
+    assert offered == (within, Clocks(core_mhz=int(highest)))
+
+
 def test_the_heater_says_how_power_follows_the_clock(samples: SampleSet, found: Estimate) -> None:
     rows, model = fit_rows(samples, samples.settings)
 
@@ -72,3 +87,23 @@ def test_what_launches_beside_others_draw_is_the_same_at_all_clocks(
     known = np.isfinite(table.energy_j[at])
     assert (table.energy_j[at, known] > table.fixed_j[at]).all()
     assert (np.ptp(table.time_s[at, known]) == 0.0) == (waited_for == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"kernel": "another"}, "is no kernel of the step"),
+        ({"kernel_s": ()}, "has 0 durations instead of 1"),
+        ({"kernel": "", "kernel_s": ()}, "the step with co-load has 0 durations instead of 5"),
+        ({"energy_j": 1e9}, "W"),
+        ({"core_mhz": 1e6}, "MHz"),
+    ],
+)
+def test_measurements_with_coload_that_cannot_be_are_refused(
+    samples: SampleSet, changed: dict[str, object], words: str
+) -> None:
+    beside = next(w for w in samples.mixed if w.kernel and w.mix != ALONE)
+    bad = msgspec.structs.replace(beside, **{"spin_mhz": None, **changed})
+
+    with pytest.raises(DataError, match=words):
+        check_values(msgspec.structs.replace(samples, windows=(bad,)))

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from made_boards import GPU, KERNELS, LIMIT_W, ORDER, true_costs, true_step
-from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.drawn_costs import DrawnCosts
@@ -132,13 +131,6 @@ def test_a_schedule_is_judged_as_the_same_choice_per_kernel_is(found: Estimate) 
     assert 0.0 < mixed.time_spread < 0.01
 
 
-def test_all_at_auto_changes_nothing_surely(found: Estimate) -> None:
-    change = found.costs.predicted_change(np.full(len(KERNELS), found.costs.table.baseline))
-
-    assert change.time_change == pytest.approx(0.0)
-    assert (change.time_spread, change.energy_spread) == (0.0, 0.0)
-
-
 @pytest.mark.slow
 def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: SampleSet) -> None:
     plain = estimate(campaign)
@@ -201,18 +193,21 @@ def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lacking", ["in_situ", "order"])
-def test_kernels_alone_where_the_step_was_not_run_whole(campaign: SampleSet, lacking: str) -> None:
-    without = having(campaign, **{lacking: ()})
+@pytest.mark.parametrize("lacking", ["in_situ", "order", "auto"])
+def test_kernels_alone_where_the_step_did_not_run_whole_at_auto(
+    campaign: SampleSet, lacking: str
+) -> None:
+    named = Clocks(core_mhz=1200) if lacking == "auto" else None
+    without = campaign if named else having(campaign, **{lacking: ()})
 
-    assert estimate(without).costs.table.accounting is Accounting.ISOLATED
+    assert estimate(without, baseline=named).costs.table.accounting is Accounting.ISOLATED
 
 
-@pytest.mark.slow
-def test_kernels_alone_where_the_baseline_is_not_auto(campaign: SampleSet) -> None:
-    named = estimate(campaign, baseline=Clocks(core_mhz=1200))
+def test_a_fit_that_is_known_says_the_same(campaign: SampleSet, found: Estimate) -> None:
+    again = estimate(campaign, known=found.fit)
 
-    assert named.costs.table.accounting is Accounting.ISOLATED
+    assert again.fit is found.fit
+    assert (again.costs.table.energy_j == found.costs.table.energy_j).all()
 
 
 @pytest.mark.slow
@@ -263,36 +258,6 @@ def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
     table = estimate(slow).costs.table
 
     assert table.settings[cap_of(table).boost] == Clocks(core_mhz=1500)
-
-
-def test_of_steered_clocks_those_within_reach_are_settings(campaign: SampleSet) -> None:
-    mixed = tuple(
-        Window(
-            mix=Mix(idle_s=1e-3),
-            window_s=1.0,
-            kernel="k0",
-            asked=AUTO,
-            time_s=1e-3,
-            energy_j=0.2,
-            kernel_s=(1e-3,),
-            core_mhz=core_mhz,
-            core_spread_mhz=0.0,
-        )
-        for core_mhz in (1500.0, 1800.0)
-    )
-    steered = having(
-        campaign,
-        samples=tuple(s for s in campaign.samples if s.asked.is_auto),
-        mixed=mixed,
-        settings=(
-            *campaign.settings,
-            Clocks(core_mhz=1680, mem_mhz=5001),
-            Clocks(mem_mhz=5001),
-            Clocks(core_mhz=1493),
-        ),
-    )
-
-    assert [c.core_mhz for c in offered_settings(steered, AUTO)] == [1493, 1500, 1680, 1785]
 
 
 def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:

@@ -56,20 +56,6 @@ def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
     assert curse(inferred_costs) < 0.6 * curse(as_measured)
 
 
-def test_a_wild_run_is_known_by_its_neighbours_where_it_was_not_repeated() -> None:
-    samples = noisy_samples("a", 0.005, 0)
-    place = Clocks(core_mhz=1000)
-    samples = [s for s in samples if s.asked != place or s.repeat == 0]
-    wild = [
-        msgspec.structs.replace(s, energy_j=3.0 * s.energy_j) if s.asked == place else s
-        for s in samples
-    ]
-    made = inferred_costs(run_table(wild))
-    column = made.table.column(place)
-    assert column is not None
-    assert abs(_energy_errors(made)[0, column]) < 0.15
-
-
 def test_the_order_of_kernels_changes_nothing() -> None:
     """Sizes are learned from some of many kernels: the same ones, however they are listed."""
     blocks = [
@@ -125,40 +111,6 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
         assert ours == pytest.approx(theirs, rel=0.01)
 
 
-@pytest.mark.untraced
-@pytest.mark.parametrize("field", ["time_s", "energy_j"])
-def test_auto_is_drawn_to_the_fastest_lock_however_often_a_step_has_a_kernel(field: str) -> None:
-    samples = [s for k in range(6) for s in noisy_samples(f"k{k}", noise=0.01, seed=k)]
-    alike = run_table(samples)
-    often = tuple(
-        msgspec.structs.replace(each, count=10 ** (k % 3)) for k, each in enumerate(alike.kernels)
-    )
-    of_launch = []
-    for sample_set in (alike, msgspec.structs.replace(alike, kernels=often)):
-        table = inferred_costs(sample_set).table
-        costs = getattr(table, field)[:, table.baseline]
-        each = costs / [kernel.count for kernel in table.kernels]
-        of_launch.append(each / each[0])  # the sum is kept as measured, whose weights counts are
-    runs = [
-        np.mean([getattr(s, field) for s in samples if s.kernel == k.name and s.asked.is_auto])
-        for k in often
-    ]
-    drawn = np.linalg.norm(of_launch[0] - np.array(runs) / runs[0])
-    assert np.linalg.norm(of_launch[1] - of_launch[0]) < 0.5 * drawn
-
-
-def test_what_stays_at_auto_is_sure_and_what_moves_is_not() -> None:
-    made = inferred_costs(run_table(noisy_samples("a", 0.02, 0) + noisy_samples("b", 0.02, 1)))
-    auto = made.table.baseline
-    still = made.predicted_change(np.array([auto, auto]))
-    moved = made.predicted_change(np.array([0, auto]))
-
-    assert (still.time_change, still.energy_change) == (0.0, 0.0)
-    assert (still.time_spread, still.energy_spread) == pytest.approx((0.0, 0.0), abs=1e-12)
-    assert moved.time_change > 0.1
-    assert moved.time_spread > 0.003
-
-
 def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
     calm = noisy_samples("a", 0.002, 0)
     wild = [
@@ -173,45 +125,12 @@ def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
     assert unsure.energy_spread > 3.0 * sure.energy_spread
 
 
-@pytest.mark.parametrize("cores", [(900,), (900, 1200)])
-def test_few_rows_are_no_trouble(cores: tuple[int, ...]) -> None:
-    samples = [s for s in noisy_samples("a", 0.01, 0) if s.asked.core_mhz in {None, *cores}]
-    made = inferred_costs(run_table(samples))
-
-    assert np.isfinite(made.table.energy_j).all()
-    assert (made.variance(0.0, 1.0) > 0).all()
-
-
 def test_auto_without_repeats_and_no_auto_at_all() -> None:
     samples = [s for s in noisy_samples("a", 0.01, 0) if s.asked != AUTO or s.repeat == 0]
     assert inferred_costs(run_table(samples)).predicted_change(np.array([3])).energy_spread > 0
     locked = [s for s in samples if s.asked != AUTO]
     made = inferred_costs(run_table(locked))
     assert made.table.settings[made.table.baseline] == Clocks(core_mhz=CORES[-1])
-
-
-def test_a_campaign_of_one_run_each_knows_locks_where_a_table_has_no_auto() -> None:
-    samples = [
-        s for k in range(3) for s in noisy_samples(f"k{k}", 0.01, k, repeats=1) if s.asked != AUTO
-    ]
-    made = inferred_costs(run_table(samples, sampled=True))
-    auto = made.table.baseline
-    change = made.predicted_change(np.array([0, auto, auto]))
-
-    assert made.table.settings[auto] == Clocks(core_mhz=CORES[-1])
-    assert 0.0 < change.energy_spread < 0.05
-
-
-def test_variance_is_shared_out_among_kernels() -> None:
-    table = inferred_costs(run_table([s for k in "abc" for s in noisy_samples(k, 0.02, ord(k))]))
-    random = np.random.default_rng(1)
-    for _ in range(5):
-        setting = random.integers(0, len(table.table.settings), 3)
-        shared = table.time_variance(setting)
-        assert shared is not None
-        whole = shared.rest + shared.of_entries[np.arange(3), setting].sum()
-        assert whole == pytest.approx(table.predicted_change(setting).time_spread ** 2)
-        assert shared.of_entries.shape == table.table.time_s.shape
 
 
 @pytest.mark.slow
@@ -245,15 +164,6 @@ def test_promises_hold_on_tables_of_a_known_gpu() -> None:
 def _one_run(**more: object) -> SampleSet:
     samples = [s for k in range(6) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
     return run_table(samples, **more)
-
-
-def test_all_runs_of_a_row_are_believed_whatever_rows_beside_it_say() -> None:
-    samples = stepped_samples(3, CORES, repeats=3)
-    ours, measured = (make(run_table(samples)) for make in (inferred_costs, as_measured))
-    columns = [measured.table.settings.index(clocks) for clocks in ours.table.settings]
-
-    off = np.log(ours.table.energy_j / measured.table.energy_j[:, columns])
-    assert np.sqrt(np.mean(off**2)) < 0.01
 
 
 def test_a_disturbed_row_of_one_run_moves_nothing() -> None:
@@ -304,19 +214,6 @@ def test_a_fit_of_fewer_samples_serves_until_there_are_some_more() -> None:
     assert more.fit is not first.fit
     assert more.fit.weights.shape[1] == len(every.samples)
     assert more.holds_alone.all()
-
-
-def test_many_kernels_are_conditioned_some_at_a_time() -> None:
-    """What the last of many is said to be is what it is said to be beside few."""
-    every = [s for k in range(40) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
-    few = [s for s in every if s.asked == AUTO or (s.asked.core_mhz or 0) % 300 == 0]
-    many = [
-        msgspec.structs.replace(s, kernel=f"{s.kernel} {copy}") for copy in range(4) for s in few
-    ]
-    one, all_ = (inferred_costs(run_table(each, sampled=True)) for each in (few, many))
-
-    assert len(all_.table.kernels) == 160
-    assert all_.table.time_s[-40:] == pytest.approx(one.table.time_s, rel=0.01)
 
 
 def _kernel(table: CostTable, name: str) -> int:

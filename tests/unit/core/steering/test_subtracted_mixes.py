@@ -13,7 +13,6 @@ from underclock.core.steering import IDLING, SteeringAgenda, steering_notes
 from underclock.core.steering.agenda import PowerLine
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.subtract import subtract_coload
-from underclock.errors import DataError
 from underclock.physics.costs import busy_w, idle_w
 from underclock.records import ALONE, Clocks, Mix, SampleSet, Window
 
@@ -183,25 +182,6 @@ def test_a_step_of_which_no_kernel_ran_tells_none_of_them(steered: SampleSet) ->
         rows_of(only)
     some = tuple(s for s in steered.mixed if s.kernel == "copy")[:1]
     assert "copy" in rows_of(msgspec.structs.replace(only, windows=some)).names
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"kernel": "another"}, "is no kernel of the step"),
-        ({"kernel_s": ()}, "has 0 durations instead of 1"),
-        ({"kernel": "", "kernel_s": ()}, "the step with co-load has 0 durations instead of 5"),
-        ({"energy_j": 1e9}, "W"),
-        ({"core_mhz": 1e6}, "MHz"),
-    ],
-)
-def test_measurements_with_coload_that_cannot_be_are_refused(
-    steered: SampleSet, changed: dict[str, object], words: str
-) -> None:
-    bad = msgspec.structs.replace(steered.mixed[-1], **changed)
-
-    with pytest.raises(DataError, match=words):
-        check_values(msgspec.structs.replace(steered, windows=(bad,)))
 
 
 def test_measurements_without_a_temperature_are_taken_as_usually_warm(steered: SampleSet) -> None:
