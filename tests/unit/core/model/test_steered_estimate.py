@@ -17,7 +17,7 @@ from windows import having
 
 @pytest.fixture(scope="module")
 def samples() -> SampleSet:
-    return campaign(Synthetic(seed=1), most=30)
+    return campaign(Synthetic(seed=1), most=50)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def found(samples: SampleSet) -> Estimate:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_kernels_that_only_ran_with_coload_are_known(found: Estimate, share: float) -> None:
+def test_kernels_that_ran_with_coload_are_known(found: Estimate, share: float) -> None:
     posterior, counts = found.posterior, np.array(COUNTS, dtype=np.float64)
     at = int(share * len(posterior.settings))
     time_s, energy_j = (costs[:, at].sum() for costs in posterior.costs(counts))
