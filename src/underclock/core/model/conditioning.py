@@ -269,11 +269,12 @@ class Conditioned:
 _SPREADS = {"smooth": 0.7, "shared": 0.7, "row": 1.0, "run": 1.2, "length": 0.25}
 # Physics leaves some per cent over: what may excuse more excuses rows that should move parameters.
 _GREATEST = {"smooth": 0.06, "shared": 0.06}
+_SHORTEST = 0.1  # of lengths: a deviation of one clock is its row's own
 _STEPS, _TURNS = (3.0, 1.7), 2  # factors tried of every size, and how often all of them
 _GAIN = 0.01  # of the logarithm of the evidence, that is worth a move
 _KERNELS, _ROWS = 24, 10  # of each, that sizes are learned from
 _REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs from a row's own
-_OF_ROW = 0.5  # where they do not: noise of a run, as a multiple of a row's own
+_OF_ROW = 1.0  # where they do not: noise of a run, as a multiple of a row's own
 
 
 def likeliest_sizes(
@@ -305,6 +306,7 @@ def likeliest_sizes(
         size = np.array(getattr(sizes, name))
         size[q if size.ndim else ()] *= factor
         size = np.minimum(size, _GREATEST.get(name, np.inf))
+        size = np.maximum(size, _SHORTEST) if name == "length" else size
         new: dict[str, Any] = {name: tuple(size.tolist()) if size.ndim else float(size)}
         sizes = dataclasses.replace(sizes, **new)
         if repeated:
