@@ -188,11 +188,13 @@ def main() -> None:
     parser.add_argument("--to", type=Path, default=Path("ablation.jsonl"))
     asked = parser.parse_args()
     if asked.gate:
-        whole = not asked.only and set(asked.estimate) == set(ESTIMATES)
         texts = gate(asked.estimate, asked.only)
+        if asked.only or set(asked.estimate) != set(ESTIMATES):
+            print(*(f"{name}\n\n{text}" for name, text in texts.items()), sep="\n\n")
+            return
         for page, names in PAGES.items():
             filled = {f"gate {name}": texts[name] for name in names if name in texts}
-            fill(page, filled, repeats=MADE, mark="made gate", whole=whole)
+            fill(page, filled, repeats=MADE, mark="made gate")
         return
     told: dict[str, dict[str, dict[str, Figures]]] = {}
     lines = asked.to.read_text().splitlines() if asked.to.exists() else []

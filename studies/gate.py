@@ -277,9 +277,11 @@ def gate(names: Sequence[str], only: str = "") -> dict[str, str]:
 def section_table(section: str, rows: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
     """Return figures of each estimate and group, and whether they are what is wanted."""
     names = list(dict.fromkeys(name for some in rows.values() for each in some for name in each))
-    lines: list[list[str]] = [[f"{section}: estimate, cases", "plans", *names]]
+    lines: list[list[str]] = [["estimate, cases", "plans", *names]]
     for (estimate, group), some in sorted(rows.items()):
         wanted = WANTED.get(section, {}).get(group, {})
+        if group == _ALL and not wanted and section != "steered":
+            continue
         lines.append([f"{estimate}, {group}", str(len(some))])
         for name in names:
             values = np.array([each.get(name, math.nan) for each in some])

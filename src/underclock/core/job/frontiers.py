@@ -123,23 +123,14 @@ def stage_profiles(
 
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """A stage's step, cut into instructions.
-
-    Attributes:
-        table: What every kernel costs.
-        risk: How sure that is.
-        kinds: Of instructions. Length I.
-        order: Kernel of each launch. Shape (n,).
-        member: Instruction of each launch. Shape (n,).
-        warnings: What was taken for granted.
-    """
+    """A stage's step, cut into instructions."""
 
     table: CostTable
     risk: ChangeErrors | None
-    kinds: tuple[InstructionKind, ...]
-    order: Ints
-    member: Ints
-    warnings: tuple[str, ...]
+    kinds: tuple[InstructionKind, ...]  # of instructions, I of them
+    order: Ints  # kernel of each launch, (n,)
+    member: Ints  # instruction of each launch, (n,)
+    warnings: tuple[str, ...]  # what was taken for granted
 
     @classmethod
     def of(cls, table: CostTable, order: Sequence[int], risk: ChangeErrors | None) -> "_Stage":
@@ -224,14 +215,7 @@ class _Stage:
         return self.risk.change_spread(*launches)
 
     def row(self, i: int, choice: Ints, time_s: float, energy_j: float) -> ProfileRow:
-        """Return a way to run an instruction, with its errors.
-
-        Args:
-            i: Which.
-            choice: Setting of each of its launches. Shape (m,).
-            time_s: What it takes.
-            energy_j: What it takes.
-        """
+        """Return a way to run an instruction, a setting for each launch, (m,), with its errors."""
         time, energy = self._spread(i, choice)
         alike = bool((choice == choice[0]).all())
         clocks = self.table.settings[choice[0]] if alike else Clocks()
@@ -256,14 +240,7 @@ class _Stage:
         )
 
     def inside(self, i: int, rules: Rules, plain_s: Floats, plain_j: Floats) -> list[ProfileRow]:
-        """Return rows whose clocks change inside, where that saves more than mixing plain rows.
-
-        Args:
-            i: Which instruction.
-            rules: What changes take.
-            plain_s: Time with one setting for all launches. Shape (S,).
-            plain_j: Energy. Shape (S,).
-        """
+        """Return rows whose clocks change inside, where that saves more than mixing plain rows."""
         problem = sequence_problem(self.table, self.order[self.member == i].tolist(), rules)
         hull_s, hull_j = supported(Problem(time_s=plain_s[None], energy_j=plain_j[None]))
         most_w = float((-np.diff(hull_j) / np.diff(hull_s)).max(initial=0.0))

@@ -150,14 +150,7 @@ class Groups:
         return np.array(faster)
 
     def _exchanged(self, at: Ints, cost_j: Floats, cuts: Floats, most_s: float) -> Ints:
-        """Return variables made better by changing one or two groups, as long as that helps.
-
-        Args:
-            at: The variable of each group; within the budget. Shape (G,).
-            cost_j: Of each variable.
-            cuts: Paths: what each variable adds, and the rest.
-            most_s: For all of them.
-        """
+        """Return variables, (G,), made better by changing one or two groups while that helps."""
         group = self._columns[0]
         total_w, at = float(self.wait_w @ self.table.rank_weight), at.copy()
         while True:

@@ -104,23 +104,13 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planner:
-    """One plan in the making.
-
-    Attributes:
-        job: To plan.
-        goal: What to keep.
-        full: The job as numbers.
-        stands: Which planned instruction stands for each of the job. Shape (n,).
-        rows: That may be used. Shape (P, R).
-        ways: What finds clocks.
-        scatter: What they come to.
-    """
+    """One plan in the making."""
 
     job: Job
     goal: JobGoal
-    full: JobTable
-    stands: Ints
-    rows: Bools
+    full: JobTable  # the job as numbers
+    stands: Ints  # which planned instruction stands for each of the job, (n,)
+    rows: Bools  # that may be used, (P, R)
     ways: Ways
     scatter: Scatter
 

@@ -291,12 +291,7 @@ class Ways:
         return following(table, RowChoice(row, then, share))
 
     def _in_parts(self, choice: RowChoice, *, faster: bool = False) -> RowChoice:
-        """Return it with no part too short to change clocks in: left away, or as long as that.
-
-        Args:
-            choice: Of a fast row first and a slow one then.
-            faster: Whether nothing may take longer for it.
-        """
+        """Drop parts too short to change clocks in, or lengthen those that may take longer."""
         table, at, units = self.table, self.table.planned, self._units
         pair, row, then, share = table.pair[at], choice.row[at], choice.then[at], choice.share[at]
         long_s = np.where(table.quiet[at], np.inf, self._long_s * units.share[at])

@@ -123,14 +123,7 @@ def _switching(settings: Sequence[Clocks], rules: Rules) -> tuple[Floats, Floats
 
 
 def _changes(latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None]) -> Floats:
-    """Return what changing one clock takes between settings; zero where it stays the same.
-
-    The latencies are asked once for every two clocks.
-
-    Returns:
-        How long the setter blocks, from its return until the clock changes or stalls, standard
-        deviation of that, and time without work. Shape (4, S, S).
-    """
+    """Return what `_parts` says of changing one clock between settings. Shape (4, S, S)."""
     clocks = {clock: row for row, clock in enumerate(dict.fromkeys(mhz))}
     taken = np.zeros((4, len(clocks), len(clocks)))
     if len(clocks) > 1:
@@ -146,4 +139,5 @@ def _changes(latencies: LatencyTable, domain: Domain, mhz: Sequence[int | None])
 
 
 def _parts(switch: Switch) -> Floats:
+    """How long the setter blocks, then the delay, its deviation, and time without work."""
     return np.array([switch.call_s, switch.delay_s, switch.jitter_s, switch.stall_s])

@@ -221,13 +221,7 @@ def search_multipliers(
     max_paths: int = 60,
     restarts: int = 6,
 ) -> tuple[DualSearch, float, Ints] | None:
-    """Find the best multipliers.
-
-    Args:
-        start: Where to begin.
-        tolerance: Fraction of the bound by which it may still rise when the search ends.
-        max_paths: Most shortest paths for one multiplier, or for a pair of them.
-        restarts: Most searches with few settings, each with those that the last was missing.
+    """Find the best multipliers, within ``tolerance`` of the bound as a fraction.
 
     Returns:
         The search, on a ring that may have fewer settings, its bound on the whole ring, and a path

@@ -149,11 +149,7 @@ class Tree:
         )
 
     def _along(self, groups: Ints, left: Ints) -> tuple[Floats, Floats]:
-        """Return how far the trades of all groups but some go within times.
-
-        Returns:
-            The time of all trades so far, and what those of the groups save of it.
-        """
+        """Return how far trades go within times without some groups', and what those had saved."""
         without = np.zeros(len(self.rows), dtype=np.bool_)
         without[groups] = True
         gone = np.flatnonzero(without[self.steps.group])
@@ -198,11 +194,7 @@ class Tree:
         return np.where(left >= 0, bounds, np.inf)
 
     def _decide(self, node: Node, max_labels: int) -> float:
-        """Look for a better choice than the best, deciding all groups that may move.
-
-        Returns:
-            The least bound among labels lost; ``inf`` if none was.
-        """
+        """Decide all groups that may move; return the least bound lost for want of labels."""
         quanta, steps, ceiling = self.quanta, self.steps, self.best - node.energy
         near = np.clip([node.fits + k for k in _NEARBY], 0, len(steps.rate) - 1)
         rates = np.unique(steps.rate[near])
@@ -337,18 +329,11 @@ def _extended(
     floor: Floats,
     most: int,
 ) -> tuple[Ints, Ints, Origins, float]:
-    """Make every move of a stage from every label and keep what may still win.
+    """Make every move of a stage, (I,), from every label, (N,), and keep what may still win.
 
-    Args:
-        labels: Time, ascending, and energy, descending, relative to the base. Shapes (N,).
-        moves: Time and energy, relative to the base. Shapes (I,).
-        latest: Greatest time from which the budget can still be met.
-        rates: Multipliers. Shape (M,).
-        floor: What a label's Lagrangian cost lacks of its bound, by multiplier. Shape (M,).
-
-    Returns:
-        Time and energy of the labels that nothing dominates, for each the flat index (I, N) of its
-        move and parent, and the least bound among those lost to ``most``.
+    Of labels time ascends and energy falls; ``floor`` is what their Lagrangian costs lack of their
+    bounds, (M,). Returned are time, energy and the flat index (I, N) of move and parent of labels
+    that nothing dominates, and the least bound among those lost to ``most``.
     """
     # Moves first, labels second: runs sorted by time, which a stable sort merges.
     time = (moves[0][:, None] + labels[0]).ravel()

@@ -2,8 +2,8 @@
 
 Each activity begins after those that it waits for, and may take longer for less (Kelley 1961,
 Fulkerson 1961: crashing a project). Where costs are convex and piecewise linear this is a linear
-program, and its dual is a flow through the network: what a second is worth on each path. HiGHS
-solves it (scipy's); nothing that it says is believed. Its durations are cut to what the network
+program, and its dual is a flow through the network: what a second is worth on each path. `crashing`
+solves it; nothing that it says is believed. Its durations are cut to what the network
 allows, and its multipliers are made a flow that conserves to the last bit, whose cost is a lower
 bound by itself (the dual of Fulkerson; Phillips and Dessouky 1977 walk along it cut by cut, as
 Perseus, SOSP'24, does).
@@ -290,7 +290,7 @@ def solve_tradeoff(
 
     Args:
         times_s: Within which all activities are to end.
-        engine: What is asked for plans and multipliers; HiGHS unless given.
+        engine: What is asked for plans and multipliers; `engine_of` says which unless given.
     """
     least_s, most_s = problem.range_s
     if engine is None and least_s < most_s:

@@ -124,37 +124,24 @@ class WindowedGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Met:
-    """A choice that some multipliers led to.
-
-    Attributes:
-        time_s: Of every launch. Shape (n,).
-        energy_j: Of every launch. Shape (n,).
-        cost_j: What is minimised: the energy, or time at the power of the limit.
-    """
+    """A choice that some multipliers led to."""
 
     choice: Ints
-    time_s: Floats
-    energy_j: Floats
-    cost_j: float
+    time_s: Floats  # of every launch, (n,)
+    energy_j: Floats  # likewise
+    cost_j: float  # what is minimised: the energy, or time at the power of the limit
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """A search for the best choice under the limit.
-
-    Attributes:
-        knapsack: What is solved, at multipliers of what launches draw beyond the limit.
-        effort: How far to look at given multipliers.
-        best: The best of all that were met; ``None`` if none was allowed.
-        bound_j: No choice within the limit costs less.
-    """
+    """A search for the best choice under the limit."""
 
     groups: WindowedGroups
-    knapsack: Problem
+    knapsack: Problem  # what is solved, at multipliers of what launches draw beyond the limit
     effort: Effort
-    best: Ints | None = None
+    best: Ints | None = None  # of all that were met and allowed
     least_j: float = math.inf
-    bound_j: float = -math.inf
+    bound_j: float = -math.inf  # no choice within the limit costs less
     _met: list[_Met] = field(init=False, default_factory=list)
     _counts: list[Floats] = field(init=False, default_factory=list)
 

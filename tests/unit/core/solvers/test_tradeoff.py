@@ -14,7 +14,14 @@ from scipy.optimize import linprog
 
 from underclock.arrays import Floats
 from underclock.core.solvers import TradeCurve, TradeoffProblem, solve_tradeoff
-from underclock.core.solvers.crashing import Anew, Engine, Onwards, Program, Suggestion, engine_of
+from underclock.core.solvers.crashing import (
+    Engine,
+    Interior,
+    Onwards,
+    Program,
+    Suggestion,
+    engine_of,
+)
 from underclock.records import Status
 
 seeds = st.integers(0, 2**32 - 1)
@@ -51,7 +58,7 @@ def drawn(seed: int, most: int = 8) -> TradeoffProblem:
 
 def either(program: Program, seed: int) -> Engine:
     """Return the one or the other."""
-    return Onwards(program, highspy) if seed % 2 else Anew(program)
+    return Onwards(program, highspy) if seed % 2 else Interior(program)
 
 
 def least_cost(problem: TradeoffProblem, time_s: float) -> float:
@@ -107,7 +114,6 @@ def test_no_plan_costs_less_and_the_bound_says_so(seed: int) -> None:
         expected_j = least_cost(problem, time_s)
         scale_j = 1e-7 * (1.0 + problem.at_stake_j)
         assert solution.cost_j == pytest.approx(expected_j, abs=scale_j)
-        assert solution.bound_j <= expected_j + scale_j
         assert solution.bound_j == pytest.approx(expected_j, abs=scale_j)
         assert solution.status is Status.OPTIMAL
         assert solution.cost_j <= last_j + scale_j
@@ -123,16 +129,10 @@ class Liar:
     def at(self, time_s: float) -> Suggestion:
         del time_s
         size = 10.0 ** self.random.uniform(-2.0, 3.0)
-        flow_w, source_w, sink_w = (
-            size * self.random.random(count) * self.random.choice([0.0, 1.0], count)
-            for count in map(len, (self.problem.lag_s, self.problem.curve, self.problem.curve))
-        )
-        return Suggestion(
-            duration_s=self.random.uniform(self.problem.shortest_s, self.problem.longest_s),
-            flow_w=flow_w,
-            source_w=source_w,
-            sink_w=sink_w,
-        )
+        counts = map(len, (self.problem.lag_s, self.problem.curve, self.problem.curve))
+        draws = (self.random.random(count) * self.random.choice([0, 1], count) for count in counts)
+        duration_s = self.random.uniform(self.problem.shortest_s, self.problem.longest_s)
+        return Suggestion(duration_s, *(size * each for each in draws))
 
 
 @settings(max_examples=60, deadline=None)
@@ -185,13 +185,13 @@ def test_a_solver_that_knows_nothing_leaves_a_plan_and_a_bound(seed: int) -> Non
     assert told.bound_j <= true.cost_j <= told.cost_j
 
 
-def test_without_the_extra_scipy_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = drawn(4)
     times_s = np.linspace(*problem.range_s, 4).tolist()
-    assert isinstance(engine_of(problem.program, times=2), Onwards)
+    assert isinstance(engine_of(problem.program, times=4), Onwards)
     onwards = solve_tradeoff(problem, times_s)
     monkeypatch.setitem(sys.modules, "highspy", None)
-    assert isinstance(engine_of(problem.program, times=2), Anew)
+    assert isinstance(engine_of(problem.program, times=4), Interior)
     anew = solve_tradeoff(problem, times_s)
     assert [each.cost_j for each in anew] == pytest.approx([each.cost_j for each in onwards])
 
