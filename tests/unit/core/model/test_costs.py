@@ -1,7 +1,6 @@
 """What a choice promises: its spread, and that a budget is kept with confidence."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -152,19 +151,6 @@ def test_a_ratio_of_sums_is_as_sure_as_both_drawn_together(seed: int) -> None:
 
     assert costs.change_spread(chosen, auto) == pytest.approx(tuple(spread), rel=0.06)
     assert costs.change_spread(auto, auto) == (0.0, 0.0)
-
-
-def test_an_unsure_step_at_auto_makes_a_promise_unsure() -> None:
-    lowest = np.zeros(_K, dtype=np.int64)
-    sure, unsure = (
-        _costs(3, auto_spread=spread).predicted_change(lowest)
-        for spread in ((0.0, 0.0), (0.02, 0.03))
-    )
-
-    share = 1.0 + sure.time_change
-    assert unsure.time_spread == pytest.approx(math.hypot(sure.time_spread, 0.02 * share))
-    assert unsure.energy_spread > sure.energy_spread
-    assert unsure.time_change == sure.time_change
 
 
 @pytest.mark.slow

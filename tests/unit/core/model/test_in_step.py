@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_rows import every_clock, made_rows
 from underclock.core.model.adjusted import with_ratio
 from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.posterior import Posterior
@@ -44,25 +45,9 @@ def _posterior(
 
 
 def _rows(*draws: tuple[float, float], spread_w: float = 1.0) -> Rows:
-    empty = np.zeros(0)
-    return Rows(
-        names=("a", "b"),
-        kinds=np.zeros(2, dtype=np.int64),
-        kernel=np.zeros(0, dtype=np.int64),
-        core_mhz=empty,
-        mem_mhz=empty,
-        log_s=empty,
-        log_w=empty,
-        temperature_c=empty,
-        windows=np.zeros((2, 0)),
-        mem_points_mhz=np.ones(1),
-        limit_w=math.inf,
-        ceiling_mhz=math.inf,
-        auto_mem_mhz=1.0,
-        step=tuple(
-            StepDraw(core_mhz=mhz, power_w=power_w, spread_w=spread_w) for mhz, power_w in draws
-        ),
-    )
+    rows = made_rows(every_clock(2, np.ones(1), [1.0], 55.0), np.zeros((2, 2)), [1.0])
+    step = (StepDraw(core_mhz=mhz, power_w=power_w, spread_w=spread_w) for mhz, power_w in draws)
+    return dataclasses.replace(rows, step=tuple(step))
 
 
 @given(st.floats(0.95, 1.05))
