@@ -1,6 +1,5 @@
 """Samples of boards of one model that differ, made up from physics: a step of few kernels."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ from underclock.records import (
 GPU = gpu_model("rtx3080ti").constants
 CORES = (900, 1050, 1200, 1350, 1500, 1590, 1680, 1740, 1785, 1830, 1890)
 MEMS = (5001, 9251)
-_BOOST_MHZ, _STEADY_C = 1890, 62.0
+_BOOST_MHZ, _HELD_MHZ, _STEADY_C = 1890, 1740, 62.0
 KERNELS = {
     f"k{i}": KernelConstants(
         core_mcycles=0.4 + 0.3 * i,
@@ -36,13 +35,6 @@ KERNELS = {
     for i in range(6)
 }
 ORDER = (0, 1, 2, 3, 4, 5) * 2
-
-
-def board_gpu(*, leakage: float = 1.0, offset_v: float = 0.0) -> GpuConstants:
-    """Return the constants of a board."""
-    return dataclasses.replace(
-        GPU, leak_w_per_v3=GPU.leak_w_per_v3 * leakage, floor_v=GPU.floor_v + offset_v
-    )
 
 
 def true_costs(
@@ -62,52 +54,37 @@ def true_step(gpu: GpuConstants, core_mhz: float) -> tuple[float, float]:
     return math.fsum(s for s, _ in each), math.fsum(s * w for s, w in each)
 
 
-LIMIT_W = true_step(GPU, 1740)[1] / true_step(GPU, 1740)[0]
+LIMIT_W = true_step(GPU, _HELD_MHZ)[1] / true_step(GPU, _HELD_MHZ)[0]
 """Power at which the cap holds the step of the model itself at 1740 MHz."""
-
-
-def held_mhz(gpu: GpuConstants) -> int:
-    """Return the clock at which the cap holds the step."""
-    steps = {mhz: true_step(gpu, mhz) for mhz in range(_BOOST_MHZ, 1200, -5)}
-    return next(mhz for mhz, (time_s, energy_j) in steps.items() if energy_j <= LIMIT_W * time_s)
 
 
 def made_board(
     number: int,
     *,
-    leakage: float = 1.0,
-    offset_v: float = 0.0,
-    gain: float = 1.0,
     cores: Sequence[int] = CORES[::2],
+    mems: Sequence[int | None] = MEMS,
+    listed: Sequence[int] = CORES,
 ) -> SampleSet:
-    """Return samples of a board.
+    """Return samples of a board: of kernels alone, and of a step that the cap holds at 1740 MHz.
 
     Args:
         number: Of the board, and of its noise.
-        leakage: Over the model's.
-        offset_v: Of the core's voltage.
-        gain: Of its sensors.
-        cores: Clocks of kernels; with none, the step was measured, and the hottest at auto.
+        cores: Clocks that kernels ran at.
+        mems: Memory clocks; ``None`` is left to itself.
+        listed: Clocks that are settings.
     """
-    gpu, random = board_gpu(leakage=leakage, offset_v=offset_v), np.random.default_rng(number)
-    settings = [Clocks(core_mhz=core, mem_mhz=mem) for mem in MEMS for core in CORES]
+    random = np.random.default_rng(number)
+    settings = [Clocks(core_mhz=core, mem_mhz=mem) for mem in mems for core in listed]
     asked = [clocks for clocks in settings if clocks.core_mhz in cores]
-    samples = [
-        _sample(gpu, name, clocks, gain, random)
-        for clocks in [*asked, AUTO]
-        for name in (KERNELS if cores else ["k5"])
-    ]
-    mhz = held_mhz(gpu)
-    time_s, energy_j = true_step(gpu, mhz)
+    samples = [_sample(name, clocks, random) for clocks in [*asked, AUTO] for name in KERNELS]
+    time_s, energy_j = true_step(GPU, _HELD_MHZ)
     whole = [
         Window(
             time_s=time_s,
-            energy_j=gain * energy_j * random.normal(1.0, 0.001),
+            energy_j=energy_j * random.normal(1.0, 0.001),
             repeat=i,
-            observed=Clocks(core_mhz=mhz, mem_mhz=MEMS[-1]),
-            throttle_reasons=(
-                ThrottleReason.SW_POWER_CAP if mhz < _BOOST_MHZ else ThrottleReason.NONE
-            ),
+            observed=Clocks(core_mhz=_HELD_MHZ, mem_mhz=MEMS[-1]),
+            throttle_reasons=ThrottleReason.SW_POWER_CAP,
             temperature_c=_STEADY_C,
         )
         for i in range(4)
@@ -123,22 +100,20 @@ def made_board(
     )
 
 
-def _sample(
-    gpu: GpuConstants, name: str, asked: Clocks, gain: float, random: np.random.Generator
-) -> Window:
+def _sample(name: str, asked: Clocks, random: np.random.Generator) -> Window:
     wanted, mem_mhz = asked.core_mhz or _BOOST_MHZ, asked.mem_mhz or MEMS[-1]
     core = next(
-        mhz for mhz in range(wanted, 0, -5) if true_costs(gpu, name, mhz, mem_mhz)[1] <= LIMIT_W
+        mhz for mhz in range(wanted, 0, -5) if true_costs(GPU, name, mhz, mem_mhz)[1] <= LIMIT_W
     )
     held = core < wanted
-    time_s, power_w = true_costs(gpu, name, core, mem_mhz)
+    time_s, power_w = true_costs(GPU, name, core, mem_mhz)
     time_s *= random.normal(1.0, 0.0005)
     power_w = LIMIT_W if held else power_w * random.normal(1.0, 0.003)
     return Window(
         kernel=name,
         asked=asked,
         time_s=time_s,
-        energy_j=gain * time_s * power_w,
+        energy_j=time_s * power_w,
         observed=Clocks(core_mhz=core, mem_mhz=mem_mhz),
         throttle_reasons=ThrottleReason.SW_POWER_CAP if held else ThrottleReason.NONE,
         temperature_c=_STEADY_C,

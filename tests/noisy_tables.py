@@ -41,25 +41,3 @@ def run_table(samples: list[Window], **more: object) -> SampleSet:
         windows=tuple(samples),
         **more,  # type: ignore[arg-type]
     )
-
-
-def stepped_samples(kernels: int, cores: tuple[int, ...], repeats: int) -> list[Window]:
-    """Return samples of which rows are off by 3 % of their own, and their runs by 0.1 %."""
-    random = np.random.default_rng(3)
-    samples = []
-    for k in range(kernels):
-        for core in (None, *cores):
-            time_s, energy_j = true_costs(core or 1950)
-            row = np.exp(0.03 * random.standard_normal(2)) if core else np.ones(2)
-            for repeat in range(repeats):
-                off = row * np.exp(0.001 * random.standard_normal(2))
-                samples.append(
-                    Window(
-                        kernel=f"k{k}",
-                        asked=Clocks(core_mhz=core),
-                        repeat=repeat,
-                        time_s=(k + 1) * time_s * float(off[0]),
-                        energy_j=(k + 1) * energy_j * float(off[1] * off[0]),
-                    )
-                )
-    return samples

@@ -88,6 +88,10 @@ def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel
     assert (more < 0.015).all()
 
 
+def test_of_no_settings_nothing_is_said(model: FittedModel) -> None:
+    assert _posterior(model, ()).log.shape == (2, _KERNELS, 0)
+
+
 def test_some_rows_keep_what_they_share() -> None:
     rows = _rows()
     rows = dataclasses.replace(rows, apart=np.linspace(0.0, 0.01, len(rows.kernel)))

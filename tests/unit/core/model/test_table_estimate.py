@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from noisy_tables import CORES, noisy_samples, run_table, stepped_samples, true_costs
+from noisy_tables import CORES, noisy_samples, run_table, true_costs
 from score import as_measured
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
@@ -109,56 +109,6 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
             for table in (expected, measured)
         )
         assert ours == pytest.approx(theirs, rel=0.01)
-
-
-def test_runs_at_auto_that_scatter_make_promises_unsure() -> None:
-    calm = noisy_samples("a", 0.002, 0)
-    wild = [
-        msgspec.structs.replace(s, energy_j=s.energy_j * (0.9, 1.0, 1.1)[s.repeat])
-        if s.asked == AUTO
-        else s
-        for s in calm
-    ]
-    sure, unsure = (
-        inferred_costs(run_table(each)).predicted_change(np.array([5])) for each in (calm, wild)
-    )
-    assert unsure.energy_spread > 3.0 * sure.energy_spread
-
-
-def test_auto_without_repeats_and_no_auto_at_all() -> None:
-    samples = [s for s in noisy_samples("a", 0.01, 0) if s.asked != AUTO or s.repeat == 0]
-    assert inferred_costs(run_table(samples)).predicted_change(np.array([3])).energy_spread > 0
-    locked = [s for s in samples if s.asked != AUTO]
-    made = inferred_costs(run_table(locked))
-    assert made.table.settings[made.table.baseline] == Clocks(core_mhz=CORES[-1])
-
-
-@pytest.mark.slow
-def test_promises_hold_on_tables_of_a_known_gpu() -> None:
-    """Heavy tails, wild runs, rows with one run: the truth lies within the promise's interval."""
-    held, off = [], []
-    for seed in range(6):
-        random = np.random.default_rng(seed)
-        samples = []
-        for sample in stepped_samples(4, CORES, repeats=3):
-            if sample.repeat > random.integers(0, 3) and sample.asked != AUTO:
-                continue
-            wild = 1.4 if random.random() < 0.05 else 1.0
-            noise = 0.02 * random.standard_t(3)
-            energy_j = sample.energy_j * wild * math.exp(noise)
-            samples.append(msgspec.structs.replace(sample, energy_j=energy_j))
-        table = inferred_costs(run_table(samples))
-        setting = choose_kernels(table.table, Goal(max_slowdown=0.05), table)
-        assert setting is not None
-        promise = table.predicted_change(setting)
-        true = as_measured(run_table(stepped_samples(4, CORES, repeats=3)))
-        columns = [true.table.settings.index(clocks) for clocks in table.table.settings]
-        came = true.predicted_change(np.array(columns)[setting])
-        held.append(abs(promise.energy_change - came.energy_change) < 1.96 * promise.energy_spread)
-        off.append(promise.energy_change - came.energy_change)
-        assert came.time_change < 0.06
-    assert sum(held) >= 5
-    assert abs(float(np.mean(off))) < 0.02
 
 
 def _one_run(**more: object) -> SampleSet:
