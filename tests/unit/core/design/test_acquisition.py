@@ -1,7 +1,6 @@
 """What one more sample is worth, and where a campaign begins."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -78,20 +77,14 @@ def test_there_are_no_more_settings_to_begin_with_than_there_are() -> None:
     assert chosen.tolist() == [2, 1]  # the slowest is far below the knee
 
 
-def test_what_is_surely_ahead_gains_all_that_it_is_ahead_by() -> None:
-    behind, spread = np.array([-1.0, -1.0, 0.0, 1.0]), np.array([0.0, 1e-6, 0.1, 1e-6])
-
-    assert expected_gain(behind, spread) == pytest.approx(
-        [0.0, 1.0, 0.1 / math.sqrt(2.0 * math.pi), 0.0]
-    )
-
-
 @given(st.floats(-3.0, 3.0), st.floats(0.01, 2.0))
 def test_an_expected_gain_is_that_of_draws(behind: float, spread: float) -> None:
     quantiles = np.random.default_rng(0).normal(behind, spread, 20_000)
     gain = expected_gain(np.array([behind]), np.array([spread]))[0]
 
     assert gain == pytest.approx(np.maximum(-quantiles, 0.0).mean(), abs=0.04 * spread)
+    sure = expected_gain(np.array([behind]), np.zeros(1))[0]
+    assert sure == 0.0  # nothing is learned of it
 
 
 _PAIRS = st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(1.0, 100.0)), min_size=4, max_size=4)
@@ -261,16 +254,6 @@ def test_where_nothing_known_keeps_a_budget_it_is_time_that_counts() -> None:
     )
 
     assert gain[0, 0] > 100.0 * gain[0, 1]
-
-
-@given(st.integers(0, 50))
-def test_a_better_row_known_leaves_less_to_improve_with_time_enough(seed: int) -> None:
-    time_s, energy_j, spread = _random_rows(seed)
-    spread[:, 2] = 0.0
-    better_j = np.where(np.arange(5) == 2, 0.4 * energy_j, energy_j)
-    before, after = (_worth_of_rows(time_s, of, spread, 0.9) for of in (energy_j, better_j))
-
-    assert (after <= before + 1e-12).all()
 
 
 def test_a_window_without_a_kernel_is_of_the_step_if_anything_is_launched() -> None:

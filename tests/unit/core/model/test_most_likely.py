@@ -223,14 +223,6 @@ def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
     assert model.prior.spread[2] == pytest.approx(before.spread[2])
 
 
-def test_few_rows_can_be_fitted_too() -> None:
-    truth = _truth(2, 4, cores=3)
-    model = fit_all(truth.rows.some(np.arange(0, 18, 2)), _FAMILY)
-
-    assert np.isfinite(model.prior.shared_root).all()
-    assert (np.diag(model.prior.shared_root) > 0.0).all()
-
-
 @pytest.mark.slow
 def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
     truth = _truth(40, 5, cores=12)
