@@ -19,12 +19,13 @@ import click
 import msgspec
 import numpy as np
 
-from estimates import ESTIMATE, Costs
+from estimates import ESTIMATE
 from pages import markdown, run_command
 from score import as_measured, check_kernels_alone, run_variances
 from underclock.app.options import FRACTION, baseline_option, file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
+from underclock.core.model.costs import Costs
 from underclock.core.model.row_runs import odd_repeats
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels

@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 
 import underclock
-from estimates import ESTIMATES, Costs, Figures, figures_of
+from estimates import ESTIMATES, Figures, figures_of
 from known_tables import made_table
 from pages import MEASURED
 from underclock.arrays import Bools, Floats, Ints
 from underclock.campaign.survey import Grid
+from underclock.core.model.costs import Costs
 from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import choose_kernels, solve_strategies
 from underclock.core.step.table import CostTable, cost_table
