@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from ablation_parts import INFERENCE, MODEL, Off, without
+from ablation_parts import PARTS, Off, without
 from draws import impossible
 from underclock.core.step.table import CostTable
 from underclock.records import Clocks, Kernel
 
 
-@pytest.mark.parametrize("off", [*MODEL.values(), *INFERENCE.values()], ids=[*MODEL, *INFERENCE])
+@pytest.mark.parametrize("off", PARTS.values(), ids=PARTS)
 def test_every_part_is_there_to_be_switched_off(off: Off) -> None:
     with without(off):
         pass
