@@ -41,10 +41,10 @@ def _measure(options: str) -> None:
 @pytest.mark.slow  # it warms for minutes of simulated time
 def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> None:
     _trace()
-    _measure("--time-limit 200s --precision 1% --max-samples 9")
+    _measure("--time-limit 200s --precision 1% --max-samples 60")
     said = capsys.readouterr()
     words = (
-        r"50 kernels: about 2\.\d+ min of GPU time for the first 9 measurements, then what tells "
+        r"50 kernels: about 2\.\d+ min of GPU time for the first 60 measurements, then what tells "
         r"most, until the promise is sure to 1 %; the time limit leaves \d\S* (s|min) for that$"
     )
     assert re.match(words, said.err.splitlines()[0])
