@@ -47,34 +47,28 @@ _KERNELS = {
 _ORDER = tuple(range(8)) * 2  # every kernel twice, so that a step of them can be run whole
 
 
-def _sample(name: str, asked: Clocks, seed: int, **more: object) -> Window:
-    """Measure a kernel with noise."""
-    random = np.random.default_rng([seed, sorted(_KERNELS).index(name)])
-    at = _TOP if asked.is_auto else asked
-    core, mem = float(at.core_mhz or 0), float(at.mem_mhz or 0)
-    time_s = duration_s(_GPU, _KERNELS[name], core, mem) * random.normal(1.0, 0.003)
-    power_w = busy_w(_GPU, _KERNELS[name], core, mem, 55.0) * random.normal(1.0, 0.008)
-    sample = Window(
-        kernel=name,
-        asked=asked,
-        time_s=time_s,
-        energy_j=time_s * power_w,
-        observed=at,
-        throttle_reasons=ThrottleReason.NONE,
-        temperature_c=55.0,
-    )
-    return msgspec.structs.replace(sample, **more)
-
-
 def _profile(
     settings: Sequence[Clocks] = _SETTINGS, *, gone: dict[str, object] | None = None, **more: object
 ) -> SampleSet:
-    """Return a campaign; ``gone`` is what the driver says of the first kernel's samples."""
+    """Return a noisy campaign; ``gone`` is what the driver says of the first kernel's samples."""
     samples = []
-    for name in _KERNELS:
+    for k, (name, kernel) in enumerate(_KERNELS.items()):
         for i, asked in enumerate([*settings, AUTO]):
+            random, at = np.random.default_rng([i, k]), _TOP if asked.is_auto else asked
+            clocks = float(at.core_mhz or 0), float(at.mem_mhz or 0)
+            time_s = duration_s(_GPU, kernel, *clocks) * random.normal(1.0, 0.003)
+            power_w = busy_w(_GPU, kernel, *clocks, 55.0) * random.normal(1.0, 0.008)
+            sample = Window(
+                kernel=name,
+                asked=asked,
+                time_s=time_s,
+                energy_j=time_s * power_w,
+                observed=at,
+                throttle_reasons=ThrottleReason.NONE,
+                temperature_c=55.0,
+            )
             about = (gone or {}) if name == "k0" and not asked.is_auto else {}
-            samples.append(_sample(name, asked, i, **about))
+            samples.append(msgspec.structs.replace(sample, **about))
     fields: dict[str, object] = {
         "evidence": Evidence.MEASURED,
         "windows": tuple(samples),

@@ -205,7 +205,7 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
     if repeated:
         assert found.run == pytest.approx(true.run, rel=0.7)
     else:  # then it is no size of its own
-        assert np.divide(found.run, found.row) == pytest.approx(0.5)
+        assert np.divide(found.run, found.row) == pytest.approx(1.0)
     assert np.divide(again.row, found.row) == pytest.approx(1.0, abs=0.7)
 
 
