@@ -69,12 +69,7 @@ def test_the_first_settings_are_distinct_and_over_all_memory_clocks(points: int)
     assert (core[chosen] >= 0.4 * 2100.0).all()
     assert points == 1 or 405.0 in mem[chosen]
     assert spread_out(core, mem, points + 1)[:points].tolist() == chosen.tolist()
-
-
-def test_there_are_no_more_settings_to_begin_with_than_there_are() -> None:
-    chosen = spread_out(np.array([300.0, 1800.0, 2100.0]), np.full(3, 9501.0), 5)
-
-    assert chosen.tolist() == [2, 1]  # the slowest is far below the knee
+    assert len(spread_out(core, mem, 99)) == (core >= 0.4 * 2100.0).sum()
 
 
 @given(st.floats(-3.0, 3.0), st.floats(0.01, 2.0))
@@ -246,14 +241,6 @@ def test_a_saving_that_takes_time_is_worth_what_is_left_of_it_at_the_price_of_ti
     # Of 0.01 s that the budget of two kernels leaves, the known borrower makes 10 J a second.
     assert _beside(1.01, 0.5, 0.005) == pytest.approx(0.5 - 0.1, abs=0.02)
     assert _beside(1.01, 0.95, 0.005) < 1e-3
-
-
-def test_where_nothing_known_keeps_a_budget_it_is_time_that_counts() -> None:
-    gain = _worth_of_rows(
-        np.array([[0.9, 1.2]]), np.array([[1.8, 0.48]]), np.array([[0.01, 0.01]]), -0.08
-    )
-
-    assert gain[0, 0] > 100.0 * gain[0, 1]
 
 
 def test_a_window_without_a_kernel_is_of_the_step_if_anything_is_launched() -> None:

@@ -1,6 +1,5 @@
 """What power limits, measured entries and the step make of costs and of their errors."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -118,12 +117,3 @@ def test_power_that_was_guessed_is_as_unsure_as_the_guess() -> None:
     assert not added[:, : posterior.shared].any()
     none = np.zeros(0, dtype=np.int64)
     assert with_guesses(posterior, none, np.zeros(0)) is posterior
-
-
-def test_the_first_kernels_keep_what_is_theirs() -> None:
-    posterior = dataclasses.replace(made_posterior(1), parameters=np.arange(8.0).reshape(4, 2))
-    first = posterior.of_first(2)
-
-    assert first.parameters.tolist() == [[0.0, 1.0], [2.0, 3.0]]
-    assert (first.moves == posterior.moves[:, :2]).all()
-    assert first.gpu is posterior.gpu

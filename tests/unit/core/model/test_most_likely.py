@@ -111,12 +111,6 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
             assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=off)
 
 
-def test_shares_of_time_add_up_to_one(truth: _Truth) -> None:
-    by = predicted_rows(truth.parameters, Points.of(truth.rows)).by_kernel()
-
-    assert by[0].sum(axis=-1) == pytest.approx(1.0)
-
-
 def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
     problem = FitProblem.of(truth.rows.some(np.arange(0, 60, 5)), _FAMILY)
     state = problem.begin()

@@ -11,7 +11,7 @@ from made_rows import every_clock, made_rows
 from underclock.core.model.estimate import bounded
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.observed import Observed, Runs, Targets, evenly, is_at
+from underclock.core.model.observed import Observed, Runs, Targets, is_at
 from underclock.core.model.parameters import Shared, unknown_gpu
 
 _MEMS, _CORES = (5001.0, 9501.0), np.linspace(600.0, 2100.0, 6)
@@ -44,7 +44,11 @@ def _runs(model: FittedModel, scatter: tuple[float, ...], repeats: int = 5) -> R
     )
 
 
-def test_each_kernel_is_as_noisy_as_its_own_runs(model: FittedModel) -> None:
+def test_each_kernel_is_as_noisy_as_its_own_runs_and_without_any_as_others(
+    model: FittedModel,
+) -> None:
+    once = Observed.of(model, Runs.of(model.rows), _KERNELS)
+    assert (once.noise(np.array([0.003, 0.004])) == [[0.003] * 3, [0.004] * 3]).all()
     scatter = (0.0003, 0.0003, 0.015)
     observed = Observed.of(model, _runs(model, scatter), _KERNELS)
 
@@ -56,14 +60,6 @@ def test_each_kernel_is_as_noisy_as_its_own_runs(model: FittedModel) -> None:
     # Scatter is likeliest where kernels' own are spread about the usual one.
     worth = [observed.scatter_evidence(np.full(2, usual)) for usual in (1e-6, 5e-4, 1.0)]
     assert worth[1] == max(worth)
-
-
-def test_without_repeats_a_kernel_is_as_noisy_as_others(model: FittedModel) -> None:
-    observed = Observed.of(model, Runs.of(model.rows), _KERNELS)
-
-    assert not observed.freedom.any()
-    assert (observed.noise(np.array([0.003, 0.004])) == [[0.003] * 3, [0.004] * 3]).all()
-    assert observed.log[:, 1, 0] == pytest.approx([model.rows.log_s[12], model.rows.log_w[12]])
 
 
 def test_runs_that_hardly_count_and_rows_that_say_nothing_of_power(model: FittedModel) -> None:
@@ -104,16 +100,6 @@ def test_kernels_without_rows_have_padding(model: FittedModel) -> None:
     # A lock at the clock that the driver chose is another place.
     locked = dataclasses.replace(targets, free=np.zeros(12, dtype=bool))
     assert is_at(observed, locked, 0).sum() == 11
-
-
-@given(st.integers(1, 50), st.integers(1, 60))
-def test_some_of_many_are_chosen_evenly(count: int, most: int) -> None:
-    chosen = evenly(count, most)
-
-    assert len(chosen) == min(count, most)
-    assert chosen[0] == 0
-    assert most == 1 or chosen[-1] == count - 1
-    assert len(chosen) == 1 or np.ptp(np.diff(chosen)) <= 1
 
 
 def test_kernels_are_chosen_by_their_length_however_they_are_listed(model: FittedModel) -> None:

@@ -62,10 +62,6 @@ def test_samples_that_all_ran_at_the_cap_cannot_be_fitted() -> None:
     assert "lower core clocks" in raised.value.hint
 
 
-def test_one_sample_at_a_known_clock_is_a_row() -> None:
-    assert len(rows_of(made_set(made_grid("a")[:1])).kernel) == 1
-
-
 @pytest.mark.slow
 @given(st.floats(1.5, 100.0), st.sampled_from(["time_s", "energy_j"]))
 def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 from steered_gpu import COUNTS, KERNELS, Synthetic, campaign
 from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.fitting import fit_rows
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
 from underclock.errors import DataError
@@ -61,14 +60,6 @@ def test_of_steered_clocks_those_within_reach_are_settings(samples: SampleSet) -
     offered = offered_settings(msgspec.structs.replace(samples, settings=asked), AUTO)
 
     assert offered == (within, Clocks(core_mhz=int(highest)))
-
-
-def test_the_heater_says_how_power_follows_the_clock(samples: SampleSet, found: Estimate) -> None:
-    rows, model = fit_rows(samples, samples.settings)
-
-    assert rows.idle
-    assert len(rows.names) <= len(model.rows.names)
-    assert found.posterior.log.shape[1] == len(KERNELS)
 
 
 @pytest.mark.parametrize("waited_for", [0.0, 0.5])

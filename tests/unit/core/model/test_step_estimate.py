@@ -96,20 +96,6 @@ def test_what_the_model_misses_of_auto_is_not_promised_of_others(campaign: Sampl
     assert missed.costs.predicted_change(slow).time_spread > 0.03
 
 
-def test_what_the_model_misses_is_an_error_of_every_choice_but_auto(found: Estimate) -> None:
-    known, missing = (
-        dataclasses.replace(found.costs, step_error=error) for error in ((0.0, 0.0), (0.02, 0.03))
-    )
-    setting = np.zeros(len(KERNELS), dtype=np.int64)
-    sure, unsure = (costs.predicted_change(setting) for costs in (known, missing))
-
-    share = 1.0 + sure.time_change
-    assert unsure.time_spread == pytest.approx(math.hypot(sure.time_spread, 0.02 * share))
-    assert unsure.energy_spread > sure.energy_spread
-    at_auto = np.full(len(KERNELS), found.costs.table.baseline)
-    assert missing.predicted_change(at_auto).time_spread == 0.0
-
-
 def test_what_the_cap_makes_of_draws_is_as_unsure_as_they_scatter(found: Estimate) -> None:
     table = found.costs.table
     drawn = DrawnCosts.of(table, found.posterior.drawn(64, seed=1))

@@ -11,8 +11,6 @@ from score import as_measured
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import estimate
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.strategies import choose_kernels
 from underclock.core.step.table import CostTable
 from underclock.records import AUTO, Clocks, SampleSet
 
@@ -71,22 +69,6 @@ def test_the_order_of_kernels_changes_nothing() -> None:
     assert made.table.settings == again.table.settings
     # But for draws, whose scatter lifts the mean of what is lognormal.
     assert again.table.energy_j[rows] == pytest.approx(made.table.energy_j, rel=1e-3)
-
-
-@pytest.mark.untraced
-def test_one_odd_run_in_a_row_that_no_plan_needs_changes_no_plan() -> None:
-    samples = [s for k in range(5) for s in noisy_samples(f"k{k}", 0.003, k)]
-    at = next(i for i, s in enumerate(samples) if s.asked.core_mhz == CORES[3])
-    odd = msgspec.structs.replace(samples[at], time_s=1.6 * samples[at].time_s)
-    planned = []
-    for each in (samples, [*samples[:at], odd, *samples[at + 1 :]]):
-        costs = inferred_costs(run_table(each))
-        setting = choose_kernels(costs.table, Goal(max_slowdown=0.05), costs)
-        assert setting is not None
-        planned.append(costs.predicted_change(setting))
-
-    assert planned[0].energy_change < -0.1
-    assert planned[1].energy_change == pytest.approx(planned[0].energy_change, abs=0.01)
 
 
 @pytest.mark.slow
