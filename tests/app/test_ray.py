@@ -171,10 +171,10 @@ def test_boards_that_differ_share_the_kernels_and_the_same_call_goes_on(
     assert both(80) == [40, 40]
     assert before <= {window.time_s for window in read_samples("two.db").windows}
 
-    asked = "step.json --gpu sim:rtx3080ti*1 --max-samples 5 -o all.db --ray"
+    asked = "step.json --gpu sim:rtx3080ti*1 --max-samples 50 -o all.db --ray"
     main(["measure", *asked.split()])
-    assert "5 windows of one board in all.db" in capsys.readouterr().out
-    assert len(read_samples("all.db").windows) == 5
+    assert "50 windows of one board in all.db" in capsys.readouterr().out
+    assert len(read_samples("all.db").windows) == 50
     for path in (tmp_path / "all.db.parts").iterdir():
         path.unlink()
     (tmp_path / "all.db.parts").rmdir()
