@@ -31,7 +31,7 @@ def _usual_priors(problem: Any, state: Any) -> tuple[Any, Any, float]:  # noqa: 
 
 
 def _sized(**sizes: Any) -> Callable[..., Sizes]:  # noqa: ANN401
-    return lambda *at: dataclasses.replace(likeliest_sizes(*at), **sizes)
+    return lambda *at, **of: dataclasses.replace(likeliest_sizes(*at, **of), **sizes)
 
 
 def _usual_noise(observed: Any, usual: Floats) -> Floats:  # noqa: ANN401
@@ -42,7 +42,7 @@ _MODEL = "underclock.core.model."
 PARTS: dict[str, Off] = {
     "several starts": {f"{_MODEL}most_likely.restart": _as_it_is},
     "learned priors": {f"{_MODEL}most_likely.learn_priors": _usual_priors},
-    "learned sizes": {f"{_MODEL}estimate.likeliest_sizes": lambda *_: Sizes()},
+    "learned sizes": {f"{_MODEL}estimate.likeliest_sizes": lambda *_, **__: Sizes()},
     "deviations that kernels share": {
         f"{_MODEL}estimate.likeliest_sizes": _sized(shared=(_NONE, _NONE))
     },

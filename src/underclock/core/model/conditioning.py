@@ -35,6 +35,7 @@ _DRIVERS = 0.1  # by which costs at clocks of the driver's choice may differ, of
 _FREE = 0.005  # and of each kernel by itself
 _FEATURES, _ENOUGH = 40, 1e-3  # features of clocks: how many, and what of a variance they may lack
 _ROUNDS = 3  # of scales and what is shared, each following from the other
+_NONE = (1e-6, 1e-6)  # sizes of a part that is left out
 _TELLING, _TELLING_ROWS = 256, 24  # kernels, and rows of each, that say what all share
 
 
@@ -56,6 +57,10 @@ class Sizes:
     row: tuple[float, float] = (0.003, 0.003)
     run: tuple[float, float] = (0.006, 0.006)
     length: float = 0.3
+
+    def of(self, kernels: int) -> "Sizes":
+        """Return sizes of so many kernels; one alone does not say what kernels share."""
+        return self if kernels > 1 else dataclasses.replace(self, shared=_NONE)
 
 
 def likeness(one: tuple[Floats, Floats], other: tuple[Floats, Floats], length: float) -> Floats:
@@ -275,20 +280,24 @@ _GAIN = 0.01  # of the logarithm of the evidence, that is worth a move
 _KERNELS, _ROWS = 24, 10  # of each, that sizes are learned from
 _REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs from a row's own
 _OF_ROW = 1.0  # where they do not: noise of a run, as a multiple of a row's own
+OF_CO_LOAD = Sizes(smooth=(0.007, 0.007), shared=(0.005, 0.007))
+"""Usual of windows of a GPU: the physics is its own, at one temperature, and clocks were read."""
+OF_LOCKS = dataclasses.replace(OF_CO_LOAD, row=_NONE)
+"""Usual of windows at locked clocks, each of which is one of many of its row."""
 
 
 def likeliest_sizes(
-    observed: Observed, targets: Targets, prior: ParameterPrior, start: Sizes | None = None
+    observed: Observed, targets: Targets, prior: ParameterPrior, usual: Sizes | None = None
 ) -> Sizes:
     """Return the sizes that rows and repeats find likeliest.
 
     Args:
-        start: Where to begin; by default where sizes usually are.
+        usual: About which they are; a part that is left out there stays out. By default of tables.
     """
     kernels = observed.spread(_KERNELS)
     some = observed.some(kernels, evenly(observed.residual.shape[2], _ROWS))
-    prior, usual = prior.of(kernels), Sizes()
-    repeated = bool(observed.freedom.sum() > _REPEATS)
+    prior, usual = prior.of(kernels), (usual or Sizes()).of(len(kernels))
+    repeated = bool(observed.freedom.sum() > _REPEATS) or usual.row == _NONE
     features: dict[float, Features] = {}
 
     def worth(sizes: Sizes) -> float:
@@ -313,10 +322,15 @@ def likeliest_sizes(
             return sizes
         return dataclasses.replace(sizes, run=(_OF_ROW * sizes.row[0], _OF_ROW * sizes.row[1]))
 
-    sizes = start or Sizes(run=_usual_run(observed, usual)) if repeated else start or usual
+    sizes = dataclasses.replace(usual, run=_usual_run(observed, usual)) if repeated else usual
     best = worth(sizes)
-    names = [(name, q) for name in _SPREADS if repeated or name != "run" for q in (0, 1)]
-    names.remove(("length", 1))  # which is one number
+    names = [
+        (name, q)
+        for name in _SPREADS
+        if getattr(usual, name) != _NONE and (repeated or name != "run")
+        for q in (0, 1)
+        if name != "length" or q == 0  # which is one number
+    ]
     for step in _STEPS:
         for name, q in names * _TURNS:
             for factor in (step, 1.0 / step):

@@ -21,7 +21,14 @@ from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats
 from underclock.core.model.adjusted import as_at_boost, capped, with_guesses, with_means, with_ratio
-from underclock.core.model.conditioning import Conditioned, Model, Sizes, likeliest_sizes
+from underclock.core.model.conditioning import (
+    OF_CO_LOAD,
+    OF_LOCKS,
+    Conditioned,
+    Model,
+    Sizes,
+    likeliest_sizes,
+)
 from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.diagnostics import prior_doubt
 from underclock.core.model.entries import measurable, measured_means, offered_settings, with_boost
@@ -33,7 +40,7 @@ from underclock.core.model.observed import Observed, Runs, Targets
 from underclock.core.model.posterior import Posterior, opposite, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
-from underclock.core.steering import steering_notes
+from underclock.core.steering import HEATER, steering_notes
 from underclock.core.step.fit_row import STEADY_C
 from underclock.core.step.table import (
     CostTable,
@@ -302,7 +309,8 @@ def at_locked_clocks(
     """
     targets = Targets.of(model, clocks, np.zeros(len(settings), dtype=bool), celsius)
     observed = Observed.of(model, Runs.of(model.rows), len(model.rows.names))
-    sizes = likeliest_sizes(observed, targets, model.prior)
+    usual = OF_CO_LOAD if HEATER in model.rows.names else OF_LOCKS
+    sizes = likeliest_sizes(observed, targets, model.prior, usual)
     linear = Model(observed=observed, targets=targets, prior=model.prior, sizes=sizes)
     linear, given, left_out, _ = _told(linear)
     posterior = posterior_of(linear, (given.shared, given.shared_cov), settings)

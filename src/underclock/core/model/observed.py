@@ -176,31 +176,36 @@ class Observed:
     def of(cls, model: FittedModel, runs: Runs, kernels: int) -> "Observed":
         """Join runs at one clock pair, and compare rows with the physics."""
         place, row = _rows(runs)
-        weights = [np.bincount(row, of) for of in runs.windows]
-        means = [
-            np.bincount(row, of * log) / np.maximum(weight, 1e-300)
-            for of, log, weight in zip(runs.windows, runs.log, weights, strict=True)
-        ]
-        first = np.unique(row, return_index=True)[1]
-        kernel = runs.kernel[first]
         physics = predicted_rows(
             model.parameters,
             Points(
-                kernel=kernel,
-                core_mhz=runs.core_mhz[first],
-                mem_mhz=runs.mem_mhz[first],
-                temperature_c=runs.temperature_c[first],
-                by_common=runs.common[:, first],
+                kernel=runs.kernel,
+                core_mhz=runs.core_mhz,
+                mem_mhz=runs.mem_mhz,
+                temperature_c=runs.temperature_c,
+                by_common=runs.common,
             ),
         )
-        by_kernel = physics.by_kernel()
+        # Runs of a row were not all as warm: each is compared with the physics as warm as it was.
+        off = runs.log - physics.log
+        weights = np.array([np.bincount(row, of) for of in runs.windows])
+        logs, means = (
+            np.array(
+                [np.bincount(row, of * each) for of, each in zip(runs.windows, q, strict=True)]
+            )
+            / np.maximum(weights, 1e-300)
+            for q in (runs.log, off)
+        )
+        first = np.unique(row, return_index=True)[1]
+        kernel = runs.kernel[first]
+        by_kernel = physics.by_kernel()[:, first]
         if runs.apart.any():
             shared = np.zeros((2, len(first), 1))
             shared[0, :, 0] = runs.apart[first] * by_kernel[0, :, CORE]
             by_kernel = np.concatenate([by_kernel, shared], axis=-1)
         squares, freedom = np.zeros((2, 2, kernels))
-        for q, (of, log) in enumerate(zip(runs.windows, runs.log, strict=True)):
-            off2 = of * (log - means[q][row]) ** 2
+        for q, (of, each) in enumerate(zip(runs.windows, off, strict=True)):
+            off2 = of * (each - means[q][row]) ** 2
             spare = np.maximum(np.bincount(row, of) - 1.0, 0.0) * (np.bincount(row, of > 0.0) > 1)
             squares[q] = np.bincount(runs.kernel, off2 * (spare > 0.0)[row], minlength=kernels)
             freedom[q] = np.bincount(kernel, spare, minlength=kernels)
@@ -213,14 +218,14 @@ class Observed:
             return spread
 
         return cls(
-            log=padded(np.array(means)),
-            residual=padded(np.where(np.array(weights) > 0.0, np.array(means) - physics.log, 0.0)),
-            windows=padded(np.array(weights)),
+            log=padded(logs),
+            residual=padded(means),
+            windows=padded(weights),
             core_mhz=padded(runs.core_mhz[None, first], 1.0)[0],
             mem_mhz=padded(runs.mem_mhz[None, first], 1.0)[0],
             free=padded(runs.free[None, first].astype(np.float64))[0] > 0.0,
             by_kernel=padded(by_kernel),
-            by_shared=padded(physics.by_shared()),
+            by_shared=padded(physics.by_shared()[:, first]),
             squares=squares,
             freedom=freedom,
         )

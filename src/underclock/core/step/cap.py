@@ -34,7 +34,7 @@ _CEILINGS = 32  # of many boards, at least
 _TOGETHER = 64  # boards settled side by side
 _PART = 1.0 / 16.0  # of the window, in which launches of boards are added up
 _HELD = 0.985  # of the limit: each row left out of a fit in error is knowledge lost
-_ROUNDS = 3  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
+_ROUNDS = 6  # of the limit at which the loop settles: a fixed point, reached to a part in 10⁵
 
 
 def driver_says(reasons: ThrottleReason | None) -> bool | None:

@@ -159,15 +159,16 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     table = _table(known, step, posterior, can, matches)
     order = np.array(step.order, dtype=np.int64)
     expected = auto_expected(table, order, known.costs.table).table
+    boards = DrawnCosts.of(expected, off)
     estimated = Costs(
         table=expected,
         moves=_as_draws(off),
         shared=0,
         step_error=_closing_error(known, expected),
-        boards=DrawnCosts.of(expected, off),
+        boards=boards,
     )
     warnings = (
-        _sentence(sample_set, step, estimated),
+        _sentence(sample_set, step, _auto_s(estimated, boards)),
         *table.warnings,
         *_of_another_model(table, apart),
     )
@@ -402,9 +403,9 @@ def _told(
     )
 
 
-def _sentence(sample_set: SampleSet, step: Step, estimated: Costs) -> str:
+def _sentence(sample_set: SampleSet, step: Step, auto_s: tuple[float, float]) -> str:
     """Say what the numbers rest on, and how well auto itself is known."""
-    least_s, most_s = (format_duration(end_s) for end_s in _auto_s(estimated))
+    least_s, most_s = map(format_duration, auto_s)
     return (
         f"{step.name} was not measured: its costs are carried over from samples of "
         f"{sample_set.workload}, which say that it takes {least_s} to {most_s} at auto (95 %); "
@@ -430,12 +431,10 @@ def _as_draws(off: Floats) -> Floats:
     return np.pad(np.moveaxis(moves, 1, -1), ((0, 0), (0, 0), (0, 1), (0, 0)))
 
 
-def _auto_s(costs: Costs) -> tuple[float, float]:
+def _auto_s(costs: Costs, boards: DrawnCosts) -> tuple[float, float]:
     """Return between which times in s the step is expected to lie at auto, with 95 % confidence."""
-    if costs.boards is None:
-        raise AssertionError("auto is expected, so it was drawn")
     error = costs.step_error[0] * STANDARD[:, None]
-    each = costs.boards.auto[:, 0] / costs.boards.expected[0] * np.exp(error)
+    each = boards.auto[:, 0] / boards.expected[0] * np.exp(error)
     least, most = costs.table.auto_time_s * np.quantile(each, WITHIN)
     return float(least), float(most)
 

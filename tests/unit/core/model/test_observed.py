@@ -12,7 +12,7 @@ from underclock.core.model.estimate import bounded
 from underclock.core.model.fitting import fitted
 from underclock.core.model.most_likely import FittedModel
 from underclock.core.model.observed import Observed, Runs, Targets, is_at
-from underclock.core.model.parameters import Shared, unknown_gpu
+from underclock.core.model.parameters import Points, Shared, predicted_rows, unknown_gpu
 
 _MEMS, _CORES = (5001.0, 9501.0), np.linspace(600.0, 2100.0, 6)
 _KERNELS, _WARM = 3, 55.0
@@ -60,6 +60,30 @@ def test_each_kernel_is_as_noisy_as_its_own_runs_and_without_any_as_others(
     # Scatter is likeliest where kernels' own are spread about the usual one.
     worth = [observed.scatter_evidence(np.full(2, usual)) for usual in (1e-6, 5e-4, 1.0)]
     assert worth[1] == max(worth)
+
+
+def test_runs_that_were_not_all_as_warm_do_not_scatter_by_that(model: FittedModel) -> None:
+    runs = _runs(model, (0.0, 0.0, 0.0), repeats=2)
+    warm = runs.temperature_c + np.tile([-15.0, 15.0], len(runs.kernel) // 2)
+    cold, hot = (
+        predicted_rows(
+            model.parameters,
+            Points(
+                kernel=runs.kernel,
+                core_mhz=runs.core_mhz,
+                mem_mhz=runs.mem_mhz,
+                temperature_c=celsius,
+            ),
+        ).log
+        for celsius in (runs.temperature_c, warm)
+    )
+    runs = dataclasses.replace(runs, temperature_c=warm, log=runs.log + hot - cold)
+    observed = Observed.of(model, runs, _KERNELS)
+
+    assert np.abs(hot - cold).max() > 5e-4
+    assert observed.squares == pytest.approx(0.0, abs=1e-12)
+    alike = Observed.of(model, Runs.of(model.rows), _KERNELS)
+    assert observed.residual == pytest.approx(alike.residual, abs=1e-9)
 
 
 def test_runs_that_hardly_count_and_rows_that_say_nothing_of_power(model: FittedModel) -> None:

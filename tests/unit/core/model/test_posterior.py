@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from made_posteriors import CORES, MEMS, SIZES, made_model, made_posterior, places_of
 from underclock.arrays import Floats
 from underclock.core.model.conditioning import (
+    OF_LOCKS,
     SCALES,
     Conditioned,
     Features,
@@ -189,7 +190,6 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
         squares = np.square(true.run)[:, None] * noise.chisquare(20.0, (2, 20))
         observed = dataclasses.replace(observed, freedom=freedom, squares=squares)
     found = likeliest_sizes(observed, model.targets, model.prior)
-    again = likeliest_sizes(observed, model.targets, model.prior, start=found)
 
     for name in ("smooth", "shared", "row", "run", "length"):
         ratio = np.divide(getattr(found, name), getattr(true, name))
@@ -198,7 +198,23 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
         assert found.run == pytest.approx(true.run, rel=0.7)
     else:  # then it is no size of its own
         assert np.divide(found.run, found.row) == pytest.approx(1.0)
-    assert np.divide(again.row, found.row) == pytest.approx(1.0, abs=0.7)
+
+
+def test_rows_at_locks_have_no_part_of_their_own_and_one_kernel_none_that_kernels_share() -> None:
+    model = _drawn(made_model(5, kernels=2), scale=1.0)
+    alone = model.observed.some(np.array([0]), np.arange(model.observed.residual.shape[2]))
+    prior = model.prior.of(np.array([0]))
+    targets = dataclasses.replace(
+        model.targets,
+        log=model.targets.log[:, :1],
+        by_kernel=model.targets.by_kernel[:, :1],
+        by_shared=model.targets.by_shared[:, :1],
+    )
+    both = likeliest_sizes(model.observed, model.targets, model.prior, OF_LOCKS)
+    one = likeliest_sizes(alone, targets, prior)
+
+    assert max(both.row) < 1e-5 < min(both.run)
+    assert max(one.shared) < 1e-5 < min(one.row)
 
 
 @settings(max_examples=10)

@@ -232,3 +232,17 @@ def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:
     (answer,) = solve_tradeoff(problem, [least_s])
     assert answer.cost_j == 0.0 == answer.bound_j
     assert answer.time_s == least_s
+
+
+def test_where_no_time_costs_anything_nothing_is_suggested() -> None:
+    none, one = np.zeros(0), np.ones(1)
+    nothing = Program(
+        shortest_s=one,
+        of=np.zeros(1, dtype=np.int64),
+        length_s=one,
+        slope_w=np.zeros(1),
+        waits_of=none.astype(np.int64),
+        waits_on=none.astype(np.int64),
+        lag_s=none,
+    )
+    assert Interior(nothing).at(2.0) is None
