@@ -465,7 +465,7 @@ def test_kernels_may_be_steered_without_the_whole_step(tmp_path: Path) -> None:
 
 
 def test_what_the_cap_holds_at_a_lock_is_measured_thinned_out(tmp_path: Path) -> None:
-    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=24)
+    campaign = Campaign(clocks=ClockControl.LOCK, grid=Grid.ADAPTIVE, max_samples=30)
     samples = _steer(tmp_path / "s.db", campaign)
     capped = {
         (s.kernel, s.asked)

@@ -282,8 +282,8 @@ _REPEATS = 3.0  # degrees of freedom, from which on repeats tell noise of runs f
 _OF_ROW = 1.0  # where they do not: noise of a run, as a multiple of a row's own
 OF_CO_LOAD = Sizes(smooth=(0.007, 0.007), shared=(0.005, 0.007))
 """Usual of windows of a GPU: the physics is its own, at one temperature, and clocks were read."""
-OF_LOCKS = dataclasses.replace(OF_CO_LOAD, row=_NONE)
-"""Usual of windows at locked clocks, each of which is one of many of its row."""
+OF_LOCKS = dataclasses.replace(OF_CO_LOAD, row=(0.0005, 0.0005))
+"""Usual of windows at locked clocks, which were not read off a clock that moves."""
 
 
 def likeliest_sizes(

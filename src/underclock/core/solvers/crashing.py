@@ -24,6 +24,7 @@ _FEW = 2  # times: for more, HiGHS is there sooner
 _STEPS, _WORSE = 60, 3  # most; most that bring nothing, where rounding lets them fall no further
 _NEAR, _FAR = 3e-10, 1e-4  # of the cost and the time: off by so much steps end; is no answer
 _INSIDE = 0.995  # of the way to where an amount is 0
+_ROUNDING = 1e-12  # of a diagonal, by which a singular matrix is made regular
 _STIFF = 1e-10  # what an activity without a curve gives, as a fraction of others
 
 
@@ -223,14 +224,8 @@ class Interior:
         # The diagonal without cancellation: what rows sum to is known.
         across.setdiag(0.0)
         diagonal = source + links @ (sink / at_end) + across.sum(axis=1)
-        try:
-            factor = splu(
-                (diags_array(diagonal) - across).tocsc(),
-                permc_spec="MMD_AT_PLUS_A",
-                diag_pivot_thresh=0.0,
-                options={"SymmetricMode": True},
-            )
-        except RuntimeError:  # pragma: no cover - singular to rounding
+        factor = _factored(diags_array(diagonal) - across, diagonal)
+        if factor is None:  # pragma: no cover - singular to rounding, twice
             return None
 
         def step(wanted: Floats) -> tuple[Floats, Floats, Floats]:
@@ -248,6 +243,21 @@ class Interior:
             return later, more, (wanted - multipliers * more) / amounts
 
         return step
+
+
+def _factored(matrix: Any, diagonal: Floats) -> Any:  # noqa: ANN401 - untyped
+    """Return factors of a matrix, or of one that rounding does not make singular."""
+    for more in (0.0, _ROUNDING):
+        try:
+            return splu(
+                (matrix + diags_array(more * diagonal)).tocsc(),
+                permc_spec="MMD_AT_PLUS_A",
+                diag_pivot_thresh=0.0,
+                options={"SymmetricMode": True},
+            )
+        except RuntimeError:  # pragma: no cover - singular to rounding
+            continue
+    return None  # pragma: no cover
 
 
 def _reach(amounts: Floats, more: Floats) -> float:

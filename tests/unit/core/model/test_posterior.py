@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from made_posteriors import CORES, MEMS, SIZES, made_model, made_posterior, places_of
 from underclock.arrays import Floats
 from underclock.core.model.conditioning import (
-    OF_LOCKS,
     SCALES,
     Conditioned,
     Features,
@@ -200,21 +199,11 @@ def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
         assert np.divide(found.run, found.row) == pytest.approx(1.0)
 
 
-def test_rows_at_locks_have_no_part_of_their_own_and_one_kernel_none_that_kernels_share() -> None:
-    model = _drawn(made_model(5, kernels=2), scale=1.0)
-    alone = model.observed.some(np.array([0]), np.arange(model.observed.residual.shape[2]))
-    prior = model.prior.of(np.array([0]))
-    targets = dataclasses.replace(
-        model.targets,
-        log=model.targets.log[:, :1],
-        by_kernel=model.targets.by_kernel[:, :1],
-        by_shared=model.targets.by_shared[:, :1],
-    )
-    both = likeliest_sizes(model.observed, model.targets, model.prior, OF_LOCKS)
-    one = likeliest_sizes(alone, targets, prior)
+def test_one_kernel_does_not_say_what_kernels_share() -> None:
+    model = made_model(5, kernels=1)
+    found = likeliest_sizes(model.observed, model.targets, model.prior)
 
-    assert max(both.row) < 1e-5 < min(both.run)
-    assert max(one.shared) < 1e-5 < min(one.row)
+    assert max(found.shared) < 1e-5 < min(found.row)
 
 
 @settings(max_examples=10)

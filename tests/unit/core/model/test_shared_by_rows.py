@@ -81,7 +81,7 @@ def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel
     unsure = dataclasses.replace(model, rows=dataclasses.replace(model.rows, apart=apart))
     here, there = _posterior(model), _posterior(unsure)
 
-    assert (np.abs(there.log_s - here.log_s) < np.sqrt(there.variance(1.0, 0.0))).all()
+    assert (np.abs(there.log_s - here.log_s) < 2.0 * np.sqrt(there.variance(1.0, 0.0))).all()
     # What all rows are off by, the prediction is off by: times as far as they follow the clock.
     more = np.sqrt(there.variance(1.0, 0.0)) - np.sqrt(here.variance(1.0, 0.0))
     assert (more > 0.0).all()

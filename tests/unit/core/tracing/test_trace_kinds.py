@@ -510,3 +510,11 @@ def test_any_trace_is_a_job_or_a_sentence(
     trace = mutated(run.trace(), of)
     with contextlib.suppress(UnderclockError):
         assert math.isfinite(_iteration_s(_job(tmp_path_factory.mktemp("odd"), trace)))
+
+
+def test_what_follows_the_last_backward_is_the_optimizers(tmp_path: Path) -> None:
+    run = traced_run(_SEEDS[0])
+    for event in [event for event in run.events if "Optimizer" in event["name"]]:
+        run.host("aten::norm", event["ts"], 4.0)  # of gradients, its first kernel
+        event.update({"ts": event["ts"] + 5.0, "dur": event["dur"] - 5.0})
+    _check(_job(tmp_path, run.trace()), run)
