@@ -65,10 +65,13 @@ def test_each_kernel_is_as_noisy_as_its_own_runs_and_without_any_as_others(
 def test_runs_that_were_not_all_as_warm_do_not_scatter_by_that(model: FittedModel) -> None:
     runs = _runs(model, (0.0, 0.0, 0.0), repeats=2)
     warm = runs.temperature_c + np.tile([-15.0, 15.0], len(runs.kernel) // 2)
-    at = {"kernel": runs.kernel, "core_mhz": runs.core_mhz, "mem_mhz": runs.mem_mhz}
+    parameters, place = model.parameters, (runs.kernel, runs.core_mhz, runs.mem_mhz)
     cold, hot = (
-        predicted_rows(model.parameters, Points(**at, temperature_c=celsius)).log
-        for celsius in (runs.temperature_c, warm)
+        predicted_rows(
+            parameters,
+            Points(kernel=place[0], core_mhz=place[1], mem_mhz=place[2], temperature_c=c),
+        ).log
+        for c in (runs.temperature_c, warm)
     )
     runs = dataclasses.replace(runs, temperature_c=warm, log=runs.log + hot - cold)
     observed = Observed.of(model, runs, _KERNELS)
