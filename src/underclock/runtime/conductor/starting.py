@@ -215,7 +215,11 @@ def end_family(child: "subprocess.Popen[bytes]", *, grace_s: float, ask: bool) -
             asked = True
             _signal(living, signal.SIGTERM)
         time.sleep(POLL_S)  # noqa: TID251 - other processes end in real time
-    if late := [each for each in {*living, *family_of(child.pid)} if each.lives]:
+    late: list[Process] = []  # stopped first: a parent that runs on may start anew what is killed
+    while more := [p for p in {*living, *family_of(child.pid)} if p.lives and p not in late]:
+        _signal(more, signal.SIGSTOP)
+        late += more
+    if late:
         _signal(late, signal.SIGKILL)
         pids = ", ".join(str(each.pid) for each in late)
         say(f"killed what did not end within {grace_s:g} s of being asked to: process {pids}")
