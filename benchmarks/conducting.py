@@ -1,4 +1,4 @@
-"""What the conductor takes of a core, apart from all that trains; everything is simulated.
+"""What the controller takes of a core, apart from all that trains; everything is simulated.
 
     PYTHONPATH=tests python benchmarks/conducting.py [--dry] [--runs 5] [--steps 150]
 
@@ -32,10 +32,10 @@ from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.records import Plan, Segment
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import AskLine, EndLine
-from underclock.runtime.conductor.log import read_log
-from underclock.runtime.conductor.polling import wake_on_time
-from underclock.runtime.conductor.run_files import Run
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.controller.log import read_log
+from underclock.runtime.controller.polling import wake_on_time
+from underclock.runtime.controller.run_files import Run
+from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
@@ -137,21 +137,21 @@ def one(run: Run, log: Path, steps: int, *, dry: bool, seed: int) -> str:
     ) as marker:
         if marker.stdin is None or marker.stdout is None:
             raise AssertionError("they were asked for")
-        conducting = Conducting.start(
+        controller = ControllerProcess.start(
             [] if dry else [run.gpus[0].uuid],
-            work="underclock.runtime.conductor.follow:begin",
+            work="underclock.runtime.controller.follow:begin",
             options=options,
             trainer_pid=marker.pid,
         )
-        conducting.armed()
-        pid = conducting.process.pid
+        controller.armed()
+        pid = controller.process.pid
         marker.stdout.readline()
         begun_s, before = _CLOCK.now_s(), taken_s(pid)
         written_s = json.loads(marker.stdout.readline())
         lasted_s, after = _CLOCK.now_s() - begun_s, taken_s(pid)
         marker.stdin.close()
-        conducting.ended()
-        conducting.close()
+        controller.ended()
+        controller.close()
     lines = read_log(log)
     end = next(line for line in lines if isinstance(line, EndLine))
     shares = {name: (s - before.get(name, 0.0)) / lasted_s for name, s in after.items()}

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from pages import fill, markdown, percent
-from simulated_steps import execute as conduct
+from simulated_steps import execute as control
 from underclock import measure, trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
@@ -124,7 +124,7 @@ def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int, *, uni
         schedule = dataclasses.replace(schedule, predicted_s=(1e-3,) * len(launches))
     with simulated_rig(model, seed=1, unit=unit) as rig:
         done = [
-            conduct(
+            control(
                 rig,
                 launches,
                 schedule,

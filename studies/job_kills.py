@@ -1,16 +1,16 @@
-"""Kills ranks, their launcher, conductor, watcher and `underclock run` of a job of four ranks.
+"""Kills ranks, their launcher, controller, watchdog and `underclock run` of a job of four ranks.
 
     nice python studies/job_kills.py COUNT [SEED]
 
 Four simulated GPUs are served by a process of its own, so what is set on them outlives whoever set
-it. `underclock run` holds a job's plan on them: its conductor follows four ranks, which mark their
+it. `underclock run` holds a job's plan on them: its controller follows four ranks, which mark their
 iterations at the plan's times without PyTorch, and are ended by their launcher 1 s after one ended.
 Who is killed is random, up to two at once by SIGKILL, and when: while processes start, while they
 arm, while clocks change with every instruction.
 
-Conductor, watcher and `underclock run` are guardians: one is left each time. A kill counts as good
-only if, once all have ended, every clock of every GPU is as found and no journal is left. Its time
-runs from the signal to the last look at which anything was set on any GPU, whoever ended what.
+Controller, watchdog and `underclock run` are guardians: one is left each time. A kill counts as
+good only if, once all have ended, every clock of every GPU is as found and no journal is left. Its
+time runs from the signal to the last look at which anything was set on any GPU, whoever ended what.
 """
 
 import json
@@ -37,7 +37,7 @@ from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Arm, Cost, Evidence, GpuInfo, Status, Strategy
 from underclock.records.job import Held, Job, JobPlan, Profile, ProfileRow, Waiting
-from underclock.runtime.undo.armed import left_behind
+from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
@@ -157,7 +157,7 @@ class Rig:
         return not self.changed() and not left_behind(self.runs)
 
     def guardians(self) -> tuple[Process | None, Process | None]:
-        """Return conductor and watcher, as the first GPU's lock names them."""
+        """Return controller and watchdog, as the first GPU's lock names them."""
         return named_in(self.runs / f"{self.uuids[0]}.lock")
 
 
@@ -180,13 +180,13 @@ def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ())
             CLOCK.sleep_s(draw.uniform(0.0, 0.3))
         else:
             CLOCK.sleep_s(draw.uniform(0.0, 1.5))
-        conductor, watcher = rig.guardians()
+        controller, watchdog = rig.guardians()
         started = json.loads(pids_at.read_text()) if pids_at.exists() else []
         victims: list[int | None] = []
         for each in who:
             some = draw.sample(started[1:], 2 if each is RR else 1) if started else []
             named: dict[str, list[Process | int | None]] = {
-                T: started[:1], C: [conductor], W: [watcher], L: [run.pid]
+                T: started[:1], C: [controller], W: [watchdog], L: [run.pid]
             }  # fmt: skip
             found = named.get(each, some)
             victims += [one.pid if isinstance(one, Process) else one for one in found]
@@ -205,8 +205,8 @@ def kill_once(rig: Rig, draw: random.Random, who: tuple[Victim | str, ...] = ())
                     send(pid, signal.SIGKILL)
                 if run.poll() is None and not started and not rig.changed():
                     run.terminate()
-            conductor, watcher = rig.guardians()
-            alive = [one for one in (conductor, watcher) if one is not None and one.lives]
+            controller, watchdog = rig.guardians()
+            alive = [one for one in (controller, watchdog) if one is not None and one.lives]
             if run.poll() is not None and not alive:
                 break
             CLOCK.sleep_s(LOOK_S)

@@ -1,17 +1,17 @@
-"""Kills trainer, launcher, conductor and watcher at random, up to three of them at once.
+"""Kills trainer, launcher, controller and watchdog at random, up to three of them at once.
 
     nice python studies/kills.py COUNT [SEED]
     nice python studies/kills.py COUNT [SEED] --governed
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
-on a real driver. The conductor sets clocks and the power limit every 2 ms. Who is killed,
+on a real driver. The controller sets clocks and the power limit every 2 ms. Who is killed,
 by which signal and when are random: while processes start, while they arm, while a setter or the
 undo runs. The trainer is any process (`sleep`): the undo knows nothing of it but its end. The
-launcher starts the conductor and waits for its end, as `underclock run` does. With ``--governed``
-the conductor governs by a serving plan instead: the launcher says every 2 ms which step begins.
+launcher starts the controller and waits for its end, as `underclock run` does. With ``--governed``
+the controller governs by a serving plan instead: the launcher says every 2 ms which step begins.
 
-Guardians are conductor, watcher and launcher. A kill counts as good only if, once those have ended
-who were left, locks and limit are as found and no journal is left. Its time runs from
+Guardians are controller, watchdog and launcher. A kill counts as good only if, once those have
+ended who were left, locks and limit are as found and no journal is left. Its time runs from
 the last signal to the last look at which something was still set; looks are about 1 ms apart. Where
 all three were killed, or stopped for good, `underclock restore --all` comes by a timer, in any
 phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), or the next run.
@@ -43,8 +43,8 @@ from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import AUTO, Clocks, Evidence, Pass
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
-from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.undo.armed import left_behind
+from underclock.runtime.controller.starting import ControllerProcess
+from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.ownership import RUNTIME_DIR, named_in
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
@@ -63,12 +63,12 @@ class Victim(StrEnum):
     """Who is killed."""
 
     TRAINER = "trainer"
-    CONDUCTOR = "conductor"
-    WATCHER = "watcher"
+    CONTROLLER = "controller"
+    WATCHDOG = "watchdog"
     LAUNCHER = "launcher"
 
 
-T, C, W, L = Victim.TRAINER, Victim.CONDUCTOR, Victim.WATCHER, Victim.LAUNCHER
+T, C, W, L = Victim.TRAINER, Victim.CONTROLLER, Victim.WATCHDOG, Victim.LAUNCHER
 SINGLES = ((T,), (C,), (W,), (L,))
 PAIRS = ((T, C), (T, W), (C, T), (W, T), (C, W), (W, C), (C, L), (L, W))
 THREE = ((C, W, L), (L, C, W), (W, L, C))
@@ -106,7 +106,7 @@ class Kill:
 
     @property
     def only_launcher_left(self) -> bool:
-        """Whether conductor and watcher were both killed, or stopped for good."""
+        """Whether controller and watchdog were both killed, or stopped for good."""
         by = dict(zip(self.victims, self.signals, strict=True))
         return by.get(C) in FINAL and by.get(W) in FINAL
 
@@ -131,33 +131,33 @@ class Rig:
 
     def start_again(self) -> bool:
         """Start the next run, which changes nothing; return whether all is as found then."""
-        conducting = Conducting.start(
-            [self.uuid], work="underclock.runtime.conductor.process:hold", options={}
+        controller = ControllerProcess.start(
+            [self.uuid], work="underclock.runtime.controller.process:hold", options={}
         )
-        conducting.armed()
-        conducting.end()
-        conducting.close()
+        controller.armed()
+        controller.end()
+        controller.close()
         return self.is_clean()
 
     def is_clean(self) -> bool:
         """Whether everything is as found, and no journal is left."""
         return self.state() == self.found and not left_behind(self.folder)
 
-    def watcher_of(self, conductor: int) -> int | None:
-        """Return the conductor's watcher, as soon as there is one."""
+    def watchdog_of(self, controller: int) -> int | None:
+        """Return the controller's watchdog, as soon as there is one."""
         try:
-            children = Path(f"/proc/{conductor}/task/{conductor}/children").read_text().split()
+            children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
         except FileNotFoundError:
             children = []
         if children:
             return int(children[-1])
-        _, watcher = named_in(self.folder / f"{self.uuid}.lock")
-        return watcher.pid if watcher and watcher.lives else None
+        _, watchdog = named_in(self.folder / f"{self.uuid}.lock")
+        return watchdog.pid if watchdog and watchdog.lives else None
 
 
 @contextmanager
 def open_rig(folder: Path, *, governed: bool = False) -> Iterator[Rig]:
-    """Serve a GPU from a process of its own; its conductor may be a governor's."""
+    """Serve a GPU from a process of its own; its controller may be a governor's."""
     socket = folder / "gpu.sock"
     server = subprocess.Popen(
         [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
@@ -223,14 +223,16 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
     choice = {T: DEADLY, L: DEADLY} if victims not in THREE else {}
     also = FINAL if victims in THREE else ()  # most of these end or stop all three
     signals = tuple(draw.choice((*choice.get(one, SIGNALS), *also)) for one in victims)
-    with _run(rig, draw) as (trainer, launcher, conductor):
+    with _run(rig, draw) as (trainer, launcher, controller):
         armed = draw.random() < 0.7  # noqa: PLR2004 - most kills come while something is set
         if armed:
             launcher.stdout.readline()  # type: ignore[union-attr]
         CLOCK.sleep_s(draw.uniform(0.0, HELD_S if armed else 0.4))
-        watcher = rig.watcher_of(conductor)
-        pids = {T: trainer.pid, L: launcher.pid, C: conductor, W: watcher}
-        guardians = {Process.of(pid) if pid else None for pid in (watcher, launcher.pid, conductor)}
+        watchdog = rig.watchdog_of(controller)
+        pids = {T: trainer.pid, L: launcher.pid, C: controller, W: watchdog}
+        guardians = {
+            Process.of(pid) if pid else None for pid in (watchdog, launcher.pid, controller)
+        }
         for victim, number in zip(victims, signals, strict=True):
             send(pids[victim], number)
             if victim is not victims[-1]:
@@ -239,7 +241,7 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
             CLOCK.sleep_s(draw.uniform(0.0, 0.3))
             send(trainer.pid, signal.SIGKILL)
         begun_s = CLOCK.now_s()
-        seen_s, was_set = _look(rig, conductor, guardians)
+        seen_s, was_set = _look(rig, controller, guardians)
         kill = Kill(
             victims=victims,
             signals=signals,
@@ -263,7 +265,7 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
 def _run(
     rig: Rig, draw: random.Random
 ) -> Iterator[tuple["subprocess.Popen[bytes]", "subprocess.Popen[bytes]", int]]:
-    """Start a trainer, a launcher and by that a conductor, whose number is known."""
+    """Start a trainer, a launcher and by that a controller, whose number is known."""
     arguments, plan = [rig.uuid, str(draw.randrange(100))], [str(rig.plan)] if rig.plan else []
     with (
         subprocess.Popen(["/bin/sleep", "100"]) as trainer,
@@ -308,7 +310,7 @@ def send(pid: int | None, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _look(rig: Rig, conductor: int, guardians: set[Process | None]) -> tuple[float | None, bool]:
+def _look(rig: Rig, controller: int, guardians: set[Process | None]) -> tuple[float | None, bool]:
     """Look until the guardians have ended, or are stopped for good.
 
     Returns:
@@ -320,7 +322,7 @@ def _look(rig: Rig, conductor: int, guardians: set[Process | None]) -> tuple[flo
         looked_s = CLOCK.now_s()
         if rig.state() != rig.found:
             seen_s = looked_s
-        pid = rig.watcher_of(conductor)
+        pid = rig.watchdog_of(controller)
         guardians.add(Process.of(pid) if pid else None)
         if not any(one and one.lives and not one.stopped for one in guardians):
             break
@@ -349,8 +351,8 @@ def summary(kills: list[Kill]) -> str:
         f"{len(guarded)}**. In {len(held)} of them something was still set after the last signal. "
         f"Time to as found of these: {_quantiles(took_ms)}; {len(late)} took longer than "
         f"{1e3 * LIMIT_S:.0f} ms (wanted: none). Of those {len(alone)} had only the launcher left, "
-        f"{stopped} of them beside a conductor or watcher that was stopped.\n"
-        f"- Where conductor or watcher was left: {_quantiles(two_ms)}.\n"
+        f"{stopped} of them beside a controller or watchdog that was stopped.\n"
+        f"- Where controller or watchdog was left: {_quantiles(two_ms)}.\n"
         f"- All three killed, or stopped for good: {len(nobody)}, of which "
         f"{sum(kill.left for kill in nobody)} left something set, or a journal; "
         f"{sum(kill.mended for kill in nobody)} were as found after the timer's `restore --all` or "

@@ -1,4 +1,4 @@
-"""Work for a conductor that is about to be killed: it sets one thing after the other."""
+"""Work for a controller that is about to be killed: it sets one thing after the other."""
 
 import os
 import subprocess
@@ -14,9 +14,9 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.armed import Armed, restore
+from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
 from underclock.runtime.undo.ownership import runtime_folder
 
 PERIOD_S = 2e-3
@@ -35,7 +35,7 @@ class Restless:
 
     waits_on = ()
 
-    def __init__(self, gpu: Armed, first: int) -> None:
+    def __init__(self, gpu: GuardedGpu, first: int) -> None:
         self._gpu = gpu
         self._changes = cycle((*_CHANGES[first:], *_CHANGES[:first]))
         self._next_s = 0.0
@@ -50,7 +50,7 @@ class Restless:
         self._next_s = now_s + PERIOD_S
 
 
-def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Restless:
+def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Restless:
     """Set one thing, and go on."""
     (gpu,) = gpus.values()
     work = Restless(gpu, int(options["first"]) % len(_CHANGES))
@@ -70,10 +70,10 @@ def _say(hook: Hook, first: int) -> None:
 
 
 def launch() -> None:
-    """Start a conductor, as `underclock run` does, and wait for its end.
+    """Start a controller, as `underclock run` does, and wait for its end.
 
     Its work is the above, or a governor's where a serving plan is named. Where it ends without a
-    word, or is stopped and its watcher too, undo what they left.
+    word, or is stopped and its watchdog too, undo what they left.
     """
     uuid, first, trainer, *plan = sys.argv[1:]
 
@@ -84,11 +84,11 @@ def launch() -> None:
     work, told_on = "kills_work:begin", subprocess.DEVNULL
     options: dict[str, object] = {"first": int(first)}
     if plan:
-        work = "underclock.runtime.conductor.governing:begin"
+        work = "underclock.runtime.controller.governing:begin"
         options = {"plan": plan[0], "latency_s": PERIOD_S / 2.0}
         told_on, notes = os.pipe()
         threading.Thread(target=_say, args=(Hook(notes, told_on), int(first)), daemon=True).start()
-    conducting = Conducting.start(
+    controller = ControllerProcess.start(
         [uuid],
         work=work,
         options=options,
@@ -96,11 +96,11 @@ def launch() -> None:
         trainer_pid=int(trainer),
         told_on=told_on,
     )
-    print(conducting.process.pid, flush=True)
+    print(controller.process.pid, flush=True)
     try:
-        conducting.armed()
+        controller.armed()
         print("armed", flush=True)
-        conducting.ended()
+        controller.ended()
     except UnderclockError:
         rescue()
-    conducting.close()
+    controller.close()

@@ -35,8 +35,8 @@ from underclock.physics.constants import KernelConstants
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import RunLine, StepLine
-from underclock.runtime.conductor.booking import RunTally
-from underclock.runtime.conductor.gauges import Climbs, Gauge, Shown
+from underclock.runtime.controller.booking import RunTally
+from underclock.runtime.controller.gauges import Climbs, Gauge, Shown
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
@@ -224,7 +224,7 @@ def at_auto(rig: Rig, ran: Ran, count: int) -> Rounds:
 def held(
     made: Plan, rig: Rig, ran: Ran, way: str, seed: int, rounds: int
 ) -> tuple[LedgerRun, list[StepLine], Rounds]:
-    """Run steps under a plan as a conductor has them; return what the ledger gets, and of which."""
+    """Run a plan's steps as a controller has them; return what the ledger gets, and of which."""
     info = rig.gpu.info()
     shown, waiting, lines = Shown(), list[tuple[PassedStep, str]](), list[StepLine]()
     board = [(str(made.gpu.uuid), info.name)]  # by which a board that waits has another name

@@ -13,10 +13,10 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import Plan
 from underclock.records.runs import AskLine, EventLine, Line
-from underclock.runtime.conductor.log import read_log
+from underclock.runtime.controller.log import read_log
 from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun
-from underclock.runtime.undo.armed import left_behind
+from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.ownership import named_in
 from underclock.runtime.undo.processes import Process
 from underclock.testing import Control
@@ -71,15 +71,15 @@ class Bench:
 
     def pids(self) -> tuple[int, int]:
         """Return who sets clocks, and who watches."""
-        conductor, watcher = self._named()
-        assert conductor
-        assert watcher
-        return conductor.pid, watcher.pid
+        controller, watchdog = self._named()
+        assert controller
+        assert watchdog
+        return controller.pid, watchdog.pid
 
-    def has_another_watcher(self, pid: int) -> bool:
+    def has_another_watchdog(self, pid: int) -> bool:
         """Whether one watches that is not this one; between the two nobody is named."""
-        _, watcher = self._named()
-        return watcher is not None and watcher.pid != pid
+        _, watchdog = self._named()
+        return watchdog is not None and watchdog.pid != pid
 
     def _named(self) -> tuple[Process | None, Process | None]:
         (lock,) = [path for path in self.folder.glob("GPU-*.lock") if path.stat().st_size]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from underclock.errors import NotPermittedError
 from underclock.hw.clock import SystemClock
 from underclock.hw.settable import Setting, Value
-from underclock.runtime.conductor.gauges import Gauge, Gauges
+from underclock.runtime.controller.gauges import Gauge, Gauges
 
 CLOCK = SystemClock()
 
 
 class Virtual:
-    """Time that goes on as the conductor sleeps, and a stream that reaches marks meanwhile."""
+    """Time that goes on as the controller sleeps, and a stream that reaches marks meanwhile."""
 
     def __init__(self) -> None:
         self._now_s = 100.0

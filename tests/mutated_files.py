@@ -37,7 +37,7 @@ from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.runs import EndLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
+from underclock.runtime.controller.log import is_log, last_run, read_log, summary_of
 from underclock.runtime.machine.steps import State
 from underclock.store import read_document, read_samples
 from underclock.store.profiles import read_profiles

@@ -27,7 +27,7 @@ from underclock.records import (
     Strategy,
 )
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.controller.run_files import Run
 from underclock.runtime.policy.parts import RankPart
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled

@@ -87,10 +87,10 @@ class Process(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A conductor with its watcher, or a restore (which is a conductor that changes nothing)."""
+    """A controller with its watchdog, or a restore (which is a controller that changes nothing)."""
 
-    conductor: Process
-    watcher: Process = Process()
+    controller: Process
+    watchdog: Process = Process()
     found: tuple[int, int] = AS_FOUND
     asked: tuple[int, ...] = ()
     arming: bool = True
@@ -103,11 +103,11 @@ class Group(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        return LIVE in {self.conductor.status, self.watcher.status}
+        return LIVE in {self.controller.status, self.watchdog.status}
 
     @property
     def exists(self) -> bool:
-        return self.conductor.exists or self.watcher.exists
+        return self.controller.exists or self.watchdog.exists
 
 
 class State(NamedTuple):
@@ -225,8 +225,8 @@ def _all(sequences: Sequences) -> Todo:
 
 def _with(state: State, at: int, group: Group) -> State:
     """Put a group in its place, forgetting what is gone."""
-    if group.conductor.status == DEAD:
-        group = Group(Process(DEAD), group.watcher, arming=False)
+    if group.controller.status == DEAD:
+        group = Group(Process(DEAD), group.watchdog, arming=False)
     others = state.groups[:at] + state.groups[at + 1 :]
     if not group.exists:
         return state._replace(groups=others)
@@ -234,31 +234,31 @@ def _with(state: State, at: int, group: Group) -> State:
 
 
 def _acts(state: State, at: int, group: Group, sequences: Sequences) -> Iterator[tuple[str, State]]:
-    conductor, watcher = group[:2]
-    if conductor.status == LIVE:
-        if conductor.todo:
-            yield from _step(state, at, group, "conductor", sequences)
+    controller, watchdog = group[:2]
+    if controller.status == LIVE:
+        if controller.todo:
+            yield from _step(state, at, group, "controller", sequences)
         elif group.armed:
             for setting in SETTINGS:
                 acts = (Act.SET,) if setting in group.asked else sequences.change
-                todo = conductor._replace(todo=_todo(acts, setting))
-                yield f"change {setting}", _with(state, at, group._replace(conductor=todo))
-            todo = conductor._replace(todo=_todo(sequences.end))
-            yield "end", _with(state, at, Group(todo, watcher, arming=False))
-            if watcher.status in {STOPPED, DEAD}:
+                todo = controller._replace(todo=_todo(acts, setting))
+                yield f"change {setting}", _with(state, at, group._replace(controller=todo))
+            todo = controller._replace(todo=_todo(sequences.end))
+            yield "end", _with(state, at, Group(todo, watchdog, arming=False))
+            if watchdog.status in {STOPPED, DEAD}:
                 new = Process(LIVE, lock=True)
-                yield "another watcher", _with(state, at, group._replace(watcher=new))
+                yield "another watchdog", _with(state, at, group._replace(watchdog=new))
         else:
             gone = Process(DEAD)
-            yield "conductor ends", _with(state, at, group._replace(conductor=gone))
-    if watcher.status == LIVE:
-        if watcher.todo:
-            yield from _step(state, at, group, "watcher", sequences)
-        elif not watcher.lock:
-            yield "watcher ends", _with(state, at, group._replace(watcher=Process(DEAD)))
-        elif conductor.status != LIVE:
-            todo = watcher._replace(todo=_todo(sequences.take_over))
-            yield "watcher takes over", _with(state, at, group._replace(watcher=todo))
+            yield "controller ends", _with(state, at, group._replace(controller=gone))
+    if watchdog.status == LIVE:
+        if watchdog.todo:
+            yield from _step(state, at, group, "watchdog", sequences)
+        elif not watchdog.lock:
+            yield "watchdog ends", _with(state, at, group._replace(watchdog=Process(DEAD)))
+        elif controller.status != LIVE:
+            todo = watchdog._replace(todo=_todo(sequences.take_over))
+            yield "watchdog takes over", _with(state, at, group._replace(watchdog=todo))
 
 
 @dataclass
@@ -294,7 +294,7 @@ class _Doing:
             self.process = self.process._replace(lock=True)
 
     def share_lock(self) -> None:
-        self.group = self.group._replace(watcher=Process(LIVE, lock=True))
+        self.group = self.group._replace(watchdog=Process(LIVE, lock=True))
 
     def read_found(self) -> None:
         self.group = self.group._replace(found=self.gpu)
@@ -316,13 +316,13 @@ class _Doing:
         self.disk = self.disk._replace(durable=durable)
 
     def set(self) -> None:
-        if self.group.watcher.status == NEVER:
+        if self.group.watchdog.status == NEVER:
             raise Violation("something is set before anybody watches")
         self.gpu = _put(self.gpu, self.setting, OURS)
         self.group = self.group._replace(accepted=True)
 
-    def end_conductor(self) -> None:
-        self.group = self.group._replace(conductor=Process(DEAD))
+    def end_controller(self) -> None:
+        self.group = self.group._replace(controller=Process(DEAD))
 
     def undo(self) -> None:
         journal = self.disk.placed
@@ -364,7 +364,7 @@ def _step(
     doing = _Doing(state, who, setting, left, group, state.gpu, state.disk, earlier)
     getattr(doing, act.name.lower())()
     after = _of(doing.group, who, doing.process)
-    if not rest and after.arming and who == "conductor":
+    if not rest and after.arming and who == "controller":
         after = after._replace(arming=False, armed=True)
     yield name, _with(state._replace(gpu=doing.gpu, disk=doing.disk), at, after)
 
@@ -377,7 +377,7 @@ def _on_theirs(
     Raises:
         Violation: Root does by his word what it may not.
     """
-    process = group.conductor
+    process = group.controller
     (act, setting, _), *rest = process.todo
     name = f"on theirs: {act}"
     if act is Act.TAKE_LOCK and process.is_root:
@@ -392,15 +392,15 @@ def _on_theirs(
                 raise Violation("a hostile journal takes clocks off a live run")
             yield f"{name} {value}", state._replace(gpu=_put(state.gpu, setting, value))
     following = process._replace(todo=tuple(rest)) if rest else Process(DEAD)
-    yield name, _with(state, at, group._replace(conductor=following))
-    yield f"{name}, fails or hangs", _with(state, at, group._replace(conductor=Process(DEAD)))
+    yield name, _with(state, at, group._replace(controller=following))
+    yield f"{name}, fails or hangs", _with(state, at, group._replace(controller=Process(DEAD)))
 
 
 def _of(group: Group, who: str, process: Process) -> Group:
     """Return a group of which one process has changed."""
-    if who == "conductor":
-        return group._replace(conductor=process)
-    return group._replace(watcher=process)
+    if who == "controller":
+        return group._replace(controller=process)
+    return group._replace(watchdog=process)
 
 
 def _asked(group: Group, setting: int) -> tuple[int, ...]:
@@ -421,7 +421,7 @@ def _refused(group: Group, who: str) -> Group:
 
 
 def _faults(state: State, at: int, group: Group) -> Iterator[tuple[str, State]]:
-    for who in ("conductor", "watcher"):
+    for who in ("controller", "watchdog"):
         process: Process = getattr(group, who)
         if not process.exists or not process.is_root:
             continue  # one without rights fails or hangs in `_on_theirs`, and nobody waits for it

@@ -15,7 +15,7 @@ NOBODY = 65534
 # The package may lie where only root can read: it is loaded before the rights go.
 _DROP = f"""
 import fcntl, json, os, sys
-import underclock.runtime.undo.armed
+import underclock.runtime.undo.guarded_gpu
 os.setgroups([]); os.setresgid(*[{NOBODY}] * 3); os.setresuid(*[{NOBODY}] * 3)
 """
 

@@ -18,7 +18,7 @@ from underclock.records import Evidence
 from underclock.records.runs import ArmLine, EndLine, EventLine, Line, RunLine, StepLine
 from underclock.report import page as plan_page
 from underclock.report import run_page
-from underclock.runtime.conductor.log import summary_of
+from underclock.runtime.controller.log import summary_of
 from wide_steps import wide_plan
 
 _KINDS: Final = ("plan", "run", "job")

@@ -172,7 +172,7 @@ def test_a_driver_that_hangs_keeps_no_command_and_nothing_is_said_to_be_given_ba
 
     assert took_s < 5.0
     last = said.read_text().splitlines()[-1]
-    assert last.endswith("is being given back by its watcher: `underclock restore` checks")
+    assert last.endswith("is being given back by its watchdog: `underclock restore` checks")
 
 
 @pytest.mark.usefixtures("served")

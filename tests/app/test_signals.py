@@ -25,7 +25,7 @@ from underclock.hw.interrupts import InterruptedBySignal, interruptible, raise_l
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Step
-from underclock.runtime.conductor.starting import Conducting
+from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 
@@ -181,8 +181,8 @@ def test_a_signal_that_was_swallowed_ends_what_begins_next(number: signal.Signal
         with ClockLeases(gpu).hold(Clocks(core_mhz=1050)):
             begun.append("a lock")
 
-    def conduct() -> None:
-        begun.append(f"{Conducting.start([], work='nothing:here', options={})}")
+    def control() -> None:
+        begun.append(f"{ControllerProcess.start([], work='nothing:here', options={})}")
 
     def show() -> None:
         with share_bar("planning"):
@@ -192,7 +192,7 @@ def test_a_signal_that_was_swallowed_ends_what_begins_next(number: signal.Signal
         with interruptible():
             begun.append("a command")
 
-    for begin in (lock, conduct, show, command):
+    for begin in (lock, control, show, command):
         with interruptible():
             _ask_and_lose(number)
             with pytest.raises(InterruptedBySignal) as ended:

@@ -13,7 +13,7 @@ from rich.console import Console
 from benches import bench
 from made_switches import switch
 from simulated_steps import Executed
-from simulated_steps import execute as conduct
+from simulated_steps import execute as control
 from underclock.app.report import write_report
 from underclock.app.validating import validate
 from underclock.campaign.turns import WholeSteps, run_in_turns, switching_model
@@ -183,7 +183,7 @@ def _kernels(step: Step) -> list[Kernel]:
 def _run(model: str, step: Step, clocks: Sequence[Clocks]) -> Executed:
     launches = _kernels(step)
     with simulated_rig(model) as rig:
-        return conduct(
+        return control(
             rig, launches, _under(clocks, None, [1e-3] * len(launches)), steps=2, warm_s=5.0
         )
 
@@ -235,7 +235,7 @@ def test_auto_in_every_launch_is_the_step_at_auto_under_its_cap(step: Step) -> N
     launches = _kernels(step)
     executed = _run("rtx3080ti", step, [AUTO] * len(launches))
     with simulated_rig("rtx3080ti") as rig:
-        freed = conduct(
+        freed = control(
             rig,
             launches,
             _under([AUTO] * len(launches), LatencyTable.free(), [1e-3] * len(launches)),

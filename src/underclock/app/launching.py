@@ -26,7 +26,7 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
 from underclock.records import Step, Window
-from underclock.runtime.conductor.starting import can_be_read, end_family
+from underclock.runtime.controller.starting import can_be_read, end_family
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
 from underclock.runtime.undo.processes import Process, family_of

@@ -60,7 +60,7 @@ def render_report(
     """Return the page as text; arguments and errors are those of `write_report`."""
     from underclock.records.job import JobPlan
     from underclock.report import job_page, page, run_page
-    from underclock.runtime.conductor.log import is_log, last_run, read_log, summary_of
+    from underclock.runtime.controller.log import is_log, last_run, read_log, summary_of
 
     if validation is None and isinstance(plan, str | Path) and is_log(Path(plan)):
         lines = last_run(read_log(Path(plan)))

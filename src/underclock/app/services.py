@@ -46,7 +46,7 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 @click.option("--all", "everybody", is_flag=True, help="Of other users too, as root after a job.")
 @json_option
 def restore(*, gpu: str | None, everybody: bool, as_json: bool) -> None:
-    """Undo what was left set by an Underclock that was killed, its watcher too.
+    """Undo what was left set by an Underclock that was killed, its watchdog too.
 
     It puts back what that run found, and only what it changed. Harmless where nothing is left.
     Where what it found cannot be read, clocks are given back, and it ends with 4 that one time.

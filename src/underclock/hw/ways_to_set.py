@@ -20,7 +20,7 @@ class WayName(StrEnum):
 
 
 class Way(NamedTuple):
-    """One way to set a GPU; no record, for the watcher loads this and is to start at once."""
+    """One way to set a GPU; no record, for the watchdog loads this and is to start at once."""
 
     name: WayName  # which
     works: bool  # whether it is open, as far as reading can tell
@@ -77,5 +77,5 @@ def _zeusd() -> Way:
         return Way(WayName.ZEUSD, works=False, why=why)
     finally:
         zeusd.close()
-    why = f"it answers at {zeusd.path}; our own watcher undoes what is set"
+    why = f"it answers at {zeusd.path}; our own watchdog undoes what is set"
     return Way(WayName.ZEUSD, works=True, why=why)

@@ -1,7 +1,7 @@
 """Setting GPUs through zeusd, the Zeus project's daemon, over its Unix socket.
 
 It speaks HTTP: what is asked stands in the path and the query, with ``gpu_ids`` and ``block=true``,
-and the body is empty. It knows no owner and undoes nothing: our own watcher stays in charge. It
+and the body is empty. It knows no owner and undoes nothing: our own watchdog stays in charge. It
 closes connections that rest for some seconds.
 """
 

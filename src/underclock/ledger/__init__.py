@@ -1,1 +1,1 @@
-"""What runs saved: conductors append to the user's file, ``underclock saved`` adds up."""
+"""What runs saved: controllers append to the user's file, ``underclock saved`` adds up."""

@@ -35,7 +35,7 @@ class StepLine(Record, frozen=True, kw_only=True, tag_field="line", tag="step"):
     Attributes:
         step: Counted from 0; the first of several.
         time_s: How long it took; here and below, the mean of several.
-        state: What the conductor did, in words.
+        state: What the controller did, in words.
         arm: What was held, where arms are compared; empty else.
         planned: Changes of clocks in the plan's step.
         asked: Of which were asked for.
@@ -90,7 +90,7 @@ class EndLine(Record, frozen=True, kw_only=True, tag_field="line", tag="end"):
     """What following took.
 
     Attributes:
-        cpu_s: Of the conductor's processor time.
+        cpu_s: Of the controller's processor time.
         looks: At pages.
         enqueued: Steps that trainers put on their streams, their first ones too; of all GPUs.
         restarts: How often a trainer was started again, as launchers do after a failure.
@@ -148,7 +148,7 @@ class RunSummary(Record, frozen=True, kw_only=True):
         error_p50_s: How far off a boundary was expected, without sign; the median. One in a hundred
             exceeds ``error_p99_s``.
         late_p50_s: How long after its launch a change took effect; the median.
-        conductor: Share of one core that the conductor took.
+        conductor: Share of one core that the controller took.
         looks_hz: How often it looked at pages.
         energy_j: That the GPUs drew in all of the run.
         restarts: How often a trainer was started again.

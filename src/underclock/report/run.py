@@ -115,7 +115,7 @@ def run_table(summary: RunSummary) -> Table:
         ("boundaries expected within, 99 of 100", _known(summary.error_p99_s, duration_text)),
         ("changes late by, median", _known(summary.late_p50_s, duration_text)),
         ("changes late by, 99 of 100 less", _known(summary.late_p99_s, duration_text)),
-        ("of one core, the conductor took", _known(summary.conductor, "{:.1%}".format)),
+        ("of one core, the controller took", _known(summary.conductor, "{:.1%}".format)),
         ("all of the run drew", _known(summary.energy_j, lambda j: f"{j / KWH_J:.3g} kWh")),
     )
     if run is not None and run.dry and run.marks == 1:  # there was no plan

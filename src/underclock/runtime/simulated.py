@@ -1,4 +1,4 @@
-"""Runs a step under a schedule of clocks on a virtual GPU, as the conductor does on a real one.
+"""Runs a step under a schedule of clocks on a virtual GPU, as the controller does on a real one.
 
 The machine is the same; its marks are launches that begin, calls take time, and its time is the
 GPU's. What really happens is the device's doing: nothing here that the machine is told knows its

@@ -23,7 +23,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records import Clocks, Plan
 from underclock.runtime.holding.held_gpu import holding
-from underclock.runtime.undo.armed import Armed, left_behind
+from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.processes import Process
 from underclock.store import write_document
 from underclock.testing import Control
@@ -89,16 +89,16 @@ def test_the_best_fixed_clocks_are_held_until_ctrl_c(
 
 
 @pytest.mark.slow
-def test_clocks_are_given_back_where_conductor_and_watcher_are_stopped(
+def test_clocks_are_given_back_where_controller_and_watchdog_are_stopped(
     plan_for: Callable[..., Path], rig: Rig
 ) -> None:
     """Nobody but the launcher is left, which would wait for ever."""
 
     def stopped() -> None:
         with holding(plan_for()) as held:
-            watcher = rig.watcher_of(held.pid)
-            assert watcher is not None
-            for pid in (watcher, held.pid):
+            watchdog = rig.watchdog_of(held.pid)
+            assert watchdog is not None
+            for pid in (watchdog, held.pid):
                 os.kill(pid, signal.SIGSTOP)
             held.wait()
 
@@ -175,8 +175,8 @@ def test_without_permission_it_says_so(
     assert rig.is_clean()
 
 
-def _armed(rig: Rig) -> Armed:
-    one = Armed(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
+def _armed(rig: Rig) -> GuardedGpu:
+    one = GuardedGpu(SettableNvmlGpu(rig.uuid), rig.folder, share_lock=lambda _: None)
     one.set(Setting.CORE, 1200)
     return one
 

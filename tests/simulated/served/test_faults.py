@@ -19,7 +19,7 @@ from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine
 from underclock.runtime.holding.run import HowToRun, Ran, run
-from underclock.runtime.undo.armed import Armed, left_behind
+from underclock.runtime.undo.guarded_gpu import GuardedGpu, left_behind
 from underclock.runtime.undo.processes import Process
 
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
@@ -88,7 +88,7 @@ def test_a_clock_that_is_refused_is_given_back_as_soon_as_may_be(bench: Bench) -
 def test_what_does_not_end_a_run_leaves_it_as_it_was(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A page that is unlinked, a suspended container, and a watcher that is killed."""
+    """A page that is unlinked, a suspended container, and a watchdog that is killed."""
 
     def goes_on(what: str) -> None:
         before = bench.asks()
@@ -108,8 +108,8 @@ def test_what_does_not_end_a_run_leaves_it_as_it_was(
         goes_on("suspended")
         assert bench.pids() == pids
         os.kill(pids[1], _KILL)
-        bench.until("watcher", lambda: bench.has_another_watcher(pids[1]))
-        goes_on("watcher")
+        bench.until("watchdog", lambda: bench.has_another_watchdog(pids[1]))
+        goes_on("watchdog")
 
     losses, usual = bench.train(befalls)
 
@@ -123,9 +123,9 @@ def test_what_does_not_end_a_run_leaves_it_as_it_was(
 @pytest.mark.parametrize(
     ("who", "number", "told"),
     [
-        ("conductor", _TERM, "clocks are held no more: asked to end by SIGTERM"),
-        ("conductor", _KILL, "the conductor ended; GPU"),
-        ("conductor", _STOP, "the conductor was stopped; GPU"),
+        ("controller", _TERM, "clocks are held no more: asked to end by SIGTERM"),
+        ("controller", _KILL, "the controller ended; GPU"),
+        ("controller", _STOP, "the controller was stopped; GPU"),
         ("both", _KILL, "clocks are held no more: .* ended .-9. and said nothing; core given back"),
     ],
 )
@@ -133,14 +133,14 @@ def test_whoever_is_killed_clocks_are_given_back_and_training_goes_on(
     who: str, number: signal.Signals, told: str, bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def befalls() -> None:
-        conductor, watcher = bench.pids()
+        controller, watchdog = bench.pids()
         bench.until("held", lambda: bench.state()[0] is not None)
         if who == "both":
-            os.kill(conductor, _STOP)  # else it might start another watcher in between
-            os.kill(watcher, number)
-        os.kill(conductor, number)
-        bench.until("ended", lambda: Process.of(conductor) is None or _is_zombie(conductor))
-        if who == "conductor":
+            os.kill(controller, _STOP)  # else it might start another watchdog in between
+            os.kill(watchdog, number)
+        os.kill(controller, number)
+        bench.until("ended", lambda: Process.of(controller) is None or _is_zombie(controller))
+        if who == "controller":
             bench.until("as found", bench.is_clean)
 
     losses, usual = bench.train(befalls)
@@ -184,16 +184,16 @@ def _run(bench: Bench, befalls: Callable[[], None], **options: object) -> Ran:
 
 
 @pytest.mark.parametrize("number", [_KILL, _STOP])
-def test_a_launcher_undoes_where_conductor_and_watcher_cannot(
+def test_a_launcher_undoes_where_controller_and_watchdog_cannot(
     number: signal.Signals, bench: Bench
 ) -> None:
     """At once, and not when its command ends: with both stopped it would have waited for ever."""
 
     def befalls() -> None:
-        conductor, watcher = bench.pids()
-        os.kill(conductor, _STOP)  # else it might start another watcher in between
-        os.kill(watcher, number)
-        os.kill(conductor, number)
+        controller, watchdog = bench.pids()
+        os.kill(controller, _STOP)  # else it might start another watchdog in between
+        os.kill(watchdog, number)
+        os.kill(controller, number)
         bench.comes(lambda: any("clocks are held no more" in each for each in bench.told))
         assert bench.is_clean()
 
@@ -201,7 +201,7 @@ def test_a_launcher_undoes_where_conductor_and_watcher_cannot(
 
     assert ran.code == 0
     assert "said nothing" in ran.why
-    if number is _KILL:  # one that is stopped goes on when its conductor dies, and may be quicker
+    if number is _KILL:  # one that is stopped goes on when its controller dies, and may be quicker
         assert ran.undone == ("core given back to the driver",)
         assert ran.why.endswith("; core given back to the driver")
 
@@ -278,7 +278,7 @@ def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> N
 
     with nvml_session():
         gpu = SettableNvmlGpu(examine("nvml:0").gpus[0].gpu.uuid or "")
-        left = Armed(gpu, bench.folder, share_lock=lambda _: None)
+        left = GuardedGpu(gpu, bench.folder, share_lock=lambda _: None)
         left.set(Setting.CORE, 900)
         left.lock.release()
 

@@ -146,7 +146,7 @@ def test_times_without_an_end_are_told(pipe: tuple[int, int]) -> None:
     assert hook.unknown == 1
 
 
-def test_a_killed_conductor_leaves_the_block_without_an_error(
+def test_a_killed_controller_leaves_the_block_without_an_error(
     plan: ServingPlan, rig: Rig, comes: Comes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with underclock.governor(plan, latency="1ms") as governor:
@@ -154,7 +154,7 @@ def test_a_killed_conductor_leaves_the_block_without_an_error(
         comes(lambda: not rig.is_clean())
         children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
         ours = [
-            pid for pid in children if b"conductor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid for pid in children if b"controller" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
         os.kill(int(ours[0]), signal.SIGKILL)
         comes(rig.is_clean)
@@ -178,7 +178,7 @@ def _serving(plan: ServingPlan, folder: Path) -> Iterator["subprocess.Popen[byte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["server", "conductor"])
+@pytest.mark.parametrize("who", ["server", "controller"])
 def test_who_is_killed_leaves_no_clocks(
     who: str,
     plan: ServingPlan,
@@ -194,8 +194,8 @@ def test_who_is_killed_leaves_no_clocks(
         os.kill(pid, signal.SIGKILL)
         comes(rig.is_clean)
         assert server.stdout is not None
-        goes_on = who == "conductor" and all(server.stdout.readline() for _ in range(5))
-        assert goes_on == (who == "conductor")  # a server without its conductor serves on
+        goes_on = who == "controller" and all(server.stdout.readline() for _ in range(5))
+        assert goes_on == (who == "controller")  # a server without its controller serves on
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import job_kills
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records.runs import EventLine
-from underclock.runtime.conductor.log import read_log
+from underclock.runtime.controller.log import read_log
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 

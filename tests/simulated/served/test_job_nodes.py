@@ -15,7 +15,7 @@ from made_jobs import job, slow_forwards
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records.runs import EventLine
-from underclock.runtime.conductor.log import read_log
+from underclock.runtime.controller.log import read_log
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document
 from underclock.testing import Control, served_gpus
@@ -70,11 +70,11 @@ class Nodes:
     def said(self) -> str:
         return "".join((self.folder / f"{rank}.err").read_text() for rank in range(2))
 
-    def conductor(self, rank: int) -> int:
-        """Return the pid of the conductor of a machine."""
+    def controller(self, rank: int) -> int:
+        """Return the pid of the controller of a machine."""
         run = self.runs[rank].pid
         children = Path(f"/proc/{run}/task/{run}/children").read_text().split()
-        named = [p for p in children if b"conductor" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        named = [p for p in children if b"controller" in Path(f"/proc/{p}/cmdline").read_bytes()]
         return int(named[0])
 
 
@@ -117,7 +117,7 @@ def test_two_machines_hold_a_plan_together_until_the_one_that_decides_is_killed(
     # Clocks are set, and given back, before anything is held as well.
     _waited_s(nodes, lambda: all("has armed" in str(nodes.events(rank)) for rank in range(2)))
     _waited_s(nodes, lambda: all(nodes.clocks_are_set))
-    os.kill(nodes.conductor(0), signal.SIGKILL)
+    os.kill(nodes.controller(0), signal.SIGKILL)
     assert _waited_s(nodes, lambda: not any(nodes.clocks_are_set), 5.0) < 5.0
     _CLOCK.sleep_s(0.5)
     assert nodes.clocks_are_set == [False, False]  # for good, though training goes on

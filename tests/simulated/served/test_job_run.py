@@ -15,7 +15,7 @@ from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import GpuInfo
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.conductor.log import read_log
+from underclock.runtime.controller.log import read_log
 from underclock.runtime.holding.run import HowToRun, Ran, run
 from underclock.runtime.undo.ownership import RUNTIME_DIR
 from underclock.store import write_document

@@ -21,8 +21,8 @@ from underclock.hw.nvml_calls import READ_ONLY
 from underclock.ledger.runs import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan, Strategy
 from underclock.records.runs import AskLine, StepLine
-from underclock.runtime.conductor.log import read_log
-from underclock.runtime.conductor.run_files import Run, tidy
+from underclock.runtime.controller.log import read_log
+from underclock.runtime.controller.run_files import Run, tidy
 from underclock.runtime.holding.held_gpu import applied
 from underclock.runtime.holding.run import HowToRun, held_run, run
 from underclock.runtime.trainer import page as pages
@@ -86,7 +86,7 @@ def test_clocks_follow_the_plan_and_are_given_back(
     """The guard learns at auto first, so that one run has steps of both."""
     log, ledger = tmp_path / "log.jsonl", tmp_path / "ledger.jsonl"
     monkeypatch.setenv(LEDGER, str(ledger))
-    # With all that a trainer loads, and not before its conductor is there: machines may be slow.
+    # With all that a trainer loads, and not before its controller is there: machines may be slow.
     Path(command[1]).write_text(_AWAITING.format(log=str(log)) + _SCRIPT)
     ran = run(plan(low_mhz=900), command, HowToRun(window=5, log=log))
 
@@ -185,17 +185,17 @@ def test_more_gpus_than_setters_can_be_called_for_are_told_of() -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_a_conductor_that_dies_as_it_is_asked_to_end_is_told_of(folder: Path) -> None:
+def test_a_controller_that_dies_as_it_is_asked_to_end_is_told_of(folder: Path) -> None:
     told: list[str] = []
     with held_run(plan(), HowToRun(tell=told.append)) as held:
         held.start(os.getpid())
         (lock,) = folder.glob("GPU-*.lock")
-        conductor, watcher = named_in(lock)
-        assert conductor
-        assert watcher
-        os.kill(conductor.pid, signal.SIGSTOP)
-        os.kill(watcher.pid, signal.SIGKILL)
-        dies = threading.Timer(0.05, os.kill, (conductor.pid, signal.SIGKILL))
+        controller, watchdog = named_in(lock)
+        assert controller
+        assert watchdog
+        os.kill(controller.pid, signal.SIGSTOP)
+        os.kill(watchdog.pid, signal.SIGKILL)
+        dies = threading.Timer(0.05, os.kill, (controller.pid, signal.SIGKILL))
         dies.start()  # when the block ends it lives still, and says nothing any more
     dies.join()
 

@@ -1,4 +1,4 @@
-"""A run whose stderr takes nothing: conductor, watcher and launcher live, and clocks are undone."""
+"""A run whose stderr takes nothing: all three processes live, and clocks are undone."""
 
 import os
 import signal
@@ -33,16 +33,16 @@ def _is_full() -> None:
 
 
 def _runs(bench: Bench, path: Path) -> None:
-    """Run a command, kill the watcher meanwhile, and see that another one watches."""
+    """Run a command, kill the watchdog meanwhile, and see that another one watches."""
     over = bench.folder / "over"
 
     def act() -> None:
         try:
             bench.comes((bench.folder / "over.begun").exists)
-            conductor, watcher = bench.pids()
-            os.kill(watcher, signal.SIGKILL)  # of which the conductor tells on stderr
-            bench.comes(lambda: bench.has_another_watcher(watcher))
-            assert bench.pids()[0] == conductor
+            controller, watchdog = bench.pids()
+            os.kill(watchdog, signal.SIGKILL)  # of which the controller tells on stderr
+            bench.comes(lambda: bench.has_another_watchdog(watchdog))
+            assert bench.pids()[0] == controller
         finally:
             over.touch()
 

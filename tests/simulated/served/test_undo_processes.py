@@ -1,4 +1,4 @@
-"""Conductor and watcher as processes, and what they leave on a GPU that outlives them."""
+"""Controller and watchdog as processes, and what they leave on a GPU that outlives them."""
 
 import fcntl
 import os
@@ -15,13 +15,14 @@ import pytest
 from kills import Rig, kill_once
 from underclock.errors import DeviceError, NotPermittedError, UnderclockError
 from underclock.hw.nvml import NvmlGpu
-from underclock.runtime.conductor.starting import Conducting
-from underclock.runtime.undo.armed import left_behind
+from underclock.runtime.controller.starting import ControllerProcess
+from underclock.runtime.undo.guarded_gpu import left_behind
 from underclock.runtime.undo.processes import Process
 from underclock.testing import Control, Served
 
 Comes = Callable[[Callable[[], bool]], None]
-HOLD = "underclock.runtime.conductor.process:hold"
+Start = Callable[..., ControllerProcess]
+HOLD = "underclock.runtime.controller.process:hold"
 
 
 @pytest.fixture
@@ -32,13 +33,15 @@ def trainer() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 @pytest.fixture
-def holds(rig: Rig, trainer: "subprocess.Popen[bytes]") -> Iterator[Callable[..., Conducting]]:
-    """Start a conductor that holds something; end it with the test."""
-    started: list[Conducting] = []
+def holds(rig: Rig, trainer: "subprocess.Popen[bytes]") -> Iterator[Start]:
+    """Start a controller that holds something; end it with the test."""
+    started: list[ControllerProcess] = []
 
-    def hold(**values: float) -> Conducting:
+    pid = trainer.pid
+
+    def hold(**values: float) -> ControllerProcess:
         options = {rig.uuid: values}
-        one = Conducting.start([rig.uuid], work=HOLD, options=options, trainer_pid=trainer.pid)
+        one = ControllerProcess.start([rig.uuid], work=HOLD, options=options, trainer_pid=pid)
         started.append(one)
         return one
 
@@ -60,68 +63,68 @@ def test_random_kills_leave_nothing(rig: Rig) -> None:
         assert rig.is_clean()
 
 
-def test_a_stopped_conductor_is_taken_over_and_sets_nothing_when_it_goes_on(
-    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+def test_a_stopped_controller_is_taken_over_and_sets_nothing_when_it_goes_on(
+    rig: Rig, holds: Start, comes: Comes
 ) -> None:
-    conducting = holds(core=1200)
-    conducting.armed()
+    controller = holds(core=1200)
+    controller.armed()
 
-    conducting.process.send_signal(signal.SIGSTOP)
+    controller.process.send_signal(signal.SIGSTOP)
     comes(rig.is_clean)
-    conducting.process.send_signal(signal.SIGCONT)
+    controller.process.send_signal(signal.SIGCONT)
 
-    assert conducting.process.wait() == -signal.SIGKILL
+    assert controller.process.wait() == -signal.SIGKILL
     assert rig.is_clean()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_watcher_that_ends_or_stops_is_replaced(
-    number: signal.Signals, rig: Rig, holds: Callable[..., Conducting], comes: Comes
+def test_a_watchdog_that_ends_or_stops_is_replaced(
+    number: signal.Signals, rig: Rig, holds: Start, comes: Comes
 ) -> None:
-    conducting = holds(core=1200)
-    conducting.armed()
-    first = rig.watcher_of(conducting.process.pid)
+    controller = holds(core=1200)
+    controller.armed()
+    first = rig.watchdog_of(controller.process.pid)
     assert first is not None
 
     os.kill(first, number)
-    comes(lambda: rig.watcher_of(conducting.process.pid) not in {first, None})
+    comes(lambda: rig.watchdog_of(controller.process.pid) not in {first, None})
 
     assert not rig.is_clean()
-    comes(lambda: _watches(rig, conducting))
-    conducting.process.kill()
+    comes(lambda: _watches(rig, controller))
+    controller.process.kill()
     comes(rig.is_clean)
 
 
-def _watches(rig: Rig, conducting: Conducting) -> bool:
-    """Whether the lock names the watcher there is."""
+def _watches(rig: Rig, controller: ControllerProcess) -> bool:
+    """Whether the lock names the watchdog there is."""
     from underclock.runtime.undo.ownership import named_in
 
-    _, watcher = named_in(rig.folder / f"{rig.uuid}.lock")
-    pid = rig.watcher_of(conducting.process.pid)
-    return pid is not None and watcher == Process.of(pid)
+    _, watchdog = named_in(rig.folder / f"{rig.uuid}.lock")
+    pid = rig.watchdog_of(controller.process.pid)
+    return pid is not None and watchdog == Process.of(pid)
 
 
-def test_where_no_watcher_can_live_everything_is_given_back(
-    rig: Rig, holds: Callable[..., Conducting], comes: Comes
+def test_where_no_watchdog_can_live_everything_is_given_back(
+    rig: Rig, holds: Start, comes: Comes
 ) -> None:
-    conducting = holds(core=1200, memory=5001)
-    conducting.armed()
+    controller = holds(core=1200, memory=5001)
+    controller.armed()
 
     def kills_it() -> bool:
-        pid = rig.watcher_of(conducting.process.pid)
+        pid = rig.watchdog_of(controller.process.pid)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-        return conducting.process.poll() is not None
+        return controller.process.poll() is not None
 
     comes(kills_it)
 
     assert rig.is_clean()
-    with pytest.raises(DeviceError, match="watchers ended one after the other"):
-        conducting.ended()
+    with pytest.raises(DeviceError, match="watchdogs ended one after the other"):
+        controller.ended()
 
 
 def test_a_setter_that_fails_half_way_leaves_nothing(
-    rig: Rig, control: Control, holds: Callable[..., Conducting]
+    rig: Rig, control: Control, holds: Start
 ) -> None:
     control.fault("memory_refused")
 
@@ -134,50 +137,50 @@ def test_a_setter_that_fails_half_way_leaves_nothing(
 def test_what_stays_set_is_said_beside_what_went_wrong(
     rig: Rig, trainer: "subprocess.Popen[bytes]", control: Control, comes: Comes
 ) -> None:
-    conducting = Conducting.start(
+    controller = ControllerProcess.start(
         [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=trainer.pid
     )
-    conducting.armed()
+    controller.armed()
     control.fault("permission_revoked")
 
     with pytest.raises(NotPermittedError, match="the core STAYS set"):
-        conducting.ended()
+        controller.ended()
 
     control.heal()
     comes(rig.is_clean)
-    conducting.close()
+    controller.close()
 
 
 def test_permission_that_is_revoked_meanwhile_comes_back_in_time(
-    rig: Rig, control: Control, holds: Callable[..., Conducting], comes: Comes
+    rig: Rig, control: Control, holds: Start, comes: Comes
 ) -> None:
-    conducting = holds(core=1200)
-    conducting.armed()
+    controller = holds(core=1200)
+    controller.armed()
     control.fault("permission_revoked")
 
-    ended = conducting.end()
+    ended = controller.end()
     control.heal()
 
     assert "STAYS set" in ended["undone"][0]["failed"][0]
-    comes(rig.is_clean)  # the watcher tries again
+    comes(rig.is_clean)  # the watchdog tries again
 
 
-def test_a_trainer_that_ends_while_the_conductor_starts_ends_it(
-    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Callable[..., Conducting]
+def test_a_trainer_that_ends_while_the_controller_starts_ends_it(
+    rig: Rig, trainer: "subprocess.Popen[bytes]", holds: Start
 ) -> None:
-    conducting = holds(core=1200)
+    controller = holds(core=1200)
     trainer.kill()
     trainer.wait()
 
     with pytest.raises(UnderclockError, match="ended before anything was set"):
-        conducting.armed()
+        controller.armed()
 
     assert rig.is_clean()
 
 
 @pytest.mark.slow
 def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Comes) -> None:
-    hung = Conducting.start(
+    hung = ControllerProcess.start(
         [rig.uuid], work="kills_work:begin", options={"first": 0}, trainer_pid=os.getpid()
     )
     hung.armed()
@@ -189,14 +192,12 @@ def test_a_setter_that_hangs_is_taken_over(rig: Rig, control: Control, comes: Co
     hung.close()
 
 
-def test_a_lost_gpu_keeps_its_journal(
-    rig: Rig, control: Control, holds: Callable[..., Conducting]
-) -> None:
-    conducting = holds(core=1200)
-    conducting.armed()
+def test_a_lost_gpu_keeps_its_journal(rig: Rig, control: Control, holds: Start) -> None:
+    controller = holds(core=1200)
+    controller.armed()
     control.fault("gpu_lost")
 
-    (undone,) = conducting.end()["undone"]
+    (undone,) = controller.end()["undone"]
 
     assert "the core STAYS set" in undone["failed"][0]
     assert left_behind(rig.folder) == (rig.uuid,)
@@ -219,23 +220,23 @@ def immutable(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("ends", ["conductor", "watcher"])
+@pytest.mark.parametrize("ends", ["controller", "watchdog"])
 def test_a_journal_that_cannot_be_removed_keeps_no_other_gpu_locked(
     ends: str, rig: Rig, served: Served, trainer: "subprocess.Popen[bytes]", comes: Comes
 ) -> None:
     uuids = [NvmlGpu(index).uuid() for index in range(2)]
     options = {uuid: {"core": 1200} for uuid in uuids}
-    conducting = Conducting.start(uuids, work=HOLD, options=options, trainer_pid=trainer.pid)
-    conducting.armed()
+    controller = ControllerProcess.start(uuids, work=HOLD, options=options, trainer_pid=trainer.pid)
+    controller.armed()
 
     with immutable(rig.folder / f"{uuids[0]}.journal"):
-        if ends == "conductor":
-            first, second = conducting.end()["undone"]
+        if ends == "controller":
+            first, second = controller.end()["undone"]
             assert "cannot remove the journal" in first["failed"][0]
             assert second["done"] == ["core given back to the driver"]
         else:
-            conducting.process.kill()
+            controller.process.kill()
         comes(lambda: left_behind(rig.folder) == (uuids[0],))
         comes(lambda: [gpu.core_lock for gpu in served.gpus] == [None, None])
-    conducting.close()
-    comes(lambda: not left_behind(rig.folder))  # the watcher tries again
+    controller.close()
+    comes(lambda: not left_behind(rig.folder))  # the watchdog tries again

@@ -17,7 +17,7 @@ from underclock.records.runs import (
 )
 from underclock.report.chart import draw
 from underclock.report.run import closing_line, run_charts, run_page, run_table
-from underclock.runtime.conductor.log import last_run, summary_of
+from underclock.runtime.controller.log import last_run, summary_of
 
 RUN = RunLine(
     evidence=Evidence.SIMULATED,

@@ -1,4 +1,4 @@
-"""What one GPU is held at by a conductor of its own, until that is ended.
+"""What one GPU is held at by a controller of its own, until that is ended.
 
 For `holding` that is a plan's best fixed clocks, for `applied` its schedule while a block trains,
 for a `governor` the clocks of a serving plan, step by step.
@@ -28,18 +28,18 @@ from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.starting import HURRIED_S, Conducting
+from underclock.runtime.controller.starting import HURRIED_S, ControllerProcess
 from underclock.runtime.holding.run import HeldRun, HowToRun, held_run
 from underclock.runtime.trainer.marking import RUN, attach
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.armed import restore
+from underclock.runtime.undo.guarded_gpu import restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
 from underclock.store import as_record
 from underclock.units import parse_duration
 
-_HOLD = "underclock.runtime.conductor.process:hold"
-_GOVERN = "underclock.runtime.conductor.governing:begin"
+_HOLD = "underclock.runtime.controller.process:hold"
+_GOVERN = "underclock.runtime.controller.governing:begin"
 _ELSEWHERE = "plan on this GPU's own samples, or say --anyway"
 _SAME_W = 0.5
 
@@ -47,7 +47,7 @@ Settings = dict[Setting, int]
 
 
 class Holding:
-    """What is held on one GPU, by a conductor of its own, once the driver has accepted it.
+    """What is held on one GPU, by a controller of its own, once the driver has accepted it.
 
     Attributes:
         asked: What was asked for.
@@ -57,18 +57,22 @@ class Holding:
     """
 
     def __init__(
-        self, gpu: NvmlGpu, asked: Settings, warnings: tuple[str, ...], conductor: Conducting
+        self,
+        gpu: NvmlGpu,
+        asked: Settings,
+        warnings: tuple[str, ...],
+        controller: ControllerProcess,
     ) -> None:
-        armed = conductor.armed()
+        armed = controller.armed()
         self.asked = asked
         self.warnings = (*warnings, *armed["notes"])
         self.mended = tuple(line for one in armed["mended"] for line in one["done"])
-        self._gpu, self._conductor, self._over = gpu, conductor, False
+        self._gpu, self._controller, self._over = gpu, controller, False
 
     @property
     def pid(self) -> int:
         """The process that holds it."""
-        return self._conductor.process.pid
+        return self._controller.process.pid
 
     def in_force(self, setting: Setting) -> str:
         """Read back what is in force; an idle GPU does not tell of its clocks."""
@@ -84,7 +88,7 @@ class Holding:
 
     def wait(self) -> str:
         """Wait until a person or the driver ends it; return why."""
-        ended = self._conductor.ended(math.inf)
+        ended = self._controller.ended(math.inf)
         self._over = True
         return str(ended["why"])
 
@@ -97,7 +101,7 @@ class Holding:
         if self._over:
             return ()
         self._over = True
-        (undone,) = self._conductor.end(HURRIED_S)["undone"]
+        (undone,) = self._controller.end(HURRIED_S)["undone"]
         if undone["failed"]:
             raise UnderclockError(
                 "; ".join(undone["failed"]),
@@ -127,9 +131,9 @@ def _kept(
     options: Mapping[str, Any],
     told_on: int = subprocess.DEVNULL,
 ) -> Iterator[Holding]:
-    """Have a conductor hold a GPU for the length of a block; arguments as of `Conducting.start`."""
+    """Have a controller hold a GPU for the length of a block; as `ControllerProcess.start`."""
     uuid = gpu.uuid()
-    conductor = Conducting.start(
+    controller = ControllerProcess.start(
         [uuid],
         work=work,
         options=options,
@@ -137,13 +141,13 @@ def _kept(
         told_on=told_on,
     )
     try:
-        held = Holding(gpu, asked, warnings, conductor)
+        held = Holding(gpu, asked, warnings, controller)
         try:
             yield held
         finally:
             held.end()
     finally:
-        conductor.close()
+        controller.close()
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
-from underclock.runtime.undo.armed import Undone, left_behind
-from underclock.runtime.undo.armed import restore as undo_in
+from underclock.runtime.undo.guarded_gpu import Undone, left_behind
+from underclock.runtime.undo.guarded_gpu import restore as undo_in
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder
 from underclock.runtime.undo.protocol import Act, carry_out
 

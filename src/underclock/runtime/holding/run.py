@@ -1,6 +1,6 @@
 """run: a training command with its clocks held by a plan, and given back whatever happens.
 
-A run has files, a conductor that holds the clocks in a process of its own, and an end that is told.
+A run has files, a controller that holds the clocks in a process of its own, and a summary.
 """
 
 import math
@@ -28,7 +28,7 @@ from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
 from underclock.records.runs import RunSummary
 from underclock.report import closing_line
-from underclock.runtime.conductor.log import (
+from underclock.runtime.controller.log import (
     LogReader,
     last_run,
     live_line,
@@ -36,13 +36,13 @@ from underclock.runtime.conductor.log import (
     read_log,
     summary_of,
 )
-from underclock.runtime.conductor.process import TRAINER_ENDED
-from underclock.runtime.conductor.run_files import Run, read_plan
-from underclock.runtime.conductor.starting import (
+from underclock.runtime.controller.process import TRAINER_ENDED
+from underclock.runtime.controller.run_files import Run, read_plan
+from underclock.runtime.controller.starting import (
     ENDED_S,
     HURRIED_S,
     POLL_S,
-    Conducting,
+    ControllerProcess,
     can_be_read,
     code_of,
     end_family,
@@ -51,23 +51,23 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import RankPart, observed_part, parts_of
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled
-from underclock.runtime.undo.armed import left_behind, restore
+from underclock.runtime.undo.guarded_gpu import left_behind, restore
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
 
 if TYPE_CHECKING:
-    from underclock.runtime.undo.armed import Undone
+    from underclock.runtime.undo.guarded_gpu import Undone
 
 INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
 """The folder that has every Python wait for PyTorch, on its PYTHONPATH."""
-_WORK = "underclock.runtime.conductor.follow:begin"
+_WORK = "underclock.runtime.controller.follow:begin"
 _PATH = "PYTHONPATH"
 _ELSEWHERE = "`underclock measure --near` measures the plan's clocks here; or say --anyway"
 _WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _SCALARS_EVERY_S = 1.0
 _GRACE_S = 3.0  # from asking a command to end to killing it
-# Waits until it is told to go on, and becomes the command: so the conductor knows it beforehand.
+# Waits until it is told to go on, and becomes the command: so the controller knows it beforehand.
 # Whoever is interrupted before that just ends.
 _GATE = (
     "import os, sys, _signal as s; "
@@ -82,7 +82,7 @@ class Ran:
     """How a run went."""
 
     code: int  # that the command ended with; negative where a signal ended it, 0 where a block did
-    why: str  # why the conductor ended
+    why: str  # why the controller ended
     undone: tuple[str, ...]  # what it put back, as sentences
     summary: RunSummary  # of its steps
     line: str  # all that in one sentence
@@ -189,7 +189,7 @@ def _is_to_be_asked() -> bool:
 
 
 class HeldRun:
-    """The files of a run and its conductor.
+    """The files of a run and its controller.
 
     Attributes:
         ran: How it went; ``None`` until it ended, or where it never began.
@@ -205,12 +205,12 @@ class HeldRun:
         self._log = LogReader(Path(options["log"]))
         self._scalars: dict[str, float] = {}
         self._scalars_s = -math.inf  # when they were read
-        self._words: Mapping[str, Any] | None = None  # the conductor's last
+        self._words: Mapping[str, Any] | None = None  # the controller's last
         self._asked = False  # whether it was asked to end
         self._undone: tuple[Undone, ...] = ()  # what the two did not undo
         self._options = options
         self._set = [] if options["dry"] else [gpu.uuid for gpu in run.gpus]
-        self._conducting: Conducting | None = None
+        self._process: ControllerProcess | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which a command's trainers mark."""
@@ -221,12 +221,12 @@ class HeldRun:
         return environment
 
     def start(self, trainer_pid: int) -> None:
-        """Start the conductor, and wait until everything is armed.
+        """Start the controller, and wait until everything is armed.
 
         Raises:
             UnderclockError: It refuses.
         """
-        self._conducting = Conducting.start(
+        self._process = ControllerProcess.start(
             self._set,
             work=_WORK,
             options=self._options,
@@ -234,7 +234,7 @@ class HeldRun:
             trainer_pid=trainer_pid,
         )
         try:
-            armed = self._conducting.armed()
+            armed = self._process.armed()
         except UnderclockError:
             self._words = {"why": "refused", "undone": []}
             self._restore()  # where it did not refuse, and died
@@ -247,9 +247,9 @@ class HeldRun:
                 self._how.tell(f"an earlier run had left something set: {line}")
 
     def wait(self, trainer: subprocess.Popen[bytes]) -> None:
-        """Wait for the trainer; what ends us ends it too. Of a conductor that ends before, tell."""
+        """Wait for the trainer; what ends us ends it too. Say if the controller ends first."""
         pidfd = os.pidfd_open(trainer.pid)
-        listening = [pidfd, self._conductor.fileno()]
+        listening = [pidfd, self._controller.fileno()]
         clock, live_s = SystemClock(), self._how.live_s or math.inf
         live_at_s = clock.now_s() + live_s
         try:
@@ -263,7 +263,7 @@ class HeldRun:
                     if words := live_line(self._log.new()):
                         self._how.tell(words)
                 if self._words is None:
-                    self._conductor.tend()
+                    self._controller.tend()
             self._code = code_of(trainer, _GRACE_S)
         except BaseException:
             begun_s = clock.now_s()
@@ -274,19 +274,19 @@ class HeldRun:
             os.close(pidfd)
 
     @property
-    def _conductor(self) -> Conducting:
-        if self._conducting is None:
+    def _controller(self) -> ControllerProcess:
+        if self._process is None:
             raise AssertionError("it was started")
-        return self._conducting
+        return self._process
 
     def _hear(self) -> Mapping[str, Any]:
-        """Wait for the conductor's last words; where it has none, see to what it set ourselves."""
+        """Wait for the controller's last words; where it has none, see to what it set ourselves."""
         if self._words is not None:
             return self._words
         was_asked = self._asked
         try:
             hurried = isinstance(sys.exception(), InterruptedBySignal | KeyboardInterrupt)
-            words = self._conductor.ended(HURRIED_S - self._grace_s if hurried else ENDED_S)
+            words = self._controller.ended(HURRIED_S - self._grace_s if hurried else ENDED_S)
         except UnderclockError as exc:
             was_asked = False  # whom we ask to end says how: it was gone before, or failed at it
             self._restore()
@@ -302,7 +302,7 @@ class HeldRun:
         return words
 
     def _restore(self) -> None:
-        """Undo what conductor and watcher left, as the next start would; nothing where one acts."""
+        """Undo what controller and watchdog left, as the next start would; unless one acts."""
         folder = runtime_folder()
         if self._set and left_behind(folder):
             with nvml_session():
@@ -328,18 +328,18 @@ class HeldRun:
         return None if self.ran is None else self.ran.summary
 
     def end(self) -> None:
-        """End the conductor, if it still runs; once clocks are as they were found, say how it went.
+        """End the controller, if it still runs; once clocks are as found, say how it went.
 
         Of what never began nothing is said.
         """
-        if self._conducting is None:
+        if self._process is None:
             return
         if self._code is None:  # else it knows that the command has ended
-            self._asked = not can_be_read([self._conducting.fileno()], 0.0)  # it said nothing yet
+            self._asked = not can_be_read([self._process.fileno()], 0.0)  # it said nothing yet
             if self._asked:
-                self._conducting.process.terminate()
+                self._process.process.terminate()
         words = self._hear()
-        self._conducting.close()
+        self._process.close()
         if not self._began:
             return
         undone = [line for gpu in words["undone"] for line in (*gpu["done"], *gpu["failed"])]
@@ -349,7 +349,7 @@ class HeldRun:
         if any(gpu["failed"] for gpu in words["undone"]):
             clocks = "what was set STAYS set for now: `underclock restore` gives it back"
         elif any(gpu["kept"] for gpu in words["undone"]):
-            clocks = "what was set is being given back by its watcher: `underclock restore` checks"
+            clocks = "what was set is being given back by its watchdog: `underclock restore` checks"
         self.ran = Ran(
             code=self._code or 0,
             why=words["why"],

@@ -3,7 +3,7 @@
 It is the median of them, which an odd one does not move; until a step was seen it is the plan's.
 What was learned while one pair of clocks was held says nothing of others, and is kept apart.
 
-It stands on the standard library alone: lists are short, and a conductor is to start at once.
+It stands on the standard library alone: lists are short, and a controller is to start at once.
 """
 
 import bisect

@@ -4,7 +4,7 @@ How fast this very step goes, against what usually lies between its marks, is fo
 to mark as a Kalman filter follows a constant: steps whose lengths differ are known after a mark or
 two, and where lengths do not differ the noise of single marks moves nothing.
 
-It stands on the standard library alone: a conductor is to start at once.
+It stands on the standard library alone: a controller is to start at once.
 """
 
 import math

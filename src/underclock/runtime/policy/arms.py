@@ -20,7 +20,7 @@ from underclock.errors import UsageError
 from underclock.records.runs import ArmLine
 from underclock.runtime.machine.steps import PassedStep
 
-if TYPE_CHECKING:  # it loads SciPy, which is for the end: a conductor is to start at once
+if TYPE_CHECKING:  # it loads SciPy, which is for the end: a controller is to start at once
     from underclock.core.statistics.verdict import MeanChange
 
 LEAST_ROUNDS = 3

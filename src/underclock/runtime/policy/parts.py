@@ -1,4 +1,4 @@
-"""A plan as conductors hold it: of a job, for each rank a schedule over its instructions.
+"""A plan as controllers hold it: of a job, for each rank a schedule over its instructions.
 
 Instructions are what launches are to a step, so the same machine follows them: what an instruction
 takes, a second clock from its share on, and what the rank waits after it, are launches of their
@@ -33,7 +33,7 @@ _SEEN = {InstructionKind.FORWARD, InstructionKind.BACKWARD, InstructionKind.WEIG
 
 
 class RankPart(Record, frozen=True, kw_only=True):
-    """What the conductor of one rank is given; of a plan for one GPU, the first three say nothing.
+    """What the controller of one rank is given; of a plan for one GPU, the first three say nothing.
 
     Attributes:
         busy: Launches that begin what it computes.
@@ -66,7 +66,7 @@ def parts_of(plan: JobPlan) -> tuple[RankPart, ...]:
     Raises:
         UsageError: An instruction has clocks of its own inside, which nobody marks.
     """
-    import numpy as np  # noqa: PLC0415 - a conductor reads what came of this, and starts at once
+    import numpy as np  # noqa: PLC0415 - a controller reads what came of this, and starts at once
 
     from underclock.core.job.network import network_of  # noqa: PLC0415
 
@@ -156,7 +156,7 @@ class _Laid:
         self._talking = {self._first[at] for at in self._main if self._talks(at)}
 
     def part(self, chosen: int) -> RankPart:
-        """Return what its conductor is given."""
+        """Return what its controller is given."""
         sites = tuple(self._sites())
         schedules = tuple(self._schedule(point) for point in range(len(self._clocks)))
         busy = [at for at in self._main if self._rank.instructions[at].kind in COMPUTES]
@@ -225,7 +225,7 @@ class _Laid:
             )
             for first, end in pairwise([*begins, self._launches])
         ]
-        half_s = 0.5 * self._plan.latency_s  # which part is the call the conductor learns
+        half_s = 0.5 * self._plan.latency_s  # which part is the call the controller learns
         return ClockSchedule(
             segments=tuple(segments),
             switches=sum(a != b for a, b in zip(clocks, [clocks[-1], *clocks[:-1]], strict=True)),

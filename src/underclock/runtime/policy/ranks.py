@@ -1,6 +1,6 @@
-"""The ranks of a job that one conductor follows, and one of them, on its own machine.
+"""The ranks of a job that one controller follows, and one of them, on its own machine.
 
-`JobRanks` is the whole job under one conductor. Where it is spread over several, `conductor/nodes`
+`JobRanks` is the whole job under one controller. Over several, `controller/nodes`
 has the same of one that decides for all, and of those that do what that one says.
 """
 

@@ -49,7 +49,7 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
     if run.get("version") != pages.VERSION:
         raise DataError(
             f"{path} is of version {run.get('version')}, this underclock reads {pages.VERSION}",
-            hint="trainer and conductor need the same underclock: install one version, start anew",
+            hint="trainer and controller need the same underclock: install one version, start anew",
         )
     rank = int(os.environ.get(_RANK, "0")) if rank is None else rank
     if not 0 <= rank < len(run["gpus"]):
@@ -73,7 +73,7 @@ def attach(torch: Any, path: str, rank: int | None = None) -> Marker | None:
             _check_world(torch, run["world"], run["first"] + rank)
             _check_same_job(torch, run["digest"])
         except DataError as exc:
-            page.tell(pages.REFUSED, sentence_of(exc))  # who conducts ends all ranks' clocks
+            page.tell(pages.REFUSED, sentence_of(exc))  # who controls ends all ranks' clocks
             page.close()
             raise
         return page

@@ -8,7 +8,7 @@ loaded into the training process, and PyTorch is the user's.
 
 Every mark carries the number of its step. In a CUDA graph marks are constants, so those say which
 step of the graph they are of, and before each replay the stream writes how many came before it.
-Replays are seen where Python asks for them; of others the conductor sees that nobody counts.
+Replays are seen where Python asks for them; of others the controller sees that nobody counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a server says of its steps, `Hook`, and how long they may take for tokens in time, `Pace`.
 
-A note is one write of sixteen bytes into a pipe that a conductor reads. It takes about a
+A note is one write of sixteen bytes into a pipe that a controller reads. It takes about a
 microsecond, waits for nobody, and whoever does not read it any more stops no server. Where the pipe
 is full, the oldest notes make room: the latest is the one that counts. Standard library only: this
 is loaded into the serving process.
@@ -38,10 +38,10 @@ class Hook:
 
     Args:
         writes: The pipe's end for notes.
-        reads: Its other end, which the conductor has too.
+        reads: Its other end, which the controller has too.
 
     Attributes:
-        lost: Notes that nobody read: the conductor stands still, or has ended.
+        lost: Notes that nobody read: the controller stands still, or has ended.
         unknown: Steps of no such phase, batch or context, each of which runs at auto.
         first_unknown: What the first of these was said to be.
     """
@@ -101,7 +101,7 @@ class Hook:
             try:
                 os.write(self._writes, note)
             except BlockingIOError:  # it is full: the oldest make room
-                with contextlib.suppress(BlockingIOError):  # the conductor was faster
+                with contextlib.suppress(BlockingIOError):  # the controller was faster
                     self.lost += len(os.read(self._reads, _PAGE)) // NOTE.size
             except OSError:  # nobody reads it: serving goes on
                 break

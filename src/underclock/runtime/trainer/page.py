@@ -1,6 +1,6 @@
-"""The mark page: one file that a trainer and its conductor both have open.
+"""The mark page: one file that a trainer and its controller both have open.
 
-A trainer's stream writes into it how far which step is, and the conductor looks. Only what a GPU
+A trainer's stream writes into it how far which step is, and the controller looks. Only what a GPU
 writes into is mapped: who touches a mapping of a file that somebody cuts short is killed, and a
 call fails. Standard library and ctypes only: this is loaded into the training process.
 
@@ -290,7 +290,7 @@ def _check_file(path: str, fd: int) -> None:
     if version != VERSION:
         raise DataError(
             f"{path} is a page of version {version}, this underclock reads version {VERSION}",
-            hint="trainer and conductor need the same underclock: install one version, start anew",
+            hint="trainer and controller need the same underclock: install one version, start anew",
         )
     if size != status.st_size or not 0 < count <= (size - _MARKS) // 4:
         raise DataError(

@@ -22,11 +22,11 @@ from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, S
 
 SPACING_S = 0.02
 """Between marks that no change needs, at least. A mark costs training nothing, but looking for it
-about 0.1 ms of the conductor's processor; from the one before, the next is known within 0.05 ms,
+about 0.1 ms of the controller's processor; from the one before, the next is known within 0.05 ms,
 and mostly within 0.8 ms, where they lie 4 ms apart (measured on an H200)."""
 
 LEAST_APART_S = 1e-4
-"""Between any two marks. The conductor looks this often at most, and of two that come sooner after
+"""Between any two marks. The controller looks this often at most, and of two that come sooner after
 one another it never sees the first; the one before tells as well when the other is reached."""
 
 _BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}

@@ -32,7 +32,7 @@ class Journal(NamedTuple):
     """What an undo needs to know of one GPU."""
 
     uuid: str  # which GPU
-    pid: int  # of the conductor that sets it
+    pid: int  # of the controller that sets it
     boot: str  # the boot of the machine in which
     # between which MHz each clock was locked before us; None where that cannot be read
     found: Mapping[Setting, Lock]

@@ -1,6 +1,6 @@
 """The right to set one GPU: a lock per GPU that names who has it, in a folder that can be trusted.
 
-The lock is on an open file, which conductor and watcher share: it is free as soon as both have
+The lock is on an open file, which controller and watchdog share: it is free as soon as both have
 ended, however they ended, and not before. What the file says is for people and for `restore`.
 
 What root writes lies in one folder per machine, where nobody else may write: root reads nothing
@@ -125,7 +125,7 @@ class Ownership:
     def take(
         cls, folder: Path, uuid: str, *, wait_s: float = _WAIT_S, machine: Path | None = None
     ) -> Self:
-        """Take the lock of a GPU, waiting a little for a watcher that is just giving it back.
+        """Take the lock of a GPU, waiting a little for a watchdog that is just giving it back.
 
         Owners of which none can act, because all that live were stopped, are killed: what they set
         would stay as long as they do.
@@ -141,15 +141,15 @@ class Ownership:
         descriptor = _opened(path)
         until_s = time.monotonic() + wait_s
         while not _locked(descriptor, path):
-            conductor, watcher = named_in(path)
-            acts = [one for one in (conductor, watcher) if one and one.lives and not one.stopped]
+            controller, watchdog = named_in(path)
+            acts = [one for one in (controller, watchdog) if one and one.lives and not one.stopped]
             if not acts:
-                for one in filter(None, (conductor, watcher)):
+                for one in filter(None, (controller, watchdog)):
                     _end_stopped(one)
-            if conductor in acts or time.monotonic() > until_s:
+            if controller in acts or time.monotonic() > until_s:
                 os.close(descriptor)
                 # The kernel's list may lack a lock; the file names whom this user or root wrote.
-                known = Process.of(_holder(path) or 0) or conductor
+                known = Process.of(_holder(path) or 0) or controller
                 raise _owned(uuid, acts[0] if acts else known)
             time.sleep(_POLL_S)  # noqa: TID251 - another process gives it back in real time
         try:
@@ -159,13 +159,13 @@ class Ownership:
             raise
         return cls(uuid, descriptor, *above)
 
-    def name(self, conductor: int, watcher: int | None = None) -> None:
+    def name(self, controller: int, watchdog: int | None = None) -> None:
         """Say who has it.
 
         Raises:
             DataError: The disk is full.
         """
-        who = {"conductor": Process.of(conductor), "watcher": watcher and Process.of(watcher)}
+        who = {"conductor": Process.of(controller), "watcher": watchdog and Process.of(watchdog)}
         text = json.dumps(who).encode()
         try:
             os.pwrite(self.descriptors[0], text, 0)  # before it is cut: that takes no more room
@@ -184,11 +184,11 @@ class Ownership:
 
 
 def named_in(path: Path) -> tuple[Process | None, Process | None]:
-    """Return the conductor and the watcher that a lock names; ``None`` for who is not named."""
+    """Return the controller and the watchdog that a lock names; ``None`` for who is not named."""
     try:
         who = json.loads(read_trusted(path))
-        conductor, watcher = who["conductor"], who["watcher"]
-        return conductor and _process(*conductor), watcher and _process(*watcher)
+        controller, watchdog = who["conductor"], who["watcher"]
+        return controller and _process(*controller), watchdog and _process(*watchdog)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None, None
 

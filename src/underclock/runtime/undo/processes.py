@@ -101,11 +101,7 @@ class StoppedPoll:
         return text.rpartition(b")")[2].lstrip()[:1] in {b"T", b"t"}
 
     def lasts(self) -> bool:
-        """Whether it is stopped, and was when this was asked last.
-
-        Where several processes were stopped and go on, as a container's do, the one that polls may
-        be the first.
-        """
+        """Whether it is stopped now and was at the poll before; a container may be resuming."""
         before, self._before = self._before, self()
         return before and self._before
 

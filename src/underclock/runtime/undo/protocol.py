@@ -7,10 +7,10 @@ So the order that is proven is the order that runs.
 Four rules make it safe.
 
 * Clocks are set only while a journal says, on disk, what was found.
-* Only a process that has the GPU's lock writes to it or to its journal. Conductor and watcher have
-  one lock together (one open file), which is free when both have ended.
-* The watcher writes only once the conductor has ended. One that hangs or is stopped it ends itself,
-  so nothing can be set afterwards by a process that wakes up late.
+* Only a process that has the GPU's lock writes to it or to its journal. Controller and watchdog
+  have one lock together (one open file), which is free when both have ended.
+* The watchdog writes only once the controller has ended. It ends one that hangs or is stopped, so
+  nothing can be set afterwards by a process that wakes up late.
 * Root reads only what root wrote. What another user's files say is done with that user's rights: he
   may write anything at any time, and could have done as much himself.
 """
@@ -23,14 +23,14 @@ class Act(StrEnum):
     """One step that a process takes; between any two of them it may die."""
 
     TAKE_LOCK = "take the GPU's lock, or end"
-    SHARE_LOCK = "give the watcher the same lock, and wait until it watches"
+    SHARE_LOCK = "give the watchdog the same lock, and wait until it watches"
     READ_FOUND = "read what is set on the GPU"
     WRITE_JOURNAL = "write the journal beside its place"
     SYNC_JOURNAL = "sync its contents"
     PLACE_JOURNAL = "rename it into its place"
     SYNC_FOLDER = "sync its name"
     SET = "set something on the GPU"
-    END_CONDUCTOR = "kill the conductor and wait until it has ended"
+    END_CONTROLLER = "kill the controller and wait until it has ended"
     UNDO = "put back what the journal says was changed"
     REMOVE_JOURNAL = "remove the journal"
     RELEASE_LOCK = "give the lock back"
@@ -46,7 +46,7 @@ ARM = (Act.TAKE_LOCK, *_MEND, Act.READ_FOUND, Act.SHARE_LOCK)
 CHANGE = (*_JOURNAL, Act.SET)  # a change that the journal covers already is its last act alone
 REFUSED = (Act.REMOVE_JOURNAL,)  # where the driver took nothing of this run: nothing to undo
 END = (*_MEND, Act.RELEASE_LOCK)
-TAKE_OVER = (Act.END_CONDUCTOR, *_MEND, Act.RELEASE_LOCK)
+TAKE_OVER = (Act.END_CONTROLLER, *_MEND, Act.RELEASE_LOCK)
 RESTORE = (Act.TAKE_LOCK, *_MEND, Act.RELEASE_LOCK)
 THEIRS = (Act.BECOME_OWNER, Act.RESTORE_THEIRS)  # in a process that others do not wait for
 RESTORE_ALL = (Act.RESTORE_OWN, *THEIRS)

@@ -40,7 +40,7 @@ def _with_lower() -> ServingPlan:
 def _asked(
     governor: Governor, said: Sequence[tuple[float, Note]], until_s: float
 ) -> list[tuple[float, Clocks]]:
-    """Drive it as a conductor would; return what was asked for, and when."""
+    """Drive it as a controller would; return what was asked for, and when."""
     asked: list[tuple[float, Clocks]] = []
     now_s, waiting = 0.0, list(said)
     while True:

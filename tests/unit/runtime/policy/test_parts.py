@@ -1,4 +1,4 @@
-"""A job's plan as each rank's conductor holds it."""
+"""A job's plan as each rank's controller holds it."""
 
 import math
 

@@ -161,12 +161,12 @@ def test_what_ends_marks_is_not_said_into_the_users_files(path: Path, tmp_path: 
     ids=["emptied", "cut short", "removed", "made read-only"],
 )
 def test_a_page_that_is_spoilt_ends_no_training(path: Path, attack: Callable[[Page], None]) -> None:
-    with closing(Page.open(path)) as theirs:  # as the conductor, which must live too
+    with closing(Page.open(path)) as theirs:  # as the controller, which must live too
         assert _ended(lambda: _trains(path, attack)) == 0
         assert theirs.reached()[0] in range(100)
 
 
-def test_a_conductor_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
+def test_a_controller_is_told_of_a_page_that_is_cut_short(path: Path) -> None:
     with closing(Page.open(path)) as page:
         page.write(3)
         assert page.reached()[0] == 3

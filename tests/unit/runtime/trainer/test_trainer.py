@@ -13,7 +13,7 @@ import torch
 
 from small_training import Model, files_of, plan, train
 from underclock.errors import DataError
-from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.controller.run_files import Run
 from underclock.runtime.holding.run import INJECT
 from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer import marking as trainer

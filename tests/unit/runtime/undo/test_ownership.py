@@ -20,7 +20,7 @@ from underclock.runtime.undo.ownership import (
     runtime_folder,
 )
 from underclock.runtime.undo.processes import Process, StoppedPoll
-from underclock.runtime.undo.watching import Watching
+from underclock.runtime.undo.watchdog_process import WatchdogProcess
 from users import NOBODY, AsNobody, as_root
 
 _HOLD = """
@@ -106,9 +106,9 @@ def test_a_name_that_is_another_process_by_now_or_none_owns_nothing(
 ) -> None:
     first = Ownership.take(folder, "GPU-0")
     first.name(os.getpid())
-    conductor, watcher = named_in(folder / "GPU-0.lock")
-    assert conductor == Process.of(os.getpid())
-    assert watcher is None
+    controller, watchdog = named_in(folder / "GPU-0.lock")
+    assert controller == Process.of(os.getpid())
+    assert watchdog is None
 
     os.ftruncate(first.descriptors[0], 0)
     os.pwrite(first.descriptors[0], text, 0)
@@ -252,15 +252,15 @@ def test_a_process_is_its_number_and_its_start() -> None:
     assert Process.of(2**22 + 1) is None
 
 
-def test_a_watcher_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
-    watching = Watching(tmp_path)
+def test_a_watchdog_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
+    watchdog = WatchdogProcess(tmp_path)
     try:
-        now_s = watching.next_s + 0.01
-        watching.tend(now_s)
+        now_s = watchdog.next_s + 0.01
+        watchdog.tend(now_s)
 
-        assert watching.next_s > now_s
+        assert watchdog.next_s > now_s
     finally:
-        watching.close()
+        watchdog.close()
 
 
 def test_a_process_that_is_stopped_is_seen_to_be_again_and_again() -> None:

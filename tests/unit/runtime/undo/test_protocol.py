@@ -40,7 +40,7 @@ WRONG = {
     "mended without the lock": Sequences(
         arm=(*_without(protocol.ARM, Act.TAKE_LOCK), Act.TAKE_LOCK)
     ),
-    "set without a watcher": Sequences(arm=_without(protocol.ARM, Act.SHARE_LOCK)),
+    "set without a watchdog": Sequences(arm=_without(protocol.ARM, Act.SHARE_LOCK)),
     "journal removed before the undo": Sequences(
         end=_moved(protocol.END, Act.REMOVE_JOURNAL, Act.UNDO)
     ),
@@ -48,13 +48,13 @@ WRONG = {
         end=_moved(protocol.END, Act.RELEASE_LOCK, Act.UNDO)
     ),
     "journal not removed": Sequences(end=_without(protocol.END, Act.REMOVE_JOURNAL)),
-    "watcher writes beside a stopped conductor": Sequences(
-        take_over=_without(protocol.TAKE_OVER, Act.END_CONDUCTOR)
+    "watchdog writes beside a stopped controller": Sequences(
+        take_over=_without(protocol.TAKE_OVER, Act.END_CONTROLLER)
     ),
-    "watcher undoes, then ends the conductor": Sequences(
-        take_over=_moved(protocol.TAKE_OVER, Act.UNDO, Act.END_CONDUCTOR)
+    "watchdog undoes, then ends the controller": Sequences(
+        take_over=_moved(protocol.TAKE_OVER, Act.UNDO, Act.END_CONTROLLER)
     ),
-    "watcher removes the journal first": Sequences(
+    "watchdog removes the journal first": Sequences(
         take_over=_moved(protocol.TAKE_OVER, Act.REMOVE_JOURNAL, Act.UNDO)
     ),
     "restored without the lock": Sequences(restore=_without(protocol.RESTORE, Act.TAKE_LOCK)),

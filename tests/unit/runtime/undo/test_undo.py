@@ -23,8 +23,8 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Lock, Setting, Value, enforced_profiles
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records.latencies import Domain
-from underclock.runtime.undo.armed import (
-    Armed,
+from underclock.runtime.undo.guarded_gpu import (
+    GuardedGpu,
     Undone,
     left_behind,
     notes_on_others,
@@ -47,8 +47,8 @@ class Gpu(Protocol):
     def write(self, setting: Setting, value: Value) -> None: ...
 
 
-def armed(gpu: Gpu, folder: Path) -> Armed:
-    return Armed(gpu, folder, share_lock=lambda _: None)
+def armed(gpu: Gpu, folder: Path) -> GuardedGpu:
+    return GuardedGpu(gpu, folder, share_lock=lambda _: None)
 
 
 def test_every_change_is_on_disk_before_it_is_set(gpu: Gpu, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Starting a conductor, and hearing how it goes without missing a signal."""
+"""Starting a controller, and hearing how it goes without missing a signal."""
 
 import contextlib
 import json
@@ -25,21 +25,21 @@ ENDED_S = 60.0
 """Longest from its trainer's end, or from being asked to end, until all is undone: a daemon that
 sets clocks may take 30 s for one."""
 HURRIED_S = 4.0
-"""Longest from a signal that asks a command to end until all is undone; then the watcher undoes."""
+"""Longest from a signal to end a command until all is undone; then the watchdog undoes."""
 _LAST_S = 1.0  # from its last words to its end
 _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "from underclock.runtime.conductor.entry import main; main()"
+    "from underclock.runtime.controller.entry import main; main()"
 )
 
 
-class Conducting:
-    """A conductor that was started, as seen by who started it.
+class ControllerProcess:
+    """A controller that was started, as seen by who started it.
 
     Args:
-        rescue: Called where it is stopped and its watcher does not act: undoes what they left, and
+        rescue: Called where it is stopped and its watchdog does not act: undoes what they left, and
             ends them; by default nobody does.
     """
 
@@ -108,7 +108,7 @@ class Conducting:
         """Wait until it has ended; return why, and what was undone.
 
         Args:
-            longest_s: After so long it is killed, and its watcher undoes; infinite where a person
+            longest_s: After so long it is killed, and its watchdog undoes; infinite where a person
                 ends it.
 
         Raises:
@@ -132,7 +132,7 @@ class Conducting:
         self._stopped.close()
 
     def tend(self) -> None:
-        """See to what is set where it is stopped, and its watcher does not act; call it often."""
+        """See to what is set where it is stopped, and its watchdog does not act; call it often."""
         if self._stopped.lasts():
             self._rescue()
 
@@ -155,7 +155,7 @@ class Conducting:
         how = f"was not {state} within {longest_s:g} s, and was killed" if is_late else ""
         raise DeviceError(
             f"the process that sets clocks {how or f'ended ({code}) and said nothing'}",
-            hint="its watcher undoes what it set; `underclock restore` makes sure",
+            hint="its watchdog undoes what it set; `underclock restore` makes sure",
         )
 
     def _line(self, until_s: float) -> bytes:

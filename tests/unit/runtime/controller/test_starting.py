@@ -12,8 +12,8 @@ import pytest
 
 from underclock.errors import DeviceError
 from underclock.hw.clock import SystemClock
-from underclock.runtime.conductor import starting
-from underclock.runtime.conductor.starting import Conducting, can_be_read
+from underclock.runtime.controller import starting
+from underclock.runtime.controller.starting import ControllerProcess, can_be_read
 
 CLOCK = SystemClock()
 
@@ -57,23 +57,23 @@ def test_a_signal_that_interrupts_no_call_is_handled_at_once(
         can_be_read([pipe[0]], 5.0)
 
 
-def _conducting(pipe: tuple[int, int]) -> Conducting:
-    """Return a conductor that is this process, and tells what is written to a pipe."""
+def _started_controller(pipe: tuple[int, int]) -> ControllerProcess:
+    """Return a controller that is this process, and tells what is written to a pipe."""
     process: Any = SimpleNamespace(pid=os.getpid())
-    return Conducting(process, os.fdopen(pipe[0], "rb", 0, closefd=False))
+    return ControllerProcess(process, os.fdopen(pipe[0], "rb", 0, closefd=False))
 
 
-def test_who_waits_for_a_conductor_is_interrupted(
+def test_who_waits_for_a_controller_is_interrupted(
     pipe: tuple[int, int], taken_by_another_thread: threading.Thread
 ) -> None:
-    conducting = _conducting(pipe)
+    controller = _started_controller(pipe)
     taken_by_another_thread.start()
     begun_s = CLOCK.now_s()
 
     late = threading.Timer(5.0, os.write, (pipe[1], b'{"state": "armed"}\n'))
     late.start()
     with pytest.raises(_CameError):
-        conducting.armed()
+        controller.armed()
 
     late.cancel()
     assert CLOCK.now_s() - begun_s < 2.0
@@ -96,23 +96,23 @@ def test_what_waited_for_signals_before_hears_of_them(pipe: tuple[int, int]) -> 
 
 
 def test_messages_are_told_apart_however_they_come(pipe: tuple[int, int]) -> None:
-    conducting = _conducting(pipe)
+    controller = _started_controller(pipe)
     os.write(pipe[1], b'{"state": "armed", "n": 1}\n{"state": "ended"')
     threading.Timer(0.02, os.write, (pipe[1], b', "n": 2}\n')).start()
 
-    assert conducting.armed() == {"state": "armed", "n": 1}
-    assert conducting.ended() == {"state": "ended", "n": 2}
+    assert controller.armed() == {"state": "armed", "n": 1}
+    assert controller.ended() == {"state": "ended", "n": 2}
 
 
 @pytest.mark.parametrize(
     ("ask", "limit", "words"),
     [
-        (Conducting.armed, "ARMED_S", r"sets clocks was not armed within 0\.1 s, and was killed"),
-        (lambda one: one.end(0.1), "", r"sets clocks was not ended within 0\.1 s, and was killed"),
+        (ControllerProcess.armed, "ARMED_S", r"was not armed within 0\.1 s, and was killed"),
+        (lambda one: one.end(0.1), "", r"was not ended within 0\.1 s, and was killed"),
     ],
 )
-def test_a_conductor_that_says_nothing_is_killed_in_time(
-    ask: Callable[[Conducting], object],
+def test_a_controller_that_says_nothing_is_killed_in_time(
+    ask: Callable[[ControllerProcess], object],
     limit: str,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,13 +122,13 @@ def test_a_conductor_that_says_nothing_is_killed_in_time(
     deaf = "trap '' TERM; printf '{'; exec sleep 60"  # half a line
     with subprocess.Popen(["/bin/sh", "-c", deaf], stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
-        conducting = Conducting(process, process.stdout)
-        assert can_be_read([conducting.fileno()], 5.0)
+        controller = ControllerProcess(process, process.stdout)
+        assert can_be_read([controller.fileno()], 5.0)
         with pytest.raises(DeviceError, match=words) as late:
-            ask(conducting)
+            ask(controller)
         assert process.returncode == -signal.SIGKILL
-        conducting.close()
-    assert "its watcher undoes what it set" in late.value.hint
+        controller.close()
+    assert "its watchdog undoes what it set" in late.value.hint
 
 
 def test_a_thread_that_takes_no_signals_just_waits(pipe: tuple[int, int]) -> None:

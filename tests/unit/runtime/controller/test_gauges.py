@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
 from underclock.records import AUTO, ThrottleReason
-from underclock.runtime.conductor.gauges import Climbs, Gauge, Gauges, Shown
+from underclock.runtime.controller.gauges import Climbs, Gauge, Gauges, Shown
 from underclock.runtime.machine.steps import PassedStep, State
 
-_WAIT_S = 0.36  # as a conductor that compares arms waits between readings
+_WAIT_S = 0.36  # as a controller that compares arms waits between readings
 _STEP_S, _BLOCK, _SETTLING = 0.02, 250, 50
 
 

@@ -1,4 +1,4 @@
-"""Ranks of a job under one conductor, each followed by its own page on a time of the test's own."""
+"""Ranks of a job under one controller, each followed by its own page on the test's own time."""
 
 import functools
 import os
@@ -14,9 +14,9 @@ from made_jobs import job, job_plan
 from underclock.hw.settable import Setting
 from underclock.records.job import Held
 from underclock.records.runs import EventLine
-from underclock.runtime.conductor.follow import Follow, Follower
-from underclock.runtime.conductor.log import Log, read_log
-from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.controller.follow import Follow, GpuController
+from underclock.runtime.controller.log import Log, read_log
+from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.policy.job import JobPolicy
 from underclock.runtime.policy.parts import parts_of
@@ -56,7 +56,7 @@ class Ranks:
             machine = Machine(part.timetable(self.policy.chosen))
             policy = RankPolicy(machine, part, rank, ranks)
             followers.append(
-                Follower(
+                GpuController(
                     rank,
                     page,
                     machine,

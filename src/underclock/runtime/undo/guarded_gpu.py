@@ -1,6 +1,6 @@
 """Setting one GPU so that it can be undone, and undoing it: by who set it, or later by its journal.
 
-Every change goes through `Armed`, which brings to disk what an undo must know before it sets
+Every change goes through `GuardedGpu`, which brings to disk what an undo must know before it sets
 anything. The undo puts back what we changed and nothing else. Other programs that set GPUs are
 found by reading alone.
 """
@@ -130,14 +130,14 @@ def _put_back(
     return tuple(done), tuple(failed)
 
 
-class Armed:
+class GuardedGpu:
     """One GPU that this process may set; what an earlier run left behind is undone first.
 
     Every change goes by `set`.
 
     Args:
         folder: Where runs keep their files.
-        share_lock: Gives the watcher the lock, and returns when it watches.
+        share_lock: Gives the watchdog the lock, and returns when it watches.
 
     Attributes:
         mended: What was undone of an earlier run.
@@ -267,7 +267,7 @@ def restore(
 ) -> tuple[Undone, ...]:
     """Undo what was left behind on some GPUs, if anything was, by the journals in a folder.
 
-    It is for when conductor and watcher have both ended. Where one GPU's fails, the others go on.
+    It is for when controller and watchdog have both ended. Where one GPU's fails, the others go on.
     """
     left = [uuid for uuid in left_behind(folder) if uuid in uuids]
     return tuple(_restored(folder, uuid, open_gpu) for uuid in left)

@@ -9,7 +9,7 @@ import pytest
 
 from made_switches import switch
 from simulated_steps import Executed
-from simulated_steps import execute as conduct
+from simulated_steps import execute as control
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import simulated_rig
@@ -95,7 +95,7 @@ def _executed(
 ) -> Executed:
     predicted_s = _times_s(name, launches, clocks)
     with simulated_rig(_model(name, switching), seed=seed) as rig:
-        return conduct(rig, launches, _under(clocks, table, predicted_s), steps=steps, warm_s=5.0)
+        return control(rig, launches, _under(clocks, table, predicted_s), steps=steps, warm_s=5.0)
 
 
 def _check_sum(
@@ -116,7 +116,7 @@ def test_a_schedule_with_one_setting_is_the_step_at_that_lock(launches: list[Ker
     clocks = _LOW_MEM
     predicted_s = [1e-3] * len(launches)
     with simulated_rig("rtx3080ti") as rig:
-        executed = conduct(
+        executed = control(
             rig,
             launches,
             _under([clocks] * len(launches), _BELIEVED, predicted_s),
@@ -227,7 +227,7 @@ def test_wrong_durations_are_put_right_launch_by_launch(launches: list[Kernel]) 
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     predicted_s = [0.8 * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = conduct(rig, launches, _under(clocks, _BELIEVED, predicted_s), steps=3)
+        executed = control(rig, launches, _under(clocks, _BELIEVED, predicted_s), steps=3)
 
     # Off by a fifth of what is ahead when it asks: the lead, and a launch's worth.
     longest_s = max(predicted_s)
@@ -249,7 +249,7 @@ def test_steps_of_any_length_are_followed_from_marks_seen_late(
         looks=Latency(shares=(0.0, 1.0), points_s=(40e-6, 100e-6)),
     )
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = conduct(rig, launches, varying, steps=8, warm_s=5.0)
+        executed = control(rig, launches, varying, steps=8, warm_s=5.0)
     per_length_s = [t / length for t, length in zip(executed.time_s, executed.lengths, strict=True)]
 
     assert statistics.pstdev(executed.lengths) > 0.03
@@ -264,7 +264,7 @@ def test_changes_are_aimed_where_the_schedule_says(launches: list[Kernel]) -> No
     aims_s = tuple(2e-3 if pair is _FAST else -3e-3 for pair in clocks)
     aimed = Scheduled(clocks=tuple(clocks), table=_BELIEVED, predicted_s=predicted_s, aims_s=aims_s)
     with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = conduct(rig, launches, aimed, steps=2, warm_s=10.0)
+        executed = control(rig, launches, aimed, steps=2, warm_s=10.0)
 
     assert sorted(executed.misses_s) == pytest.approx([-3e-3] * 2 + [2e-3] * 2, abs=5e-4)
 
@@ -282,7 +282,7 @@ def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
     model = dataclasses.replace(_model("rtx3080ti", None), ignored_locks=(Domain.CORE,))
     clocks = _segments(launches, (_SLOW, _FAST), 4)
     with simulated_rig(model) as rig:
-        executed = conduct(
+        executed = control(
             rig, launches, _under(clocks, _BELIEVED, [1e-3] * len(launches)), steps=2
         )
 
@@ -296,7 +296,7 @@ def test_a_clock_that_the_driver_refuses_is_given_back_and_asked_for_no_more(
     schedule = _under(clocks, _BELIEVED, _times_s("rtx3080ti", launches, clocks))
     revoked = FaultScript([Fault(at_s=0.3, kind=FaultKind.PERMISSION_REVOKED, for_s=4.0)])
     with simulated_rig(_model("rtx3080ti", _EXACT), faults=revoked) as rig:
-        executed = conduct(rig, launches, schedule, steps=2, warm_s=5.0)
+        executed = control(rig, launches, schedule, steps=2, warm_s=5.0)
 
     assert executed.switches == (0, 0)
     assert max(executed.time_s) < sum(schedule.predicted_s)

@@ -1,7 +1,7 @@
-"""Conductors of one job on several machines: one decides, and all do what it says.
+"""Controllers of one job on several machines: one decides, and all do what it says.
 
-The conductor of rank 0 listens where the run was told to, the others connect to it. Each tells what
-its ranks' iterations took; orders come back with the iteration from which all ranks take them up
+The controller of rank 0 listens where the run was told to, the others connect. Each tells what its
+ranks' iterations took; orders come back with the iteration from which all ranks take them up
 together. Nobody waits for the network: connections are looked at now and then.
 
 Clocks are set and given back by each machine for itself. Who hears nothing of the other side for
@@ -62,7 +62,7 @@ class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Link:
-    """A connection to another machine's conductor, which nobody waits for."""
+    """A connection to another machine's controller, which nobody waits for."""
 
     def __init__(self, connection: socket.socket, now_s: float) -> None:
         connection.setblocking(False)
@@ -98,7 +98,7 @@ class _Link:
             except OSError as exc:
                 raise Gone(f"the connection broke: {exc}") from exc
             if not chunk:
-                raise Gone("its conductor has ended")
+                raise Gone("its controller has ended")
             self.heard_s, self.has_heard = now_s, True
             self._unpacker.feed(chunk)
             while (message := self._unpacker.next()) is not None:
@@ -112,7 +112,7 @@ class _Link:
 
 
 class DecidingRanks(JobRanks):
-    """The ranks of the machine whose conductor decides for all.
+    """The ranks of the machine whose controller decides for all.
 
     Args:
         job: What decides.
@@ -208,18 +208,18 @@ class DecidingRanks(JobRanks):
         )
 
     def close(self) -> None:
-        """Let all others see that this conductor has ended."""
+        """Let all others see that this controller has ended."""
         for each in self._links:
             each.close()
         self._server.close()
 
 
 class ToldRanks(JobRanks):
-    """The ranks of a machine whose conductor does what another one decides.
+    """The ranks of a machine whose controller does what another one decides.
 
     Args:
         job: Whose points orders name; it decides nothing here.
-        address: Host and port of the conductor that decides.
+        address: Host and port of the controller that decides.
         digest: Of the plan.
 
     Raises:
@@ -272,7 +272,7 @@ class ToldRanks(JobRanks):
     def _connected(self, now_s: float) -> bool:
         """Whether there is a connection by now; one is tried again and again, for nothing is set.
 
-        The conductor that decides may begin later than this one.
+        The controller that decides may begin later than this one.
         """
         if self._socket is None:
             if now_s < self._again_s:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from underclock.records.runs import StepLine
-from underclock.runtime.conductor.log import (
+from underclock.runtime.controller.log import (
     Log,
     LogReader,
     live_line,

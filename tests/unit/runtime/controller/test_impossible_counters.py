@@ -5,7 +5,7 @@ import random
 import pytest
 
 from underclock.records import Clocks, ThrottleReason
-from underclock.runtime.conductor.gauges import Gauge, Shown
+from underclock.runtime.controller.gauges import Gauge, Shown
 
 _LIMIT_W = 350.0
 

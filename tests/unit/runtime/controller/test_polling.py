@@ -8,7 +8,7 @@ import pytest
 
 from underclock.records import Clocks
 from underclock.records.latencies import LatencyTable
-from underclock.runtime.conductor.polling import Polling
+from underclock.runtime.controller.polling import Polling
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import Timetable, timetable

@@ -1,8 +1,8 @@
-"""The watcher: a tiny process that undoes when the conductor has ended, or will not go on.
+"""The watchdog: a tiny process that undoes when the controller has ended, or will not go on.
 
-It waits on the conductor's pidfd and opens nothing but NVML, so that nothing in it can fail for
-want of a module or of memory. `watching` starts it so that it ignores every signal that asks it to
-end: it ends by itself once the conductor has, and there is nothing left to undo.
+It waits on the controller's pidfd and opens nothing but NVML, so that nothing in it can fail for
+want of a module or of memory. `watchdog_process` starts it so that it ignores every signal that
+asks it to end: it ends by itself once the controller has, and there is nothing left to undo.
 """
 
 import contextlib
@@ -19,26 +19,26 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo import protocol
-from underclock.runtime.undo.armed import Undone, give_back
+from underclock.runtime.undo.guarded_gpu import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
 from underclock.runtime.undo.protocol import Act
-from underclock.runtime.undo.watching import BEAT, HUNG_S, POLL_S, READY, WATCHED
+from underclock.runtime.undo.watchdog_process import BEAT, HUNG_S, POLL_S, READY, WATCHED
 
 _MOST_FDS = 4
 _LONGEST = 4096
 _AGAIN_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # a refused undo is tried again after so long
 
 
-class ConductorGone(Exception):  # noqa: N818 - nothing went wrong
-    """The conductor ended before it set anything."""
+class ControllerGone(Exception):  # noqa: N818 - nothing went wrong
+    """The controller ended before it set anything."""
 
 
-class Watcher:
-    """Waits for the end of the conductor at the other end of a connection.
+class Watchdog:
+    """Waits for the end of the controller at the other end of a connection.
 
     Raises:
-        ConductorGone: There is nobody to watch any more.
+        ControllerGone: There is nobody to watch any more.
     """
 
     def __init__(self, connection: socket.socket, folder: Path) -> None:
@@ -48,12 +48,12 @@ class Watcher:
         self._gpus: dict[str, tuple[SettableGpu, Ownership]] = {}
         message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
         if not fds:
-            raise ConductorGone
+            raise ControllerGone
         self._pid, (self._pidfd,) = int(message), fds
         self._is_stopped = StoppedPoll(self._pid)
 
     def wait(self) -> str:
-        """Wait until the conductor has ended, or will not go on; return which."""
+        """Wait until the controller has ended, or will not go on; return which."""
         listening = self._connection.fileno()
         heard_s = time.monotonic()
         while True:
@@ -92,7 +92,7 @@ class Watcher:
         return True
 
     def take_over(self) -> list[Undone]:
-        """Undo what the conductor left, and give its locks back.
+        """Undo what the controller left, and give its locks back.
 
         What a driver refuses is tried again, once everything else is undone.
         """
@@ -111,7 +111,7 @@ class Watcher:
 
     def _undone(self, gpu: SettableGpu, lock: Ownership) -> Undone:
         """Undo on one GPU; its lock is kept where that is to be tried again."""
-        hands = {Act.END_CONDUCTOR: lambda: kill(self._pidfd), Act.RELEASE_LOCK: lambda: None}
+        hands = {Act.END_CONTROLLER: lambda: kill(self._pidfd), Act.RELEASE_LOCK: lambda: None}
         undone = give_back(protocol.TAKE_OVER, gpu, self._folder, hands)
         if not undone.failed:
             lock.release()
@@ -119,18 +119,18 @@ class Watcher:
 
 
 def main() -> None:
-    """Watch the conductor at the other end of an inherited socket."""
+    """Watch the controller at the other end of an inherited socket."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         with nvml_session():
-            watcher = Watcher(connection, Path(sys.argv[2]))
+            watchdog = Watchdog(connection, Path(sys.argv[2]))
             with contextlib.suppress(OSError):  # its end is told by its pidfd
                 connection.send(READY)
-            why = watcher.wait()
-            for gpu in watcher.take_over():
+            why = watchdog.wait()
+            for gpu in watchdog.take_over():
                 if lines := [*gpu.done, *gpu.failed]:
-                    say(f"the conductor {why}; GPU {gpu.uuid}: {'; '.join(lines)}")
-    except ConductorGone:
+                    say(f"the controller {why}; GPU {gpu.uuid}: {'; '.join(lines)}")
+    except ControllerGone:
         pass
     except UnderclockError as exc:
         with contextlib.suppress(OSError):

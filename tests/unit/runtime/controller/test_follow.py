@@ -1,4 +1,4 @@
-"""What a conductor does with a page, a machine and a setter, and when any of them fails."""
+"""What a controller does with a page, a machine and a setter, and when any of them fails."""
 
 import dataclasses
 import functools
@@ -14,11 +14,11 @@ from underclock.errors import DataError, NotPermittedError, UnderclockError
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.conductor.follow import Follow, Follower, begin
-from underclock.runtime.conductor.gauges import Gauge, Gauges, Shown
-from underclock.runtime.conductor.log import Log, read_log
-from underclock.runtime.conductor.polling import Polling, PollingThread
-from underclock.runtime.conductor.process import WorkDone
+from underclock.runtime.controller.follow import Follow, GpuController, begin
+from underclock.runtime.controller.gauges import Gauge, Gauges, Shown
+from underclock.runtime.controller.log import Log, read_log
+from underclock.runtime.controller.polling import Polling, PollingThread
+from underclock.runtime.controller.process import WorkDone
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.steps import PassedStep, State
@@ -49,7 +49,7 @@ class Bench:
 
     def follow(self, setter: Callable[[Setting, Value], None] | None) -> Follow:
         machine = Machine(timetable_of(scheduled(PLAN), MARKS))
-        follower = Follower(
+        follower = GpuController(
             0,
             self.page,
             machine,

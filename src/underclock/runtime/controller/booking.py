@@ -1,4 +1,4 @@
-"""What a conductor writes into the user's ledger: what each GPU drew, and what auto would have.
+"""What a controller writes into the user's ledger: what each GPU drew, and what auto would have.
 
 Of a run it is told the lines of the log, and nothing else; there is no second meter.
 """
@@ -29,7 +29,7 @@ from underclock.records import Arm, Cost, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.gauges import Shown
+from underclock.runtime.controller.gauges import Shown
 from underclock.runtime.machine.steps import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.guard import Stage
@@ -38,7 +38,7 @@ from underclock.runtime.undo.processes import say
 from underclock.units import format_duration
 
 EVERY_S = 900.0
-"""Between writings; a conductor that is killed loses as much."""
+"""Between writings; a controller that is killed loses as much."""
 _ALIKE = 0.1  # of the plan's step in time and energy: a promise is told of none further off
 _WEAKEST = (Evidence.SIMULATED, Evidence.REPLAYED, Evidence.MEASURED)
 _AT_AUTO = {stage.name.lower() for stage in Stage if stage.at_auto}

@@ -13,7 +13,7 @@ import pytest
 from underclock.errors import NotSupportedError
 from underclock.ledger.runs import hashed
 from underclock.records.runs import AskLine, EventLine, StepLine
-from underclock.runtime.conductor.log import Metrics
+from underclock.runtime.controller.log import Metrics
 
 _ID = f'gpu="0",hw_id="{hashed("GPU-1")}",hw_type="gpu"'
 

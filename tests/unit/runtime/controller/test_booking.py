@@ -12,8 +12,8 @@ from underclock.hw.clock import SystemClock
 from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
 from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
-from underclock.runtime.conductor.booking import Booking, RunTally
-from underclock.runtime.conductor.gauges import Gauge, Shown
+from underclock.runtime.controller.booking import Booking, RunTally
+from underclock.runtime.controller.gauges import Gauge, Shown
 from underclock.runtime.machine.steps import State
 
 _GPUS = (("GPU-0", "H200"), ("GPU-1", "H200"))

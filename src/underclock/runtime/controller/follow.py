@@ -1,7 +1,7 @@
-"""What a conductor does while a plan is held: it follows the mark page of each GPU.
+"""What a controller does while a plan is held: it follows the mark page of each GPU.
 
-A `Follower` tells its machine of marks, and the setter what the machine asks for. Now and then,
-where there is time, it hands on what the driver showed, and writes what happened.
+A `GpuController` hands marks to its machine, and to the setter what the machine asks for. Now and
+then, where there is time, it hands on what the driver showed, and writes what happened.
 """
 
 import atexit
@@ -22,12 +22,12 @@ from underclock.hw.settable import Setting
 from underclock.records import AUTO, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
-from underclock.runtime.conductor.booking import Booking, RunTally, booked
-from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.log import Log, Metrics
-from underclock.runtime.conductor.polling import Polling, PollingThread, wake_on_time
-from underclock.runtime.conductor.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
-from underclock.runtime.conductor.run_files import Run
+from underclock.runtime.controller.booking import Booking, RunTally, booked
+from underclock.runtime.controller.gauges import Gauges, Shown
+from underclock.runtime.controller.log import Log, Metrics
+from underclock.runtime.controller.polling import Polling, PollingThread, wake_on_time
+from underclock.runtime.controller.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
+from underclock.runtime.controller.run_files import Run
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.policy.arms import ExpectedRun
@@ -37,7 +37,7 @@ from underclock.runtime.policy.policy import OBSERVED, Alternating, Policy, poli
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.processes import Process, say
 
 NEAR_S = 5e-4
@@ -56,7 +56,7 @@ _UNSEEN = {
 }
 
 
-class Follower:
+class GpuController:
     """Follows one GPU's page; without a setter it does all but set clocks.
 
     Attributes:
@@ -129,7 +129,7 @@ class Follower:
         self._expect()
 
     def told(self, words: str = "") -> None:
-        """Find out what is due where another machine's conductor may have ordered something."""
+        """Find out what is due where another machine's controller may have ordered something."""
         self._tell(words)
         self._expect()
         self._rest()
@@ -303,7 +303,7 @@ class Follow:
 
     def __init__(
         self,
-        followers: tuple[Follower, ...],
+        followers: tuple[GpuController, ...],
         log: Log,
         clock: Clock,
         ranks: JobRanks | None = None,
@@ -364,7 +364,7 @@ class Follow:
         self._log.close()
 
 
-def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
+def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Follow:
     """Begin to follow a run.
 
     Args:
@@ -383,7 +383,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
     chosen = 0 if ranks is None else ranks.job.chosen
     opened = [_page(told.page) for told in run.gpus]
     names = [NvmlGpu(told.index).info().name for told in run.gpus]
-    followers: list[Follower] = []
+    followers: list[GpuController] = []
     listeners: list[Booking | Metrics] = []
     if options["metrics_port"] is not None:
         uuids, port = [told.uuid for told in run.gpus], options["metrics_port"]
@@ -420,7 +420,7 @@ def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Follow:
             limit_w=gpu.info().power_limit_w,
         )
         followers.append(
-            Follower(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
+            GpuController(rank, page, machine, policy, setter=setter, gauges=gauges, clock=clock)
         )
     promise = plan.promise if isinstance(plan, JobPlan) else None
     promise = plan.headline.cost if isinstance(plan, Plan) else promise
@@ -451,7 +451,7 @@ def _ranks(plan: JobPlan, run: Run, options: Mapping[str, Any]) -> JobRanks:
     window = options["window"]
     if not options["leader"]:
         return JobRanks(JobPolicy(plan, window=window))
-    from underclock.runtime.conductor import nodes  # noqa: PLC0415 - of several machines
+    from underclock.runtime.controller import nodes  # noqa: PLC0415 - of several machines
 
     kind = nodes.ToldRanks if run.first else nodes.DecidingRanks
     job = JobPolicy(plan, window=window, ahead=nodes.AHEAD)

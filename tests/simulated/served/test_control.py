@@ -1,4 +1,4 @@
-"""Conductor and watcher in this process, where what they do can be looked at."""
+"""Controller and watchdog in this process, where what they do can be looked at."""
 
 import math
 import os
@@ -16,42 +16,42 @@ from kills import Rig
 from underclock.errors import DataError, DeviceError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.runtime.conductor.process import Work, WorkDone, conduct
-from underclock.runtime.conductor.process import hold as begin_hold
-from underclock.runtime.undo.armed import Armed
+from underclock.runtime.controller.process import Work, WorkDone, control
+from underclock.runtime.controller.process import hold as begin_hold
+from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.ownership import OwnedError, Ownership
-from underclock.runtime.undo.watcher import ConductorGone, Watcher
-from underclock.runtime.undo.watching import BEAT, WATCHED, Watching
+from underclock.runtime.undo.watchdog import ControllerGone, Watchdog
+from underclock.runtime.undo.watchdog_process import BEAT, WATCHED, WatchdogProcess
 from underclock.testing import Control
 
 
 @pytest.fixture
 def other() -> Iterator["subprocess.Popen[bytes]"]:
-    """Any process: a trainer here, a conductor there."""
+    """Any process: a trainer here, a controller there."""
     with subprocess.Popen(["/bin/sleep", "100"]) as process:
         yield process
         process.kill()
 
 
-def _hold(gpus: Mapping[str, Armed]) -> Work:
+def _hold(gpus: Mapping[str, GuardedGpu]) -> Work:
     return begin_hold(gpus, {uuid: {"core": 1200} for uuid in gpus})
 
 
-def _conduct(
+def _control(
     rig: Rig,
-    begin: Callable[[Mapping[str, Armed]], Work],
+    begin: Callable[[Mapping[str, GuardedGpu]], Work],
     trainer: int,
     tell: Callable[[Mapping[str, Any]], None] = lambda _: None,
 ) -> tuple[str, tuple[str, ...]]:
     gpus = [SettableNvmlGpu(rig.uuid)]
     pidfd = os.pidfd_open(trainer)
     try:
-        ending = conduct(
+        ending = control(
             gpus,
             begin,
             trainer=pidfd,
             folder=rig.folder,
-            watching=Watching(rig.folder),
+            watchdog=WatchdogProcess(rig.folder),
             tell=tell,
         )
     finally:
@@ -67,7 +67,7 @@ def test_it_ends_with_the_trainer(rig: Rig, other: "subprocess.Popen[bytes]") ->
         assert not rig.is_clean()
         other.kill()
 
-    assert _conduct(rig, _hold, other.pid, armed) == (
+    assert _control(rig, _hold, other.pid, armed) == (
         "the training process ended",
         ("core given back to the driver",),
     )
@@ -81,7 +81,7 @@ def test_it_ends_when_asked_to(
 ) -> None:
     before = signal.getsignal(number)
 
-    why, done = _conduct(rig, _hold, other.pid, lambda _: signal.raise_signal(number))
+    why, done = _control(rig, _hold, other.pid, lambda _: signal.raise_signal(number))
 
     assert (why, done) == (f"asked to end by {number.name}", ("core given back to the driver",))
     assert signal.getsignal(number) is before
@@ -93,7 +93,7 @@ class _Stepping:
 
     waits_on = ()
 
-    def __init__(self, gpu: Armed, end: Exception) -> None:
+    def __init__(self, gpu: GuardedGpu, end: Exception) -> None:
         self._gpu = gpu
         self._left = [1200, 1500]
         self._end = end
@@ -109,21 +109,21 @@ class _Stepping:
 
 
 def test_work_that_is_done_ends_it(rig: Rig, other: "subprocess.Popen[bytes]") -> None:
-    def begin(gpus: Mapping[str, Armed]) -> Work:
+    def begin(gpus: Mapping[str, GuardedGpu]) -> Work:
         return _Stepping(gpus[rig.uuid], WorkDone("no step is left"))
 
-    why, done = _conduct(rig, begin, other.pid)
+    why, done = _control(rig, begin, other.pid)
 
     assert (why, done) == ("no step is left", ("core given back to the driver",))
     assert rig.is_clean()
 
 
 def test_work_that_fails_leaves_nothing_set(rig: Rig, other: "subprocess.Popen[bytes]") -> None:
-    def begin(gpus: Mapping[str, Armed]) -> Work:
+    def begin(gpus: Mapping[str, GuardedGpu]) -> Work:
         return _Stepping(gpus[rig.uuid], DeviceError("it broke"))
 
     with pytest.raises(DeviceError, match="it broke"):
-        _conduct(rig, begin, other.pid)
+        _control(rig, begin, other.pid)
 
     assert rig.is_clean()
 
@@ -132,16 +132,16 @@ def test_of_two_gpus_one_that_is_anothers_leaves_both_alone(
     rig: Rig, other: "subprocess.Popen[bytes]"
 ) -> None:
     second = SettableNvmlGpu(NvmlGpu(1).uuid())
-    taken = Armed(second, rig.folder, share_lock=lambda _: None)
+    taken = GuardedGpu(second, rig.folder, share_lock=lambda _: None)
     gpus = [SettableNvmlGpu(rig.uuid), second]
 
     with pytest.raises(OwnedError):
-        conduct(
+        control(
             gpus,
             _hold,
             trainer=other.pid,
             folder=rig.folder,
-            watching=Watching(rig.folder),
+            watchdog=WatchdogProcess(rig.folder),
             tell=lambda _: None,
         )
 
@@ -153,109 +153,109 @@ def test_of_two_gpus_one_that_is_anothers_leaves_both_alone(
 @pytest.fixture
 def ends(
     rig: Rig, other: "subprocess.Popen[bytes]"
-) -> Iterator[tuple[socket.socket, Watcher, Armed]]:
-    """A watcher of a process that has set something, and that process's end of their connection."""
+) -> Iterator[tuple[socket.socket, Watchdog, GuardedGpu]]:
+    """A watchdog of a process that has set something, and that process's end of the socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pidfd = os.pidfd_open(other.pid)
     with ours, theirs:
         socket.send_fds(ours, [str(other.pid).encode()], [pidfd])
         os.close(pidfd)
-        one = Armed(
+        one = GuardedGpu(
             SettableNvmlGpu(rig.uuid),
             rig.folder,
             share_lock=lambda lock: _share(ours, lock),
         )
         one.set(Setting.CORE, 1200)
-        one.lock.release()  # the watcher's share keeps it
-        yield ours, Watcher(theirs, rig.folder), one
+        one.lock.release()  # the watchdog's share keeps it
+        yield ours, Watchdog(theirs, rig.folder), one
 
 
 def _share(connection: socket.socket, lock: Ownership) -> None:
     socket.send_fds(connection, [lock.uuid.encode()], list(lock.descriptors))
 
 
-def test_a_watcher_undoes_when_the_conductor_has_ended(
-    ends: tuple[socket.socket, Watcher, Armed], rig: Rig, other: "subprocess.Popen[bytes]"
+def test_a_watchdog_undoes_when_the_controller_has_ended(
+    ends: tuple[socket.socket, Watchdog, GuardedGpu], rig: Rig, other: "subprocess.Popen[bytes]"
 ) -> None:
-    ours, watcher, _ = ends
+    ours, watchdog, _ = ends
     ours.send(BEAT)
-    watcher.hear()
-    watcher.hear()
+    watchdog.hear()
+    watchdog.hear()
     assert [ours.recv(99), ours.recv(99)] == [WATCHED, BEAT]
     with pytest.raises(OwnedError):
         Ownership.take(rig.folder, rig.uuid, wait_s=0)
 
     other.kill()
 
-    assert watcher.wait() == "ended"
-    (undone,) = watcher.take_over()
+    assert watchdog.wait() == "ended"
+    (undone,) = watchdog.take_over()
     assert undone.done == ("core given back to the driver",)
     assert rig.is_clean()
     Ownership.take(rig.folder, rig.uuid, wait_s=0).release()
 
 
-def test_a_watcher_ends_a_conductor_that_was_stopped(
-    ends: tuple[socket.socket, Watcher, Armed], rig: Rig, other: "subprocess.Popen[bytes]"
+def test_a_watchdog_ends_a_controller_that_was_stopped(
+    ends: tuple[socket.socket, Watchdog, GuardedGpu], rig: Rig, other: "subprocess.Popen[bytes]"
 ) -> None:
-    _, watcher, _ = ends
-    watcher.hear()
+    _, watchdog, _ = ends
+    watchdog.hear()
     other.send_signal(signal.SIGSTOP)
 
-    assert watcher.wait() == "was stopped"
-    watcher.take_over()
+    assert watchdog.wait() == "was stopped"
+    watchdog.take_over()
 
     assert other.wait() == -signal.SIGKILL
     assert rig.is_clean()
 
 
-def test_a_watcher_watches_though_the_disk_does_not_take_its_name(
-    ends: tuple[socket.socket, Watcher, Armed],
+def test_a_watchdog_watches_though_the_disk_does_not_take_its_name(
+    ends: tuple[socket.socket, Watchdog, GuardedGpu],
 ) -> None:
-    ours, watcher, _ = ends
-    watcher.hear()
+    ours, watchdog, _ = ends
+    watchdog.hear()
     assert ours.recv(99) == WATCHED
     full = Ownership(NvmlGpu(1).uuid(), os.open("/dev/full", os.O_RDWR))
     with pytest.raises(DataError, match=r"cannot write the lock .*: No space left on device"):
         full.name(os.getpid())
 
     _share(ours, full)
-    watcher.hear()
+    watchdog.hear()
 
     assert ours.recv(99) == WATCHED
     full.release()
 
 
-def test_a_watcher_whose_conductor_hung_up_waits_for_its_end(
-    ends: tuple[socket.socket, Watcher, Armed], other: "subprocess.Popen[bytes]"
+def test_a_watchdog_whose_controller_hung_up_waits_for_its_end(
+    ends: tuple[socket.socket, Watchdog, GuardedGpu], other: "subprocess.Popen[bytes]"
 ) -> None:
-    ours, watcher, _ = ends
-    watcher.hear()
+    ours, watchdog, _ = ends
+    watchdog.hear()
     ours.close()
 
-    assert not watcher.hear()
+    assert not watchdog.hear()
     other.kill()
-    assert watcher.wait() == "ended"
-    watcher.take_over()
+    assert watchdog.wait() == "ended"
+    watchdog.take_over()
 
 
 def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
-    ends: tuple[socket.socket, Watcher, Armed],
+    ends: tuple[socket.socket, Watchdog, GuardedGpu],
     rig: Rig,
     control: Control,
     other: "subprocess.Popen[bytes]",
     comes: Callable[[Callable[[], bool]], None],
 ) -> None:
-    ours, watcher, _ = ends
+    ours, watchdog, _ = ends
     second = SettableNvmlGpu(NvmlGpu(1).uuid())
-    one = Armed(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
+    one = GuardedGpu(second, rig.folder, share_lock=lambda lock: _share(ours, lock))
     one.set(Setting.CORE, 1200)
     one.lock.release()
-    watcher.hear()
-    watcher.hear()
+    watchdog.hear()
+    watchdog.hear()
     control.fault("permission_revoked", gpu=0)
     other.kill()
 
-    undoing = threading.Thread(target=watcher.take_over)
+    undoing = threading.Thread(target=watchdog.take_over)
     undoing.start()
     comes(lambda: second.read(Setting.CORE) is None)
 
@@ -265,11 +265,11 @@ def test_a_gpu_that_refuses_does_not_keep_the_others_waiting(
     assert rig.is_clean()
 
 
-def test_there_is_nobody_to_watch_where_the_conductor_never_said_who_it_is(
+def test_there_is_nobody_to_watch_where_the_controller_never_said_who_it_is(
     tmp_path: Path,
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.close()
 
-    with theirs, pytest.raises(ConductorGone):
-        Watcher(theirs, tmp_path)
+    with theirs, pytest.raises(ControllerGone):
+        Watchdog(theirs, tmp_path)

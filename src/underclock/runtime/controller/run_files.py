@@ -1,4 +1,4 @@
-"""The files of one run: what the trainer reads, what the conductor reads, and a page per GPU.
+"""The files of one run: what the trainer reads, what the controller reads, and a page per GPU.
 
 They lie in folders of their own, of names that nobody can foresee, and go with the run. A run whose
 launcher died leaves them; the next one tidies up.
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def steps(self) -> Path:
-        """Where the conductor notes steps, unless it is told otherwise."""
+        """Where the controller notes steps, unless it is told otherwise."""
         return self.folder / _STEPS
 
     @classmethod

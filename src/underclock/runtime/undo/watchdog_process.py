@@ -1,7 +1,7 @@
-"""The conductor's side of the watcher: starts one, shares locks with it, and notices its end.
+"""The controller's side of the watchdog: starts one, shares locks with it, and notices its end.
 
-The conductor has training to follow, the watcher has nothing else to do: so the watcher polls
-often whether the conductor was stopped, and beats, which tell that neither hangs, are few.
+The controller has training to follow, the watchdog has nothing else to do: so the watchdog polls
+often whether the controller was stopped, and beats, which tell that neither hangs, are few.
 """
 
 import contextlib
@@ -18,27 +18,27 @@ from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
 
 READY, WATCHED, BEAT = b"ready", b"watched", b"beat"
-"""What the watcher says; the conductor sends beats, and the UUID of each GPU with its lock."""
-BEAT_S = 0.25  # between beats, and between the conductor's polls whether the watcher was stopped
-POLL_S = 0.05  # between the watcher's polls whether the conductor was stopped
+"""What the watchdog says; the controller sends beats, and the UUID of each GPU with its lock."""
+BEAT_S = 0.25  # between beats, and between the controller's polls whether the watchdog was stopped
+POLL_S = 0.05  # between the watchdog's polls whether the controller was stopped
 HUNG_S = 3.0  # without a beat: a setter takes 0.1 s at most; a busy machine may hold a process up
 
 _THEIRS = 3  # its descriptor of the connection
 _START_S = 10.0
-_MOST, _LONG_S = 3, 60.0  # watchers that end one after the other, none of which lived so long
-# It ends with the conductor and not before: signals that ask it to are ignored from the start.
+_MOST, _LONG_S = 3, 60.0  # watchdogs that end one after the other, none of which lived so long
+# It ends with the controller and not before: signals that ask it to are ignored from the start.
 _CODE = (
     "import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; "
-    "from underclock.runtime.undo.watcher import main; main()"
+    "from underclock.runtime.undo.watchdog import main; main()"
 )
 
 
-class WatcherLostError(DeviceError):
-    """No watcher can be kept alive, so nothing may stay set."""
+class WatchdogLostError(DeviceError):
+    """No watchdog can be kept alive, so nothing may stay set."""
 
 
-class Watching:
-    """A watcher, and another one where it ends; `folder` is where runs keep their files."""
+class WatchdogProcess:
+    """A watchdog, and another one where it ends; `folder` is where runs keep their files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,7 @@ class Watching:
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [sys.executable, "-P", "-c", _CODE, str(_THEIRS), str(self._folder)]
-        # It keeps nothing open that others wait to be closed (a watcher that another thread starts
+        # It keeps nothing open that others wait to be closed (a watchdog that another thread starts
         # just now neither); what it says goes to stderr.
         quiet = [
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -77,7 +77,7 @@ class Watching:
 
     @property
     def watches(self) -> bool:
-        """Whether a watcher has everything it needs to undo."""
+        """Whether a watchdog has everything it needs to undo."""
         return self._unanswered == 0
 
     @property
@@ -89,7 +89,7 @@ class Watching:
         """Give it the lock of one more GPU, and wait until it watches.
 
         Raises:
-            WatcherLostError: It does not.
+            WatchdogLostError: It does not.
         """
         self._locks.append(lock)
         if self._unanswered is not None:
@@ -107,14 +107,14 @@ class Watching:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.
 
         Raises:
-            WatcherLostError: It cannot start, or one after the other ends.
+            WatchdogLostError: It cannot start, or one after the other ends.
         """
         if not self._listen():
             self._replace()
             return
         if self._unanswered is None:
             if now_s - self._begun_s > _START_S:
-                raise WatcherLostError(f"the watcher did not start within {_START_S:g} s")
+                raise WatchdogLostError(f"the watchdog did not start within {_START_S:g} s")
             self._beat_s = now_s  # nothing is due before it says that it is there
             return
         if now_s >= self.next_s:
@@ -146,18 +146,18 @@ class Watching:
             elif message == WATCHED:
                 self._unanswered = (self._unanswered or 0) - 1
             elif message != BEAT:
-                raise WatcherLostError(f"the watcher cannot watch: {message.decode()}")
+                raise WatchdogLostError(f"the watchdog cannot watch: {message.decode()}")
 
     def _replace(self) -> None:
         self.close()
         lived_s = time.monotonic() - self._begun_s
         self._lost = self._lost + 1 if lived_s < _LONG_S else 1
         if self._lost > _MOST:
-            raise WatcherLostError(
-                f"{self._lost} watchers ended one after the other",
+            raise WatchdogLostError(
+                f"{self._lost} watchdogs ended one after the other",
                 hint="without one, nothing gives the clocks back after a kill: see who ends them",
             )
-        say(f"the watcher (process {self.pid}) has ended, and is replaced by another")
+        say(f"the watchdog (process {self.pid}) has ended, and is replaced by another")
         self._begin()
 
     def close(self) -> None:

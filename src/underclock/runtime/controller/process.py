@@ -1,9 +1,9 @@
-"""The conductor: the one process that sets clocks, while another one trains.
+"""The controller: the one process that sets clocks, while another one trains.
 
 It arms an undo for every GPU, lets its work set clocks, and undoes on any end: the trainer's, its
-own by a signal or an error, or the loss of every watcher. Where it cannot, the watcher does.
+own by a signal or an error, or the loss of every watchdog. Where it cannot, the watchdog does.
 
-`starting.Conducting` starts it and listens to what it tells.
+`starting.ControllerProcess` starts it and listens to what it tells.
 """
 
 import atexit
@@ -27,22 +27,22 @@ from underclock.hw.settable import SettableGpu, Setting
 from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Clocks
 from underclock.records.latencies import Domain, mhz_of
-from underclock.runtime.undo.armed import (
-    Armed,
+from underclock.runtime.undo.guarded_gpu import (
+    GuardedGpu,
     Undone,
     notes_on_others,
     refuse_beside_others,
 )
 from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import Process
-from underclock.runtime.undo.watching import Watching
+from underclock.runtime.undo.watchdog_process import WatchdogProcess
 
 TRAINER_ENDED = "the training process ended"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Work(Protocol):
-    """What a conductor does between arming and undoing. It sets nothing but through `Armed`."""
+    """What a controller does between arming and undoing; it sets only through `GuardedGpu`."""
 
     @property
     def waits_on(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class WorkDone(Exception):  # noqa: N818 - an end, not an error
     """The work is at its end; the sentence says why."""
 
 
-Begin = Callable[[Mapping[str, Armed], Mapping[str, Any]], Work]
+Begin = Callable[[Mapping[str, GuardedGpu], Mapping[str, Any]], Work]
 """Makes the work: of the GPUs by UUID, and of its options. It may set something already."""
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -95,13 +95,13 @@ class Ending(NamedTuple):
     undone: tuple[Undone, ...]
 
 
-def conduct(
+def control(
     gpus: Sequence[SettableGpu],
-    begin: Callable[[Mapping[str, Armed]], Work],
+    begin: Callable[[Mapping[str, GuardedGpu]], Work],
     *,
     trainer: int,
     folder: Path,
-    watching: Watching,
+    watchdog: WatchdogProcess,
     tell: Tell,
 ) -> Ending:
     """Set clocks as the work says, until the trainer or something else ends; then undo.
@@ -116,24 +116,24 @@ def conduct(
     """
     notes = notes_on_others()
     with asked_to_end() as asked:
-        armed: dict[str, Armed] = {}
+        armed: dict[str, GuardedGpu] = {}
         undone: tuple[Undone, ...] = ()
         try:
             for gpu in gpus:
                 # Kept at once: what fails at the next is undone here too.
-                armed[gpu.uuid] = Armed(gpu, folder, share_lock=watching.share)
+                armed[gpu.uuid] = GuardedGpu(gpu, folder, share_lock=watchdog.share)
             ends = _Ends(trainer, asked)
-            why = ends.why(watching)
+            why = ends.why(watchdog)
             if why is None:
                 work = begin(armed)
                 mended = [one.mended._asdict() for one in armed.values()]
                 tell({"state": "armed", "mended": mended, "notes": notes})
-                why = _until_end(work, watching, ends)
+                why = _until_end(work, watchdog, ends)
         finally:
             undone = tuple(armed[uuid].end() for uuid in armed)
             failed = [line for one in undone for line in one.failed]
             if not failed:  # else it tries again after our end
-                watching.close()
+                watchdog.close()
             elif (error := sys.exception()) is not None:
                 error.add_note("; ".join(failed))
     return Ending(why, undone)
@@ -144,11 +144,11 @@ class _Ends(NamedTuple):
     asked: socket.socket  # where signals to this process arrive as bytes
 
     def why(
-        self, watching: Watching, wait_s: float = 0.0, others: tuple[int, ...] = ()
+        self, watchdog: WatchdogProcess, wait_s: float = 0.0, others: tuple[int, ...] = ()
     ) -> str | None:
         """Wait for an end, or for somebody to say something; return why it ends, if it does."""
         signals = self.asked.fileno()
-        heard = [self.trainer, signals, watching.fileno(), *others]
+        heard = [self.trainer, signals, watchdog.fileno(), *others]
         ready, _, _ = select.select(heard, [], [], wait_s)
         if self.trainer in ready:
             return TRAINER_ENDED
@@ -157,23 +157,23 @@ class _Ends(NamedTuple):
         return None
 
 
-def _until_end(work: Work, watching: Watching, ends: _Ends) -> str:
+def _until_end(work: Work, watchdog: WatchdogProcess, ends: _Ends) -> str:
     """Wake the work whenever it wants to be; return why that is over."""
     try:
         while True:
             now_s = time.monotonic()
-            # Without a watcher nothing more is set; what is set stays until there is another.
+            # Without a watchdog nothing more is set; what is set stays until there is another.
             due_s = math.inf
             others: tuple[int, ...] = ()
-            if watching.watches:
+            if watchdog.watches:
                 due_s, others = work.next_s(), work.waits_on
-            why = ends.why(watching, max(0.0, min(due_s, watching.next_s) - now_s), others)
+            why = ends.why(watchdog, max(0.0, min(due_s, watchdog.next_s) - now_s), others)
             if why is not None:
                 return why
             now_s = time.monotonic()
-            if now_s < due_s or now_s >= watching.next_s:  # else it has said nothing
-                watching.tend(now_s)
-            if watching.watches and (
+            if now_s < due_s or now_s >= watchdog.next_s:  # else it has said nothing
+                watchdog.tend(now_s)
+            if watchdog.watches and (
                 now_s >= due_s or (others and select.select(others, [], [], 0.0)[0])
             ):
                 work.wake(now_s)
@@ -196,17 +196,17 @@ def asked_to_end() -> Iterator[socket.socket]:
         yield ours
 
 
-def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Ending:
-    """Do what a conductor was started for.
+def carry_out(order: Mapping[str, Any], watchdog: WatchdogProcess, tell: Tell) -> Ending:
+    """Do what a controller was started for.
 
     Args:
-        order: What `starting.Conducting` writes: ``gpus``, UUIDs of what to set; ``trainer``, the
-            process whose end is the conductor's; ``work``, where to find the function that makes
+        order: What `ControllerProcess` writes: ``gpus``, UUIDs of what to set; ``trainer``, the
+            process whose end is the controller's; ``work``, where to find the function that makes
             the work, as ``module:name``; and the ``options`` that it is called with.
         tell: Hears that everything is armed.
 
     Raises:
-        UnderclockError: As `conduct`.
+        UnderclockError: As `control`.
     """
     module, _, name = order["work"].partition(":")
     trainer = Process(*order["trainer"])
@@ -221,17 +221,17 @@ def carry_out(order: Mapping[str, Any], watching: Watching, tell: Tell) -> Endin
     session.enter_context(nvml_session())
     refuse_beside_others(order["gpus"])
     begin: Begin = getattr(importlib.import_module(module), name)
-    return conduct(
+    return control(
         [settable_gpu(uuid) for uuid in order["gpus"]],
         lambda gpus: begin(gpus, order["options"]),
         trainer=pidfd,
         folder=runtime_folder(),
-        watching=watching,
+        watchdog=watchdog,
         tell=tell,
     )
 
 
-def hold(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Work:
+def hold(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Work:
     """Set what the options ask for, values by setting by UUID, and wait: work that sets once."""
     for uuid, values in options.items():
         for name, value in values.items():

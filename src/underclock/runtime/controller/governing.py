@@ -1,4 +1,4 @@
-"""What a conductor does while a server is governed: it reads notes, and asks for clocks."""
+"""What a controller does while a server is governed: it reads notes, and asks for clocks."""
 
 import atexit
 import os
@@ -16,12 +16,12 @@ from underclock.records import Evidence
 from underclock.records.latencies import changed
 from underclock.records.runs import RunLine
 from underclock.records.serving import ServingPlan
-from underclock.runtime.conductor.booking import Booking, RunTally, booked
-from underclock.runtime.conductor.gauges import Gauges, Shown
-from underclock.runtime.conductor.process import Setter, WorkDone, try_clocks
+from underclock.runtime.controller.booking import Booking, RunTally, booked
+from underclock.runtime.controller.gauges import Gauges, Shown
+from underclock.runtime.controller.process import Setter, WorkDone, try_clocks
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN, NOTE
-from underclock.runtime.undo.armed import Armed
+from underclock.runtime.undo.guarded_gpu import GuardedGpu
 from underclock.runtime.undo.processes import say
 from underclock.store import as_record
 from underclock.units import format_drawn, format_duration
@@ -98,7 +98,7 @@ class Governing:
         return Note.read(data)
 
 
-def begin(gpus: Mapping[str, Armed], options: Mapping[str, Any]) -> Governing:
+def begin(gpus: Mapping[str, GuardedGpu], options: Mapping[str, Any]) -> Governing:
     """Begin to govern; notes come on standard input.
 
     Args:

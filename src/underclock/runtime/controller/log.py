@@ -27,7 +27,7 @@ from underclock.runtime.policy.policy import OBSERVED
 from underclock.runtime.undo.processes import say
 
 if TYPE_CHECKING:
-    from underclock.runtime.conductor.booking import Booking
+    from underclock.runtime.controller.booking import Booking
 
 _LONGEST_LINE = 1 << 16
 _P50, _P99 = 0.5, 0.99

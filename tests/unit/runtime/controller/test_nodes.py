@@ -1,4 +1,4 @@
-"""Conductors of one job on two machines: orders travel, and who loses the other goes to auto."""
+"""Controllers of one job on two machines: orders travel, and who loses the other goes to auto."""
 
 import socket
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from followed import CLOCK
 from made_jobs import job, job_plan
 from underclock.errors import DataError, UsageError
 from underclock.hw.wire import framed
-from underclock.runtime.conductor.nodes import AHEAD, SILENT_S, DecidingRanks, ToldRanks
+from underclock.runtime.controller.nodes import AHEAD, SILENT_S, DecidingRanks, ToldRanks
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
@@ -133,7 +133,7 @@ def test_a_machine_whose_other_side_ends_goes_to_auto_for_good(nodes: Nodes) -> 
     nodes.decides.close()
     nodes.tend(nodes.told)
     assert nodes.follow == [True, True, False, False]
-    assert "the machine that decides is lost: its conductor has ended" in nodes.words[-1]
+    assert "the machine that decides is lost: its controller has ended" in nodes.words[-1]
     step = PassedStep(number=99, state=State.FOLLOWING, time_s=0.1)
     assert not any(each.passed(step) for each in nodes.told.peers)
     assert nodes.follow[2:] == [False, False]
