@@ -24,7 +24,7 @@ from underclock.core.model.estimate import estimate
 from underclock.core.model.fitting import fitted
 from underclock.core.model.parameters import Shared
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.step.fit_row import STEADY_C
+from underclock.core.step.whole_step import STEADY_C
 from underclock.gpus.models import Accuracy, Calibration, GpuModel, OwnKernel, encode
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.constants import GpuConstants, KernelConstants, Throughput

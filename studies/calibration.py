@@ -38,8 +38,7 @@ from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.errors import DataError
 from underclock.physics.cap import capped_core_mhz
 from underclock.physics.constants import GpuConstants, KernelConstants
-from underclock.physics.costs import boost_mhz, busy_w, duration_s
-from underclock.physics.derivatives import BY_GPU
+from underclock.physics.costs import BY_GPU, boost_mhz, busy_w, duration_s
 from underclock.records import SampleSet, Window
 
 _NOISE = 0.02  # of a row

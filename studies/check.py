@@ -27,10 +27,10 @@ from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.costs import Costs
 from underclock.core.model.row_runs import odd_repeats
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.student import student_quantile
-from underclock.core.step.table import cost_table
+from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import Clocks, Record, SampleSet, Window
 from underclock.records.measured import renumbered

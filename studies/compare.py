@@ -29,8 +29,14 @@ from underclock.app.planning import costs_of
 from underclock.app.switching import KNOWN, switching_of
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import Costs, PredictedChange
-from underclock.core.planning.achievable import achieved, settled_cost
-from underclock.core.planning.best_choice import TIME_POWER, tolerance_of
+from underclock.core.planning.best_choice import (
+    TIME_POWER,
+    Goal,
+    as_neighbours,
+    choice_cost,
+    tolerance_of,
+    with_intervals,
+)
 from underclock.core.planning.chance_constraint import (
     Aim,
     Candidate,
@@ -38,9 +44,8 @@ from underclock.core.planning.chance_constraint import (
     room,
     within_confidence,
 )
-from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.sequence import sequence_problem
+from underclock.core.planning.clock_changes import sequence_problem
+from underclock.core.planning.latency_constrained import achieved, settled_cost
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.solvers import (
     Effort,
@@ -50,9 +55,9 @@ from underclock.core.solvers import (
     solution_of,
     solve,
 )
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import against_auto, grouped
-from underclock.core.step.whole import as_one, is_only_whole
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import against_auto, grouped
+from underclock.core.step.whole_step import as_one, is_only_whole
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.records import (
     Accounting,

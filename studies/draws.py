@@ -22,11 +22,11 @@ from estimates import ESTIMATES, Figures, figures_of
 from known_tables import made_table
 from pages import MEASURED
 from underclock.arrays import Bools, Floats, Ints
-from underclock.campaign.survey import Grid
+from underclock.campaign.grid import Grid
 from underclock.core.model.costs import Costs
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels, solve_strategies
-from underclock.core.step.table import CostTable, cost_table
+from underclock.core.step.cost_table import CostTable, cost_table
 from underclock.errors import DataError
 from underclock.records import Clocks, SampleSet, Strategy
 from underclock.store import read_samples

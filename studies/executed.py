@@ -24,9 +24,9 @@ from simulated_steps import execute as control
 from underclock import measure, trace
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
-from underclock.campaign.survey import Campaign, Grid
-from underclock.campaign.turns import course_of, switching_model
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign, Grid
+from underclock.campaign.loop import course_of, switching_model
+from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import GpuModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import simulated_rig

@@ -37,7 +37,7 @@ from draws import (
 from estimates import ESTIMATES, Figures
 from pages import markdown
 from score import run_variances
-from underclock.core.step.table import cost_table
+from underclock.core.step.cost_table import cost_table
 
 Found: TypeAlias = Iterator[tuple[str, str, str, Figures]]
 """Section, estimate, group of cases, figures."""

@@ -18,15 +18,15 @@ import msgspec
 import torch as library
 
 from underclock.app.measuring import measure
-from underclock.campaign.survey import Campaign
+from underclock.campaign.grid import Campaign
 from underclock.errors import StuckError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, nvml_session
 from underclock.records import MeasurementSettings
 from underclock.store import write_document
+from underclock.tracing.held import trace
 from underclock.tracing.source import load_step, source_of
-from underclock.tracing.trace import trace
 
 torch: Any = library  # typed in part only
 ZOO = Path(__file__).parent / "zoo"

@@ -25,12 +25,12 @@ from msgspec import structs
 from pages import fill, markdown, mean_and_error
 from underclock import measure, plan
 from underclock.app.switching import Switching
-from underclock.campaign.survey import Campaign
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign
+from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import GpuModel, Latency, OwnKernel, SwitchingModel, gpu_model
 from underclock.hw.measurer import BRISK
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.ledger.runs import LedgerGpu, LedgerRun, totals
+from underclock.ledger import LedgerGpu, LedgerRun, totals
 from underclock.physics.constants import KernelConstants
 from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.latencies import LatencyTable

@@ -16,10 +16,10 @@ from underclock.app.output import print_json
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.row_runs import TableRuns, runs_of
-from underclock.core.planning.choices import choice_cost, with_intervals
+from underclock.core.planning.best_choice import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed
-from underclock.core.step.table import CostTable, at_any_clocks, cost_table
-from underclock.core.step.whole import is_only_whole
+from underclock.core.step.cost_table import CostTable, at_any_clocks, cost_table
+from underclock.core.step.whole_step import is_only_whole
 from underclock.errors import DataError
 from underclock.records import (
     Arm,

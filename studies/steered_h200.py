@@ -31,9 +31,9 @@ from underclock.core.model.parameters import CORE, DRAM, WORK, Shared
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.steering import clock_range
-from underclock.core.step.cap import coload_moves_clock
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import settled_step
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_cap import coload_moves_clock
+from underclock.core.step.power_capped_step import settled_step
 from underclock.gpus.models import gpu_model
 from underclock.records import ALONE, Clocks, Pass, SampleSet, Window
 

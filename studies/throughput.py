@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 from underclock.arrays import Floats
 from underclock.gpus.models import MemoryLockEffect
-from underclock.paper.published import TABLE1
+from underclock.paper.study import TABLE1
 from underclock.physics.cap import settled_mhz
 from underclock.physics.constants import GpuConstants, KernelArrays, Throughput
 from underclock.physics.costs import boost_mhz, duration_s, idle_w, launch_w

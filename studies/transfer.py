@@ -21,9 +21,9 @@ from executed import Ran, auto_course, executed, switching
 from pages import fill, made_by, markdown, percent
 from underclock import measure, trace, transfer
 from underclock.app.planning import plan
-from underclock.campaign.survey import Campaign, Grid
-from underclock.campaign.turns import course_of
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign, Grid
+from underclock.campaign.loop import course_of
+from underclock.core.planning.best_choice import Goal
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, SampleSet, Step
 from underclock.store import read_samples

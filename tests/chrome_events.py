@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from underclock.records.launches import MODULE_MARK
+from underclock.records.work import MODULE_MARK
 
 
 def host(name: str, start: float, end: float, *, tid: int = 1, **args: Any) -> dict[str, Any]:

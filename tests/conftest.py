@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.zeusd import SOCKET as ZEUSD
-from underclock.ledger.runs import LEDGER
+from underclock.ledger import LEDGER
 
 # A test that is slow on a loaded machine is not wrong: no example has a deadline.
 settings.register_profile("ci", deadline=None, max_examples=40, print_blob=True)

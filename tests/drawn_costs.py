@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.records import AUTO, Clocks, Kernel, Pass
 
 

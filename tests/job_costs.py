@@ -4,8 +4,7 @@ import numpy as np
 
 from underclock.arrays import Floats
 from underclock.core.job.network import Network
-from underclock.core.job.tables import RowChoice, table_of, taken, total
-from underclock.core.job.timeline import auto_clocks
+from underclock.core.job.tables import RowChoice, auto_clocks, table_of, taken, total
 from underclock.records.choices import Cost
 from underclock.records.job import Job, RankClocks
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst
+from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst
 from underclock.records import Evidence
 
 HOUR_S = 3600.0

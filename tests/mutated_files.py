@@ -31,7 +31,7 @@ from trace_kinds import traced_run
 from underclock.app import main
 from underclock.errors import UnderclockError
 from underclock.gpus.models import decode, encode, gpu_model
-from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
+from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
 from underclock.records import SCHEMAS, Evidence, Plan, SampleSet, Step, Validation
 from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable

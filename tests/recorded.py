@@ -13,7 +13,7 @@ import msgspec
 
 from underclock.core.tracing.captured import PlainRun, captured_step, profiled_step
 from underclock.core.tracing.profile import activities, captured_calls
-from underclock.records.launches import Node, Traced, TracedActivity
+from underclock.records.work import Node, Traced, TracedActivity
 
 _CATEGORIES = frozenset(
     (

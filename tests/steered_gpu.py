@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.steering import HEATERS, IDLING, SteeringAgenda
 from underclock.core.steering.coload import CoLoad

@@ -29,7 +29,7 @@ _BESIDE = {
 """Pages that lie beside the documentation, and what they are called in it."""
 _ROOMS = {  # where a public name lives, from the most specific on; and what such names are
     "app.": "Functions",
-    "tracing.trace": "Functions",
+    "tracing.held": "Functions",
     "runtime.": "Holding clocks",
     "integrations": "Holding clocks",
     "errors": "Errors",

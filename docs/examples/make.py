@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import underclock
-from underclock.campaign.survey import Campaign
+from underclock.campaign.grid import Campaign
 from underclock.records import MeasurementSettings, Pass, SampleSet
 
 _HERE = Path(__file__).parent

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from underclock.app.transferring import Confirm as Confirm
     from underclock.app.transferring import transfer as transfer
     from underclock.app.validating import validate as validate
+    from underclock.campaign.grid import Campaign as Campaign
+    from underclock.campaign.grid import ClockControl as ClockControl
+    from underclock.campaign.grid import Grid as Grid
     from underclock.campaign.progress import Expected as Expected
     from underclock.campaign.progress import Tally as Tally
-    from underclock.campaign.survey import Campaign as Campaign
-    from underclock.campaign.survey import ClockControl as ClockControl
-    from underclock.campaign.survey import Grid as Grid
-    from underclock.core.planning.goal import Goal as Goal
+    from underclock.core.planning.best_choice import Goal as Goal
     from underclock.core.planning.serving import ServingBudget as ServingBudget
     from underclock.errors import DataError as DataError
     from underclock.errors import DeviceError as DeviceError
@@ -103,9 +103,6 @@ if TYPE_CHECKING:
     from underclock.records import Validation as Validation
     from underclock.records import Verdict as Verdict
     from underclock.records import Window as Window
-    from underclock.records.carried import CarriedOver as CarriedOver
-    from underclock.records.carried import KernelMatch as KernelMatch
-    from underclock.records.carried import MatchWay as MatchWay
     from underclock.records.job import Held as Held
     from underclock.records.job import Instruction as Instruction
     from underclock.records.job import InstructionKind as InstructionKind
@@ -124,6 +121,9 @@ if TYPE_CHECKING:
     from underclock.records.latencies import Quantiles as Quantiles
     from underclock.records.latencies import Reader as Reader
     from underclock.records.latencies import Switch as Switch
+    from underclock.records.planned import CarriedOver as CarriedOver
+    from underclock.records.planned import KernelMatch as KernelMatch
+    from underclock.records.planned import MatchWay as MatchWay
     from underclock.records.runs import ArmLine as ArmLine
     from underclock.records.runs import RunLine as RunLine
     from underclock.records.runs import RunSummary as RunSummary
@@ -141,10 +141,10 @@ if TYPE_CHECKING:
     from underclock.runtime.trainer.notes import Pace as Pace
     from underclock.store import load as load
     from underclock.store import save as save
+    from underclock.tracing.held import trace as trace
     from underclock.tracing.source import StepFile as StepFile
     from underclock.tracing.source import TracePhase as TracePhase
     from underclock.tracing.source import TrainingCommand as TrainingCommand
-    from underclock.tracing.trace import trace as trace
 
     __version__: str
 
@@ -162,8 +162,8 @@ _HOMES = {
         "app.transferring": "Confirm transfer",
         "app.validating": "validate",
         "campaign.progress": "Expected Tally",
-        "campaign.survey": "Campaign ClockControl Grid",
-        "core.planning.goal": "Goal",
+        "campaign.grid": "Campaign ClockControl Grid",
+        "core.planning.strategies": "Goal",
         "core.planning.serving": "ServingBudget",
         "hw.cuda.boundaries": "step",
         "errors": (
@@ -180,7 +180,7 @@ _HOMES = {
             "SampleSet Segment Spread Status Step StepSource Strategy ThrottleReason "
             "Validation Verdict Window"
         ),
-        "records.carried": "CarriedOver KernelMatch MatchWay",
+        "records.planned": "CarriedOver KernelMatch MatchWay",
         "records.job": (
             "Held Instruction InstructionKind Job JobPlan JobPoint Profile ProfileRow Rank Wait "
             "Waiting"
@@ -193,7 +193,7 @@ _HOMES = {
         "runtime.trainer.notes": "Hook Pace",
         "store": "load save",
         "tracing.source": "StepFile TracePhase TrainingCommand",
-        "tracing.trace": "trace",
+        "tracing.held": "trace",
     }.items()
     for name in names.split()
 }

@@ -11,7 +11,7 @@ from underclock.app.backends import open_measurer
 from underclock.app.doctor import examine
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.survey import Campaign
+from underclock.campaign.grid import Campaign
 from underclock.errors import DataError, UsageError
 from underclock.gpus.models import decode, encode, gpu_model, model_names
 from underclock.records import Kernel

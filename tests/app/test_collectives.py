@@ -5,8 +5,8 @@ import pytest
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
-from underclock.campaign.survey import Campaign
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign
+from underclock.core.planning.best_choice import Goal
 from underclock.records import Kind, MeasurementSettings, SampleSet, Verdict
 from underclock.workloads import workload
 

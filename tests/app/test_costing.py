@@ -5,7 +5,7 @@ import pytest
 
 from underclock.app.measuring import measure
 from underclock.app.planning import PlanCosts, costs_of
-from underclock.campaign.survey import Campaign
+from underclock.campaign.grid import Campaign
 from underclock.core.model.costs import Costs
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.hw.measurer import BRISK

@@ -14,7 +14,7 @@ from mutated_files import tried
 from score import score
 from underclock.app.planning import plan
 from underclock.app.validating import judged_runs
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.errors import UnderclockError
 from underclock.records import Plan
 from underclock.report import plan_tables

@@ -19,7 +19,7 @@ import underclock
 from browsers import needs_browser, serious_findings, started_browser
 from underclock import testing
 from underclock.app.main import cli
-from underclock.records.schemas import SCHEMAS
+from underclock.records.common import SCHEMAS
 
 pytestmark = pytest.mark.slow
 

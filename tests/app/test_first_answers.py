@@ -8,8 +8,8 @@ import pytest
 from fake_gpu import FakeClock
 from underclock import SampleSet, plan
 from underclock.app.tuning import Answers, keep_running
-from underclock.core.planning.goal import Goal
-from underclock.core.step.whole import whole_steps
+from underclock.core.planning.best_choice import Goal
+from underclock.core.step.whole_step import whole_steps
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.simulated.rig import simulated_driver
 from underclock.records import ALONE, Plan, Step, Strategy

@@ -15,7 +15,7 @@ from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw import lockstep
 from underclock.hw.lockstep import RankPace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
-from underclock.records.launches import Traced
+from underclock.records.work import Traced
 from underclock.testing import simulated_driver
 from underclock.tracing import captured
 

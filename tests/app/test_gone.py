@@ -8,12 +8,12 @@ import pytest
 
 import underclock
 from refused import assert_refused
-from underclock.app import gone, main
+from underclock.app.main import GONE_COMMANDS, GONE_OPTIONS, main
 from underclock.records import Plan
-from underclock.store import documents, read_document
+from underclock.store import json_files, read_document
 
 
-@pytest.mark.parametrize("command", gone.COMMANDS)
+@pytest.mark.parametrize("command", GONE_COMMANDS)
 def test_a_command_that_went(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--json"])
@@ -21,10 +21,10 @@ def test_a_command_that_went(command: str, capsys: pytest.CaptureFixture[str]) -
     assert ended.value.code == 2
     said = capsys.readouterr().out
     assert f'"{command} is gone"' in said
-    assert len(gone.COMMANDS[command]) > 20
+    assert len(GONE_COMMANDS[command]) > 20
 
 
-@pytest.mark.parametrize("option", gone.OPTIONS)
+@pytest.mark.parametrize("option", GONE_OPTIONS)
 def test_an_option_that_went(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*option.split()[1:], "x"])
@@ -32,7 +32,7 @@ def test_an_option_that_went(option: str, capsys: pytest.CaptureFixture[str]) ->
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert option.rsplit(maxsplit=1)[-1] in said
-    assert gone.OPTIONS[option] in said
+    assert GONE_OPTIONS[option] in said
 
 
 FOREIGN = {
@@ -46,10 +46,10 @@ def test_a_kind_of_file_of_others_that_went(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_text(FOREIGN[kind])
 
-    assert_refused(lambda: underclock.load(path), path, kind, documents.GONE[kind])
+    assert_refused(lambda: underclock.load(path), path, kind, json_files.GONE[kind])
 
 
-@pytest.mark.parametrize("kind", sorted(documents.GONE.keys() - FOREIGN.keys()))
+@pytest.mark.parametrize("kind", sorted(json_files.GONE.keys() - FOREIGN.keys()))
 @pytest.mark.parametrize("read", [underclock.load, lambda path: read_document(path, Plan)])
 def test_a_kind_of_file_that_went(
     kind: str, read: Callable[[Path], object], tmp_path: Path
@@ -57,4 +57,4 @@ def test_a_kind_of_file_that_went(
     path = tmp_path / "file.json"
     path.write_text(json.dumps({"kind": kind, "schema": 1}))
 
-    assert_refused(lambda: read(path), path, f"is a {kind} file", documents.GONE[kind])
+    assert_refused(lambda: read(path), path, f"is a {kind} file", json_files.GONE[kind])

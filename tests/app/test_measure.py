@@ -9,7 +9,7 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
-from underclock.campaign.survey import Campaign, Grid, settings_of
+from underclock.campaign.grid import Campaign, Grid, settings_of
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
 from underclock.store import SampleFile, write_document

@@ -9,8 +9,8 @@ from underclock.app import main
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
-from underclock.campaign.survey import Campaign
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign
+from underclock.core.planning.best_choice import Goal
 from underclock.errors import DataError, UsageError
 from underclock.hw.measurer import BRISK
 from underclock.records import Plan, Step

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from invented import page_data, page_table, printed
 from underclock import Campaign, Goal, Step, Verdict, measure, plan, trace, validate
-from underclock.campaign.turns import course_of
+from underclock.campaign.loop import course_of
 from underclock.hw.measurer import BRISK
 from underclock.records import (
     AUTO,

@@ -13,8 +13,8 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.report import write_report
 from underclock.app.validating import validate
-from underclock.campaign.survey import Campaign
-from underclock.core.step.table import cost_table
+from underclock.campaign.grid import Campaign
+from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError
 from underclock.records import (
     AUTO,

@@ -13,7 +13,7 @@ import pytest
 
 from underclock.app import main, raying
 from underclock.app.raying import measure_together
-from underclock.campaign.survey import Campaign, Grid
+from underclock.campaign.grid import Campaign, Grid
 from underclock.errors import DataError, DeviceError, NotSupportedError, StuckError, UsageError
 from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.records import Kernel, MeasurementSettings, Step

@@ -17,7 +17,7 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal
 from underclock.hw.nvml_calls import READ_ONLY, SIMULATOR
 from underclock.hw.simulated.served.client import Control
-from underclock.ledger.runs import LEDGER, SavedAgainst, read_runs
+from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import Clocks
 from underclock.runtime.holding.run import HeldRun
 from underclock.runtime.undo.ownership import RUNTIME_DIR

@@ -9,7 +9,7 @@ import pytest
 
 from made_entries import KWH_J, gpu, run, untold
 from underclock.app import main
-from underclock.ledger.runs import LEDGER, append_run
+from underclock.ledger import LEDGER, append_run
 from underclock.records import Evidence
 
 _RATES = "--price 0.25EUR/kWh --grid 400g/kWh --pue 1.5"

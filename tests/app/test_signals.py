@@ -17,8 +17,8 @@ from underclock.app.measuring import measure
 from underclock.app.output import share_bar
 from underclock.app.planning import plan
 from underclock.app.validate import INCONCLUSIVE
-from underclock.campaign.survey import Campaign
-from underclock.core.planning.goal import Goal
+from underclock.campaign.grid import Campaign
+from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import Bounds
 from underclock.hw.clock import SystemClock
 from underclock.hw.interrupts import InterruptedBySignal, interruptible, raise_lost_interrupt

@@ -4,7 +4,7 @@ import pytest
 
 from benches import bench
 from underclock.errors import DeviceError, NotPermittedError, UsageError
-from underclock.gpus.links import link_of
+from underclock.gpus.models import link_of
 from underclock.hw.base import Capability
 from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig

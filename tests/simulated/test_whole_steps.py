@@ -16,7 +16,7 @@ from simulated_steps import Executed
 from simulated_steps import execute as control
 from underclock.app.report import write_report
 from underclock.app.validating import validate
-from underclock.campaign.turns import WholeSteps, run_in_turns, switching_model
+from underclock.campaign.loop import WholeSteps, run_in_turns, switching_model
 from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
 from underclock.gpus.models import SwitchingModel
 from underclock.hw.lease import ClockLeases

@@ -23,7 +23,7 @@ from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
-from underclock.tracing.ranks import ProcessRank
+from underclock.tracing.job_files import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction
 
 

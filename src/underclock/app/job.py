@@ -260,7 +260,7 @@ def plan_job(
     from underclock.gpus.models import reported_latency
     from underclock.records.job import Job
     from underclock.records.latencies import Domain
-    from underclock.store.documents import as_record
+    from underclock.store.json_files import as_record
 
     source = None if isinstance(job, Job) else Path(job)
     of = as_record(job, Job)

@@ -31,8 +31,7 @@ from underclock.runtime.holding.run import INJECT
 from underclock.runtime.trainer.kept_files import KEPT, LOOK, put_back
 from underclock.runtime.undo.processes import Process, family_of
 from underclock.store import read_document, write_document
-from underclock.tracing.job_files import SUFFIX
-from underclock.tracing.ranks import ProcessRank, told_of_ranks
+from underclock.tracing.job_files import SUFFIX, ProcessRank, told_of_ranks
 from underclock.tracing.source import TracePhase, TrainingCommand, source_of_command
 from underclock.units import format_duration
 

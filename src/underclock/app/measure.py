@@ -27,7 +27,7 @@ from underclock.errors import NotSupportedError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from underclock.campaign.survey import Campaign
+    from underclock.campaign.grid import Campaign
     from underclock.records import MeasurementSettings, SampleSet, Step
     from underclock.tracing.source import TrainingCommand
 
@@ -293,7 +293,7 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
     """Say what was measured, and what of it a reader must know."""
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering import steering_notes
-    from underclock.core.step.unmeasured import unmeasured
+    from underclock.core.step.cost_table import unmeasured
 
     missing = unmeasured(sample_set).warnings
     if step is not None and not step.obstacle and not sample_set.samples:
@@ -308,7 +308,7 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
 
 def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
     """Return what is to be visited; what was not named is as usual."""
-    from underclock.campaign.survey import Campaign, ClockControl
+    from underclock.campaign.grid import Campaign, ClockControl
     from underclock.records import Plan
     from underclock.store import read_document
 
@@ -353,7 +353,7 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 def _taken(sample_set: "SampleSet") -> str:
     """Say how much was measured."""
     from underclock.core.steering import clock_range
-    from underclock.core.step.whole import is_only_whole
+    from underclock.core.step.whole_step import is_only_whole
 
     locked = [s.asked for s in sample_set.mixed if s.is_step and not s.asked.is_auto]
     if is_only_whole(sample_set) and locked:

@@ -10,12 +10,19 @@ import msgspec
 import underclock
 from underclock.app.backends import default_measuring, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
+from underclock.campaign.grid import (
+    Campaign,
+    Grid,
+    Points,
+    SharedRecorder,
+    StepsFirst,
+    share_of,
+    survey,
+)
 from underclock.campaign.loop import CampaignRun, Listed, Steering, check_time_limit
 from underclock.campaign.progress import Expected, Tally, TimeLeft, expected_of
 from underclock.campaign.recording import Recorder, WindowPolicy, of_step, record
-from underclock.campaign.share import SharedRecorder, StepsFirst, share_of
-from underclock.campaign.survey import Campaign, Grid, Points, survey
-from underclock.core.step.whole import WHOLE
+from underclock.core.step.whole_step import WHOLE
 from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
 from underclock.hw.gpu_names import GpuKind, parse_gpu
@@ -26,7 +33,7 @@ from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Plan, Provenance, SampleSet, Step, Strategy
 from underclock.tracing.held import held_launcher
-from underclock.tracing.ranks import ProcessRank
+from underclock.tracing.job_files import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
 
 

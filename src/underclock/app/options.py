@@ -36,7 +36,7 @@ source_option = click.option(
 
 def own_file(document: Path | None) -> Path | None:
     """Return the file of this rank where ``torchrun`` gave all of them one name."""
-    from underclock.tracing.ranks import ProcessRank
+    from underclock.tracing.job_files import ProcessRank
 
     rank = ProcessRank.of(os.environ)
     return document if rank is None or document is None else rank.own(document)

@@ -112,7 +112,7 @@ def _planned(
     """Plan one file for one budget and latency."""
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
-    from underclock.core.planning.goal import Goal
+    from underclock.core.planning.best_choice import Goal
 
     if max_slowdown is not None and asked["objective"] != Objective.WASTE:
         raise UsageError(
@@ -138,7 +138,7 @@ def _plan_grid(
     asked: dict[str, Any],
 ) -> None:
     """Plan every file for every budget and latency, each into a file of a folder."""
-    from underclock.core.planning.goal import DEFAULT_SLOWDOWN
+    from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
     from underclock.report.answer import headline
     from underclock.store import check_output, write_document
 

@@ -14,16 +14,15 @@ from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.estimate import estimate
 from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.planning.best_choice import Goal, choices
 from underclock.core.planning.chance_constraint import RiskModel
-from underclock.core.planning.choices import choices
-from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     compare_strategies,
     one_clock_only,
 )
-from underclock.core.step.table import CostTable, cost_table
-from underclock.core.step.whole import (
+from underclock.core.step.cost_table import CostTable, cost_table
+from underclock.core.step.whole_step import (
     WHOLE,
     as_one,
     is_only_whole,

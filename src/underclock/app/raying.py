@@ -19,8 +19,8 @@ from typing import Any
 
 from underclock.app.backends import default_measuring, open_gpu
 from underclock.app.measuring import measure
+from underclock.campaign.grid import Campaign
 from underclock.campaign.progress import Tally
-from underclock.campaign.survey import Campaign
 from underclock.errors import (
     DeviceError,
     NotSupportedError,

@@ -103,7 +103,7 @@ def _chrome_trace(plan: Path, validation: Path | None) -> str:
 
 def timelines(plan: "JobPlan") -> "tuple[tuple[Span, ...], tuple[Span, ...]]":
     """Return what ranks do at auto, and under a plan."""
-    from underclock.core.job.timeline import auto_clocks, timeline
+    from underclock.core.job.tables import auto_clocks, timeline
 
     job = plan.job
     return timeline(job, auto_clocks(job)), timeline(job, plan.clocks, plan.latency_s)

@@ -14,7 +14,7 @@ from underclock.errors import UsageError
 from underclock.units import KWH_J
 
 if TYPE_CHECKING:
-    from underclock.ledger.runs import SavedTotal
+    from underclock.ledger import SavedTotal
 
 _HOUR_S = 3600.0
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -47,7 +47,7 @@ def command(
 
     Example: underclock saved --by month --price 0.25EUR/kWh --grid 380g/kWh --pue 1.3
     """
-    from underclock.ledger.runs import LEDGER, ledger_path, read_runs, totals
+    from underclock.ledger import LEDGER, ledger_path, read_runs, totals
     from underclock.report.terminal import filled, numbers, words
 
     path = ledger_path(os.environ)

@@ -14,8 +14,8 @@ import underclock
 from underclock.app.planning import costs_of
 from underclock.core.model.costs import TWO_SIDED
 from underclock.core.planning.serving import ServedStep, ServingBudget, served
-from underclock.core.step.cap import coload_moves_clock
-from underclock.core.step.whole import as_one, is_only_whole
+from underclock.core.step.power_cap import coload_moves_clock
+from underclock.core.step.whole_step import as_one, is_only_whole
 from underclock.errors import DataError
 from underclock.records import ALONE, AUTO, SERVING, Clocks, Pass, SampleSet
 from underclock.records.serving import Basis, ServingCost, ServingPlan

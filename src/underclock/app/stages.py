@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from underclock.app.planning import costs_of
 from underclock.app.switching import switching_of
-from underclock.core.job.frontiers import StageProfiles, stage_profiles
-from underclock.core.job.joined import with_profiles
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.sequence import Rules
-from underclock.core.step.whole import is_only_whole
+from underclock.core.job.stage_profiles import StageProfiles, stage_profiles, with_profiles
+from underclock.core.planning.best_choice import Goal
+from underclock.core.planning.clock_changes import Rules
+from underclock.core.step.whole_step import is_only_whole
 from underclock.errors import DataError, UsageError
 from underclock.records import Evidence, GpuInfo, SampleSet
 from underclock.records.job import Job, Profile, Waiting

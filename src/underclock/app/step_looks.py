@@ -14,8 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from underclock.core.tracing.assumed import assumed_step
-from underclock.core.tracing.captured import PlainRun, kernel_means_s, profiled_step
+from underclock.core.tracing.captured import PlainRun, assumed_step, kernel_means_s, profiled_step
 from underclock.core.tracing.profile import captured_calls, saw_all, synchronising
 from underclock.core.tracing.recapture import ALIKE, unlike
 from underclock.errors import NoMemoryError
@@ -30,7 +29,7 @@ from underclock.hw.cuda.state import Snapshot
 from underclock.hw.cuda.torch_step import recorded
 from underclock.hw.lockstep import RankAgreement
 from underclock.records import Step, Window
-from underclock.records.launches import Traced
+from underclock.records.work import Traced
 from underclock.runtime.trainer.step_meter import StepMeter
 from underclock.tracing.captured import as_step, check_one_device, obstacle_of
 from underclock.tracing.source import TracePhase

@@ -6,20 +6,23 @@ from pathlib import Path
 import numpy as np
 
 from underclock.arrays import Ints
-from underclock.core.planning.achievable import ScheduleRisk, achieved, as_schedule, fastest_change
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import (
+from underclock.core.planning.best_choice import Goal
+from underclock.core.planning.clock_changes import Rules, sequence_problem
+from underclock.core.planning.latency_constrained import (
     Own,
+    ScheduleRisk,
+    achieved,
+    as_schedule,
     budget_curve,
     curve_latencies,
+    fastest_change,
     latency_curve,
 )
-from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import ComparedStrategies
 from underclock.core.solvers import Effort
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import cap_of
-from underclock.core.step.whole import is_only_whole
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import cap_of
+from underclock.core.step.whole_step import is_only_whole
 from underclock.errors import InfeasibleError, UsageError
 from underclock.gpus.models import reported_latency
 from underclock.records import (

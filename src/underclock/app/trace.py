@@ -72,9 +72,9 @@ def command(
 
     Example: underclock trace -o step.json -- torchrun --nproc-per-node 2 train.py
     """
-    from underclock.tracing.ranks import ProcessRank, told_of_ranks
+    from underclock.tracing.held import trace
+    from underclock.tracing.job_files import ProcessRank, told_of_ranks
     from underclock.tracing.source import TRACING, is_command
-    from underclock.tracing.trace import trace
 
     if is_command(workload):
         if grid or sizes:
@@ -204,8 +204,8 @@ def _trace_family(
 ) -> None:
     """Trace a step at several sizes, each into its own file of a folder."""
     from underclock.store import check_output, write_document
+    from underclock.tracing.held import family, shared_kernels
     from underclock.tracing.source import TRACING, sized_name
-    from underclock.tracing.trace import family, shared_kernels
 
     if workload.endswith(".py"):
         raise UsageError(

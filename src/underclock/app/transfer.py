@@ -70,7 +70,7 @@ def command(
     import dataclasses
 
     from underclock.app.transferring import Confirm, transfer
-    from underclock.core.planning.goal import Goal
+    from underclock.core.planning.best_choice import Goal
     from underclock.records import Plan
     from underclock.report import plan_tables
     from underclock.store import as_record, kind_of

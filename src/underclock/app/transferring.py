@@ -11,12 +11,12 @@ from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import surveyed
 from underclock.app.planning import PlanCosts, check_has_budget, costs_of, decided
 from underclock.app.switching import KNOWN, switching_as_of, switching_of
+from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.loop import CampaignRun, Listed
 from underclock.campaign.recording import Recorder, record
-from underclock.campaign.survey import Campaign, Grid
-from underclock.core.planning.goal import Goal
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import step_cost
+from underclock.core.planning.best_choice import Goal
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import step_cost
 from underclock.core.transfer import Carried, carried
 from underclock.errors import DataError, UsageError
 from underclock.hw.base import Capability

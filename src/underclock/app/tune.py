@@ -25,7 +25,7 @@ from underclock.errors import NotAppliedError, NotSupportedError
 
 if TYPE_CHECKING:
     from underclock.app.tuning import Answers
-    from underclock.core.planning.goal import Goal
+    from underclock.core.planning.best_choice import Goal
     from underclock.hw.gpu_names import GpuName
     from underclock.records import Plan, Step
     from underclock.tracing.source import TrainingCommand
@@ -64,7 +64,7 @@ def command(  # noqa: PLR0915 - the stages in turn
     """
     from underclock.app.report import write_report
     from underclock.app.tuning import Answers, planned_before, runs_elsewhere, to_hold
-    from underclock.core.planning.goal import Goal
+    from underclock.core.planning.best_choice import Goal
     from underclock.hw.gpu_names import parse_gpu
     from underclock.hw.nvml import shown_by_cuda
     from underclock.store import write_document

@@ -10,8 +10,8 @@ import underclock
 from underclock.app.backends import open_gpu
 from underclock.app.output import say
 from underclock.app.planning import plan
-from underclock.core.planning.goal import Goal
-from underclock.core.step.whole import whole_steps
+from underclock.core.planning.best_choice import Goal
+from underclock.core.step.whole_step import whole_steps
 from underclock.errors import DataError, InfeasibleError, UsageError
 from underclock.hw.base import Clock
 from underclock.hw.clock import SystemClock

@@ -11,8 +11,7 @@ import numpy as np
 
 from underclock.app.backends import open_measurer
 from underclock.arrays import Floats
-from underclock.campaign.progress import Tally
-from underclock.campaign.turns import (
+from underclock.campaign.loop import (
     OWN_HEAT,
     Course,
     WholeSteps,
@@ -20,6 +19,7 @@ from underclock.campaign.turns import (
     run_in_turns,
     switching_model,
 )
+from underclock.campaign.progress import Tally
 from underclock.core.statistics.verdict import (
     MeanChange,
     count_within,

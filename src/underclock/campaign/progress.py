@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from underclock.campaign.adaptive import first_looks
-from underclock.campaign.survey import Campaign
+from underclock.campaign.grid import Campaign
 from underclock.core.steering import first_measurements
 from underclock.hw.base import Capability, Measurer
 from underclock.records import MeasurementSettings, SampleSet

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.core.steering import launch_clocks, spin_mhz
-from underclock.core.step.cap import is_uneven
-from underclock.core.step.whole import WHOLE, as_one
+from underclock.core.step.power_cap import is_uneven
+from underclock.core.step.whole_step import WHOLE, as_one
 from underclock.core.tracing.recapture import difference, identity
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Capability, Durations, Measurer, Reading

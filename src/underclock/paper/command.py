@@ -36,7 +36,7 @@ def command(*, gpus: tuple[str, ...], grid: str, seed: int, as_json: bool) -> No
 
     Example: underclock paper --gpu sim:rtx3080ti
     """
-    from underclock.campaign.survey import Grid
+    from underclock.campaign.grid import Grid
     from underclock.paper.study import Conditions, run_study
 
     studies = []

@@ -1,15 +1,24 @@
 """The study of arXiv 2601.08539 from end to end: search, choose, validate, carry over, compare.
 
-Costs are sums of isolated kernels and clocks change for free, both as in the paper. Changes are in
-percent here and named ``_pct``, as the paper prints them; everywhere else they are fractions.
+J. Spaan, K.-H. Chen, A.-L. Varbanescu: Reducing Compute Waste in LLMs through Kernel-Level DVFS.
+
+`quoted.csv` holds every quoted number in the order of the paper, `table1.csv` its Table 1; Tables 1
+and 2 are complete, figures have the numbers that the text gives. All are for comparison and never
+fitted. Costs are sums of isolated kernels and clocks change for free, both as in the paper. Changes
+are in percent here and named ``_pct``, as the paper prints them; everywhere else they are
+fractions.
 """
 
+import csv
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,16 +28,14 @@ from underclock.app.doctor import GpuFinding, examine
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.arrays import Floats
+from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.progress import Tally
-from underclock.campaign.survey import Campaign, Grid
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.core.statistics.verdict import pair_changes
-from underclock.core.step.table import waited_counts
+from underclock.core.step.cost_table import waited_counts
 from underclock.errors import UsageError
 from underclock.hw.base import Measurer
 from underclock.hw.gpu_names import parse_gpu
-from underclock.paper import published
-from underclock.paper.published import TABLE1, Change, QuotedNumber
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -37,6 +44,7 @@ from underclock.records import (
     Cost,
     Evidence,
     GpuInfo,
+    Granularity,
     Kernel,
     Kind,
     MeasurementSettings,
@@ -47,12 +55,104 @@ from underclock.records import (
     SampleSet,
     Step,
 )
-from underclock.tracing.trace import trace
+from underclock.tracing.held import trace
+from underclock.units import parse_mhz
+
+
+class Change(NamedTuple):
+    """Of time and energy of the step against auto, in percent."""
+
+    time_pct: float
+    energy_pct: float
+
+
+class QuotedNumber(Record, frozen=True, kw_only=True):
+    """One number that is quoted from the paper, and ours.
+
+    Attributes:
+        unit: Of all three numbers; empty for a count.
+        ours: ``None`` where there is none.
+    """
+
+    group: str
+    name: str
+    unit: str
+    paper: float
+    ours: float | None = None
+    difference: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedKernel:
+    """One row of Table 1: the kernel-level, global, strict choice."""
+
+    section: str
+    kernel: str
+    invocations: int
+    clocks: Clocks
+    change: Change
+
+
+def _rows(file: str) -> list[dict[str, str]]:
+    text = (resources.files("underclock.paper") / file).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+QUOTED = {
+    row["name"]: msgspec.convert(row, QuotedNumber, strict=False) for row in _rows("quoted.csv")
+}
+"""Every number by its name, nothing of ours beside it."""
+
+
+def change(name: str) -> Change:
+    """Return a change that is quoted in two numbers."""
+    return Change(
+        time_pct=QUOTED[f"{name}: time"].paper, energy_pct=QUOTED[f"{name}: energy"].paper
+    )
+
+
+def way(granularity: Granularity, objective: Objective, aggregate: Aggregate) -> str:
+    """Return what Table 2 calls a way of choosing."""
+    return f"{granularity}-level, {objective}, {aggregate}"
+
+
+TABLE2 = {
+    each: change(way(*each))
+    for each in itertools.product(
+        (Granularity.PASS, Granularity.KERNEL),
+        (Objective.EDP, Objective.WASTE),
+        (Aggregate.LOCAL, Aggregate.GLOBAL),
+    )
+}
+REPEATS = int(QUOTED["repeats"].paper)  # of choices measured again
+BATCH_SIZE = int(QUOTED["batch"].paper)
+
+# That batch's clocks elsewhere. For the smallest batches only the extremes are given.
+BATCH = {8: change("batch 8")}
+TENSOR_PARALLEL = {degree: change(f"tensor parallel {degree}") for degree in (4, 8, 16)}
+
+
+def _read_table1() -> tuple[PublishedKernel, ...]:
+    """Read Table 1, in launch order; changes are in percent of the kernel's own."""
+    return tuple(
+        PublishedKernel(
+            section=row["section"],
+            kernel=row["kernel"],
+            invocations=int(row["invocations"]),
+            clocks=Clocks(core_mhz=parse_mhz(row["core_mhz"]), mem_mhz=parse_mhz(row["mem_mhz"])),
+            change=Change(time_pct=float(row["time_pct"]), energy_pct=float(row["energy_pct"])),
+        )
+        for row in _rows("table1.csv")
+    )
+
+
+TABLE1 = _read_table1()
+
 
 PAPERS_GPU = "sim:rtx3080ti"
 WORKLOAD = "gpt3-xl"
 _SECOND_GPU = "sim:a4000"
-_BATCHES = (1, 2, 4, 8, 16, 24, 32, published.BATCH_SIZE)
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, BATCH_SIZE)
 _BOTH = "kernels that lower both clocks"
 _SACRIFICED_PCT = 5.0  # far from both the GEMMs that get faster and those that get 9 % slower
 _Ours = dict[str, float | None]
@@ -137,12 +237,12 @@ def run_study(conditions: Conditions) -> Study:
     second = _search(step, conditions, _SECOND_GPU)
     again = plan(second, Goal(max_slowdown=0.0), latency="free", raw=True)
     ours = _change("RTX A4000, searched again", _percent(again.promise))
-    for granularity, objective, aggregate in published.TABLE2:
+    for granularity, objective, aggregate in TABLE2:
         strategy = Goal(granularity=granularity, aggregate=aggregate).chosen
         cost = plans[objective, aggregate].arm(strategy).cost
         if cost is None:
             raise AssertionError("auto itself meets a strict budget")
-        ours |= _change(published.way(granularity, objective, aggregate), _percent(cost))
+        ours |= _change(way(granularity, objective, aggregate), _percent(cost))
     auto = {s.kernel: s.observed or AUTO for s in samples.samples if s.asked == AUTO}
     rows = table1_rows(discovered, auto)
     ours |= _table1(rows) | _validation(discovered, conditions) | _transfers(discovered, conditions)
@@ -159,7 +259,7 @@ def run_study(conditions: Conditions) -> Study:
         overlapping=sum(overlap(row.lever, row.paper_lever) for row in rows),
         quoted=tuple(
             _beside(quoted, counted.get(quoted.name, quoted.paper), ours[quoted.name])
-            for quoted in published.QUOTED.values()
+            for quoted in QUOTED.values()
             if quoted.name in ours
         ),
         warnings=discovered.warnings + (() if conditions.gpu.startswith(PAPERS_GPU) else (other,)),
@@ -252,7 +352,7 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
     ) as measurer:
         conditions.note("warming the GPU to a steady temperature")
         measurer.warm([discovered.runs[index] for index in discovered.order])
-        for repeat in range(published.REPEATS):
+        for repeat in range(REPEATS):
             conditions.note(f"run {repeat + 1} of auto and the plan")
             for name in list(arms)[:: -1 if repeat % 2 else 1]:
                 costs = _alone(measurer, kernels, arms[name], repeat)
@@ -262,7 +362,7 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
     promised = discovered.promise.energy_change
     mean = Change(100.0 * float(time.mean()), 100.0 * float(energy.mean()))
     return {
-        "repeats": published.REPEATS,
+        "repeats": REPEATS,
         "pairs": time.size,
         **_change("mean of all pairs", mean),
         "discovered energy": 100.0 * promised,
@@ -273,7 +373,7 @@ def _validation(discovered: Plan, conditions: Conditions) -> _Ours:
 def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
     """Measure the discovered clocks, and auto, at other batches and under tensor parallelism."""
     sizes = [(batch, 1) for batch in _BATCHES]
-    sizes += [(published.BATCH_SIZE, degree) for degree in (2, *published.TENSOR_PARALLEL)]
+    sizes += [(BATCH_SIZE, degree) for degree in (2, *TENSOR_PARALLEL)]
     found: dict[tuple[int, int], Change] = {}
     with open_measurer(
         conditions.gpu,
@@ -286,15 +386,15 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
             conditions.note(f"the discovered clocks at batch {batch}, {degree} GPUs")
             step = trace(WORKLOAD, batch=batch, tp=degree, collectives=0)
             found[batch, degree] = _carried(measurer, discovered, before_optimizer(step).kernels)
-    smallest = [found[size] for size in sizes if size[0] < min(published.BATCH)]
+    smallest = [found[size] for size in sizes if size[0] < min(BATCH)]
     ours: _Ours = {
         "smaller batches: greatest time": max(each.time_pct for each in smallest),
         "smaller batches: least energy": min(each.energy_pct for each in smallest),
     }
-    for batch in published.BATCH:
+    for batch in BATCH:
         ours |= _change(f"batch {batch}", found[batch, 1])
-    for degree in published.TENSOR_PARALLEL:
-        ours |= _change(f"tensor parallel {degree}", found[published.BATCH_SIZE, degree])
+    for degree in TENSOR_PARALLEL:
+        ours |= _change(f"tensor parallel {degree}", found[BATCH_SIZE, degree])
     return ours
 
 

@@ -35,11 +35,13 @@ from underclock.records.common import (
     AUTO,
     GREATEST_MHZ,
     LEAST_MHZ,
+    SCHEMAS,
     Clocks,
     Evidence,
     Record,
     check_mhz,
     check_positive,
+    check_schema,
 )
 from underclock.records.measured import (
     ALONE,
@@ -60,7 +62,6 @@ from underclock.records.outcomes import (
     Verdict,
 )
 from underclock.records.planned import Plan
-from underclock.records.schemas import SCHEMAS, check_schema
 from underclock.records.work import (
     ASSUMED,
     SERVING,

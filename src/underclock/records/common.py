@@ -1,15 +1,47 @@
-"""What every record rests on: where numbers come from, clocks, checks, and how records look."""
+"""What every record rests on: schema numbers, evidence, clocks, checks, and how records look."""
 
 import html
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from underclock.errors import NotSupportedError
+from underclock.errors import DataError, NotSupportedError
+
+SCHEMAS: Final = {
+    "step": 6,
+    "samples": 8,
+    "merged samples": 1,
+    "plan": 12,
+    "validation": 5,
+    "latencies": 4,
+    "driver moves": 1,
+    "job": 1,
+    "job plan": 1,
+    "serving plan": 1,
+    "GPU model": 1,
+}
+
+
+def check_schema(where: object, kind: str, schema: int, remake: str) -> None:
+    """Refuse a file of another schema; ``remake`` is a hint at what makes such a file anew.
+
+    Raises:
+        DataError: The file was written by an older or a newer version.
+    """
+    current = SCHEMAS[kind]
+    if schema == current:
+        return
+    age, hint = ("a newer", "upgrade underclock") if schema > current else ("an older", remake)
+    raise DataError(
+        f"{where} was written by {age} underclock: it has schema {schema}, this version reads "
+        f"schema {current}",
+        hint=hint,
+    )
+
 
 LEAST_MHZ, GREATEST_MHZ = 10, 20_000  # no GPU has had a clock outside; kHz and GHz are
 COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside

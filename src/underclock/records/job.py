@@ -15,6 +15,7 @@ import msgspec
 
 from underclock.records.choices import ChosenArm, Cost, Segment, Strategy
 from underclock.records.common import (
+    SCHEMAS,
     Clocks,
     Evidence,
     Record,
@@ -25,7 +26,6 @@ from underclock.records.common import (
     check_positive,
 )
 from underclock.records.measured import GpuInfo
-from underclock.records.schemas import SCHEMAS
 from underclock.units import format_percent
 
 

@@ -9,9 +9,8 @@ from enum import StrEnum
 from typing import Self
 
 from underclock.errors import DataError
-from underclock.records.common import Clocks, Evidence, Record, check_mhz
+from underclock.records.common import SCHEMAS, Clocks, Evidence, Record, check_mhz
 from underclock.records.measured import GpuInfo, Provenance
-from underclock.records.schemas import SCHEMAS
 
 _P95 = 1.645  # standard deviations of a normal one
 LONGEST_S = 60.0  # slower than any driver by far

@@ -7,6 +7,7 @@ from typing import Self
 
 from underclock.records.choices import Objective, Strategy
 from underclock.records.common import (
+    SCHEMAS,
     Clocks,
     Evidence,
     Record,
@@ -18,7 +19,6 @@ from underclock.records.common import (
     check_not_negative,
 )
 from underclock.records.measured import GpuInfo
-from underclock.records.schemas import SCHEMAS
 from underclock.units import format_percent
 
 

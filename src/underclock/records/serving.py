@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from underclock.records.common import (
+    SCHEMAS,
     Clocks,
     Evidence,
     Record,
@@ -22,7 +23,6 @@ from underclock.records.common import (
     check_positive,
 )
 from underclock.records.measured import GpuInfo
-from underclock.records.schemas import SCHEMAS
 from underclock.records.work import SERVING, Pass
 from underclock.units import member
 

@@ -14,14 +14,19 @@ from underclock.report.chart import (
     PINK,
     SKY,
     VERMILION,
+    Box,
     Chart,
     Series,
     Shade,
     both,
+    document,
     figure,
+    rectangle,
+    shortened,
+    text,
+    text_px,
 )
 from underclock.report.step_data import KernelUse
-from underclock.report.svg import Box, document, rectangle, shortened, text, text_px
 from underclock.report.wording import arm_title, change_text, duration_text, energy_text, minus
 
 _MOST_BARS = 12

@@ -9,8 +9,8 @@ from rich.text import Text
 from underclock.records.job import Job, JobPlan, RankClocks, Span
 from underclock.report.chart import GREEN, Series
 from underclock.report.figures import arm_series, trade
-from underclock.report.packed import Packed, Packer, TimelineBox
 from underclock.report.page import rendered
+from underclock.report.step_data import Packed, Packer, TimelineBox
 from underclock.report.terminal import filled, numbers, words
 from underclock.report.wording import (
     EVIDENCE_SENTENCES,

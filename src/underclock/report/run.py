@@ -7,8 +7,8 @@ from rich.table import Column, Table
 from underclock.errors import DataError
 from underclock.records.runs import EventLine, Line, RunLine, RunSummary, StepLine
 from underclock.report.chart import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Chart, Series, figure
-from underclock.report.packed import Packer, TimelineBox
 from underclock.report.page import rendered
+from underclock.report.step_data import Packer, TimelineBox
 from underclock.report.terminal import filled, words
 from underclock.report.wording import EVIDENCE_SENTENCES, duration_text, interval_text
 from underclock.units import KWH_J, format_drawn, format_percent

@@ -1,6 +1,7 @@
 """Records to files and back. Nothing here computes; everything here distrusts its input."""
 
-from underclock.store.documents import (
+from underclock.store.files import check_output, write_text
+from underclock.store.json_files import (
     SampleSource,
     as_record,
     kind_of,
@@ -10,7 +11,5 @@ from underclock.store.documents import (
     save,
     write_document,
 )
-from underclock.store.files import check_output, write_text
-from underclock.store.merged import is_merged, joined, merge, read_parts
-from underclock.store.samples import SampleFile
+from underclock.store.samples import SampleFile, is_merged, joined, merge, read_parts
 from underclock.store.tables import read_table

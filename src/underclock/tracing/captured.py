@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from underclock.core.tracing.assumed import assumed_step
 from underclock.core.tracing.captured import (
     PlainRun,
+    assumed_step,
     captured_step,
     first_difference,
     profiled_step,
@@ -42,7 +42,7 @@ from underclock.hw.cuda.torch_step import (
 )
 from underclock.hw.lockstep import is_distributed, meet
 from underclock.records import Step
-from underclock.records.launches import Traced, TracedActivity
+from underclock.records.work import Traced, TracedActivity
 from underclock.tracing.source import NOBODY, Onlooker, StepFunction, TracePhase
 
 _LOOKS = 3

@@ -1,10 +1,14 @@
-"""A traced step made ready to run on a real GPU again, and what there is to say of that GPU."""
+"""trace: a workload or a training step to kernels; and a traced step made ready to run again."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from underclock.core.tracing.recapture import Recaptured, difference, recaptured
 from underclock.errors import MeasurementError, UsageError
@@ -12,7 +16,18 @@ from underclock.hw.lockstep import RankPace
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_read_only, may_set
 from underclock.records import Step
-from underclock.tracing.source import StepFile, StepFunction, TrainingCommand, untraced
+from underclock.tracing.source import (
+    Onlooker,
+    StepFile,
+    StepFunction,
+    TracePhase,
+    TrainingCommand,
+    load_step,
+    sized,
+    source_of,
+    untraced,
+)
+from underclock.workloads import workload
 
 if TYPE_CHECKING:
     from underclock.hw.cuda.eager import EagerLauncher
@@ -180,3 +195,93 @@ def algorithm_notes(changes: Sequence[str]) -> tuple[str, ...]:
 def _some(changes: Sequence[str]) -> str:
     more = [f"and {len(changes) - _NAMED} more"] if len(changes) > _NAMED else []
     return "; ".join([*changes[:_NAMED], *more])
+
+
+def trace(
+    what: str | StepFunction,
+    *,
+    folder: Path | None = None,
+    assume: bool = False,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    keep: Callable[[Mapping[str, Any]], None] | None = None,
+    **sizes: int,
+) -> Step:
+    """List the kernels of one training step.
+
+    Args:
+        what: A named workload (``gpt3-125m`` … ``gpt3-175b``, ``gpt3-xl``); or a function that
+            runs one whole training step on the GPU, itself or as ``path/to/train.py:step``. A
+            command that trains is traced by `trace_command`.
+        folder: Where the step will be written; its source is named relative to that. By default
+            the working directory.
+        assume: Whether to run a function on the CPU, and assume the kernels that a GPU would run.
+        progress: Called with every phase of tracing a function, as it begins.
+        keep: Called with PyTorch's trace of a plain run of a function.
+        sizes: Of a named workload, those to change, e.g. ``batch=8``; see
+            `underclock.workloads.Shape`. Of a function, arguments to call it with.
+
+    Raises:
+        UsageError: No such workload, file or function, or sizes that make no model.
+        NotSupportedError: A function was given, and there is no PyTorch with a CUDA device.
+        DeviceError: The step does not fit into the GPU's memory.
+        MeasurementError: It launches different kernels each time, or is fed with constants.
+        DataError: It launches none.
+    """
+    return next(iter(family(what, [sizes], folder, assume=assume, progress=progress, keep=keep)))
+
+
+def family(
+    what: str | StepFunction,
+    members: Iterable[Mapping[str, int]],
+    folder: Path | None = None,
+    *,
+    assume: bool = False,
+    progress: Callable[[TracePhase], None] = lambda _phase: None,
+    keep: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Iterator[Step]:
+    """List the kernels of one step at several sizes, one after the other; a file is read once.
+
+    Arguments and errors are those of `trace`.
+
+    Args:
+        members: The sizes of each.
+    """
+    if isinstance(what, str) and not is_source(what):
+        yield from (workload(what, dict(sizes)) for sizes in members)
+        return
+    # What needs PyTorch is imported for functions only.
+    from underclock.tracing import captured  # noqa: PLC0415
+
+    run = load_step(what) if isinstance(what, str) else what
+    onlooker = Onlooker(tell=progress, keep=keep)
+    for sizes in members:
+        one = sized(run, sizes) if sizes else run
+        if assume:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells of itself
+            step = captured.assume_step(one, onlooker=onlooker)
+        else:
+            step = captured.trace_step(one, onlooker=onlooker).step
+        if isinstance(what, str):
+            source = source_of(what, folder or Path(), sizes)
+            step = msgspec.structs.replace(step, source=source)
+        yield step
+
+
+def shared_kernels(steps: Sequence[Step]) -> tuple[int, int]:
+    """Return how many kernels run in more than one of some steps, and how many there are."""
+    seen = Counter(
+        kernel
+        for step in steps
+        for kernel in {
+            (k.launch.identity,)
+            if k.launch
+            else (k.kind, k.section, k.shape, k.flops, k.bytes_moved)
+            for k in step.kernels
+        }
+    )
+    return sum(times > 1 for times in seen.values()), len(seen)
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a function in a file rather than a workload."""
+    return ".py:" in text or text.endswith(".py")

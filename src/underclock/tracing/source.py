@@ -23,7 +23,7 @@ from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.cuda.driver import INSTALL_TORCH
 from underclock.records import Step, StepSource
 from underclock.store import read_document
-from underclock.tracing.ranks import ProcessRank
+from underclock.tracing.job_files import ProcessRank
 from underclock.units import name_hint
 from underclock.workloads import MODELS, workload
 

@@ -1,6 +1,6 @@
 """Write one file of every kind as this version writes it, beside those of earlier schemas.
 
-Run it once after raising a number in ``underclock.records.schemas``, with ``PYTHONPATH=tests``; a
+Run it once after raising a number in ``underclock.records.common``, with ``PYTHONPATH=tests``; a
 file that exists stays.
 """
 
@@ -14,7 +14,7 @@ from judged_tables import judged
 from underclock.app.job import pipeline_job, plan_job
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.records import (
     AUTO,
     Clocks,
@@ -26,6 +26,7 @@ from underclock.records import (
     Record,
     Step,
 )
+from underclock.records.common import SCHEMAS
 from underclock.records.latencies import (
     ClockReading,
     DriverMoves,
@@ -33,7 +34,6 @@ from underclock.records.latencies import (
     Quantiles,
     Reader,
 )
-from underclock.records.schemas import SCHEMAS
 from underclock.records.serving import Basis, ServingBucket, ServingCost, ServingPlan
 from underclock.store import merge, save, write_document
 

@@ -20,7 +20,7 @@ from kills import Rig
 from underclock.errors import DataError, UnderclockError, UsageError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.settable import SettableNvmlGpu, Setting
-from underclock.ledger.runs import LEDGER, SavedAgainst, read_runs
+from underclock.ledger import LEDGER, SavedAgainst, read_runs
 from underclock.records import AUTO, Clocks
 from underclock.records.serving import ServingPlan
 from underclock.runtime.policy.governor import Governor, Note

@@ -18,7 +18,7 @@ import pytest
 from small_training import UNCOMPILED, Model, files_of, plan, train
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import READ_ONLY
-from underclock.ledger.runs import LEDGER, read_runs
+from underclock.ledger import LEDGER, read_runs
 from underclock.records import GpuInfo, Plan, Strategy
 from underclock.records.runs import AskLine, StepLine
 from underclock.runtime.controller.log import read_log

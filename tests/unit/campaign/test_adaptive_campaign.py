@@ -13,10 +13,10 @@ import pytest
 from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.survey import Campaign, Grid
+from underclock.campaign.grid import Campaign, Grid
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.row_runs import odd_repeats
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK
 from underclock.physics.constants import KernelConstants
@@ -25,7 +25,7 @@ from underclock.records import AUTO, Kind, SampleSet, Step, Window
 from underclock.report.answer import headline
 from underclock.report.wording import promise_text
 from underclock.store import SampleFile
-from underclock.tracing.trace import trace
+from underclock.tracing.held import trace
 
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from underclock.app.measuring import measure
+from underclock.campaign.grid import Campaign, ClockControl
 from underclock.campaign.progress import Expected, Tally, TimeLeft
-from underclock.campaign.survey import Campaign, ClockControl
 from underclock.records import MeasurementSettings, Step
 from underclock.workloads import workload
 

@@ -13,11 +13,11 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.switching import Switching
 from underclock.app.validating import validate
+from underclock.campaign.grid import Campaign, ClockControl
 from underclock.campaign.recording import Recorder
-from underclock.campaign.survey import Campaign, ClockControl
-from underclock.core.design.wanted import Wanted
-from underclock.core.planning.goal import Goal
-from underclock.core.step.whole import WHOLE
+from underclock.core.design import Wanted
+from underclock.core.planning.best_choice import Goal
+from underclock.core.step.whole_step import WHOLE
 from underclock.errors import DataError, MeasurementError, NotSupportedError, UsageError
 from underclock.hw.base import Durations, Measurer, Reading
 from underclock.records import (

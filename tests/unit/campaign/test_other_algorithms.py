@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from underclock.app.measuring import measure
+from underclock.campaign.grid import Campaign
 from underclock.campaign.recording import window_of
-from underclock.campaign.survey import Campaign
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.errors import UsageError
 from underclock.hw.base import Durations, Reading
 from underclock.records import Launch, MeasurementSettings, Mix, SampleSet, Step

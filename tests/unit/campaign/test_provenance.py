@@ -12,9 +12,9 @@ from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.validating import validate
+from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.recording import check_same_campaign
-from underclock.campaign.survey import Campaign, Grid
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.errors import DataError, MeasurementError, UsageError
 from underclock.records import (
     Clocks,

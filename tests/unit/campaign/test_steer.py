@@ -14,13 +14,13 @@ import pytest
 from benches import bench
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
+from underclock.campaign.grid import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.campaign.loop import CampaignRun, Steering
 from underclock.campaign.recording import Recorder, record
-from underclock.campaign.survey import Campaign, ClockControl, Grid, settings_of, survey
 from underclock.core.model.estimate import estimate
 from underclock.core.steering import clock_range, steering_notes
 from underclock.core.steering.mixing import HEATERS, IDLING, METERED
-from underclock.core.step.cap import driver_says, is_uneven
+from underclock.core.step.power_cap import driver_says, is_uneven
 from underclock.errors import MeasurementError, NoRoomError, NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw.base import Capability, Durations, Launcher, Loop, Reading
@@ -43,8 +43,7 @@ from underclock.records import (
 )
 from underclock.store import SampleFile
 from underclock.testing import simulated_driver
-from underclock.tracing.held import neighbour_notes
-from underclock.tracing.trace import trace
+from underclock.tracing.held import neighbour_notes, trace
 
 if TYPE_CHECKING:
     from underclock.campaign.progress import Tally

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from underclock.app.measuring import measure
+from underclock.campaign.grid import Campaign, Grid
 from underclock.campaign.recording import Recorder
-from underclock.campaign.survey import Campaign, Grid
-from underclock.core.design.wanted import Wanted
-from underclock.core.step.unmeasured import in_step_s
+from underclock.core.design import Wanted
+from underclock.core.step.cost_table import in_step_s
 from underclock.errors import MeasurementError, NotSupportedError
 from underclock.gpus.models import encode, gpu_model
 from underclock.hw.base import Capability, Durations, Reading

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.errors import UsageError
-from underclock.gpus.links import link_of
-from underclock.gpus.models import gpu_model, model_names
+from underclock.gpus.models import gpu_model, link_of, model_names
 from underclock.physics.costs import busy_w, duration_s
 from underclock.records import Kernel, Kind
 

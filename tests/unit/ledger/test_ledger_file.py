@@ -13,16 +13,16 @@ import msgspec
 import pytest
 
 from made_entries import gpu, run, untold
+from underclock import ledger
 from underclock.errors import DataError
-from underclock.ledger import runs as ledger
-from underclock.ledger.runs import LEDGER, append_run, ledger_path, read_runs
+from underclock.ledger import LEDGER, append_run, ledger_path, read_runs
 
 _WRITING = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from made_entries import gpu, run
-from underclock.ledger.runs import append_run
+from underclock.ledger import append_run
 gpus = [gpu(gpu=f"gpu {{at}}") for at in range(64)]
 for at in range({count}):
     append_run(Path({path!r}), run(*gpus, run=f"{{sys.argv[1]}} {{at}}"))

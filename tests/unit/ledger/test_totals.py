@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from made_entries import BEGAN_S, HOUR_S, KWH_J, gpu, run, untold
-from underclock.ledger.runs import (
+from underclock.ledger import (
     COUNTER,
     HEAT,
     LedgerRun,

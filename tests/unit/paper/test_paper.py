@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 from underclock.app import main
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
-from underclock.campaign.survey import Campaign
-from underclock.core.planning.goal import Goal
-from underclock.paper.published import TABLE1, TABLE2, QuotedNumber
-from underclock.paper.study import Lever, Study, before_optimizer, lever, overlap, table1_rows
+from underclock.campaign.grid import Campaign
+from underclock.core.planning.best_choice import Goal
+from underclock.paper.study import (
+    TABLE1,
+    TABLE2,
+    Lever,
+    QuotedNumber,
+    Study,
+    before_optimizer,
+    lever,
+    overlap,
+    table1_rows,
+)
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -31,7 +40,7 @@ from underclock.records import (
     SampleSet,
     Strategy,
 )
-from underclock.tracing.trace import trace
+from underclock.tracing.held import trace
 from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.gpus.models import gpu_model
 from underclock.physics.constants import GpuConstants, KernelArrays, KernelConstants
-from underclock.physics.costs import busy_w, duration_s
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
+from underclock.physics.costs import BY_GPU, BY_KERNEL, AtClocks, LogCosts, busy_w, duration_s
 
 _GPU = gpu_model("rtx3080ti").constants
 _STEP = 1e-5

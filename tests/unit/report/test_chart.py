@@ -19,8 +19,8 @@ from underclock.report.chart import (
     draw,
     padded,
     round_ticks,
+    shortened,
 )
-from underclock.report.svg import shortened
 from underclock.report.wording import MINUS
 
 SVG = "{http://www.w3.org/2000/svg}"

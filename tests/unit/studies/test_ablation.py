@@ -5,7 +5,7 @@ import pytest
 
 from ablation_parts import PARTS, Off, without
 from draws import impossible
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.records import Clocks, Kernel
 
 

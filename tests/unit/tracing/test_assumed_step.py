@@ -12,11 +12,11 @@ from underclock.app import main
 from underclock.core.tracing.names import flops_of
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.records import Kind, Step
-from underclock.records.launches import module_calls
+from underclock.records.work import module_calls
 from underclock.runtime.trainer.sites import sites_of
 from underclock.store import read_document
+from underclock.tracing.held import trace
 from underclock.tracing.source import StepFile, load_step
-from underclock.tracing.trace import trace
 
 pytestmark = pytest.mark.slow
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.records.launches import NodeKind, TracedActivity
+from underclock.records.work import NodeKind, TracedActivity
 from underclock.tracing.captured import check_one_device, looked_again, obstacle_of
+from underclock.tracing.held import trace
 from underclock.tracing.source import load_step
-from underclock.tracing.trace import trace
 
 
 @pytest.fixture

@@ -11,26 +11,27 @@ import pytest
 
 from underclock.app.backends import default_measuring, open_measurer
 from underclock.app.measuring import measure
-from underclock.campaign.survey import Campaign, survey
+from underclock.campaign.grid import Campaign, survey
 from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
 from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY, may_set, nvml_session
 from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
-from underclock.records.launches import Traced
+from underclock.records.work import Traced
 from underclock.store import read_samples
 from underclock.testing import simulated_driver
 from underclock.tracing import captured
 from underclock.tracing.held import (
     algorithm_notes,
     held_launcher,
+    is_source,
     may_lock,
     neighbour_notes,
     step_now,
+    trace,
 )
 from underclock.tracing.source import StepFile
-from underclock.tracing.trace import is_source, trace
 from underclock.workloads import workload
 
 SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)

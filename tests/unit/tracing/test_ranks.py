@@ -7,7 +7,7 @@ import pytest
 from underclock.errors import NotSupportedError, UsageError
 from underclock.records import Kernel, Launch, Pass, Step
 from underclock.store import write_document
-from underclock.tracing.ranks import ProcessRank, told_of_ranks
+from underclock.tracing.job_files import ProcessRank, told_of_ranks
 
 _FIRST, _SECOND = (ProcessRank(number=number, world=2, local=number) for number in range(2))
 

@@ -1,8 +1,9 @@
-"""Who waits for whom in a job, as numbers: when everything begins and ends.
+"""The precedence network of a job: activities, and when each begins and ends.
 
-Instructions of all ranks are numbered through: rank 0's first, in its order. What meets is one
-activity, which takes as long as the longest of its instructions; every other instruction is one by
-itself. An activity begins when all those that it waits for have ended, each after its lag.
+Instructions of all ranks are numbered through: rank 0's first, in its order. Instructions that meet
+(a collective, both ends of a transfer) are one activity, as long as the longest of them; every
+other instruction is an activity of its own. An activity begins when all its predecessors have
+ended, each after its lag.
 
 Shape letters: n instructions, A activities, D draws of durations (any leading shape).
 """

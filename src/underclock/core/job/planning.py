@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 
 from underclock.arrays import Bools, Ints
-from underclock.core.job.scatter import Scatter, relative_error, reserved, scatters
-from underclock.core.job.sharing import shared
+from underclock.core.job.clock_choices import ENOUGH, Found, Ways
+from underclock.core.job.monte_carlo import Scatter, relative_error, reserved, scatters
+from underclock.core.job.symmetry_reduction import shared
 from underclock.core.job.tables import JobTable, RowChoice, table_of
-from underclock.core.job.ways import ENOUGH, Found, Ways
-from underclock.core.planning.achievable import LATENCIES_S
-from underclock.core.planning.goal import DEFAULT_SLOWDOWN
+from underclock.core.planning.best_choice import DEFAULT_SLOWDOWN
+from underclock.core.planning.latency_constrained import LATENCIES_S
 from underclock.errors import DataError, UsageError
 from underclock.records.choices import Arm, Status, Strategy
 from underclock.records.job import (

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from underclock.arrays import Floats, Ints
+from underclock.core.step.cost_table import CostTable, share_of_sum
 from underclock.core.step.drawn_costs import DrawnCosts
-from underclock.core.step.table import CostTable, share_of_sum
-from underclock.core.step.under_cap import cap_of, step_cost_and_heat
+from underclock.core.step.power_capped_step import cap_of, step_cost_and_heat
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many

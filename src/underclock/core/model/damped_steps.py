@@ -26,8 +26,7 @@ from underclock.core.model.parameters import (
     predicted_rows,
 )
 from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
-from underclock.physics.costs import idle_w
-from underclock.physics.derivatives import AtClocks
+from underclock.physics.costs import AtClocks, idle_w
 
 _ITERATIONS = 25
 _TRIES = 6  # of ever stronger damping, until a step is no worse

@@ -13,8 +13,8 @@ from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_sets import ceiling_mhz
 from underclock.core.steering import clock_range
-from underclock.core.step.cap import HALF_BIN_MHZ
-from underclock.core.step.under_cap import memories_like_auto
+from underclock.core.step.power_cap import HALF_BIN_MHZ
+from underclock.core.step.power_capped_step import memories_like_auto
 from underclock.records import Clocks, SampleSet
 
 

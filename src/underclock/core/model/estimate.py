@@ -41,18 +41,19 @@ from underclock.core.model.posterior import Posterior, opposite, posterior_of
 from underclock.core.model.row_runs import odd_repeats, sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.steering import HEATER, steering_notes
-from underclock.core.step.fit_row import STEADY_C
-from underclock.core.step.table import (
+from underclock.core.step.cost_table import (
     CostTable,
     Heat,
     at_any_clocks,
     cost_table,
     overlapped,
     overlapped_counts,
+    step_mhz,
+    unmeasured,
     waited_counts,
 )
-from underclock.core.step.under_cap import known_step, memories_like_auto
-from underclock.core.step.unmeasured import step_mhz, unmeasured
+from underclock.core.step.power_capped_step import known_step, memories_like_auto
+from underclock.core.step.whole_step import STEADY_C
 from underclock.physics.costs import AMBIENT_C, idle_w
 from underclock.records import GREATEST_MHZ, Clocks, SampleSet, Window
 

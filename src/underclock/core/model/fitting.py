@@ -14,7 +14,7 @@ from underclock.core.model.most_likely import FittedModel, fit_all, fit_kernels
 from underclock.core.model.parameters import Shared, unknown_gpu
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import rows_of
-from underclock.core.step.fit_row import STEADY_C
+from underclock.core.step.whole_step import STEADY_C
 from underclock.physics.constants import GpuConstants
 from underclock.records import Clocks, SampleSet
 

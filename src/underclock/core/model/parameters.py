@@ -15,7 +15,7 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.physics.constants import GpuConstants, KernelArrays
-from underclock.physics.derivatives import BY_GPU, BY_KERNEL, AtClocks, LogCosts
+from underclock.physics.costs import BY_GPU, BY_KERNEL, AtClocks, LogCosts
 
 CORE, DRAM, FIXED, WORK = range(PER_KERNEL)
 # Shared parameters: name, and how far from its start it may be expected, as a logarithm.

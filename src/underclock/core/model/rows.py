@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.fit_row import Idling, StepDraw
+from underclock.core.step.whole_step import Idling, StepDraw
 
 PER_KERNEL = 4
 """Parameters of a kernel, which as many rows determine."""

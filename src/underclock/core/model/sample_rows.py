@@ -23,7 +23,7 @@ from underclock.core.model.sample_sets import (
     seen_cap,
 )
 from underclock.core.steering import HEATER, SteeredRows, steered_rows
-from underclock.core.step.fit_row import STEADY_C, FitRow
+from underclock.core.step.whole_step import STEADY_C, FitRow
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kind, SampleSet, Window

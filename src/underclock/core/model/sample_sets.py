@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from underclock.core.step.cap import driver_says, is_power_capped
+from underclock.core.step.power_cap import driver_says, is_power_capped
 from underclock.errors import DataError
 from underclock.records import ALONE, Clocks, GpuInfo, Kernel, SampleSet, Window
 

@@ -1,8 +1,9 @@
-"""The best choice of clocks for one strategy: a task of groups, solved as its goal asks.
+"""What a plan minimises, choices of clocks, and the best choice for a strategy.
 
-A task without a time budget is solved as expected. One with a budget is solved within it, or with
-confidence where it is known how sure costs are. What the power cap would hold is compared with
-choices that it need not hold.
+A choice is one setting per kernel: an index into the settings of a cost table. Without a time
+budget, expected costs are minimised. With a budget, the budget is kept by expectation, or with
+confidence where errors of the costs are known. A choice that the power cap would lower is compared
+with choices that stay below the cap.
 
 Shape letters: K kernels, G groups, S settings.
 """
@@ -10,10 +11,20 @@ Shape letters: K kernels, G groups, S settings.
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Self
 
+import msgspec
 import numpy as np
 
 from underclock.arrays import Floats, Ints
+from underclock.core.model.costs import PredictedChange
+from underclock.core.planning.capped_choice import (
+    as_it_runs,
+    cheapest_within,
+    fastest,
+    is_held,
+    proof_of_held,
+)
 from underclock.core.planning.chance_constraint import (
     BUDGETS,
     Aim,
@@ -22,15 +33,6 @@ from underclock.core.planning.chance_constraint import (
     RiskModel,
     room,
     within_confidence,
-)
-from underclock.core.planning.choices import choice_cost
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.under_cap import (
-    as_it_runs,
-    cheapest_within,
-    fastest,
-    is_held,
-    proof_of_held,
 )
 from underclock.core.solvers import (
     Effort,
@@ -41,9 +43,168 @@ from underclock.core.solvers import (
     solution_of,
     solve,
 )
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import Grouped
-from underclock.records import TOLERANCE, Aggregate, Granularity, Objective, Status
+from underclock.core.step.cost_table import CostTable, overlapped
+from underclock.core.step.power_capped_step import (
+    Grouped,
+    against_auto,
+    auto_core_mhz,
+    step_cost,
+)
+from underclock.errors import UsageError
+from underclock.records import (
+    TOLERANCE,
+    Aggregate,
+    Arm,
+    Choice,
+    Cost,
+    Granularity,
+    Objective,
+    Plan,
+    Status,
+    Strategy,
+)
+from underclock.units import as_fraction, member
+
+DEFAULT_SLOWDOWN = 0.01  # time budget where none is named, of a step and of a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What to minimise, and who keeps the time budget; choices may be given as text."""
+
+    objective: Objective = Objective.WASTE
+    max_slowdown: float = DEFAULT_SLOWDOWN
+    """Budget of the waste objective, as a fraction above auto: 0.01 is 1 %, 0 is strict; ``"1%"``
+    is read as well. May be negative."""
+    granularity: Granularity = Granularity.KERNEL
+    """Of the choice with free switching."""
+    aggregate: Aggregate = Aggregate.GLOBAL
+    """Of that choice."""
+
+    def __post_init__(self) -> None:
+        """Read choices and fractions given as text; reject unknown ones, and impossible budgets.
+
+        Raises:
+            UsageError: One of them means nothing.
+        """
+        for name, choices in (
+            ("objective", Objective),
+            ("granularity", Granularity),
+            ("aggregate", Aggregate),
+        ):
+            object.__setattr__(self, name, member(choices, getattr(self, name), name))
+        slowdown = as_fraction(self.max_slowdown, "max_slowdown")
+        object.__setattr__(self, "max_slowdown", slowdown)
+        if not -1.0 < self.max_slowdown < 1.0:
+            raise UsageError(
+                "max_slowdown must be a fraction above -1 and below 1, such as 0.01 for 1 %; "
+                f"got {self.max_slowdown}",
+                hint="write for example --max-slowdown 1%",
+            )
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return the goal that a plan was made for."""
+        return cls(
+            objective=plan.objective,
+            max_slowdown=plan.max_slowdown or 0.0,
+            granularity=plan.granularity,
+            aggregate=plan.aggregate,
+        )
+
+    @property
+    def chosen(self) -> Strategy:
+        """The strategy of its choice with free switching."""
+        if self.granularity is Granularity.STEP:
+            return Strategy.BEST_FIXED
+        if self.granularity is Granularity.PASS:
+            return Strategy.PASS
+        return Strategy(f"kernel_{self.aggregate}")
+
+
+def choice_cost(table: CostTable, setting: Ints) -> Cost:
+    """Return what a choice costs, against auto: under a power cap, of the step as it settles.
+
+    Args:
+        setting: Of each kernel. Shape (K,).
+    """
+    if table.power_cap is not None:
+        return step_cost(table, setting[table.power_cap.order])
+    rows = np.arange(len(table.kernels))
+    return against_auto(
+        table, math.fsum(table.time_s[rows, setting]), math.fsum(table.energy_j[rows, setting])
+    )
+
+
+def as_neighbours(table: CostTable, setting: Ints) -> Ints:
+    """Return a choice in which what runs beside others has the clocks of what it runs beside.
+
+    A kernel has one setting, and its launches may have several neighbours: most of their time
+    decides. Where the order is not known, all of the step does.
+
+    Args:
+        setting: Of each kernel. Shape (K,).
+    """
+    beside = overlapped(table.kernels)
+    if not beside.any():
+        return setting
+    near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column
+    if table.power_cap is None:
+        near_s[:] = table.time_s[:, table.baseline]
+    else:
+        order = table.power_cap.order
+        at_auto_s = table.launches.time_s[:, table.baseline]
+        others = np.flatnonzero(~beside[order])
+        for launch in np.flatnonzero(beside[order]).tolist():
+            # The launch before it, round the end of the step; the first has the last before it.
+            neighbour = order[others[np.searchsorted(others, launch) - 1]]
+            near_s[order[launch], neighbour] += at_auto_s[neighbour]
+    found: Ints = setting.copy()
+    for k in np.flatnonzero(beside).tolist():
+        found[k] = np.bincount(setting[~beside], weights=near_s[k, ~beside]).argmax()
+    return found
+
+
+def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[str, Choice]:
+    """Return the clocks of every kernel and what they do to it.
+
+    Args:
+        setting: Of each kernel, shape (K,), or of each launch of ``order``, both of shape (n,).
+    """
+    by_kernel = {}
+    at_auto = auto_core_mhz(table)
+    launches = np.zeros(table.time_s.shape)
+    np.add.at(launches, (np.arange(len(setting)) if order is None else order, setting), 1)
+    shares = launches / launches.sum(axis=1, keepdims=True)
+    times_s, energies_j = (
+        shares * np.where(shares > 0.0, each, 0.0) for each in (table.time_s, table.energy_j)
+    )
+    for k, kernel in enumerate(table.kernels):
+        clocks = table.settings[times_s[k].argmax()]
+        auto_s = float(table.time_s[k, table.baseline])
+        auto_j = float(table.energy_j[k, table.baseline])
+        by_kernel[kernel.name] = Choice(
+            core_mhz=clocks.core_mhz,
+            mem_mhz=clocks.mem_mhz,
+            # What runs beside others is not changed by clocks that are theirs.
+            time_change=0.0 if kernel.overlapped else math.fsum(times_s[k]) / auto_s - 1.0,
+            energy_change=0.0 if kernel.overlapped else math.fsum(energies_j[k]) / auto_j - 1.0,
+            auto_time_s=auto_s,
+            auto_energy_j=auto_j,
+            auto_core_mhz=at_auto.get(k),
+        )
+    return by_kernel
+
+
+def with_intervals(arm: Arm, change: PredictedChange) -> Arm:
+    """Return an arm with the 95 % intervals of its changes."""
+    time, energy = change.intervals
+    return msgspec.structs.replace(
+        arm,
+        time_interval=(change.time_change + time[0], change.time_change + time[1]),
+        energy_interval=(change.energy_change + energy[0], change.energy_change + energy[1]),
+    )
+
 
 _ROUNDING = 1e-12  # relative; a kernel may take exactly its auto time
 _KEPT = 1e-9  # of auto's time; a choice may take exactly its budget

@@ -1,9 +1,8 @@
-"""The strategies of a plan, side by side: auto, one fixed clock, per pass, per kernel.
+"""The strategies of a plan side by side: auto, one fixed clock, per pass, per kernel.
 
-Every strategy solves the same problem on other groups with the same objective, so their figures can
-be compared line by line. One with more freedom is never worse than one with less, nor is one with
-more time: what is found with less is a candidate. What other time budgets would bring is told
-beside them.
+Every strategy solves the same problem with the same objective on other groups of kernels, so
+figures compare line by line. Solutions of less freedom or of less time are candidates of more, so
+more freedom or more time is never worse. Results for further time budgets are listed too.
 
 Shape letters: K kernels.
 """
@@ -18,17 +17,19 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.planning.best_choice import (
     TIME_POWER,
+    Goal,
     Task,
+    as_neighbours,
     best_choice,
+    choice_cost,
     keeps,
+    with_intervals,
     within_less,
 )
 from underclock.core.planning.chance_constraint import Candidate, Proof, RiskModel
-from underclock.core.planning.choices import as_neighbours, choice_cost, with_intervals
-from underclock.core.planning.goal import Goal
 from underclock.core.solvers import Effort, Problem, subsampled, supported
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import Grouped, against_auto, grouped
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import Grouped, against_auto, grouped
 from underclock.records import Aggregate, Arm, Cost, Granularity, Status, Strategy
 
 _FRONTIER_POINTS = 200

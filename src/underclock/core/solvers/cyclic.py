@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints, turned
+from underclock.core.solvers.cyclic_paths import lagrangian_of, ring_of, shortest_path
 from underclock.core.solvers.dual import (
     DualSearch,
     Path,
@@ -42,7 +43,6 @@ from underclock.core.solvers.problems import (
     solution_of,
     violations,
 )
-from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
 from underclock.records import Status
 
 PROVEN = 1e-9

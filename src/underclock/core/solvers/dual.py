@@ -21,8 +21,8 @@ import numpy as np
 from scipy.optimize import linprog
 
 from underclock.arrays import Floats, Ints
+from underclock.core.solvers.cyclic_paths import Ring, lagrangian_of, ring_of, shortest_path
 from underclock.core.solvers.problems import SequenceProblem
-from underclock.core.solvers.ring import Ring, lagrangian_of, ring_of, shortest_path
 
 _STEP, _STEPS = 1.02, 6  # first step away from a warm start, as a factor; most steps
 _HIGHEST = 1e4  # of either multiplier, in what would make the limit cost all the energy

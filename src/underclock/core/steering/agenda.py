@@ -34,10 +34,9 @@ from underclock.core.steering.mixing import (
 )
 from underclock.core.steering.power_peak import OFF_PEAK, separated
 from underclock.core.steering.subtract import HEATER
-from underclock.core.step.cap import coload_moves_clock, is_power_capped
-from underclock.core.step.fit_row import STEADY_C
-from underclock.core.step.table import waited_counts, waited_shares
-from underclock.core.step.whole import WHOLE_STEPS
+from underclock.core.step.cost_table import waited_counts, waited_shares
+from underclock.core.step.power_cap import coload_moves_clock, is_power_capped
+from underclock.core.step.whole_step import STEADY_C, WHOLE_STEPS
 from underclock.physics.constants import GpuConstants
 from underclock.records import ALONE, Mix, SampleSet, Window
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.step.fit_row import STEADY_C
+from underclock.core.step.whole_step import STEADY_C
 from underclock.physics.constants import GpuConstants
 from underclock.physics.costs import idle_w
 from underclock.records import Window

@@ -17,7 +17,7 @@ import msgspec
 
 from underclock.core.steering.coload import CoLoad
 from underclock.core.steering.power_peak import OFF_PEAK
-from underclock.core.step.cap import driver_says
+from underclock.core.step.power_cap import driver_says
 from underclock.physics.cap import WINDOW_S
 from underclock.physics.costs import voltage_v
 from underclock.records import Mix, Window

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from underclock.core.steering.coload import temperature_c_of
 from underclock.core.steering.power_peak import separated
 from underclock.core.steering.subtract import HUNTS_MHZ, KernelPoint, step_draws
-from underclock.core.step.cap import is_power_capped
-from underclock.core.step.fit_row import FitRow, Idling, StepDraw
-from underclock.core.step.unmeasured import unmeasured
+from underclock.core.step.cost_table import unmeasured
+from underclock.core.step.power_cap import is_power_capped
+from underclock.core.step.whole_step import FitRow, Idling, StepDraw
 from underclock.physics.constants import GpuConstants
 from underclock.records import SampleSet
 

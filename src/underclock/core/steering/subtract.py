@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from underclock.core.steering.coload import WINDOW_NOISE, CoLoad, Power
-from underclock.core.step.cap import HALF_BIN_MHZ, is_uneven
-from underclock.core.step.fit_row import StepDraw
+from underclock.core.step.power_cap import HALF_BIN_MHZ, is_uneven
+from underclock.core.step.whole_step import StepDraw
 from underclock.physics.cap import WINDOW_S
 from underclock.records import Kernel, Window
 

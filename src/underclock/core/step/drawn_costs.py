@@ -15,9 +15,9 @@ from typing import Self
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.cap import LaunchCosts, settled_sums
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import cap_of
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_cap import LaunchCosts, settled_sums
+from underclock.core.step.power_capped_step import cap_of
 
 
 @dataclass(frozen=True, slots=True)

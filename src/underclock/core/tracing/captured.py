@@ -1,21 +1,38 @@
-"""A captured graph as a step: its nodes, held against its capture and a plain run.
+"""A captured graph as a step: its nodes matched with the capture's profile and a plain run.
 
-Which activity of a profile is which node, where a run and its capture part, and whether a plain run
-waits for its host.
+The match says which activity of the profile is which node, where a run and its capture differ, and
+whether a plain run waits for its host.
+
+Where operators were seen and no kernels (a step traced without a GPU), each operator is assumed to
+launch one kernel, with the FLOPs and the least bytes of its tensors. PyTorch dispatches operators
+alike on CPU and GPU, and most launch one kernel on a GPU; libraries may split one into several or
+choose another algorithm, and compiled parts fuse theirs. FLOPs per element are those of
+`workloads`.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
 
+from underclock.core.tracing.host import complete_events, is_collective
 from underclock.core.tracing.profile import activities, check_seen, lost_note, stream_waits
 from underclock.core.tracing.step import nodes_of, traced_step
 from underclock.core.tracing.streams import Wait, beside_note, with_shares
-from underclock.records.launches import Node, NodeKind, Traced, TracedActivity, busy_s
+from underclock.records import ASSUMED, Step
+from underclock.records.work import (
+    LAUNCH_MARK,
+    Node,
+    NodeKind,
+    Operator,
+    Traced,
+    TracedActivity,
+    busy_s,
+)
 from underclock.units import format_duration
 
 _FEW = 0.01  # of the launches, or of the time
@@ -254,3 +271,91 @@ def host_note(launches: Sequence[TracedActivity], step_s: float | None) -> str |
         f"{format_duration(step_s)} as it is written: what is planned and promised is of its "
         f"launches, which take {format_duration(launched_s)}"
     )
+
+
+_CAVEAT = (
+    "no GPU was seen: the step ran on the CPU, and its kernels are assumed, one for each operator; "
+    "measure on a real GPU what is traced there"
+)
+_WORK = (  # what a GPU calls its kernel, and FLOPs per element; the first that fits
+    (r"(add)?b?mm|baddbmm|_scaled_mm|.*convolution.*", "gemm", 0.0),
+    (r".*attention.*", "attention", 0.0),
+    (r".*_norm_backward.*", "layer_norm_backward", 12.0),
+    (r".*(layer|batch|group|rms)_norm.*", "layer_norm", 8.0),
+    (r".*softmax_backward.*", "softmax_backward", 4.0),
+    (r".*softmax.*", "softmax", 5.0),
+    (r"(gelu|silu|mish)_backward", "elementwise", 64.0),
+    (r"gelu|silu_?|mish_?", "elementwise", 32.0),
+    (r"_fused_.*", "multi_tensor_apply", 15.0),
+    (r"_foreach_norm", "multi_tensor_apply", 2.0),
+    (r"_foreach_(copy|zero)_?", "multi_tensor_apply", 0.0),
+    (r"_foreach_.*", "multi_tensor_apply", 1.0),
+    (r"copy_|_to_copy|clone|cat|stack|.*embedding|index(_select)?|gather|.*_pad.*", "copy", 0.0),
+    (r"(new_)?(zeros|ones|full)(_like)?|(zero|fill)_?|arange|scalar_tensor", "fill", 0.0),
+    (r"(sum|mean|prod|amax|amin|argmax|norm|linalg_vector_norm|all|any)", "reduce", 1.0),
+    (r".*", "elementwise", 1.0),
+)
+
+
+def assumed_step(name: str, trace: Mapping[str, Any], operators: Sequence[Operator]) -> Step:
+    """Make a step of the operators that were seen of it.
+
+    Args:
+        trace: PyTorch's, in the Chrome format; an annotation stands where each was handed over.
+        operators: In the order of these annotations' numbers.
+
+    Raises:
+        DataError: There are none, or it is no such trace.
+    """
+    seen: list[TracedActivity] = []
+    work: list[Operator] = []
+    for activity in activities({"traceEvents": [*_as_launched(complete_events(trace))]}):
+        operator = operators[int(activity.function)]
+        work.append(operator)
+        seen.append(
+            msgspec.structs.replace(
+                activity,
+                function=ASSUMED + _work_of(operator)[0],
+                operator=operator.name,
+                shapes=operator.shapes,
+            )
+        )
+    # What an operator makes may differ where what it takes does not.
+    nodes = [
+        msgspec.structs.replace(node, bytes=operator.bytes_moved)
+        for node, operator in zip(nodes_of(seen), work, strict=True)
+    ]
+    step = traced_step(name, nodes, seen, warnings=[_CAVEAT]).step
+    first = {kernel: launch for launch, kernel in reversed([*enumerate(step.order)])}
+    return msgspec.structs.replace(
+        step,
+        kernels=tuple(
+            msgspec.structs.replace(
+                kernel,
+                flops=_work_of(work[first[index]])[1],
+                bytes_moved=kernel.bytes_moved or float(max(1, work[first[index]].bytes_moved)),
+            )
+            for index, kernel in enumerate(step.kernels)
+        ),
+    )
+
+
+def _work_of(operator: Operator) -> tuple[str, float]:
+    """Return what a GPU would call an operator's kernel, and the FLOPs of one launch."""
+    if is_collective(operator.name):
+        return "collective", 0.0
+    bare = operator.name.partition("::")[2]
+    what, each = next((what, each) for pattern, what, each in _WORK if re.fullmatch(pattern, bare))
+    return what, each * operator.elements if operator.flops is None else operator.flops
+
+
+def _as_launched(events: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield a trace's events, each annotation as the launch of a kernel and as that kernel."""
+    for event in events:
+        mark, _, number = str(event.get("name")).partition(LAUNCH_MARK)
+        if mark or not number:
+            yield event
+            continue
+        arguments = {"correlation": int(number)}
+        yield {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": arguments}
+        yield {**event, "cat": "kernel", "name": number, "args": arguments}

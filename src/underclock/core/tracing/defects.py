@@ -15,7 +15,7 @@ from typing import Any
 from underclock.core.tracing.host import CALLS, complete_events, correlation_of
 from underclock.core.tracing.profile import GPU, launching
 from underclock.errors import DataError
-from underclock.records.launches import NodeKind
+from underclock.records.work import NodeKind
 
 NCCL = ("ncclDevKernel", "ncclKernel")
 """How names of NCCL's kernels begin."""

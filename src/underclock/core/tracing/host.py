@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from underclock.errors import DataError
-from underclock.records.launches import MODULE_MARK
+from underclock.records.work import MODULE_MARK
 
 CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 """Categories of the events that ask for GPU work."""

@@ -27,7 +27,7 @@ from underclock.core.tracing.host import (
 )
 from underclock.errors import MeasurementError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, PIECE_MARK, NodeKind, TracedActivity
+from underclock.records.work import MODULE_MARK, PIECE_MARK, NodeKind, TracedActivity
 
 GPU = {
     "kernel": NodeKind.KERNEL,

@@ -42,8 +42,8 @@ from underclock.core.tracing.streams import is_copied_beside, main_stream, strea
 from underclock.errors import DataError
 from underclock.records import Pass
 from underclock.records.job import InstructionKind
-from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
 from underclock.records.measured import gpu_name
+from underclock.records.work import MODULE_MARK, NodeKind, TracedActivity
 
 OWN = "underclock"
 """Key under which a trace of ours says which job it is of."""

@@ -10,7 +10,7 @@ from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.names import Pool, flops_of, kind_of, named, pools, starred
 from underclock.errors import DataError
 from underclock.records import Kernel, Launch, Pass, Step
-from underclock.records.launches import (
+from underclock.records.work import (
     LaunchGroup,
     Node,
     NodeKind,

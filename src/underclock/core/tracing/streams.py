@@ -22,7 +22,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats
 from underclock.records import Pass
-from underclock.records.launches import NodeKind, TracedActivity
+from underclock.records.work import NodeKind, TracedActivity
 
 Wait = tuple[int, int]
 """A launch, and another that it waits for."""

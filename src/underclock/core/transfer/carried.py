@@ -34,22 +34,22 @@ from underclock.core.model.row_runs import sample_weights
 from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import KIND_NUMBERS
 from underclock.core.model.sample_sets import joined_sets
-from underclock.core.step.drawn_costs import DrawnCosts
-from underclock.core.step.table import (
+from underclock.core.step.cost_table import (
     CostTable,
     at_any_clocks,
     overlap_notes,
     overlapped_counts,
+    unmeasured,
     waited_counts,
 )
-from underclock.core.step.under_cap import auto_expected, cap_of
-from underclock.core.step.unmeasured import unmeasured
+from underclock.core.step.drawn_costs import DrawnCosts
+from underclock.core.step.power_capped_step import auto_expected, cap_of
 from underclock.core.transfer.matching import Match, matched, rows_apart, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
-from underclock.gpus.links import link_of
+from underclock.gpus.models import link_of
 from underclock.records import Kernel, SampleSet, Step
-from underclock.records.carried import CarriedOver, KernelMatch, MatchWay
+from underclock.records.planned import CarriedOver, KernelMatch, MatchWay
 from underclock.units import format_duration
 
 _NEARLY_NONE = 1e-12  # of cycles, whose logarithm is a number

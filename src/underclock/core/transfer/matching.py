@@ -21,7 +21,7 @@ from underclock.core.tracing.names import short
 from underclock.core.tracing.recapture import identity
 from underclock.core.transfer.unseen import FEWEST
 from underclock.records import Kernel, Kind
-from underclock.records.carried import MatchWay
+from underclock.records.planned import MatchWay
 
 # A tensor as `Launch.shapes` writes it: bf16[8x1024], i64[] of one; of several, a byte an element.
 _TENSOR = re.compile(r"(\w+)\[(\d*(?:x\d+)*)\]")

@@ -7,7 +7,7 @@ from typing import Any
 
 from underclock.hw.cuda.driver import installed
 from underclock.hw.cuda.torch_step import recorded
-from underclock.records.launches import LAUNCH_MARK, Operator
+from underclock.records.work import LAUNCH_MARK, Operator
 
 _NO_WORK = {  # beside views: what allocates only, and what a host does
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"),

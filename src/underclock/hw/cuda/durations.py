@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 
-from underclock.records.launches import LaunchGroup, Node, NodeKind, TracedActivity, busy_s
+from underclock.records.work import LaunchGroup, Node, NodeKind, TracedActivity, busy_s
 
 MARKS = 3
 """Spins that a mark is made of."""

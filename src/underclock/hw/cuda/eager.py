@@ -18,7 +18,7 @@ from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.cuda.torch_step import StepFunction, detach
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
-from underclock.records.launches import Node, TracedActivity
+from underclock.records.work import Node, TracedActivity
 
 _MARK_S = 1e-6  # of each spin of a mark
 _WAITS = 0.02  # of a step, from which waiting for the host is told

@@ -15,7 +15,7 @@ from underclock.hw.cuda.driver import STUCK_S
 from underclock.hw.cuda.torch_step import profiler_detaches
 from underclock.hw.lockstep import SILENT_S, RankPace
 from underclock.hw.rounds import Round
-from underclock.records.launches import NodeKind, TracedActivity
+from underclock.records.work import NodeKind, TracedActivity
 
 _HURRIED_S = 4.0  # the same where a signal ends the command
 _POLL_S = 1e-4  # between looks at what the GPU does

@@ -10,7 +10,7 @@ from typing import Any
 
 from underclock.errors import NotSupportedError
 from underclock.hw.cuda.driver import check, cuda, demangled
-from underclock.records.launches import Node, NodeKind
+from underclock.records.work import Node, NodeKind
 
 _POINTER = 8
 _MOST_PARAMETERS = 512

@@ -30,7 +30,7 @@ from underclock.hw.cuda.state import Snapshot
 from underclock.hw.lockstep import RankPace
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix
-from underclock.records.launches import NodeKind, Traced
+from underclock.records.work import NodeKind, Traced
 
 _LAUNCH_S = 0.020  # least length of a launch, so that the host's part in it does not matter
 _MOST_NODES = 4_000  # of a graph, which a profiler sees six times: each takes it some 50 µs

@@ -16,7 +16,7 @@ from underclock.hw.cuda.driver import check, cuda, wait_for_gpu
 from underclock.hw.cuda.durations import GraphLaunch, places_of
 from underclock.hw.cuda.graphs import GraphNode, walk
 from underclock.hw.rounds import Round, Turn
-from underclock.records.launches import LaunchGroup
+from underclock.records.work import LaunchGroup
 
 _SIDES = (8192, 4096)  # of the heater's matrices; the smaller where the larger does not fit
 _MATRICES = 3

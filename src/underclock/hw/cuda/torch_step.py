@@ -23,7 +23,7 @@ from underclock.hw.cuda.driver import wait_for_gpu
 from underclock.hw.cuda.module_paths import paths_below
 from underclock.hw.cuda.state import finally_unless_stuck
 from underclock.hw.lockstep import is_distributed, meet
-from underclock.records.launches import MODULE_MARK, PIECE_MARK
+from underclock.records.work import MODULE_MARK, PIECE_MARK
 
 StepFunction = Callable[[], object]
 

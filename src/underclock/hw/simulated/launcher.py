@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from underclock.errors import DeviceError
-from underclock.gpus.links import link_of
+from underclock.gpus.models import link_of
 from underclock.hw.base import Clock, Durations, Loop, Progress
 from underclock.hw.rounds import Round, Turn
 from underclock.hw.simulated.costs import heater, idling

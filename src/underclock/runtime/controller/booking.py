@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from underclock.errors import UnderclockError
-from underclock.ledger.runs import (
+from underclock.ledger import (
     OTHER_STEPS,
     OTHERWISE,
     LedgerGpu,

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from underclock.errors import NotSupportedError, UsageError
-from underclock.ledger.runs import hashed
+from underclock.ledger import hashed
 from underclock.records.runs import (
     ArmLine,
     AskLine,

@@ -17,7 +17,7 @@ from underclock.errors import UsageError
 from underclock.records import ClockSchedule, Pass, Plan, Segment
 from underclock.records.common import Record
 from underclock.records.latencies import LatencyTable, changed
-from underclock.records.launches import module_calls
+from underclock.records.work import module_calls
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 
 SPACING_S = 0.02

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
-from underclock.core.design.acquisition import (
+from underclock.core.design import (
     Looks,
+    Wanted,
     expected_gain,
     improvement,
     improvement_of_table,
     price_within,
     spread_out,
 )
-from underclock.core.design.wanted import Wanted
 from underclock.core.model.costs import Costs
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.records import AUTO, Clocks, Kernel, Mix
 
 _K, _S, _SHARED = 3, 5, 2

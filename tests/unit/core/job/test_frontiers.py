@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from underclock.arrays import Ints
-from underclock.core.job.frontiers import stage_profiles
+from underclock.core.job.stage_profiles import stage_profiles
 from underclock.core.model.costs import Costs
-from underclock.core.planning.sequence import Rules
-from underclock.core.step.cap import PowerCap, settle
-from underclock.core.step.table import CostTable, Heat
-from underclock.core.step.under_cap import at_scale_of_auto
+from underclock.core.planning.clock_changes import Rules
+from underclock.core.step.cost_table import CostTable, Heat
+from underclock.core.step.power_cap import PowerCap, settle
+from underclock.core.step.power_capped_step import at_scale_of_auto
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Closure, Kernel, Pass
 from underclock.records.job import InstructionKind, Profile, ProfileRow

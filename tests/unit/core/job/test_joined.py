@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from small_jobs import small_job
-from underclock.core.job.joined import with_profiles
+from underclock.core.job.stage_profiles import with_profiles
 from underclock.errors import DataError
 from underclock.records import Segment
 from underclock.records.job import Job, Profile, ProfileRow

@@ -9,11 +9,10 @@ import pytest
 
 from job_costs import instruction_costs, job_cost
 from small_jobs import fixed, job_of_ranks, profile, profiles, small_job
+from underclock.core.job.monte_carlo import Scatter
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.relaxation import hull
-from underclock.core.job.scatter import Scatter
-from underclock.core.job.tables import RowChoice, table_of
-from underclock.core.job.timeline import auto_clocks
+from underclock.core.job.tables import RowChoice, auto_clocks, table_of
 from underclock.errors import DataError, UsageError
 from underclock.records import TOLERANCE, Segment, Strategy
 from underclock.records.choices import Cost, Status

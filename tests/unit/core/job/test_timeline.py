@@ -4,7 +4,7 @@ import pytest
 
 from small_jobs import at_auto, small_job
 from underclock.core.job.network import network_of
-from underclock.core.job.timeline import auto_clocks, timeline
+from underclock.core.job.tables import auto_clocks, timeline
 from underclock.records.job import Held
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
 from underclock.core.model.costs import ONE_SIDED, TWO_SIDED, Costs, PredictedChange
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels, compare_strategies
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.records import AUTO, Aggregate, Clocks, Kernel, Objective, Status, Strategy
 
 _K, _S, _SHARED, _OWN = 4, 6, 3, 20

@@ -11,7 +11,7 @@ from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.fitting import fit_rows, temperature_of
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import joined_sets
-from underclock.core.step.table import cost_table
+from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError
 from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants

@@ -13,7 +13,7 @@ from underclock.core.model.adjusted import with_ratio
 from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.rows import Rows
-from underclock.core.step.fit_row import StepDraw
+from underclock.core.step.whole_step import StepDraw
 from underclock.records import Clocks
 
 _CORES = (1500, 1800, 2000)

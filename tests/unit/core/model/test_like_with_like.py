@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.step.under_cap import auto_core_mhz, step_cost
+from underclock.core.step.power_capped_step import auto_core_mhz, step_cost
 from underclock.records import SampleSet
 
 _FOLDER = Path(__file__).parents[4] / "docs" / "evidence" / "h200"

@@ -11,19 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_switches import switch
-from underclock.core.planning.achievable import achieved, as_schedule, fastest_change
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.latency_curve import (
+from underclock.core.planning.best_choice import Goal
+from underclock.core.planning.clock_changes import Rules, sequence_problem
+from underclock.core.planning.latency_constrained import (
     CURVE,
     Own,
+    achieved,
+    as_schedule,
     budget_curve,
     curve_latencies,
+    fastest_change,
     latency_curve,
 )
-from underclock.core.planning.sequence import Rules, sequence_problem
 from underclock.core.planning.strategies import compare_strategies
 from underclock.core.solvers import Solution, violations
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.errors import DataError
 from underclock.records import AUTO, Clocks, Kernel, Kind, Pass, Status
 from underclock.records.latencies import Domain, LatencyTable, Switch

@@ -21,16 +21,15 @@ from steps_beside import (
     step_beside,
     taken,
 )
-from underclock.campaign.worth import worth_of_samples
+from underclock.campaign.adaptive import worth_of_samples
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.planning.achievable import achieved, as_schedule
-from underclock.core.planning.choices import choices
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.planning.best_choice import Goal, choices
+from underclock.core.planning.clock_changes import Rules, sequence_problem
+from underclock.core.planning.latency_constrained import achieved, as_schedule
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
-from underclock.core.step.table import cost_table
-from underclock.core.step.under_cap import auto_core_mhz
+from underclock.core.step.cost_table import cost_table
+from underclock.core.step.power_capped_step import auto_core_mhz
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
 from underclock.records import (

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
 from score import cost_at
-from underclock.core.planning.choices import choices
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal, choices
 from underclock.core.planning.strategies import compare_strategies
-from underclock.core.step.table import CostTable
+from underclock.core.step.cost_table import CostTable
 from underclock.records import AUTO, Clocks, Kernel, Strategy
 
 

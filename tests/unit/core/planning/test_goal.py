@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invented import with_plan
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.records import Aggregate, Granularity, Objective
 
 

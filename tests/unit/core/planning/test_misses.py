@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.planning.misses import misses, usual_misses
-from underclock.core.step.cap import LaunchCosts
+from underclock.core.planning.clock_changes import misses, usual_misses
+from underclock.core.step.power_cap import LaunchCosts
 from underclock.records import Clocks
 
 SETTINGS = (Clocks(core_mhz=1000, mem_mhz=800), Clocks(core_mhz=1000, mem_mhz=8000))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from drawn_costs import cost_tables
 from underclock.arrays import Ints
 from underclock.core.model.costs import ONE_SIDED, PredictedChange
-from underclock.core.planning.best_choice import tolerance_of
+from underclock.core.planning.best_choice import Goal, tolerance_of
 from underclock.core.planning.chance_constraint import BUDGETS
-from underclock.core.planning.goal import Goal
 from underclock.core.planning.strategies import (
     ComparedStrategies,
     _at_least,
@@ -22,9 +21,9 @@ from underclock.core.planning.strategies import (
     compare_strategies,
     one_clock_only,
 )
-from underclock.core.step.cap import PowerCap
-from underclock.core.step.table import CostTable, Heat
-from underclock.core.step.under_cap import step_cost
+from underclock.core.step.cost_table import CostTable, Heat
+from underclock.core.step.power_cap import PowerCap
+from underclock.core.step.power_capped_step import step_cost
 from underclock.records import (
     AUTO,
     Aggregate,

@@ -11,23 +11,22 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Ints
 from underclock.core.model.costs import PredictedChange
-from underclock.core.planning.achievable import achieved, schedule_cost
-from underclock.core.planning.best_choice import Task, best_choice
-from underclock.core.planning.chance_constraint import Aim
-from underclock.core.planning.goal import Goal
-from underclock.core.planning.sequence import Rules, sequence_problem
-from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
-from underclock.core.planning.under_cap import (
+from underclock.core.planning.best_choice import Goal, Task, best_choice
+from underclock.core.planning.capped_choice import (
     as_it_runs,
     cheapest_within,
     fastest,
     is_held,
     proof_of_held,
 )
+from underclock.core.planning.chance_constraint import Aim
+from underclock.core.planning.clock_changes import Rules, sequence_problem
+from underclock.core.planning.latency_constrained import achieved, schedule_cost
+from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
 from underclock.core.solvers import Effort, Problem, solve
-from underclock.core.step.cap import PowerCap, settle
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import grouped, settled_step, step_cost
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_cap import PowerCap, settle
+from underclock.core.step.power_capped_step import grouped, settled_step, step_cost
 from underclock.physics.cap import Fading
 from underclock.records import (
     AUTO,

@@ -13,8 +13,8 @@ from judges.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic
+from underclock.core.solvers.cyclic_paths import lagrangian_of, ring_of, shortest_path
 from underclock.core.solvers.dual import WarmStart, search_multipliers, warm_start
-from underclock.core.solvers.ring import lagrangian_of, ring_of, shortest_path
 from underclock.records import Status
 
 PROBLEMS = [*range(120), 243, 415, 435, 461]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.core.solvers import SequenceProblem
-from underclock.core.solvers.problems import DWELL_SLACK
-from underclock.core.solvers.ring import (
+from underclock.core.solvers.cyclic_paths import (
     Lagrangian,
     Ring,
     cheapest,
@@ -18,6 +17,7 @@ from underclock.core.solvers.ring import (
     ring_of,
     shortest_path,
 )
+from underclock.core.solvers.problems import DWELL_SLACK
 
 seeds = st.integers(0, 2**32 - 1)
 

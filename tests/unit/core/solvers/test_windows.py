@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import BelowLimit, Effort, Problem, WindowedGroups, solve
-from underclock.core.solvers.windows import multiplied
+from underclock.core.solvers.power_windows import multiplied
 from underclock.physics.cap import REAL, SIMULATED, Fading
 
 seeds = st.integers(0, 2**32 - 1)

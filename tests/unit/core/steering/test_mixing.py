@@ -20,7 +20,7 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.core.steering import IDLING, SteeringAgenda
 from underclock.core.steering.agenda import variance_in
 from underclock.core.steering.coload import CoLoad

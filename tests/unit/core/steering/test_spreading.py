@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from underclock.core.steering.mixing import METER_S, launch_clocks, spin_mhz, spread_out
 from underclock.core.steering.subtract import timed_windows
-from underclock.core.step.cap import coload_moves_clock, is_uneven
+from underclock.core.step.power_cap import coload_moves_clock, is_uneven
 from underclock.records import Clocks, Mix, Window
 
 _LONG = [1e-3] * 200  # a step of 0.2 s

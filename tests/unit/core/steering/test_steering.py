@@ -18,7 +18,7 @@ from steered_gpu import (
     campaign,
     takes_s,
 )
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.core.model.estimate import estimate
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import joined_sets

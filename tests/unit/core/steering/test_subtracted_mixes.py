@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from steered_gpu import BOOST_MHZ, GPU, HOT, KERNELS, MEM_MHZ, SHAPE, WARM_C, Synthetic, takes_s
-from underclock.core.design.wanted import Wanted
+from underclock.core.design import Wanted
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import IDLING, SteeringAgenda, steering_notes

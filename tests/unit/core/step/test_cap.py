@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from underclock.core.step.cap import (
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_cap import (
     LaunchCosts,
     PowerCap,
     SettledStep,
@@ -20,8 +21,7 @@ from underclock.core.step.cap import (
     settled_at,
     settled_sums,
 )
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import cap_of
+from underclock.core.step.power_capped_step import cap_of
 from underclock.records import (
     AUTO,
     Clocks,

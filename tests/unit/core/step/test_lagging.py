@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from underclock.core.step.cap import LaunchCosts, PowerCap
-from underclock.core.step.lagging import lag_of
+from underclock.core.step.power_cap import LaunchCosts, PowerCap
+from underclock.core.step.power_capped_step import lag_of
 from underclock.physics.cap import REAL, SIMULATED, Fading
 from underclock.records import Clocks
 

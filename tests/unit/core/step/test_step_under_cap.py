@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
-from underclock.core.step.cap import PowerCap
-from underclock.core.step.table import CostTable, Heat
-from underclock.core.step.under_cap import (
+from underclock.core.step.cost_table import CostTable, Heat
+from underclock.core.step.power_cap import PowerCap
+from underclock.core.step.power_capped_step import (
     KnownStep,
     cap_of,
     fixed_costs,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from underclock.core.step.table import cost_table
-from underclock.core.step.unmeasured import unmeasured
+from underclock.core.step.cost_table import cost_table, unmeasured
 from underclock.errors import DataError
 from underclock.records import (
     Clocks,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from score import check_kernels_alone
-from underclock.core.step.whole import (
+from underclock.core.step.whole_step import (
     WHOLE,
     as_one,
     is_only_whole,

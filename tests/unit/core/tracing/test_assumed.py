@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from chrome_events import host
-from underclock.core.tracing.assumed import assumed_step
+from underclock.core.tracing.captured import assumed_step
 from underclock.errors import DataError
 from underclock.records import Kind, Pass, Step
-from underclock.records.launches import LAUNCH_MARK, MODULE_MARK, Operator
+from underclock.records.work import LAUNCH_MARK, MODULE_MARK, Operator
 
 _SHAPES = "fp32[8x4], fp32[4x2]"
 

@@ -11,10 +11,10 @@ import pytest
 
 from job_costs import instruction_costs, slack_s
 from traced_ranks import durations_s, laid_out, traces_of
-from underclock.core.job.joined import with_profiles
 from underclock.core.job.network import network_of
 from underclock.core.job.planning import JobGoal, plan_job
 from underclock.core.job.schedules import Layout, pipeline
+from underclock.core.job.stage_profiles import with_profiles
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.profile import GPU
 from underclock.core.tracing.rank_trace import rank_trace

@@ -13,7 +13,7 @@ from underclock.core.tracing.captured import (
     otherwise_captured,
     paired,
 )
-from underclock.records.launches import Node, NodeKind, TracedActivity, busy_s
+from underclock.records.work import Node, NodeKind, TracedActivity, busy_s
 
 
 def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> Node:

@@ -18,7 +18,7 @@ from underclock.core.tracing.profile import (
 )
 from underclock.errors import DataError, MeasurementError
 from underclock.records import Pass
-from underclock.records.launches import MODULE_MARK, NodeKind, TracedActivity
+from underclock.records.work import MODULE_MARK, NodeKind, TracedActivity
 
 
 def seen(*events: dict[str, Any]) -> tuple[TracedActivity, ...]:

@@ -12,7 +12,7 @@ from underclock.core.tracing.host import bytes_of
 from underclock.core.tracing.profile import activities, stream_waits
 from underclock.core.tracing.streams import streams, with_shares
 from underclock.records import Pass
-from underclock.records.launches import TracedActivity
+from underclock.records.work import TracedActivity
 
 TRACES = Path(__file__).parents[3] / "data" / "traces" / "ranks"
 _LAYERS, _HIDDEN, _VOCABULARY, _SEQUENCE = 8, 2048, 50304, 1024

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from underclock.core.tracing.recapture import difference, identity, recaptured, unlike
 from underclock.core.tracing.step import traced_step
 from underclock.records import Kernel, Launch, Pass, Step, StepSource
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.work import Node, NodeKind, TracedActivity
 
 SOURCE = StepSource(file="train.py", function="step", sha256="0" * 64)
 ALGORITHMS = (("f",), ("g",), ("h", "f"), ("g", "k"), ("h", "g", "k"))

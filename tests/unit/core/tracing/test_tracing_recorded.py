@@ -12,7 +12,7 @@ from underclock.core.tracing.captured import align, otherwise_captured, paired
 from underclock.core.tracing.profile import captured_calls, synchronising
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass
-from underclock.records.launches import NodeKind
+from underclock.records.work import NodeKind
 
 FOLDER = Path(__file__).parents[3] / "data" / "traces"
 CAPTURED = ["tiny", "tiny_fused", "tiny_compiled", "tiny_recomputed"]

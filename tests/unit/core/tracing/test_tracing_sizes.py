@@ -9,7 +9,7 @@ from underclock.core.tracing.names import Pool, pools, without_sizes
 from underclock.core.tracing.recapture import difference, recaptured
 from underclock.core.tracing.step import traced_step
 from underclock.records import Pass, Step
-from underclock.records.launches import Node, NodeKind, Traced, TracedActivity
+from underclock.records.work import Node, NodeKind, Traced, TracedActivity
 
 TOKENS = [12, 431, 97]
 

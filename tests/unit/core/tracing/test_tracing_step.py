@@ -7,7 +7,7 @@ from underclock.core.tracing.names import flops_of, kind_of, starred
 from underclock.core.tracing.step import launch_groups, nodes_of, traced_step
 from underclock.errors import DataError
 from underclock.records import Kind, Pass
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.work import Node, NodeKind, TracedActivity
 
 
 def node(function: str = "k", kind: NodeKind = NodeKind.KERNEL, **fields: Any) -> Node:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.tracing.streams import Streams, beside_note, streams, with_shares
 from underclock.records import Pass
-from underclock.records.launches import NodeKind, TracedActivity
+from underclock.records.work import NodeKind, TracedActivity
 
 
 def _launch(

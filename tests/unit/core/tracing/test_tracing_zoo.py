@@ -9,7 +9,7 @@ from underclock.core.tracing.captured import align
 from underclock.core.tracing.profile import lost_note, saw_all, synchronising
 from underclock.core.tracing.step import nodes_of
 from underclock.records import Kind, Pass
-from underclock.records.launches import NodeKind, Traced, TracedActivity
+from underclock.records.work import NodeKind, Traced, TracedActivity
 
 pytestmark = pytest.mark.slow  # traces of whole steps: their size, not what they cover
 

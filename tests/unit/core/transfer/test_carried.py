@@ -9,15 +9,15 @@ import pytest
 
 from made_transfers import BOOST_MHZ, gpt, made_samples, true_costs, true_step
 from underclock.core.model.estimate import estimate
-from underclock.core.planning.goal import Goal
+from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import solve_strategies
-from underclock.core.step.under_cap import cap_of
+from underclock.core.step.power_capped_step import cap_of
 from underclock.core.transfer import Carried, carried
 from underclock.core.transfer.matching import matched
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
-from underclock.records.carried import MatchWay
+from underclock.records.planned import MatchWay
 from underclock.workloads import workload
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from underclock.core.transfer.matching import matched, rows_apart, work_of
 from underclock.records import Kernel, Kind, Launch
-from underclock.records.carried import MatchWay
+from underclock.records.planned import MatchWay
 
 
 def _traced(shapes: str, identity: str) -> Kernel:

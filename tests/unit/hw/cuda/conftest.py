@@ -24,7 +24,7 @@ from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import Memory
 from underclock.hw.cuda.splitting import Parts
 from underclock.records import Kernel, Step
-from underclock.records.launches import LaunchGroup, Node, NodeKind, Traced
+from underclock.records.work import LaunchGroup, Node, NodeKind, Traced
 
 CYCLES_HZ = 1.98e9
 PRODUCT_S = 2e-3

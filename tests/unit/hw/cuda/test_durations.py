@@ -15,7 +15,7 @@ from underclock.hw.cuda.durations import (
     eager_durations,
     mean_durations,
 )
-from underclock.records.launches import Node, NodeKind, TracedActivity
+from underclock.records.work import Node, NodeKind, TracedActivity
 
 _MEMSET = Node(kind=NodeKind.MEMSET)
 _EVENT = Node(kind=NodeKind.OTHER)

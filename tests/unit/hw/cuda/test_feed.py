@@ -16,7 +16,7 @@ from underclock.hw.cuda.durations import GraphLaunch, mean_durations
 from underclock.hw.cuda.feed import CudaLoop, Feed
 from underclock.hw.rounds import Round
 from underclock.records import Mix
-from underclock.records.launches import Node, NodeKind
+from underclock.records.work import Node, NodeKind
 
 _GRAPH = GraphLaunch(
     nodes=(

@@ -12,7 +12,7 @@ from underclock.hw.cuda.graphs import GraphNode
 from underclock.hw.cuda.round_graphs import in_pieces
 from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix, Step
-from underclock.records.launches import LaunchGroup, Node, NodeKind
+from underclock.records.work import LaunchGroup, Node, NodeKind
 
 _PRODUCT_S = 2e-3  # of the heater on this GPU
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}

@@ -11,7 +11,7 @@ from underclock.errors import NoRoomError
 from underclock.hw.cuda.durations import GraphLaunch
 from underclock.hw.cuda.graphs import GraphNode, cleared_before
 from underclock.hw.cuda.round_graphs import first_that_fits, graph_of, step_graphs
-from underclock.records.launches import LaunchGroup, Node, NodeKind
+from underclock.records.work import LaunchGroup, Node, NodeKind
 
 
 def kernel(*words: int) -> GraphNode:

@@ -9,7 +9,7 @@ import pytest
 
 from small_training import plan
 from underclock.hw.clock import SystemClock
-from underclock.ledger.runs import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
+from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
 from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.controller.booking import Booking, RunTally

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from underclock.errors import NotSupportedError
-from underclock.ledger.runs import hashed
+from underclock.ledger import hashed
 from underclock.records.runs import AskLine, EventLine, StepLine
 from underclock.runtime.controller.log import Metrics
 

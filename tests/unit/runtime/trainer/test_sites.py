@@ -16,7 +16,7 @@ from recorded import read
 from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass, Strategy
-from underclock.records.launches import MODULE_MARK, module_calls, module_calls_text
+from underclock.records.work import MODULE_MARK, module_calls, module_calls_text
 from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.sites import (

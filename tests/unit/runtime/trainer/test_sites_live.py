@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from underclock.core.tracing.profile import activities
 from underclock.hw.cuda.torch_step import named_modules
-from underclock.records.launches import module_calls_text
+from underclock.records.work import module_calls_text
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page, mark_of

@@ -1,21 +1,18 @@
-"""A campaign: which clock pairs of which kernels are to be measured."""
+"""What a campaign measures: the clock pairs of each kernel, and one GPU's share of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from underclock.core.planning.goal import Goal
+import msgspec
+
+from underclock.campaign.recording import Recorder, WindowPolicy
+from underclock.core.design import Wanted
+from underclock.core.planning.best_choice import Goal
+from underclock.core.step.whole_step import WHOLE_STEPS
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability, Measurer
-from underclock.records import (
-    AUTO,
-    Clocks,
-    Kernel,
-    Plan,
-    Provenance,
-    SampleSet,
-    Step,
-)
+from underclock.records import AUTO, Clocks, Kernel, Plan, Provenance, SampleSet, Step, Window
 from underclock.units import format_mhz, member
 
 
@@ -359,3 +356,62 @@ def _lacking(
         for kernel in kernels
     }
     return {name: clocks for name, clocks in lacking.items() if clocks}
+
+
+def share_of(samples: SampleSet, campaign: Campaign) -> SampleSet:
+    """Return what a share sees of samples: its kernels alone, and no step."""
+    at, of = campaign.share
+    if of == 1:
+        return samples
+    kernels = samples.kernels[at::of]
+    names = {kernel.name for kernel in kernels}
+    return msgspec.structs.replace(
+        samples,
+        kernels=kernels,
+        order=(),
+        modules=(),
+        lacking={name: each for name, each in samples.lacking.items() if name in names},
+        windows=tuple(
+            window
+            for window in samples.windows
+            if window.kernel in names or not (window.kernel or window.mix.launches)
+        ),
+    )
+
+
+class SharedRecorder:
+    """What the policy of a share's kernels sees of a recorder, whose file holds the step too."""
+
+    def __init__(self, recorder: Recorder, campaign: Campaign) -> None:
+        self._recorder, self._campaign = recorder, campaign
+        self.measurer = recorder.measurer
+
+    @property
+    def can_time(self) -> bool:
+        """Whether launches can be timed."""
+        return self._recorder.can_time
+
+    @property
+    def samples(self) -> SampleSet:
+        """Everything on file of the share."""
+        return share_of(self._recorder.samples, self._campaign)
+
+
+class StepsFirst(WindowPolicy):
+    """Wants a share's runs of the whole step, then what the policy of its kernels wants."""
+
+    def __init__(self, recorder: Recorder, kernels: WindowPolicy, campaign: Campaign) -> None:
+        self._recorder, self._kernels = recorder, kernels
+        runs = recorder.samples.order and Capability.RUN in recorder.measurer.capabilities
+        self._steps = -(-WHOLE_STEPS // campaign.share[1]) if campaign.in_situ and runs else 0
+        self.limit_s = kernels.limit_s
+        self.total = kernels.total and kernels.total + self._steps
+
+    def next(self, spent_s: float) -> Sequence[Wanted]:
+        """Return what to measure next."""
+        missing = self._steps - len(self._recorder.samples.in_situ)
+        return [Wanted(timed=False)] * missing or self._kernels.next(spent_s)
+
+    def at_once(self, window: Window) -> Sequence[Wanted]:
+        """Return what a window just taken calls for at the clocks held."""
+        return self._kernels.at_once(window)

@@ -8,8 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.job.groups import Groups
-from underclock.core.job.relaxation import Relaxation, Relaxed, following
+from underclock.core.job.relaxation import Groups, Relaxation, Relaxed, following
 from underclock.core.job.tables import JobTable, RowChoice, taken, total, waiting_j
 from underclock.records.choices import Strategy
 from underclock.records.job import InstructionKind

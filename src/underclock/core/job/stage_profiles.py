@@ -1,34 +1,38 @@
-"""What the instructions of a stage cost at every clock, from what its kernels cost.
+"""Profiles of a pipeline stage: the cost of each instruction at every clock.
 
-A stage's step, the forward and the backward of one microbatch and the optimizer, is traced and
-measured as any step. An instruction costs what its launches do. Under a power cap it is taken as it
-runs in that step with the same clock before and after it; what the loop averages over makes a long
-instruction capped by itself. Where kernels were measured alone no cap is known but their own.
+A stage's step is the forward and backward pass of one microbatch and the optimizer; it is traced
+and measured as any step. The cost of an instruction is the sum of its launches' costs. Under a
+power cap an instruction is costed within that step, with the same clock before and after it; one
+longer than the cap's averaging window is capped by its own power. Kernels measured alone are capped
+one by one.
 
-Errors are those of changes against auto, whose own row has none: what all rows have in common, such
-as how long a kernel takes at all, is no error of a choice between them.
+Errors are those of changes against auto, whose own row has none: an error that all rows share, such
+as that of a kernel's duration, is no error of a choice between rows.
 
-Inside an instruction stretches of launches may have clocks of their own, each long enough for the
-next change to be asked for, the last as well. What there is of these schedules is cut to what saves
-more than running one part of the instruction at one clock and the rest at another.
+Inside an instruction, stretches of launches may have clocks of their own, each at least as long as
+one change takes. Of these schedules those are kept that save more than one change between two
+constant clocks.
+
+A job made of traces has durations only: `with_costs` puts profiles of stages into it.
 
 Shape letters: I instructions, K kernels, S settings, n launches of the step, m of an instruction.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from underclock.arrays import Floats, Ints
-from underclock.core.planning.sequence import Rules, sequence_problem
+from underclock.core.planning.clock_changes import Rules, sequence_problem
 from underclock.core.solvers import Problem, cost_of, once_through, supported
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import (
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_capped_step import (
     fixed_part_costs,
     heat_w,
     nearest_settings,
@@ -36,7 +40,16 @@ from underclock.core.step.under_cap import (
 )
 from underclock.errors import DataError
 from underclock.records import Clocks, Pass, Segment
-from underclock.records.job import InstructionKind, Profile, ProfileRow
+from underclock.records.job import (
+    COMPUTES,
+    Instruction,
+    InstructionKind,
+    Job,
+    Profile,
+    ProfileRow,
+    whole_of,
+)
+from underclock.units import format_percent
 
 _KINDS = {
     Pass.FORWARD: InstructionKind.FORWARD,
@@ -313,3 +326,64 @@ def _check_one_microbatch(member: Ints) -> None:
             f"forward and backward take turns: {len(runs)} stretches of forward in one step",
             hint="trace a step of one microbatch: gradient accumulation is the schedule's",
         )
+
+
+_NEAR = 0.05  # of a time: what stages and traces may differ by unsaid
+
+
+def with_profiles(job: Job, profiles: Mapping[str, Profile]) -> Job:
+    """Give instructions what they cost at every clock, by the names of their profiles.
+
+    At auto an instruction takes what was traced: all of its rows are longer or shorter by as much,
+    and take more or less energy. What no profile is of takes its time whatever the clocks.
+
+    Args:
+        job: With times only.
+        profiles: ``stage 0 forward`` and so on.
+
+    Raises:
+        DataError: What belongs to a microbatch has no profile.
+    """
+    every = {each for rank in job.ranks for each in rank.instructions}
+    named = {each.profile for each in every if each.kind in COMPUTES and each.profile}
+    missing = {whole_of(name) for name in named} - {*profiles}
+    if missing:
+        raise DataError(
+            f"there is no profile of {min(missing)!r}, which was traced",
+            hint=f"profiles are of {', '.join(sorted(profiles))}: give samples or rows of it too",
+        )
+    used = {}
+    for name, traced in job.profiles.items():
+        if (whole := profiles.get(whole_of(name))) is not None:
+            ratio = _auto_s(traced) / _auto_s(whole)
+            used[name] = replace(whole, rows=tuple(row.scaled(ratio) for row in whole.rows))
+
+    def costed(each: Instruction) -> Instruction:
+        if each.profile is None or each.profile in used:
+            return each
+        return replace(each, profile=None, time_s=_auto_s(job.profiles[each.profile]))
+
+    ranks = tuple(
+        replace(rank, instructions=tuple(map(costed, rank.instructions))) for rank in job.ranks
+    )
+    off = {
+        name: _auto_s(job.profiles[name]) / _auto_s(profiles[name]) - 1.0
+        for name in used
+        if name in profiles
+    }
+    words = tuple(
+        f"{name} takes {format_percent(off[name])} against its samples, which are taken to be as "
+        "much off at every clock"
+        for name in sorted(off)
+        if abs(off[name]) > _NEAR
+    )
+    fixed = sorted(job.profiles.keys() - used.keys())
+    if fixed:
+        words += (
+            f"no profile is of {', '.join(fixed)}: as long at all clocks, at what waiting draws",
+        )
+    return replace(job, ranks=ranks, profiles=used, warnings=(*job.warnings, *words))
+
+
+def _auto_s(profile: Profile) -> float:
+    return profile.rows[profile.auto].time_s

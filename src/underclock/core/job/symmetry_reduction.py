@@ -1,11 +1,10 @@
-"""Equal ranks of a job are planned once, with a weight.
+"""Symmetry reduction of a job: equal ranks are planned once, with a weight.
 
-Activities are told apart by what they are, by whom they wait for and by who waits for them, round
-after round, until a round tells no more apart (colour refinement). Costs are convex, so durations
-averaged over activities that cannot be told apart cost no more and are feasible too: each waits for
-as many of another kind as every other of its kind does. A plan that has equal durations for equal
-activities is therefore as good as any, and nothing is lost in planning one of each (Grohe,
-Kersting, Mladenov and Selman 2014, arXiv 1307.5697). What is equal begins at the same time, too.
+Colour refinement splits activities by content, predecessors and successors until no split is found.
+Costs are convex, so durations averaged over activities of one colour cost no more and stay
+feasible: each has as many predecessors of another colour as every other of its own. A plan with
+equal durations in a colour is therefore optimal among all plans (Grohe, Kersting, Mladenov and
+Selman 2014, arXiv 1307.5697), and activities of a colour begin at the same time.
 """
 
 from collections.abc import Hashable, Sequence

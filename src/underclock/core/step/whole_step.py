@@ -1,21 +1,65 @@
-"""A step planned by runs of it whole, which say best what one clock for all of it costs.
+"""A step costed by runs of all of it: one clock for the whole step.
 
-Of such a step one knows, at every clock, the time of each launch inside it, and the energy of all
-of it. Beside idling a launch takes w·V² + q at a voltage V (docs/model.md), so whole steps at one
-clock each tell the sums of w and of q over the step and no part of them: which pass draws what
-cannot be told. So the step is costed as if it were one kernel, and has one clock.
+Such runs give, at every clock, the time of each launch inside the step and the energy of the step
+alone. A launch takes w·V² + q above idle at a voltage V (docs/model.md), so whole steps at one
+clock each determine the sums of w and of q over the step and not those of a kernel or a pass. The
+step is therefore costed as one kernel with one clock.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.step.cap import HALF_BIN_MHZ, driver_says, is_uneven
+from underclock.core.step.power_cap import HALF_BIN_MHZ, driver_says, is_uneven
 from underclock.records import ALONE, AUTO, Choice, Clocks, Kernel, SampleSet, Window
 from underclock.units import format_percent
+
+STEADY_C = 55.0
+"""Where no temperature was read."""
+
+
+class FitRow(NamedTuple):
+    """What one window tells of one kernel, as the columns of `Rows`."""
+
+    kernel: int
+    core_mhz: float
+    mem_mhz: float
+    log_s: float
+    log_w: float
+    temperature_c: float
+    time_windows: float
+    power_windows: float
+    apart: float = 0.0
+    common: tuple[float, ...] = ()
+
+    def counted(self, time: float, energy: float) -> "FitRow":
+        """Return it as it counts among repeats; power is energy over time, and odd with either."""
+        return self._replace(
+            time_windows=time * self.time_windows,
+            power_windows=min(time, energy) * self.power_windows,
+        )
+
+
+class Idling(NamedTuple):
+    """What the GPU drew while clocks ran and nothing else did: of no kernel, so of all."""
+
+    core_mhz: float
+    mem_mhz: float
+    temperature_c: float
+    log_w: float
+
+
+class StepDraw(NamedTuple):
+    """What the whole step drew at one clock, without its co-load."""
+
+    core_mhz: float
+    power_w: float
+    spread_w: float
+
 
 WHOLE = Kernel(name="the whole step")
 WHOLE_STEPS = 4

@@ -1,14 +1,19 @@
 """What a step costs as it runs: locked clocks under one power cap, against auto as measured.
 
-A change compares like with like. Auto as the model has it differs from auto as measured by what the
-model misses, the closure; so all costs at locked clocks are brought to the scale at which the model
-has auto as it was measured, and the limit with them. What the model misses at auto is then an error
-of what it says of other clocks, and never a saving.
+A change compares like with like. Auto by the model differs from auto as measured by the model's
+residual, the closure. All costs at locked clocks, and the power limit, are scaled so that the model
+has auto as measured; the residual at auto then widens the error of other clocks and is never
+counted as a saving.
 
-Kernel by kernel, pass by pass or one clock for the whole step: kernels that share a setting are
-grouped, and the planner solves the same problem each time, on fewer groups.
+The planner solves the same problem for one clock per kernel, per pass or per step: kernels that
+share a setting form one group.
 
-Shape letters: K kernels, G groups, S settings, n launches.
+`power_cap.settle` lets the ceiling follow the mean power at once. A real loop moves it by one bin
+of the core clock at each tick of about 20 ms (measured on an H200). A step with a long part of low
+power, an optimizer of 0.1 s for instance, gets higher clocks from the instant loop than from the
+real one. `lag_of` therefore simulates the loop launch by launch and tick by tick until it repeats.
+
+Shape letters: K kernels, G groups, S settings, C clocks, n launches.
 """
 
 import dataclasses
@@ -19,12 +24,134 @@ from dataclasses import dataclass
 import numpy as np
 
 from underclock.arrays import Floats, Ints
-from underclock.core.step.cap import PowerCap, SettledStep, driver_says, settle, settled_at
-from underclock.core.step.lagging import lag_of
-from underclock.core.step.table import CostTable, overlapped, shared_out, step_means
+from underclock.core.step.cost_table import CostTable, overlapped, shared_out, step_means
+from underclock.core.step.power_cap import (
+    LaunchCosts,
+    PowerCap,
+    SettledStep,
+    driver_says,
+    settle,
+    settled_at,
+)
 from underclock.errors import DataError
-from underclock.physics.cap import REAL, SIMULATED
+from underclock.physics.cap import REAL, SIMULATED, WINDOW_S, Fading
 from underclock.records import Clocks, Closure, Cost, Evidence, Granularity, SampleSet
+
+_TICK_S, _BIN_MHZ = 0.02, 15.0
+_SLACK = 0.01  # of the limit, that it leaves before it climbs (assumed)
+_FAST, _MOST_BINS = 0.05, 4  # a bin more for each of this part above the limit (assumed)
+_LAG_ROUNDS, _LEAST_S = 4, 2.0  # the first half is not counted
+_FEWEST = 2  # clocks
+_CALIBRATED = 3  # rounds, until the known step draws what was measured
+
+
+def lag_of(
+    known: tuple[PowerCap, LaunchCosts], mean_w: float, new: tuple[PowerCap, LaunchCosts]
+) -> tuple[float, float]:
+    """Return how much longer, and by how much more energy, a lag lets a step run than a known one.
+
+    Both against what `settle` says of them.
+
+    Args:
+        mean_w: What the known one drew.
+    """
+    limit_w = known[0].limit_w
+    if min(_round_s(*known), _round_s(*new)) < WINDOW_S:
+        return 1.0, 1.0  # one ceiling holds for all of a short step
+    if min(len(_ladder(*known)[0]), len(_ladder(*new)[0])) < _FEWEST:
+        return 1.0, 1.0  # where clocks would climb to nobody knows
+    for _ in range(_CALIBRATED):
+        time_s, energy_j = _lagged(*known, limit_w)
+        limit_w *= mean_w * time_s / energy_j
+    before = np.divide(_lagged(*known, limit_w), _settled(*known))
+    time, energy = np.divide(_lagged(*new, limit_w), _settled(*new)) / before
+    return float(time), float(energy)
+
+
+def _settled(cap: PowerCap, costs: LaunchCosts) -> tuple[float, float]:
+    step = settle(cap, costs, np.full(len(cap.order), cap.boost))
+    return float(step.time_s.sum()), float(step.energy_j.sum())
+
+
+def _round_s(cap: PowerCap, costs: LaunchCosts) -> float:
+    """Return how long a step takes that nothing holds."""
+    return float(costs.time_s[cap.order, cap.boost].sum())
+
+
+def _lagged(cap: PowerCap, costs: LaunchCosts, limit_w: float) -> tuple[float, float]:
+    """Return the time in s and energy in J of a step at auto under a loop that lags."""
+    core_mhz, time_s, power_w = _ladder(cap, costs)
+    loop = _Loop(
+        limit_w=limit_w,
+        fading=cap.fading,
+        first_w=limit_w,
+        average_w=limit_w,
+        place=float(len(core_mhz) - 1),
+    )
+    bins = _BIN_MHZ * (len(core_mhz) - 1) / float(core_mhz[-1] - core_mhz[0])
+    rounds: list[tuple[float, float]] = []
+    while len(rounds) < _LAG_ROUNDS or loop.now_s < _LEAST_S:
+        begun_s, energy_j = loop.now_s, 0.0
+        for k in cap.order.tolist():
+            left = 1.0
+            while left > 0.0:
+                low = min(int(loop.place), len(core_mhz) - 2)
+                share = loop.place - low
+                takes_s = (1.0 - share) * time_s[k][low] + share * time_s[k][low + 1]
+                drawn_w = (1.0 - share) * power_w[k][low] + share * power_w[k][low + 1]
+                stride_s = min(left * takes_s, loop.to_tick_s)
+                left = 0.0 if stride_s >= left * takes_s else left - stride_s / takes_s
+                energy_j += stride_s * drawn_w
+                loop.run(stride_s, drawn_w, bins, len(core_mhz) - 1)
+        rounds.append((loop.now_s - begun_s, energy_j))
+    time, energy = np.mean(rounds[len(rounds) // 2 :], axis=0).tolist()
+    return time, energy
+
+
+@dataclasses.dataclass(slots=True)
+class _Loop:
+    """Where the loop stands: its ceiling is a place on the ladder of clocks, from 0."""
+
+    limit_w: float
+    fading: Fading
+    first_w: float
+    average_w: float
+    place: float
+    now_s: float = 0.0
+    to_tick_s: float = _TICK_S
+
+    def run(self, stride_s: float, power_w: float, bins: float, top: int) -> None:
+        """Let some power run until the next tick or less."""
+        past = stride_s / self.fading.each_s
+        fade, behind_w = math.exp(-past), self.first_w - power_w
+        self.average_w = power_w + (self.average_w - power_w + behind_w * past) * fade
+        self.first_w = power_w + behind_w * fade
+        if self.fading.stages == 1:
+            self.average_w = self.first_w
+        self.now_s += stride_s
+        self.to_tick_s -= stride_s
+        if self.to_tick_s > 0.0:
+            return
+        self.to_tick_s = _TICK_S
+        above = self.average_w / self.limit_w - 1.0
+        if above > 0.0:
+            self.place = max(0.0, self.place - bins * min(_MOST_BINS, 1 + int(above / _FAST)))
+        elif above < -_SLACK:
+            self.place = min(float(top), self.place + bins)
+
+
+def _ladder(
+    cap: PowerCap, costs: LaunchCosts
+) -> tuple[Floats, list[list[float]], list[list[float]]]:
+    """Return clocks of the memory clock that auto has, ascending, and time and power there."""
+    memory = costs.settings[cap.boost].mem_mhz
+    known = np.isfinite(costs.time_s).all(axis=0)
+    core = np.array([c.core_mhz or math.nan for c in costs.settings])
+    of = np.array([c.mem_mhz == memory for c in costs.settings]) & known & np.isfinite(core)
+    places = np.flatnonzero(of)[np.argsort(core[of])]
+    time_s, energy_j = costs.time_s[:, places], costs.energy_j[:, places]
+    return core[places], time_s.tolist(), (energy_j / time_s).tolist()
+
 
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
 

@@ -25,9 +25,9 @@ from underclock.core.solvers import (
     WindowedGroups,
     solve,
 )
-from underclock.core.step.cap import greatest_mean_w
-from underclock.core.step.table import CostTable
-from underclock.core.step.under_cap import (
+from underclock.core.step.cost_table import CostTable
+from underclock.core.step.power_cap import greatest_mean_w
+from underclock.core.step.power_capped_step import (
     Grouped,
     cap_of,
     settled_step,

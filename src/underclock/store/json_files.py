@@ -1,6 +1,6 @@
 """One record as one JSON file, which says first what kind it is and of which schema.
 
-What may be given is a record, or the file that holds it, told apart by content.
+Functions take a record or the path of its file.
 """
 
 import contextlib
@@ -18,8 +18,7 @@ from underclock.records.job import Job, JobPlan
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.records.serving import ServingPlan
 from underclock.store.files import SQLITE_MAGIC, read_bytes, write_text
-from underclock.store.merged import is_merged, joined, read_parts
-from underclock.store.samples import SampleFile
+from underclock.store.samples import SampleFile, is_merged, joined, read_parts
 from underclock.store.tables import read_table
 
 _R = TypeVar("_R", bound=Record)

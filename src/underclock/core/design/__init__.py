@@ -1,1 +1,0 @@
-"""What to measure next: where campaigns begin, what a further sample is worth, which mix to run."""
