@@ -2,6 +2,7 @@
 
     nice python studies/kills.py COUNT [SEED]
     nice python studies/kills.py COUNT [SEED] --governed
+    nice python studies/kills.py COUNT [SEED] --measured
 
 A simulated GPU is served by a process of its own, so what is set on it outlives whoever set it, as
 on a real driver. The controller sets clocks and the power limit every 2 ms. Who is killed,
@@ -9,12 +10,14 @@ by which signal and when are random: while processes start, while they arm, whil
 undo runs. The trainer is any process (`sleep`): the undo knows nothing of it but its end. The
 launcher starts the controller and waits for its end, as `underclock run` does. With ``--governed``
 the controller governs by a serving plan instead: the launcher says every 2 ms which step begins.
+With ``--measured`` a process sets clocks by itself every 2 ms, as `underclock measure` does: it and
+its watchdog are all there is, and a measurement that is only stopped goes on.
 
 Guardians are controller, watchdog and launcher. A kill counts as good only if, once those have
 ended who were left, locks and limit are as found and no journal is left. Its time runs from
 the last signal to the last look at which something was still set; looks are about 1 ms apart. Where
-all three were killed, or stopped for good, `underclock restore --all` comes by a timer, in any
-phase of it (2 s, and 45 s each tenth time, the period of the unit that ships), or the next run.
+all were killed, or stopped for good, `underclock restore --all` comes by a timer of 2 s, in any
+phase of it, or the next run.
 """
 
 import argparse
@@ -34,7 +37,6 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace as replace_record
-from numpy.typing import NDArray
 
 from pages import fill, made_by, markdown
 from underclock.hw.clock import SystemClock
@@ -52,11 +54,11 @@ from underclock.store import write_document
 WITHIN_S = 8.0
 LOOK_S = 1e-3
 HELD_S = 0.06  # kills come up to so long after everything is armed
-LIMIT_S, NOBODY_S = 0.2, 60.0
+LIMIT_S = 0.2
 _ENOUGH = 400  # kills, for a page
-PERIOD_S, SHIPPED_S, SHIPPED_EACH = 2.0, 45.0, 10
+PERIOD_S = 2.0
 CLOCK = SystemClock()
-_LAUNCH = "import kills_work; kills_work.launch()"
+_WORK = "import kills_work; kills_work.{}()"
 
 
 class Victim(StrEnum):
@@ -73,6 +75,7 @@ SINGLES = ((T,), (C,), (W,), (L,))
 PAIRS = ((T, C), (T, W), (C, T), (W, T), (C, W), (W, C), (C, L), (L, W))
 THREE = ((C, W, L), (L, C, W), (W, L, C))
 VICTIMS = (*SINGLES, *PAIRS, *THREE)
+MEASURED = ((C,), (W,), (C, W), (W, C))
 DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*DEADLY, signal.SIGSTOP)
 FINAL = (signal.SIGKILL, signal.SIGSTOP)
@@ -80,29 +83,18 @@ FINAL = (signal.SIGKILL, signal.SIGSTOP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """What was done, and what came of it.
+    """What was done, and what came of it."""
 
-    Attributes:
-        victims: Who was killed, in order.
-        signals: By what.
-        armed: Whether everything was armed when the first signal was sent.
-        took_s: From the last signal that could end the run to as found.
-        was_set: Whether anything was seen set after that signal.
-        left: What was still set once nobody was left to undo it, before the next start.
-        mended: Whether all was as found after `restore`, where something was left.
-        period_s: Of the timer that ran `restore`; 0 where it did not.
-        restored_s: From the start of that `restore` to as found.
-    """
-
-    victims: tuple[Victim, ...]
-    signals: tuple[signal.Signals, ...]
-    armed: bool
-    took_s: float
-    was_set: bool
-    left: bool
-    mended: bool
-    period_s: float = 0.0
-    restored_s: float = 0.0
+    victims: tuple[Victim, ...]  # who was killed, in order
+    signals: tuple[signal.Signals, ...]  # by what
+    armed: bool  # whether everything was armed when the first signal was sent
+    took_s: float  # from the last signal that could end the run to as found
+    was_set: bool  # whether anything was seen set after that signal
+    left: bool  # whether something was still set once no guardian was left, before the next start
+    mended: bool  # whether all was as found after `restore`, where something was left
+    period_s: float = 0.0  # of the timer that ran `restore`; 0 where it did not
+    restored_s: float = 0.0  # from the start of that `restore` to as found
+    has_launcher: bool = True  # a measurement has none
 
     @property
     def only_launcher_left(self) -> bool:
@@ -113,14 +105,14 @@ class Kill:
     @property
     def nobody_left(self) -> bool:
         """Whether the launcher was killed as well."""
-        return self.only_launcher_left and L in self.victims
+        return self.only_launcher_left and (L in self.victims or not self.has_launcher)
 
 
 class Rig:
     """One served GPU, and what is set on it."""
 
-    def __init__(self, folder: Path, plan: Path | None = None) -> None:
-        self.folder, self.plan = folder, plan
+    def __init__(self, folder: Path, plan: Path | None = None, *, measured: bool = False) -> None:
+        self.folder, self.plan, self.measured = folder, plan, measured
         self.uuid = NvmlGpu(0).uuid()
         self._gpu = SettableNvmlGpu(self.uuid)
         self.found = self.state()
@@ -156,8 +148,8 @@ class Rig:
 
 
 @contextmanager
-def open_rig(folder: Path, *, governed: bool = False) -> Iterator[Rig]:
-    """Serve a GPU from a process of its own; its controller may be a governor's."""
+def open_rig(folder: Path, *, governed: bool = False, measured: bool = False) -> Iterator[Rig]:
+    """Serve a GPU from a process of its own; its controller may be a governor's, or measure."""
     socket = folder / "gpu.sock"
     server = subprocess.Popen(
         [sys.executable, "-m", "underclock", "simulate", "rtx3080ti", "--socket", str(socket)],
@@ -170,7 +162,8 @@ def open_rig(folder: Path, *, governed: bool = False) -> Iterator[Rig]:
         os.environ[RUNTIME_DIR] = str(folder / "run")
         (folder / "run").mkdir(mode=0o700)
         with nvml_session():
-            yield Rig(folder / "run", _table(folder / "plan.json") if governed else None)
+            plan = _table(folder / "plan.json") if governed else None
+            yield Rig(folder / "run", plan, measured=measured)
     finally:
         server.terminate()
         server.wait()
@@ -211,16 +204,12 @@ def _table(path: Path) -> Path:
     return path
 
 
-def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> Kill:
-    """Start a run, kill at random, and wait until nobody is left who could undo.
-
-    Args:
-        rig: The GPU.
-        draw: What is random.
-        period_s: Of the timer that runs `restore` where nobody is left.
-    """
-    victims = draw.choice(VICTIMS)
+def kill_once(rig: Rig, draw: random.Random) -> Kill:
+    """Start a run, kill at random, and wait until no guardian is left that could undo."""
+    victims = draw.choice(MEASURED if rig.measured else VICTIMS)
     choice = {T: DEADLY, L: DEADLY} if victims not in THREE else {}
+    if rig.measured:
+        choice[C] = DEADLY
     also = FINAL if victims in THREE else ()  # most of these end or stop all three
     signals = tuple(draw.choice((*choice.get(one, SIGNALS), *also)) for one in victims)
     with _run(rig, draw) as (trainer, launcher, controller):
@@ -239,7 +228,7 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
                 CLOCK.sleep_s(draw.choice((0.0, 0.0, draw.uniform(0.0, 0.05))))
         if C not in victims and T not in victims:  # everything goes on: its end comes next
             CLOCK.sleep_s(draw.uniform(0.0, 0.3))
-            send(trainer.pid, signal.SIGKILL)
+            send(*((controller, signal.SIGTERM) if rig.measured else (trainer.pid, signal.SIGKILL)))
         begun_s = CLOCK.now_s()
         seen_s, was_set = _look(rig, controller, guardians)
         kill = Kill(
@@ -250,9 +239,10 @@ def kill_once(rig: Rig, draw: random.Random, *, period_s: float = PERIOD_S) -> K
             was_set=was_set,
             left=not rig.is_clean(),
             mended=True,
+            has_launcher=not rig.measured,
         )
         if kill.left and draw.random() < 0.75:  # noqa: PLR2004
-            kill = _by_timer(rig, kill, begun_s, draw.uniform(0.0, period_s), period_s)
+            kill = _by_timer(rig, kill, begun_s, draw.uniform(0.0, PERIOD_S))
         elif kill.left:
             kill = replace(kill, mended=rig.start_again())
         for one in guardians:
@@ -266,11 +256,12 @@ def _run(
     rig: Rig, draw: random.Random
 ) -> Iterator[tuple["subprocess.Popen[bytes]", "subprocess.Popen[bytes]", int]]:
     """Start a trainer, a launcher and by that a controller, whose number is known."""
+    work = _WORK.format("measure" if rig.measured else "launch")
     arguments, plan = [rig.uuid, str(draw.randrange(100))], [str(rig.plan)] if rig.plan else []
     with (
         subprocess.Popen(["/bin/sleep", "100"]) as trainer,
         subprocess.Popen(
-            [sys.executable, "-P", "-c", _LAUNCH, *arguments, str(trainer.pid), *plan],
+            [sys.executable, "-P", "-c", work, *arguments, str(trainer.pid), *plan],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as launcher,
@@ -282,7 +273,7 @@ def _run(
             launcher.kill()
 
 
-def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float, period_s: float) -> Kill:
+def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float) -> Kill:
     """Have `restore --all` run as a timer does, and look until all is as found."""
     CLOCK.sleep_s(wait_s)
     started_s = seen_s = CLOCK.now_s()
@@ -298,7 +289,7 @@ def _by_timer(rig: Rig, kill: Kill, begun_s: float, wait_s: float, period_s: flo
         kill,
         took_s=seen_s - begun_s,
         mended=restoring.returncode == 0 and rig.is_clean(),
-        period_s=period_s,
+        period_s=PERIOD_S,
         restored_s=seen_s - started_s,
     )
 
@@ -311,11 +302,7 @@ def send(pid: int | None, number: signal.Signals) -> None:
 
 
 def _look(rig: Rig, controller: int, guardians: set[Process | None]) -> tuple[float | None, bool]:
-    """Look until the guardians have ended, or are stopped for good.
-
-    Returns:
-        When something was last seen set, and whether anything was.
-    """
+    """Look until all guardians ended or stopped; return when something was last set, and if any."""
     until_s = CLOCK.now_s() + WITHIN_S
     seen_s: float | None = None
     while CLOCK.now_s() < until_s:
@@ -338,26 +325,24 @@ def summary(kills: list[Kill]) -> str:
     late = [kill for kill in held if kill.took_s > LIMIT_S]
     alone = [kill for kill in late if kill.only_launcher_left]
     stopped = sum(signal.SIGSTOP in kill.signals for kill in alone)
-    took_ms = _ms([kill.took_s for kill in held])
-    two_ms = _ms([kill.took_s for kill in held if not kill.only_launcher_left])
-    by_timer = [
-        f"By the timer of {each:g} s, {len(some)} times: {_spread([k.took_s for k in some])}."
-        for each in (PERIOD_S, SHIPPED_S)
-        for some in [[kill for kill in nobody if kill.period_s == each]]
-    ]
-    restored = _spread([kill.restored_s for kill in nobody if kill.period_s])
+    took_s = [kill.took_s for kill in held]
+    two_s = [kill.took_s for kill in held if not kill.only_launcher_left]
+    by_timer = [kill for kill in nobody if kill.period_s]
+    waited, restored = (
+        _spread([getattr(k, n) for k in by_timer]) for n in ("took_s", "restored_s")
+    )
     return (
         f"- As found, where a guardian was left: **{sum(not kill.left for kill in guarded)} of "
         f"{len(guarded)}**. In {len(held)} of them something was still set after the last signal. "
-        f"Time to as found of these: {_quantiles(took_ms)}; {len(late)} took longer than "
+        f"Time to as found of these: {_quantiles(took_s)}; {len(late)} took longer than "
         f"{1e3 * LIMIT_S:.0f} ms (wanted: none). Of those {len(alone)} had only the launcher left, "
         f"{stopped} of them beside a controller or watchdog that was stopped.\n"
-        f"- Where controller or watchdog was left: {_quantiles(two_ms)}.\n"
-        f"- All three killed, or stopped for good: {len(nobody)}, of which "
+        f"- Where controller or watchdog was left: {_quantiles(two_s)}.\n"
+        f"- All guardians killed, or stopped for good: {len(nobody)}, of which "
         f"{sum(kill.left for kill in nobody)} left something set, or a journal; "
         f"{sum(kill.mended for kill in nobody)} were as found after the timer's `restore --all` or "
-        f"the next start.\n- {' '.join(by_timer)} From the start of `restore --all` alone: "
-        f"{restored} (wanted: {NOBODY_S:.0f} s)."
+        f"the next start. By a timer of {PERIOD_S:g} s, {len(by_timer)} times: {waited}; from the "
+        f"start of `restore --all` alone: {restored}."
     )
 
 
@@ -376,13 +361,9 @@ def rows(kills: list[Kill]) -> str:
     return markdown(lines)
 
 
-def _quantiles(took_ms: NDArray[np.float64]) -> str:
-    half, most_of = (float(np.quantile(took_ms, q)) for q in (0.5, 0.99))
-    return f"p50 {half:.0f} ms, p99 {most_of:.0f} ms, most {took_ms.max():.0f} ms"
-
-
-def _ms(took_s: list[float]) -> NDArray[np.float64]:
-    return 1e3 * np.array(took_s or [0.0])
+def _quantiles(took_s: list[float]) -> str:
+    half, most_of, most = 1e3 * np.quantile(took_s or [0.0], (0.5, 0.99, 1.0))
+    return f"p50 {half:.0f} ms, p99 {most_of:.0f} ms, most {most:.0f} ms"
 
 
 def _spread(took_s: list[float]) -> str:
@@ -408,6 +389,7 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--governed", action="store_true")
+    parser.add_argument("--measured", action="store_true")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     draw = random.Random(asked.seed)  # noqa: S311 - which kill comes next
@@ -415,24 +397,22 @@ def main() -> None:
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
     kills: list[Kill] = []
-    nobody = 0
     with (
         contextlib.suppress(KeyboardInterrupt),  # the page then tells of the kills so far
         tempfile.TemporaryDirectory() as folder,
-        open_rig(Path(folder), governed=asked.governed) as rig,
+        open_rig(Path(folder), governed=asked.governed, measured=asked.measured) as rig,
     ):
         for number in range(asked.count):
-            is_shipped = nobody % SHIPPED_EACH == SHIPPED_EACH - 1
-            kill = kill_once(rig, draw, period_s=SHIPPED_S if is_shipped else PERIOD_S)
+            kill = kill_once(rig, draw)
             kills.append(kill)
-            nobody += kill.period_s > 0
             if kill.left and not (kill.nobody_left and kill.mended):
                 print(f"{number}: {kill}", file=sys.stderr)
             if not rig.is_clean():
                 raise SystemExit(f"found {rig.found}, left {rig.state()} after {kill}")
-    if asked.governed:
-        parts = {"governed": f"{made_by(f'{len(kills)} kills.')}\n\n{summary(kills)}"}
-        fill("kills", parts, whole=asked.count >= _ENOUGH)
+    if asked.governed or asked.measured:
+        kind = "governed" if asked.governed else "measured"
+        made = f"{made_by(f'{len(kills)} kills.')}\n\n{summary(kills)}"
+        fill("kills", {kind: made}, whole=asked.count >= _ENOUGH)
         return
     parts = {"summary": summary(kills), "rows": rows(kills)}
     fill(

@@ -9,11 +9,16 @@ from collections.abc import Mapping
 from itertools import count, cycle
 from typing import Any
 
+from underclock.app.backends import open_gpu
 from underclock.errors import UnderclockError
 from underclock.hw.clock import SystemClock
+from underclock.hw.gpu_names import parse_gpu
+from underclock.hw.interrupts import interruptible
+from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
 from underclock.hw.ways_to_set import settable_gpu
+from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook
 from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
@@ -69,11 +74,23 @@ def _say(hook: Hook, first: int) -> None:
         clock.sleep_s(PERIOD_S)
 
 
+def measure() -> None:
+    """Hold one pair of clocks after the other, as `underclock measure` does on a real GPU."""
+    print(os.getpid(), flush=True)
+    pairs = [Clocks(core_mhz=1200), Clocks(core_mhz=1500, mem_mhz=5001), Clocks(mem_mhz=5001)]
+    clock, said = SystemClock(), False
+    with interruptible(), open_gpu(parse_gpu("nvml:0")) as opened, ClockLeases(opened.gpu) as held:
+        for number in count(int(sys.argv[2])):
+            with held.hold(pairs[number % len(pairs)]):
+                if not said:
+                    said = print("armed", flush=True) is None
+                clock.sleep_s(PERIOD_S)
+
+
 def launch() -> None:
     """Start a controller, as `underclock run` does, and wait for its end.
 
-    Its work is the above, or a governor's where a serving plan is named. Where it ends without a
-    word, or is stopped and its watchdog too, undo what they left.
+    Its work is the above, or a governor's where a serving plan is named.
     """
     uuid, first, trainer, *plan = sys.argv[1:]
 

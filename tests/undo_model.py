@@ -1,9 +1,9 @@
 """The undo protocol taken apart: each interleaving of its acts with deaths, stops, host crashes.
 
-The acts are `runtime.protocol`'s own sequences. The world around them is the worst possible: a
-process may end or be stopped between any two acts, a setter may be refused, and when the host
-crashes the GPU keeps its clocks while only what was synced is sure to be on disk. Or the machine
-starts anew: the GPU is clean, and a journal is of an earlier boot.
+The acts are those that the code does, as `acts_of` records them. The world around them is the worst
+possible: a process may end or be stopped between any two acts, a setter may be refused, and when
+the host crashes the GPU keeps its clocks while only what was synced is sure to be on disk. Or the
+machine starts anew: the GPU is clean, and a journal is of an earlier boot.
 
 A second user writes whatever he may write, at any time: into his own folder, which `restore --all`
 reads. So each act there finds anything that there is to find, which stands for every moment at
@@ -14,13 +14,48 @@ States are canonical (a dead process has no memory), so all of them are visited,
 of crashes.
 """
 
+import os
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import StrEnum
+from itertools import groupby
+from types import FrameType
+from typing import Any, NamedTuple
 
-from underclock.runtime.undo import protocol
-from underclock.runtime.undo.protocol import Act
+
+class Act(StrEnum):
+    """One step that a process takes; between any two of them it may die."""
+
+    TAKE_LOCK = "take the GPU's lock, or end"
+    SHARE_LOCK = "give the watchdog the same lock, and wait until it watches"
+    READ_FOUND = "read what is set on the GPU"
+    WRITE_JOURNAL = "write the journal beside its place"
+    SYNC_JOURNAL = "sync its contents"
+    PLACE_JOURNAL = "rename it into its place"
+    SYNC_FOLDER = "sync its name"
+    SET = "set something on the GPU"
+    END_CONTROLLER = "kill the controller and wait until it has ended"
+    UNDO = "put back what the journal says was changed"
+    REMOVE_JOURNAL = "remove the journal"
+    RELEASE_LOCK = "give the lock back"
+    BECOME_OWNER = "give up all rights but those of whose files come next"
+    RESTORE_OWN = "restore by one's own folder, GPU by GPU"
+    RESTORE_THEIRS = "restore by another user's folder, GPU by GPU"
+
+
+_JOURNAL = (Act.WRITE_JOURNAL, Act.SYNC_JOURNAL, Act.PLACE_JOURNAL, Act.SYNC_FOLDER)
+_MEND = (Act.UNDO, Act.REMOVE_JOURNAL)  # nothing where there is no journal
+
+ARM = (Act.TAKE_LOCK, *_MEND, Act.READ_FOUND, Act.SHARE_LOCK)
+CHANGE = (*_JOURNAL, Act.SET)  # a change that the journal covers already is its last act alone
+REFUSED = (Act.REMOVE_JOURNAL,)  # where the driver took nothing of this run: nothing to undo
+END = (*_MEND, Act.RELEASE_LOCK)
+TAKE_OVER = (Act.END_CONTROLLER, *_MEND, Act.RELEASE_LOCK)
+RESTORE = (Act.TAKE_LOCK, *_MEND, Act.RELEASE_LOCK)
+THEIRS = (Act.BECOME_OWNER, Act.RESTORE_THEIRS)  # in a process that others do not wait for
+RESTORE_ALL = (Act.RESTORE_OWN, *THEIRS)
 
 FOUND, OURS, LIE = 0, 1, 2
 SETTINGS = (0, 1)
@@ -33,14 +68,14 @@ EARLIER = "earlier"  # one of an earlier boot
 class Sequences(NamedTuple):
     """The protocol, or a wrong one that must be found out."""
 
-    arm: tuple[Act, ...] = protocol.ARM
-    change: tuple[Act, ...] = protocol.CHANGE
-    refused: tuple[Act, ...] = protocol.REFUSED
-    end: tuple[Act, ...] = protocol.END
-    take_over: tuple[Act, ...] = protocol.TAKE_OVER
-    restore: tuple[Act, ...] = protocol.RESTORE
-    restore_theirs: tuple[Act, ...] = protocol.RESTORE
-    restore_all: tuple[Act, ...] = protocol.RESTORE_ALL
+    arm: tuple[Act, ...] = ARM
+    change: tuple[Act, ...] = CHANGE
+    refused: tuple[Act, ...] = REFUSED
+    end: tuple[Act, ...] = END
+    take_over: tuple[Act, ...] = TAKE_OVER
+    restore: tuple[Act, ...] = RESTORE
+    restore_theirs: tuple[Act, ...] = RESTORE
+    restore_all: tuple[Act, ...] = RESTORE_ALL
     applies_earlier: bool = False  # journals of another boot
     clocks_only: bool = False  # whether lies may give clocks back, and set nothing
 
@@ -429,3 +464,39 @@ def _faults(state: State, at: int, group: Group) -> Iterator[tuple[str, State]]:
         other = STOPPED if process.status == LIVE else LIVE
         switched = _of(group, who, process._replace(status=other))
         yield f"{who} {other}", _with(state, at, switched)
+
+
+_CALLS = {
+    ("_locked", "flock"): Act.TAKE_LOCK,
+    ("write", "write"): Act.WRITE_JOURNAL,
+    ("replace", "replace"): Act.PLACE_JOURNAL,
+    ("kill", "pidfd_send_signal"): Act.END_CONTROLLER,
+    ("unlink", "unlink"): Act.REMOVE_JOURNAL,
+    ("release", "close"): Act.RELEASE_LOCK,
+}
+"""By the names of a function of ours and of the call to the system that it does."""
+
+
+def acts_of(action: Callable[[], object]) -> tuple[Act, ...]:
+    """Return what the code does, in its order; of several acts of one kind in a row the first."""
+    acts: list[Act | None] = []
+
+    def record(frame: FrameType, event: str, function: Any) -> None:
+        code, caller = frame.f_code, frame.f_back.f_code.co_name if frame.f_back else ""
+        if event == "c_call" and function is os.fsync:
+            acts.append(Act.SYNC_FOLDER if "folder" in frame.f_locals else Act.SYNC_JOURNAL)
+        elif event == "c_call":
+            acts.append(_CALLS.get((code.co_name, function.__name__)))
+        elif event == "call" and code.co_qualname.endswith("Gpu.read"):
+            acts.append(Act.READ_FOUND)
+        elif event == "call" and code.co_qualname.endswith("Gpu.write"):
+            acts.append(Act.UNDO if caller == "_put_back" else Act.SET)
+        elif event == "call" and code.co_name == "share_lock":
+            acts.append(Act.SHARE_LOCK)
+
+    sys.setprofile(record)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return tuple(act for act, _ in groupby(filter(None, acts)))

@@ -33,11 +33,12 @@ WAITS = {
     "runtime/controller/starting.py _woken_by_signals": _AT_ONCE,
     "runtime/machine/machine.py Machine.asked": "no wait: a lock of clocks that a driver accepts",
     "runtime/trainer/notes.py Hook._say": _AT_ONCE,
+    "runtime/undo/guarded_gpu.py _ProcessGuard._keep": f"{_ENDS}, or with `end`",
     "runtime/undo/watchdog.py Watchdog.__init__": "the controller's first words, or its end",
     "runtime/undo/watchdog.py Watchdog.hear": _READY,
     "runtime/undo/watchdog.py main": "the controller's end: it is what a watchdog is for",
     "runtime/undo/watchdog_process.py WatchdogProcess._listen": _AT_ONCE,
-    "runtime/undo/watchdog_process.py WatchdogProcess.share": "`tend`: three watchdogs, 10 s each",
+    "runtime/undo/watchdog_process.py WatchdogProcess.ready": "`poll`: three watchdogs, 10 s each",
 }
 """By file and function: what ends a wait that has no deadline of its own."""
 

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, MeasurementSettings, Step
+from underclock.runtime.undo.guarded_gpu import guarded
 from underclock.store import kind_of, read_samples, read_table
 from underclock.tracing.held import algorithm_notes, held_launcher, may_lock, real_notes
 from underclock.tracing.job_files import ProcessRank
@@ -84,7 +85,7 @@ def open_gpu(
                 model=rig.device.model,
             )
         return
-    with nvml_session():
+    with nvml_session(), ExitStack() as stack:
         rank = ProcessRank.needed(step, os.environ) if step is not None and runs else None
         if rank is not None and not rank.leads:
             raise UsageError(
@@ -93,15 +94,15 @@ def open_gpu(
                 "steps of one rank only",
             )
         gpu = NvmlGpu(name.index if rank is None else rank.gpu(name.index))
+        gpu.write = stack.enter_context(guarded(gpu.uuid))
         evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
         opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=evidence, launcher=None)
         if not runs:
             yield opened
             return
-        notes = real_notes(gpu)
         leader = LeadingRank(StoreLine().say) if rank is not None else None
         with held_launcher(gpu, step, run, anew=anew, pace=leader) as (launcher, now):
-            notes = (*notes, *algorithm_notes(now.changes))
+            notes = (*real_notes(gpu), *algorithm_notes(now.changes))
             with leader.leading(now.step.kernels) if leader is not None else nullcontext():
                 yield replace(opened, launcher=launcher, notes=notes, step=now.step, leader=leader)
 
@@ -155,8 +156,7 @@ def open_measurer(
         yield ReplayMeasurer((read_table if kind_of(table) == "samples" else read_samples)(table))
         return
     with open_gpu(name, seed=seed, runs=True, step=step, run=run, anew=anew) as opened:
-        if opened.launcher is None:
-            raise AssertionError("it was opened to run kernels")
+        assert opened.launcher is not None  # noqa: S101 - it was opened to run kernels
         model = opened.model
         measurer = GpuMeasurer(
             opened.gpu,

@@ -32,6 +32,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Plan, Provenance, SampleSet, Step, Strategy
+from underclock.runtime.undo.guarded_gpu import guarded
 from underclock.tracing.held import held_launcher
 from underclock.tracing.job_files import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
@@ -234,8 +235,7 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
         UsageError: This is the first rank, or none.
         NotSupportedError: The step's ranks do not run, or did not meet.
         DeviceError: A launch failed, or clocks cannot be held.
-        MeasurementError: The function is not the step that was traced, or the first rank's step is
-            another.
+        MeasurementError: The function or the first rank's step is not the step that was traced.
     """
     name = parse_gpu(gpu)
     rank = ProcessRank.needed(step, os.environ)
@@ -247,6 +247,7 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
         device = NvmlGpu(rank.gpu(name.index))
         follower = FollowingRank(StoreLine().hear)
         with (
+            guarded(device.uuid) as device.write,
             held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,
         ):

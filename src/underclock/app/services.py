@@ -108,7 +108,7 @@ def apply(*, plan: Path, gpu: str, anyway: bool) -> None:
 
     with holding(plan, gpu=gpu, anyway=anyway) as held:
         warn(held.warnings)
-        for line in held.mended:
+        for line in held.recovered:
             say(f"an earlier run had left it set: {line}", err=True)
         for setting, value in held.asked.items():
             say(f"{setting}: asked {value} MHz, accepted; {held.in_force(setting)}")

@@ -7,6 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -22,7 +23,7 @@ from underclock.hw.nvml_calls import (
     nvml_session,
     simulated_read_only,
 )
-from underclock.hw.settable import CLOCK_NUMBERS, Setting, write_setting
+from underclock.hw.settable import CLOCK_NUMBERS, Setting, Value, write_setting
 from underclock.records import AUTO, GREATEST_MHZ, LEAST_MHZ, Clocks, GpuInfo, ThrottleReason
 from underclock.records.common import can_be_celsius, can_draw
 from underclock.records.latencies import Domain
@@ -68,7 +69,11 @@ def shown_by_cuda() -> tuple[str, ...]:
 
 
 class NvmlGpu:
-    """One GPU by index; inside an `nvml_session`. Opening and reading change nothing."""
+    """One GPU by index; inside an `nvml_session`. Opening and reading change nothing.
+
+    Attributes:
+        write: Sets a clock; by default directly, and through a guard where clocks outlive us.
+    """
 
     def __init__(self, index: int = 0) -> None:
         count = gpu_count()
@@ -76,6 +81,7 @@ class NvmlGpu:
             raise UsageError(f"there is no GPU {index}", hint=f"the driver lists {count}")
         self._index = index
         self._handle = call(f"open GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+        self.write: Callable[[Setting, Value], None] = partial(write_setting, self._handle)
         self._most_mhz: int | None = None  # that any of its clocks can have; read when needed
 
     def info(self) -> GpuInfo:
@@ -188,9 +194,9 @@ class NvmlGpu:
     def lock(self, clocks: Clocks) -> None:
         """Hold these clocks; a domain that is ``None`` is left alone."""
         if clocks.core_mhz is not None:
-            write_setting(self._handle, Setting.CORE, clocks.core_mhz)
+            self.write(Setting.CORE, clocks.core_mhz)
         if clocks.mem_mhz is not None:
-            write_setting(self._handle, Setting.MEMORY, clocks.mem_mhz)
+            self.write(Setting.MEMORY, clocks.mem_mhz)
 
     def unlock(self) -> None:
         """Give every clock back to the driver; harmless when nothing is locked."""
@@ -204,7 +210,7 @@ class NvmlGpu:
 
     def give_back(self, domain: Domain) -> None:
         """Give one domain's clock back to the driver; harmless when it is not locked."""
-        write_setting(self._handle, Setting(domain.value), None)
+        self.write(Setting(domain.value), None)
 
     def locked_mhz(self, domain: Domain) -> tuple[int, int] | None:
         """Return between which clocks one is locked; ``None`` where it is not."""

@@ -23,6 +23,7 @@ from underclock.runtime.undo.ownership import OwnedError, Ownership
 from underclock.runtime.undo.watchdog import ControllerGone, Watchdog
 from underclock.runtime.undo.watchdog_process import BEAT, WATCHED, WatchdogProcess
 from underclock.testing import Control
+from undo_model import TAKE_OVER, acts_of
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_a_watchdog_ends_a_controller_that_was_stopped(
     other.send_signal(signal.SIGSTOP)
 
     assert watchdog.wait() == "was stopped"
-    watchdog.take_over()
+    assert acts_of(watchdog.take_over) == TAKE_OVER
 
     assert other.wait() == -signal.SIGKILL
     assert rig.is_clean()

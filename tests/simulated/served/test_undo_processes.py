@@ -6,6 +6,7 @@ import random
 import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,18 +91,31 @@ def test_a_watchdog_that_ends_or_stops_is_replaced(
     comes(lambda: rig.watchdog_of(controller.process.pid) not in {first, None})
 
     assert not rig.is_clean()
-    comes(lambda: _watches(rig, controller))
+    comes(lambda: _watches(rig, controller.process.pid))
     controller.process.kill()
     comes(rig.is_clean)
 
 
-def _watches(rig: Rig, controller: ControllerProcess) -> bool:
+def _watches(rig: Rig, controller: int) -> bool:
     """Whether the lock names the watchdog there is."""
     from underclock.runtime.undo.ownership import named_in
 
     _, watchdog = named_in(rig.folder / f"{rig.uuid}.lock")
-    pid = rig.watchdog_of(controller.process.pid)
+    pid = rig.watchdog_of(controller)
     return pid is not None and watchdog == Process.of(pid)
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_measurement_leaves_nothing(number: int | None, rig: Rig, comes: Comes) -> None:
+    code = "import kills_work; kills_work.measure()"
+    with subprocess.Popen([sys.executable, "-P", "-c", code, rig.uuid, "0"]) as process:
+        comes(lambda: not rig.is_clean())
+        first = rig.watchdog_of(process.pid)
+        if number is not None and first is not None:  # it gets another watchdog first
+            os.kill(first, number)
+            comes(lambda: rig.watchdog_of(process.pid) != first and _watches(rig, process.pid))
+        process.kill()
+    comes(rig.is_clean)
 
 
 def test_where_no_watchdog_can_live_everything_is_given_back(

@@ -60,11 +60,6 @@ def test_every_launch_of_a_round_has_a_place(kernels: int, mix: Mix) -> None:
     assert (durations.hot_s is None, durations.idle_s is None) == (not mix.hot, not mix.idle_s)
 
 
-def test_kernels_that_are_launched_no_time_have_no_duration() -> None:
-    alone = Round.of(3, Mix(launches=0, hot=1))
-    assert alone.durations({alone.hot: 1.0}).kernel_s == ()
-
-
 @pytest.mark.parametrize("mix", [None, Mix(), Mix(launches=4)])
 def test_nothing_at_all_is_refused(mix: Mix | None) -> None:
     with pytest.raises(ValueError, match="no kernel to launch, and no co-load"):

@@ -108,7 +108,7 @@ def control(
 
     Args:
         gpus: Which GPUs the work may set.
-        tell: Hears that everything is armed, and what was mended first.
+        tell: Hears that everything is armed, and what was undone first.
 
     Raises:
         OwnedError: Somebody else sets one of the GPUs.
@@ -126,8 +126,8 @@ def control(
             why = ends.why(watchdog)
             if why is None:
                 work = begin(armed)
-                mended = [one.mended._asdict() for one in armed.values()]
-                tell({"state": "armed", "mended": mended, "notes": notes})
+                recovered = [one.recovered._asdict() for one in armed.values()]
+                tell({"state": "armed", "recovered": recovered, "notes": notes})
                 why = _until_end(work, watchdog, ends)
         finally:
             undone = tuple(armed[uuid].end() for uuid in armed)
@@ -172,7 +172,7 @@ def _until_end(work: Work, watchdog: WatchdogProcess, ends: _Ends) -> str:
                 return why
             now_s = time.monotonic()
             if now_s < due_s or now_s >= watchdog.next_s:  # else it has said nothing
-                watchdog.tend(now_s)
+                watchdog.poll(now_s)
             if watchdog.watches and (
                 now_s >= due_s or (others and select.select(others, [], [], 0.0)[0])
             ):

@@ -97,7 +97,7 @@ class ControllerProcess:
         return cls(process, process.stdout, rescue)
 
     def armed(self) -> Mapping[str, Any]:
-        """Wait until everything is armed and the work has begun; return what was mended first.
+        """Wait until everything is armed and the work has begun; return what was undone first.
 
         Raises:
             UnderclockError: It refused; everything is as it was found.
@@ -131,7 +131,7 @@ class ControllerProcess:
         self._told.close()
         self._stopped.close()
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """See to what is set where it is stopped, and its watchdog does not act; call it often."""
         if self._stopped.lasts():
             self._rescue()
@@ -165,7 +165,7 @@ class ControllerProcess:
             if time.monotonic() >= until_s:
                 return b""
             if not can_be_read([told], POLL_S):
-                self.tend()
+                self.poll()
             else:
                 chunk = os.read(told, _CHUNK)
                 if not chunk:

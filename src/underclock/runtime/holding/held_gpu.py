@@ -66,7 +66,7 @@ class Holding:
         armed = controller.armed()
         self.asked = asked
         self.warnings = (*warnings, *armed["notes"])
-        self.mended = tuple(line for one in armed["mended"] for line in one["done"])
+        self.recovered = tuple(line for one in armed["recovered"] for line in one["done"])
         self._gpu, self._controller, self._over = gpu, controller, False
 
     @property

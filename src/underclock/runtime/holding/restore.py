@@ -15,11 +15,9 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, nvml_session
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.undo import protocol
 from underclock.runtime.undo.guarded_gpu import Undone, left_behind
 from underclock.runtime.undo.guarded_gpu import restore as undo_in
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder
-from underclock.runtime.undo.protocol import Act, carry_out
 
 _SESSIONS = Path("/run/user")
 _EACH_S, _ALL_S = 5.0, 30.0  # another user's folder may hang whoever looks into it
@@ -40,15 +38,10 @@ def restore(gpu: str | None = None, *, everybody: bool = False) -> tuple[Undone,
         UsageError: No such GPU.
         DeviceError: The driver does not answer.
     """
-    undone: list[Undone] = []
-    hands = {
-        Act.RESTORE_OWN: lambda: undone.extend(_restore_own(gpu)),
-        Act.BECOME_OWNER: lambda: None,  # done by those who look into the folders
-        Act.RESTORE_THEIRS: _look_at_others,
-    }
-    as_root = everybody and os.geteuid() == 0
-    carry_out(protocol.RESTORE_ALL if as_root else (Act.RESTORE_OWN,), hands)
-    return tuple(undone)
+    undone = _restore_own(gpu)
+    if everybody and os.geteuid() == 0:
+        _look_at_others()
+    return undone
 
 
 def _restore_own(gpu: str | None) -> tuple[Undone, ...]:
@@ -101,21 +94,16 @@ def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None
 
 
 def _restore_as(uid: int, folder: Path) -> None:
-    def become() -> None:
-        gid, groups = _NOBODY, list[int]()
-        with contextlib.suppress(KeyError):
-            user = pwd.getpwuid(uid)
-            gid, groups = user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
-        os.setgroups(groups)
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-
-    def restore_theirs() -> None:
-        if folder.is_dir():
-            os.environ[RUNTIME_DIR] = str(folder)
-            _restore_own(None)
-
-    carry_out(protocol.THEIRS, {Act.BECOME_OWNER: become, Act.RESTORE_THEIRS: restore_theirs})
+    gid, groups = _NOBODY, list[int]()
+    with contextlib.suppress(KeyError):
+        user = pwd.getpwuid(uid)
+        gid, groups = user.pw_gid, os.getgrouplist(user.pw_name, user.pw_gid)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if folder.is_dir():
+        os.environ[RUNTIME_DIR] = str(folder)
+        _restore_own(None)
 
 
 def _others(sessions: Path, temporary: Path) -> Iterator[tuple[int, Path]]:

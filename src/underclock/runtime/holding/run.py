@@ -242,7 +242,7 @@ class HeldRun:
         self._began = True
         for sentence in armed["notes"]:
             self._how.tell(sentence)
-        for gpu in armed["mended"]:
+        for gpu in armed["recovered"]:
             for line in gpu["done"]:
                 self._how.tell(f"an earlier run had left something set: {line}")
 
@@ -263,7 +263,7 @@ class HeldRun:
                     if words := live_line(self._log.new()):
                         self._how.tell(words)
                 if self._words is None:
-                    self._controller.tend()
+                    self._controller.poll()
             self._code = code_of(trainer, _GRACE_S)
         except BaseException:
             begun_s = clock.now_s()

@@ -5,31 +5,38 @@ anything. The undo puts back what we changed and nothing else. Other programs th
 found by reading alone.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from underclock.errors import (
     DataError,
+    DeviceError,
     NotPermittedError,
     NotSupportedError,
     UnderclockError,
     UsageError,
 )
+from underclock.hw.interrupts import interrupts_deferred
 from underclock.hw.settable import Lock, SettableGpu, Setting, Value, enforced_profiles
-from underclock.runtime.undo import protocol
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
-from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership
-from underclock.runtime.undo.protocol import Act, carry_out
+from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership, runtime_folder
+from underclock.runtime.undo.processes import say
+from underclock.runtime.undo.watchdog_process import BEAT_S, WatchdogLostError, WatchdogProcess
 
 _TOOK_NOTHING = (NotPermittedError, NotSupportedError, UsageError)  # answers, not failures
 _JOURNAL = re.compile(r"([\w-]+)\.journal", re.ASCII)
 _RUN, _PROC = Path("/run"), Path("/proc")
 _GEOPM = ("geopm", "geopm-service")  # its service's folder, of late and before
 _DCGM = "nv-hostengine"
-_Hands = Mapping[Act, Callable[[], None]]
 
 
 def refuse_beside_others(
@@ -133,17 +140,18 @@ def _put_back(
 class GuardedGpu:
     """One GPU that this process may set; what an earlier run left behind is undone first.
 
-    Every change goes by `set`.
+    `set` is the one way to set it. The order of locks, journal and driver calls is what the
+    exhaustive model of the undo explores (tests/undo_model).
 
     Args:
         folder: Where runs keep their files.
         share_lock: Gives the watchdog the lock, and returns when it watches.
 
     Attributes:
-        mended: What was undone of an earlier run.
+        recovered: What was undone of an earlier run.
 
     Raises:
-        OwnedError: Somebody else sets it.
+        OwnedError: Another process sets it.
         UsageError: What an earlier run left cannot be undone.
     """
 
@@ -151,108 +159,147 @@ class GuardedGpu:
         self, gpu: SettableGpu, folder: Path, *, share_lock: Callable[[Ownership], None]
     ) -> None:
         self.uuid = gpu.uuid
-        self.lock = Ownership(gpu.uuid)  # nothing is taken yet
-        self.mended = Undone(gpu.uuid)
-        self._gpu = gpu
-        self._folder = folder
+        self._gpu, self._folder = gpu, folder
         self._file = JournalFile(folder, gpu.uuid)
-        self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found={}, changed=())
         self._accepted = False  # whether the driver took anything
-        hands: _Hands = {
-            Act.TAKE_LOCK: self._take_lock,
-            Act.UNDO: self._mend,
-            Act.REMOVE_JOURNAL: self._file.remove,
-            Act.READ_FOUND: self._read_found,
-            Act.SHARE_LOCK: lambda: share_lock(self.lock),
-        }
-        try:
-            carry_out(protocol.ARM, hands)
-        except BaseException:
-            self.lock.release()
-            raise
-
-    def _take_lock(self) -> None:
-        self.lock = Ownership.take(
-            self._folder, self.uuid, machine=None if os.geteuid() == 0 else MACHINE
-        )
-        self.lock.name(os.getpid())
-
-    def _mend(self) -> None:
-        self.mended = undo(self._gpu, self._file)
-        if self.mended.failed:
-            raise UsageError(
-                f"GPU {self.uuid} still has what an earlier run set: "
-                f"{'; '.join(self.mended.failed)}",
-                hint="run `underclock restore` as whoever may set this GPU",
-            )
-
-    def _read_found(self) -> None:
-        found = {setting: self._gpu.read(setting) for setting in Setting}
-        self._journal = self._journal._replace(found=found)
+        self.lock = Ownership.take(folder, gpu.uuid, machine=None if os.geteuid() == 0 else MACHINE)
+        with contextlib.ExitStack() as refused:
+            refused.callback(self.lock.release)
+            self.lock.name(os.getpid())
+            self.recovered = undo(gpu, self._file)
+            if self.recovered.failed:
+                raise UsageError(
+                    f"GPU {self.uuid} still has what an earlier run set: "
+                    f"{'; '.join(self.recovered.failed)}",
+                    hint="run `underclock restore` as whoever may set this GPU",
+                )
+            self._file.remove()
+            found = {setting: gpu.read(setting) for setting in Setting}
+            share_lock(self.lock)
+            refused.pop_all()
+        self._journal = Journal(gpu.uuid, os.getpid(), boot_id(), found=found, changed=())
 
     def set(self, setting: Setting, value: Value) -> None:
-        """Set something on the GPU, once an undo knows of it; ``None`` gives a clock back.
+        """Set something on the GPU, once the journal has it; ``None`` gives a clock back.
 
         Raises:
             DeviceError: The driver refuses.
             DataError: The journal cannot be written; nothing was set.
         """
         setting = Setting(setting)
-        following = self._journal._replace(changed=(*self._journal.changed, setting))
-
-        def place() -> None:
-            self._file.place()
+        if setting not in self._journal.changed:
+            if value is None:
+                return  # there is nothing of ours to give back
+            following = self._journal._replace(changed=(*self._journal.changed, setting))
+            self._file.write(following)
             self._journal = following
-
-        hands: _Hands = {
-            Act.WRITE_JOURNAL: lambda: self._file.write(following),
-            Act.SYNC_JOURNAL: self._file.sync,
-            Act.PLACE_JOURNAL: place,
-            Act.SYNC_FOLDER: self._file.sync_folder,
-            Act.SET: lambda: self._gpu.write(setting, value),
-        }
-        if setting in self._journal.changed:
-            carry_out((Act.SET,), hands)
-        elif value is not None:  # else there is nothing of ours to give back
-            try:
-                carry_out(protocol.CHANGE, hands)
-            except _TOOK_NOTHING:
-                if not self._accepted:
-                    carry_out(protocol.REFUSED, {Act.REMOVE_JOURNAL: self._file.remove})
-                    self._journal = self._journal._replace(changed=())
-                raise
+        try:
+            self._gpu.write(setting, value)
+        except _TOOK_NOTHING:
+            if not self._accepted:
+                self._file.remove()
+                self._journal = self._journal._replace(changed=())
+            raise
         self._accepted = True
 
     def end(self) -> Undone:
         """Undo, and give the lock back; where the undo fails, the journal stays."""
-        hands = {Act.RELEASE_LOCK: self.lock.release}
-        return give_back(protocol.END, self._gpu, self._folder, hands)
+        undone = give_back(self._gpu, self._folder)
+        self.lock.release()
+        return undone
 
 
-def give_back(acts: Sequence[Act], gpu: SettableGpu, folder: Path, hands: _Hands) -> Undone:
-    """Undo by the journal as one of the protocol's sequences; where that fails, it stays.
+@contextlib.contextmanager
+def guarded(uuid: Callable[[], str]) -> Iterator[Callable[[Setting, Value], None]]:
+    """Yield what sets a GPU from this process, armed as it is first called; undo after the block.
 
-    Whatever fails on this GPU is told and not raised: there may be others to undo.
+    A watchdog undoes where this process is killed. A process that was forked off inside the block
+    leaves the undo to its parent.
+
+    Args:
+        uuid: Reads which GPU it is; nothing does before something is set.
+    """
+    guard = _ProcessGuard(uuid)
+    try:
+        yield guard.set
+    finally:
+        with interrupts_deferred():
+            guard.end()
+
+
+class _ProcessGuard:
+    """A guarded GPU and its watchdog, which a thread replaces where that is killed."""
+
+    def __init__(self, uuid: Callable[[], str]) -> None:
+        self._uuid, self._pid = uuid, os.getpid()
+        self._armed: tuple[GuardedGpu, WatchdogProcess, threading.Thread] | None = None
+        self._one = threading.Lock()  # who speaks with the watchdog, or sets
+        self._over = False
+
+    def set(self, setting: Setting, value: Value) -> None:
+        if self._armed is None and value is None:
+            return  # there is nothing of ours to give back
+        gpu, watchdog, _ = self._armed or self._arm()
+        with self._one:
+            watchdog.ready()
+            gpu.set(setting, value)
+
+    def _arm(self) -> tuple[GuardedGpu, WatchdogProcess, threading.Thread]:
+        folder = runtime_folder()
+        watchdog = WatchdogProcess(folder, beats=False)
+        try:
+            gpu = GuardedGpu(settable_gpu(self._uuid()), folder, share_lock=watchdog.share)
+        except BaseException:
+            watchdog.close()
+            raise
+        for line in gpu.recovered.done:
+            say(f"an earlier run had left something set: {line}")
+        thread = threading.Thread(target=self._keep, args=(watchdog,), daemon=True)
+        self._armed = gpu, watchdog, thread
+        thread.start()
+        return self._armed
+
+    def _keep(self, watchdog: WatchdogProcess) -> None:
+        """Replace a watchdog that ends, until `end`; where none lives, the next set fails."""
+        with contextlib.suppress(WatchdogLostError):
+            while True:
+                select.select([watchdog], [], [], BEAT_S)
+                with self._one:
+                    if self._over:
+                        return
+                    watchdog.poll(time.monotonic())
+
+    def end(self) -> None:
+        if self._armed is None or os.getpid() != self._pid:
+            return
+        gpu, watchdog, thread = self._armed
+        with self._one:
+            self._over = True
+            undone = gpu.end()
+        if not undone.failed:  # else the watchdog tries again after our end
+            watchdog.close()
+            thread.join(2.0 * BEAT_S)
+            return
+        words = "; ".join(undone.failed)
+        if (error := sys.exception()) is None:
+            raise DeviceError(words, hint="it is tried again for 15 s; then `underclock restore`")
+        error.add_note(words)
+
+
+def give_back(gpu: SettableGpu, folder: Path) -> Undone:
+    """Undo by the journal, and remove it; where that fails, it stays.
+
+    What fails on this GPU is returned and not raised: others are to be undone too.
     """
     file = JournalFile(folder, gpu.uuid)
-    undone = Undone(gpu.uuid)
-
-    def put_back() -> None:
-        nonlocal undone
-        try:
-            undone = undo(gpu, file)
-        except Exception as exc:  # noqa: BLE001 - others are undone whatever this driver does
-            undone = Undone(gpu.uuid, failed=(f"the undo failed: {type(exc).__name__}: {exc}",))
-
-    def remove() -> None:
-        nonlocal undone
-        try:
-            if not undone.failed:
-                file.remove()
-        except DataError as exc:
-            undone = undone._replace(failed=(f"{exc}; {exc.hint}",))
-
-    carry_out(acts, {Act.UNDO: put_back, Act.REMOVE_JOURNAL: remove, **hands})
+    try:
+        undone = undo(gpu, file)
+        if not undone.failed:
+            file.remove()
+    except DataError as exc:
+        return undone._replace(failed=(f"{exc}; {exc.hint}",))
+    except Exception as exc:  # noqa: BLE001 - others are undone whatever this driver does
+        return Undone(gpu.uuid, failed=(f"the undo failed: {type(exc).__name__}: {exc}",))
     return undone
 
 
@@ -274,17 +321,14 @@ def restore(
 
 
 def _restored(folder: Path, uuid: str, open_gpu: Callable[[str], SettableGpu]) -> Undone:
-    locks: list[Ownership] = []
-    hands = {
-        Act.TAKE_LOCK: lambda: locks.append(Ownership.take(folder, uuid)),
-        Act.RELEASE_LOCK: lambda: locks.pop().release(),
-    }
     try:
-        return give_back(protocol.RESTORE, open_gpu(uuid), folder, hands)
-    except OwnedError as exc:  # a run that goes on: there is nothing to mend
+        gpu = open_gpu(uuid)
+        lock = Ownership.take(folder, uuid)
+        try:
+            return give_back(gpu, folder)
+        finally:
+            lock.release()
+    except OwnedError as exc:  # a run that goes on: there is nothing to undo
         return Undone(uuid, kept=str(exc))
     except UnderclockError as exc:
         return Undone(uuid, failed=(f"{exc}; {exc.hint}" if exc.hint else str(exc),))
-    finally:
-        for lock in locks:
-            lock.release()

@@ -9,7 +9,7 @@ One that cannot be read, or is worth nothing, is set aside under another name, f
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,6 @@ class JournalFile:
 
     def __init__(self, folder: Path, uuid: str) -> None:
         self.path = folder / f"{uuid}.journal"
-        self._new = self.path  # until one is written beside it
         self._uuid = uuid
         self._aside = ""  # under which ending it is to be set aside; empty where it can be used
 
@@ -72,37 +71,25 @@ class JournalFile:
         return journal
 
     def write(self, journal: Journal) -> None:
-        """Write it beside its place.
+        """Bring it to disk: written under another name, synced, renamed, the name synced.
 
         Raises:
             DataError: The disk is full, or the folder cannot be written.
         """
-        self._new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
+        new = self.path.with_name(f".{self.path.name}.{os.urandom(4).hex()}")
         document = {"kind": _KIND, "version": _VERSION, **journal._asdict()}
-        with self._on_disk():
-            descriptor = os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o600)
+        try:
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(json.dumps(document))
-
-    def sync(self) -> None:
-        """Bring to disk what was written beside its place."""
-        with self._on_disk():
-            _sync(self._new)
-
-    def place(self) -> None:
-        """Put what was written into its place."""
-        with self._on_disk():
-            self._new.replace(self.path)
-
-    def sync_folder(self) -> None:
-        """Bring its name to disk."""
-        with self._on_disk():
-            _sync(self.path.parent)
-
-    @contextlib.contextmanager
-    def _on_disk(self) -> Iterator[None]:
-        try:
-            yield
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError as exc:
             raise DataError(
                 f"cannot bring the journal {self.path} to disk, so nothing is set: {exc.strerror}",
@@ -130,14 +117,6 @@ class JournalFile:
         for path in self.path.parent.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()  # of a process that ended while it wrote
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JSON there was

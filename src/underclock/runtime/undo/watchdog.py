@@ -13,17 +13,25 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from underclock.errors import DataError, UnderclockError
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import SettableGpu
 from underclock.hw.ways_to_set import settable_gpu
-from underclock.runtime.undo import protocol
 from underclock.runtime.undo.guarded_gpu import Undone, give_back
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
-from underclock.runtime.undo.protocol import Act
-from underclock.runtime.undo.watchdog_process import BEAT, HUNG_S, POLL_S, READY, WATCHED
+from underclock.runtime.undo.watchdog_process import (
+    BEAT,
+    HUNG_S,
+    POLL_S,
+    QUIET,
+    READY,
+    WATCHED,
+)
+
+if TYPE_CHECKING:
+    from underclock.hw.settable import SettableGpu
 
 _MOST_FDS = 4
 _LONGEST = 4096
@@ -49,19 +57,28 @@ class Watchdog:
         message, fds, *_ = socket.recv_fds(connection, _LONGEST, _MOST_FDS)
         if not fds:
             raise ControllerGone
-        self._pid, (self._pidfd,) = int(message), fds
+        self._pid, (self._pidfd,) = int(message.split()[0]), fds
+        self._beats = not message.endswith(QUIET)
         self._is_stopped = StoppedPoll(self._pid)
 
     def wait(self) -> str:
-        """Wait until the controller has ended, or will not go on; return which."""
+        """Wait until the controller has ended, or will not go on; return which.
+
+        One that sends no beats is left alone while it lives, stopped or not.
+        """
         listening = self._connection.fileno()
         heard_s = time.monotonic()
+        poll_s = POLL_S if self._beats else None
         while True:
             before_s = time.monotonic()
-            ready, _, _ = select.select([self._pidfd, listening], [], [], POLL_S)
+            ready, _, _ = select.select([self._pidfd, listening], [], [], poll_s)
             now_s = time.monotonic()
             if self._pidfd in ready:
                 return "ended"
+            if not self._beats:
+                if listening in ready:
+                    self.hear()
+                continue
             slept = now_s - before_s > 2 * POLL_S  # we too, as in a suspended container
             if (listening in ready and self.hear()) or slept:
                 heard_s = now_s
@@ -101,21 +118,17 @@ class Watchdog:
         for wait_s in (0.0, *_AGAIN_S):
             time.sleep(wait_s)  # noqa: TID251 - the driver's own time
             for uuid in left:
-                undone[uuid] = self._undone(*self._gpus[uuid])
+                gpu, lock = self._gpus[uuid]
+                kill(self._pidfd)
+                undone[uuid] = give_back(gpu, self._folder)
+                if not undone[uuid].failed:  # else it is kept, for that is tried again
+                    lock.release()
             left = [uuid for uuid in left if undone[uuid].failed]
             if not left:
                 break
         for uuid in left:  # `restore` is next
             self._gpus[uuid][1].release()
         return list(undone.values())
-
-    def _undone(self, gpu: SettableGpu, lock: Ownership) -> Undone:
-        """Undo on one GPU; its lock is kept where that is to be tried again."""
-        hands = {Act.END_CONTROLLER: lambda: kill(self._pidfd), Act.RELEASE_LOCK: lambda: None}
-        undone = give_back(protocol.TAKE_OVER, gpu, self._folder, hands)
-        if not undone.failed:
-            lock.release()
-        return undone
 
 
 def main() -> None:

@@ -17,8 +17,9 @@ from underclock.errors import DeviceError
 from underclock.runtime.undo.ownership import Ownership
 from underclock.runtime.undo.processes import StoppedPoll, kill, say
 
-READY, WATCHED, BEAT = b"ready", b"watched", b"beat"
-"""What the watchdog says; the controller sends beats, and the UUID of each GPU with its lock."""
+READY, WATCHED, BEAT, QUIET = b"ready", b"watched", b"beat", b" quiet"
+"""What the watchdog says; the controller sends its number, beats unless it is to be quiet, and the
+UUID of each GPU with its lock."""
 BEAT_S = 0.25  # between beats, and between the controller's polls whether the watchdog was stopped
 POLL_S = 0.05  # between the watchdog's polls whether the controller was stopped
 HUNG_S = 3.0  # without a beat: a setter takes 0.1 s at most; a busy machine may hold a process up
@@ -38,10 +39,16 @@ class WatchdogLostError(DeviceError):
 
 
 class WatchdogProcess:
-    """A watchdog, and another one where it ends; `folder` is where runs keep their files."""
+    """A watchdog, and another one where it ends.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: Where runs keep their files.
+        beats: Whether `poll` is called often, so that a controller that hangs or is stopped is
+            ended; else only its end counts.
+    """
+
+    def __init__(self, folder: Path, *, beats: bool = True) -> None:
+        self._folder, self._beats = folder, beats
         self._locks: list[Ownership] = []
         self._lost = 0
         self._begin()
@@ -62,7 +69,7 @@ class WatchdogProcess:
         self._stopped = StoppedPoll(self.pid)
         pidfd = os.pidfd_open(os.getpid())
         with contextlib.suppress(OSError):  # it has ended already: noticed as any other end
-            socket.send_fds(ours, [str(os.getpid()).encode()], [pidfd])
+            socket.send_fds(ours, [b"%d%b" % (os.getpid(), b"" if self._beats else QUIET)], [pidfd])
         os.close(pidfd)
         ours.setblocking(False)
         self._connection = ours
@@ -82,7 +89,7 @@ class WatchdogProcess:
 
     @property
     def next_s(self) -> float:
-        """When to call `tend` at the latest."""
+        """When to call `poll` at the latest."""
         return self._beat_s + BEAT_S
 
     def share(self, lock: Ownership) -> None:
@@ -94,16 +101,25 @@ class WatchdogProcess:
         self._locks.append(lock)
         if self._unanswered is not None:
             self._send_lock(lock)
+        self.ready()
+
+    def ready(self) -> None:
+        """Wait until it watches.
+
+        Raises:
+            WatchdogLostError: It does not.
+        """
+        self.poll(time.monotonic())
         while not self.watches:
             select.select([self._connection], [], [], POLL_S)
-            self.tend(time.monotonic())
+            self.poll(time.monotonic())
 
     def _send_lock(self, lock: Ownership) -> None:
         self._unanswered = (self._unanswered or 0) + 1
         with contextlib.suppress(OSError):  # its end is noticed where its answer is read
             socket.send_fds(self._connection, [lock.uuid.encode()], list(lock.descriptors))
 
-    def tend(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Take its answers, send it a beat where one is due, and replace it where it has ended.
 
         Raises:
@@ -119,12 +135,12 @@ class WatchdogProcess:
             return
         if now_s >= self.next_s:
             self._beat_s = now_s
-            if self._unheard_s is None:
-                self._unheard_s = now_s
-            with contextlib.suppress(OSError):
-                self._connection.send(BEAT)
-            is_stopped = self._stopped.lasts()
-            if is_stopped or now_s - self._unheard_s > HUNG_S:
+            if self._beats:
+                self._unheard_s = now_s if self._unheard_s is None else self._unheard_s
+                with contextlib.suppress(OSError):
+                    self._connection.send(BEAT)
+            hangs = self._unheard_s is not None and now_s - self._unheard_s > HUNG_S
+            if self._stopped.lasts() or hangs:
                 os.kill(self.pid, signal.SIGKILL)  # its end is noticed as any other
 
     def _listen(self) -> bool:
@@ -163,7 +179,7 @@ class WatchdogProcess:
     def close(self) -> None:
         """End it: there is nothing left to undo, or another takes its place."""
         if not self._over:
-            self._over = True
+            self._over, self._unanswered = True, None
             self._connection.close()
             self._stopped.close()
             pidfd = os.pidfd_open(self.pid)

@@ -117,23 +117,6 @@ def test_a_counter_that_stands_still_is_given_up_soon_and_found_again() -> None:
     assert abs(at_s / 0.1 - round(at_s / 0.1)) * 0.1 < 5e-3
 
 
-def test_a_counter_that_stood_still_from_the_first_is_learned_when_it_climbs() -> None:
-    board = Board(0.1, 1e-3, (500.0, 500.0))
-    board.is_stuck = True
-    climbs = Climbs(board.energy_j, board)
-    first_s, _ = climbs.next()
-
-    assert first_s == board.now
-    assert board.now < 1000.2
-
-    board.is_stuck = False
-    climbs.next()
-    learned = board.reads
-    climbs.next()
-
-    assert board.reads - learned <= 3
-
-
 def gauge(at_s: float, energy_s: float, energy_j: float) -> Gauge:
     return Gauge(
         at_s=at_s,

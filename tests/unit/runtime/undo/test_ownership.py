@@ -256,7 +256,7 @@ def test_a_watchdog_that_starts_is_waited_for_in_peace(tmp_path: Path) -> None:
     watchdog = WatchdogProcess(tmp_path)
     try:
         now_s = watchdog.next_s + 0.01
-        watchdog.tend(now_s)
+        watchdog.poll(now_s)
 
         assert watchdog.next_s > now_s
     finally:

@@ -1,8 +1,34 @@
+from pathlib import Path
+
 import pytest
 
-from underclock.runtime.undo import protocol
-from underclock.runtime.undo.protocol import Act, carry_out
-from undo_model import Sequences, Violation, explore
+import undo_model as protocol
+from underclock.hw.settable import SettableGpu, Setting
+from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
+from undo_model import Act, Sequences, Violation, acts_of, explore
+
+
+def share_lock(lock: object) -> None:
+    del lock
+
+
+def test_the_code_does_the_acts_that_are_explored(gpu: SettableGpu, folder: Path) -> None:
+    made: list[GuardedGpu] = []
+
+    def arm() -> None:
+        made.append(GuardedGpu(gpu, folder, share_lock=share_lock))
+
+    arm()
+    assert acts_of(lambda: made[0].set(Setting.CORE, 1200)) == protocol.CHANGE
+    assert acts_of(lambda: made[0].set(Setting.CORE, 1500)) == (Act.SET,)
+    made[0].lock.release()
+    assert acts_of(arm) == protocol.ARM
+    made[1].set(Setting.CORE, 1200)
+    assert acts_of(made[1].end) == protocol.END
+    arm()
+    made[2].set(Setting.CORE, 1200)
+    made[2].lock.release()
+    assert acts_of(lambda: restore(folder, ["GPU-0"], lambda _: gpu)) == protocol.RESTORE
 
 
 @pytest.mark.slow
@@ -94,17 +120,3 @@ TRUSTING = {
 def test_trust_in_what_a_hostile_user_or_an_earlier_boot_wrote_is_found_out(what: str) -> None:
     with pytest.raises(Violation, match=what):
         explore(TRUSTING[what])
-
-
-def test_acts_are_carried_out_in_order_until_one_fails() -> None:
-    done: list[Act] = []
-
-    def fail() -> None:
-        raise OSError("disk full")
-
-    hands = {act: (lambda act=act: done.append(act)) for act in Act} | {Act.SYNC_FOLDER: fail}
-
-    with pytest.raises(OSError, match="disk full"):
-        carry_out(protocol.CHANGE, hands)
-
-    assert done == [Act.WRITE_JOURNAL, Act.SYNC_JOURNAL, Act.PLACE_JOURNAL]

@@ -209,7 +209,7 @@ def test_the_next_start_first_mends_what_was_left(gpu: Gpu, folder: Path) -> Non
 
     second = armed(gpu, folder)
 
-    assert second.mended.done == ("core locked at 900 to 1100 MHz again",)
+    assert second.recovered.done == ("core locked at 900 to 1100 MHz again",)
     assert left_behind(folder) == ()
     second.set(Setting.CORE, 1500)
     second.end()
@@ -358,7 +358,7 @@ def test_a_run_goes_on_over_a_journal_that_cannot_be_read(gpu: Gpu, folder: Path
     one = armed(gpu, folder)
     one.set(Setting.CORE, 1200)
 
-    assert one.mended.unreadable
+    assert one.recovered.unreadable
     assert one.end() == Undone("GPU-0", ("core given back to the driver",))
     assert left_behind(folder) == ()
 
