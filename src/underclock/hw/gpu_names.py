@@ -113,7 +113,6 @@ def parse_gpu(text: str) -> GpuName:
 
 
 def _unit(text: str) -> tuple[str, int]:
-    """Split ``NAME#UNIT``; a file's name may have the mark in it."""
     name, mark, unit = text.rpartition("#")
     if not mark or text.endswith(".json") or text in board_names():
         return text, 0

@@ -314,7 +314,6 @@ class GpuMeasurer:
         return self._last
 
     def _ask(self) -> tuple[float, float]:
-        """Ask the counter over and over until it steps; return when, and to what."""
         before_j = self._counter.energy_j()
         began_s = self._clock.now_s()
         deadline_s = began_s + _LONGEST_TICK_S
@@ -331,7 +330,6 @@ class GpuMeasurer:
         )
 
     def _check_climbed(self, before_j: float, after_j: float, over_s: float) -> None:
-        """Compare two readings of the energy counter."""
         if after_j < before_j:
             raise _CounterError(
                 f"the energy counter went back from {before_j:.3f} J to {after_j:.3f} J",

@@ -95,7 +95,6 @@ class NvmlGpu:
         )
 
     def _power_range_w(self) -> tuple[float, float] | None:
-        """Return the least and the greatest power limit; ``None`` where none may be set."""
         limits = self._maybe("power limits", pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
         return (limits[0] / 1e3, limits[1] / 1e3) if limits and 0 < limits[0] <= limits[1] else None
 
@@ -239,7 +238,6 @@ class NvmlGpu:
         return call_optional(f"read the {what}", function, self._handle, *arguments)
 
     def _maybe_milli(self, what: str, function: Callable[..., Any]) -> float | None:
-        """Return a power in W that the driver has in mW; ``None`` for none that can be."""
         milli = self._maybe(what, function)
         return None if milli is None or not can_draw(milli / 1e3) else milli / 1e3
 

@@ -254,6 +254,5 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
 
 
 def _checked(code: int) -> None:
-    """Raise what a return code means, as nvidia-ml-py's own functions do."""
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)

@@ -211,7 +211,6 @@ class InterferenceCheck:
         )
 
     def _is_unexplained(self, held: Clocks, running: Running) -> bool:
-        """Whether the core runs below its lock without a reason."""
         if held.core_mhz is None or running.observed.core_mhz is None or _is_explained(running):
             return False
         celsius, boost_mhz = running.temperature_c, 0.0

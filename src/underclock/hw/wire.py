@@ -204,7 +204,6 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _bind(server: socket.socket, at: Path) -> None:
-    """Bind and listen; this user and root alone may connect."""
     before = os.umask(0o177)
     try:
         server.bind(str(at))

@@ -120,7 +120,6 @@ class Zeusd:
 
 
 def _error(status: int, body: bytes, what: str) -> UnderclockError:
-    """Return what a status means; the daemon's own words go with it."""
     words = f"could not {what}: zeusd answered {status}: {_words(body)}"
     match status:
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
@@ -200,6 +199,5 @@ def _id_of(uuid: str, zeusd: Zeusd) -> int:
 
 
 def _address(text: str) -> str:
-    """Return a bus address without the zeros that some put before it."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain.lstrip('0')}:{rest}"

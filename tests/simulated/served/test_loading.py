@@ -16,7 +16,7 @@ _LONGEST_S = 90.0  # of waiting for the guard, who judges when the processor is 
 # Every Python that is started with it notes what it imports, and what it does to journals.
 _NOTES = """
 import os, sys
-if "underclock.runtime.controller.entry" in sys.orig_argv[-2]:
+if "underclock.runtime.controller.starting" in sys.orig_argv[-2]:
     noted = os.open({path!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     def note(event, of):
         if event == "import":

@@ -159,7 +159,6 @@ def step() -> None:
 def _replaced(
     holder: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Callable[[], None]:
-    """Wrap a function of PyTorch's; return what puts it back."""
     before = vars(holder)[name] if name in vars(holder) else getattr(holder, name)
     ours = around(before)
     setattr(holder, name, ours)

@@ -50,7 +50,6 @@ def operators_seen() -> Iterator[tuple[Mapping[str, Any], list[Operator]]]:
 
 
 def _mode(torch: Any, operators: list[Operator]) -> Any:
-    """Return what notes every operator that does work."""
     from torch._subclasses import FakeTensor  # noqa: PLC0415 - the user's own
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415 - the user's own
     from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - the user's own
@@ -138,7 +137,6 @@ def _collective(torch: Any, bare: str, given: list[Any], result: Any) -> Operato
 
 
 def _changed(torch: Any, function: Any, args: Any, kwargs: Any) -> Iterator[int]:
-    """Yield the bytes of what an operator changes where it is."""
     for at, argument in enumerate(function._schema.arguments):  # noqa: SLF001
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[at] if at < len(args) else kwargs.get(argument.name)
@@ -157,13 +155,11 @@ def _tensors(torch: Any, value: Any) -> list[Any]:
 
 
 def _bytes(tensor: Any) -> int:
-    """Return the bytes of a tensor's memory; what is broadcast counts once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return int(math.prod(size for size, stride in sizes if stride) * tensor.element_size())
 
 
 def _shape(tensors: list[Any]) -> str:
-    """Return a tensor, or a list of them, as `records.Launch` writes it."""
     if len(tensors) > 1:
         return f"{len(tensors)} tensors[{sum(tensor.numel() for tensor in tensors)}]"
     tensor = tensors[0]

@@ -236,7 +236,6 @@ def _add(
     span_s: tuple[float, float],
     aligned: Callable[[tuple[_Key, ...]], _Pairs | None],
 ) -> None:
-    """Add a round; one that is not what it should be is passed over."""
     begun_s, ended_s = span_s
     coload: Sequence[TracedActivity] = ()
     if round_.coload:

@@ -114,7 +114,6 @@ def _kernel(driver: Any, handle: Any, is_device_pointer: Any) -> GraphNode:
 
 @cache
 def _function(function: int, kernel: int) -> tuple[str, tuple[int, ...]]:
-    """Return a GPU function's name and the sizes of its parameters, in bytes."""
     driver = cuda()
     if function:
         handle, name, info = driver.CUfunction(function), driver.cuFuncGetName, "cuFuncGetParamInfo"
@@ -132,7 +131,6 @@ def _function(function: int, kernel: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _values(parameters: int, sizes: Sequence[int]) -> tuple[bytes, ...]:
-    """Copy a kernel's parameters out of the graph."""
     if not parameters:
         return ()
     pointers = (ctypes.c_void_p * len(sizes)).from_address(parameters)
@@ -142,7 +140,6 @@ def _values(parameters: int, sizes: Sequence[int]) -> tuple[bytes, ...]:
 
 
 def _digest(values: Iterable[bytes], is_device_pointer: Any) -> str:
-    """Hash parameters with every device pointer left out."""
     digest = hashlib.sha256()
     for value in values:
         for at in range(0, len(value), _POINTER):

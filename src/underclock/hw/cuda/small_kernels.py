@@ -78,7 +78,6 @@ class CudaSmallKernels:
         return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
     def _captured(self, domain: Domain) -> tuple[Any, object]:
-        """Return a graph of what runs between two events, and what holds its memory."""
         torch = self._torch
         work: Callable[[], object] = partial(torch.cuda._sleep, self._cycles)  # noqa: SLF001
         times = _IN_A_ROW

@@ -183,8 +183,6 @@ def waiting_operators(
 
 
 def _wrapped(torch: Any, parts: Parts, waiting: Sequence[str], backend: str) -> Iterator[Any]:
-    """Put wrappers before kernels; the libraries yielded take them away."""
-
     def kernel(name: str) -> Any:
         return torch.library.get_kernel(name, backend)
 
@@ -205,8 +203,6 @@ def _wrapped(torch: Any, parts: Parts, waiting: Sequence[str], backend: str) -> 
 
 
 def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
-    """Wrap an operator that runs between parts."""
-
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         with parts.paused(name) as paused:
             result = kernel.call_boxed(keyset, *args, **kwargs)
@@ -218,7 +214,6 @@ def _between(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
 
 
 def _asking(parts: Parts, name: str, kernel: Any) -> Callable[..., Any]:
-    """Wrap an operator whose result's shape the host must know."""
     run = _between(parts, name, kernel)
 
     def ask(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -314,7 +309,6 @@ def _timing(
 
 @contextmanager
 def _replaced(holder: Any, name: str, thing: Any) -> Iterator[None]:
-    """Give an attribute another value as long as the block runs."""
     own = name in vars(holder)
     before = getattr(holder, name)
     setattr(holder, name, thing)

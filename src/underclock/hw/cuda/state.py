@@ -161,8 +161,6 @@ class _Variables:
 
 
 class _RandomState:
-    """Every random generator a step is likely to draw from."""
-
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._python = random.getstate()
@@ -180,7 +178,6 @@ class _RandomState:
 
 
 def _alive(kinds: tuple[type, ...]) -> list[Any]:
-    """Return every object of some kinds; there may be millions of others."""
     gc.collect()
     # Not isinstance: a lazy proxy's __class__ may run code, or raise.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]

@@ -107,7 +107,6 @@ class BoardSensors:
         return self._gain * (end_j - start_j) / (end_s - start_s)
 
     def _energy_j(self, at_s: float, now_s: float, energy_j: float) -> float:
-        """Return the true energy at a moment of the remembered past."""
         later_s, later_j = now_s, energy_j
         for before_s, before_j in reversed(self._past):
             if before_s <= at_s:

@@ -94,7 +94,6 @@ def _has_room(count: CArgument, out: CArgument, wanted: int) -> bool:
 
 
 def _put_list(values: Sequence[int], count: CArgument, out: CArgument) -> int:
-    """Answer a list call: the size first, then, to one with room, the values."""
     if not _has_room(count, out, len(values)):
         return _NO_ROOM
     for i, value in enumerate(values):
@@ -105,8 +104,6 @@ def _put_list(values: Sequence[int], count: CArgument, out: CArgument) -> int:
 def _numbers(
     read: Callable[[VirtualGpu], tuple[float, ...] | None], blocks_s: float = 0.0
 ) -> DeviceCall:
-    """Return a call that answers with numbers; what a GPU has not got is not supported."""
-
     def answer(host: "Host", gpu: VirtualGpu, *outs: CArgument) -> int:
         if blocks_s:
             host.clock.sleep_s(blocks_s)
@@ -121,12 +118,10 @@ def _numbers(
 
 
 def _number(read: Callable[[VirtualGpu], float], blocks_s: float = 0.0) -> DeviceCall:
-    """Return a call that answers with one number, which every GPU has."""
     return _numbers(lambda gpu: (read(gpu),), blocks_s)
 
 
 def _of_board(read: Callable[[Board], tuple[float, ...] | None]) -> DeviceCall:
-    """Return a call that answers with numbers of the board, where one is written down."""
     return _numbers(lambda gpu: None if gpu.board is None else read(gpu.board))
 
 
@@ -228,7 +223,6 @@ def _temperature(host: "Host", gpu: VirtualGpu, sensor: CArgument, out: CArgumen
 def _locked(
     _host: "Host", gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument
 ) -> int:
-    """Answer what NVML has no call for: between which clocks a lock holds a clock."""
     bounds = gpu.mem_lock if kind.value == pynvml.NVML_CLOCK_MEM else gpu.core_lock
     if bounds is None:
         return NOT_FOUND
@@ -270,7 +264,6 @@ def _utilisation(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
 
 
 def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
-    """Return process number, device memory in MiB and share in percent of all that compute."""
     processes = [(n.pid, n.memory_mib, round(100 * n.share)) for n in gpu.neighbours]
     if gpu.running is not None:
         pids = gpu.running.pids or (os.getpid(),)
@@ -333,7 +326,6 @@ def _fan_percent(gpu: VirtualGpu) -> tuple[int] | None:
 
 
 def _lock_core(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
-    """Lock the core between two clocks; without any, unlock it."""
     bounds = (mhz[0].value, mhz[1].value) if mhz else None
     if bounds is not None and not _overlaps(bounds, gpu.model.core_mhz):
         return INVALID_ARGUMENT
@@ -341,7 +333,6 @@ def _lock_core(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
 
 
 def _lock_mem(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
-    """Lock the memory between two clocks; without any, unlock it."""
     bounds = (mhz[0].value, mhz[1].value) if mhz else None
     if not gpu.model.memory_lockable:
         return NOT_SUPPORTED

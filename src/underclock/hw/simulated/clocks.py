@@ -102,7 +102,6 @@ class Locks:
             self._asked[domain] = self._followed[domain] = None
 
     def _follow(self, domain: Domain, bounds: Bounds | None, times: int) -> None:
-        """Follow a lock now, unless it was replaced before it was followed."""
         if times == self._times[domain]:
             self._followed[domain] = bounds
             self._changed(domain)

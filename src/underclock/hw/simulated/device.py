@@ -242,7 +242,6 @@ class VirtualGpu:
         self.now_s = end_s  # exactly, so that several GPUs keep one time
 
     def _follow_locks(self, domain: Domain) -> None:
-        """Let a clock follow its lock; while the memory's changes, nothing executes."""
         if self.on_follow is not None:
             self.on_follow(domain)
         before_mhz = self.mem_mhz
@@ -253,14 +252,12 @@ class VirtualGpu:
             self._settle()
 
     def _look_again(self) -> None:
-        """Decide afresh, now that something changed that clocks depend on."""
         self._stale = True
         hunts = self.running is not None and self.running.hunts
         self._mixed = hunts or bool(self.neighbours)
         self._settle()
 
     def _decide(self) -> None:
-        """Decide both clocks before any power limit."""
         if self._stale or abs(self.temperature_c - self._decided_c) > _DECIDE_C:
             self._decisions.clear()
             self._decided_c = self.temperature_c
@@ -306,7 +303,6 @@ class VirtualGpu:
         return wanted, mem_mhz, held
 
     def _settle(self) -> None:
-        """Settle clocks and power for the moment."""
         self._decide()
         running = self.running
         kernel: KernelConstants | None = None

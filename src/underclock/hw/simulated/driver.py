@@ -111,7 +111,6 @@ class SimulatedDriver:
         return function
 
     def _answer(self, function: Callable[..., int], *arguments: CArgument) -> int:
-        """Answer a call of the library, in a session only."""
         with self.clock.lock:
             return function(*arguments) if self._sessions else _UNINITIALIZED
 

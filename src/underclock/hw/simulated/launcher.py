@@ -145,7 +145,6 @@ class VirtualLauncher:
             self.gpu.end()
 
     def _lasts_s(self, kernel: KernelConstants) -> float:
-        """Return how long a launch takes at the highest clocks."""
         lasts_s = self._lasting_s.get(kernel)
         if lasts_s is None:
             model = self.gpu.model

@@ -78,7 +78,6 @@ class LaunchLoop:
             self._end_turn()
 
     def _end_turn(self) -> None:
-        """Let the next kernel have its turn."""
         self.share = 0.0
         position = self.position + 1
         self.position = position = 0 if position == len(self.turns) else position

@@ -51,8 +51,6 @@ _LEAST_END_S = 5.0  # that the last writing waits for the one before
 
 @dataclass(slots=True)
 class _Drawn:
-    """What steps of one GPU took in one arm."""
-
     steps: int = 0
     time_s: float = 0.0
     known: int = 0  # steps whose energy is known

@@ -135,7 +135,6 @@ class GpuController:
         self._rest()
 
     def _tell(self, words: str, at_s: float | None = None) -> None:
-        """Tell a reader of the log, if there is anything to tell."""
         if words:
             self.machine.events.append((self._clock.now_s() if at_s is None else at_s, words))
 
@@ -201,7 +200,6 @@ class GpuController:
             self._expect()
 
     def _tidy(self, log: Log) -> None:
-        """Write what happened."""
         self._observe()
         self._tell(self.policy.capped(self.machine.above_cap()))
         self._take_note()
@@ -237,7 +235,6 @@ class GpuController:
                     self._tell(f"the {setting} STAYS set for now: {exc}")
 
     def _take_note(self) -> None:
-        """Tell the policy of steps that ended."""
         for step in self.machine.passed():
             self._waiting.append((step, self.policy.label))
             self._ended_s = step.ended_s

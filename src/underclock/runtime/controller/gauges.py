@@ -87,7 +87,6 @@ class Climbs:
         return (self._at_s if has_climbed else self._clock.now_s()), now_j
 
     def _learn(self) -> tuple[bool, float]:
-        """Wait for some climbs in a row."""
         has_climbed, now_j = self._ask()
         self._since_s = self._at_s
         for _ in range(_LEARNED_FROM):

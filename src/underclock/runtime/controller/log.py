@@ -88,7 +88,6 @@ class Log:
             self._torn = not text[:written].endswith(b"\n")
 
     def _lose(self, lines: int, why: str) -> None:
-        """Count lines that are lost; tell of the first."""
         if not self.lost:
             say(f"lines of {self._path} are lost, and training goes on: {why}")
         self.lost += lines
@@ -263,7 +262,6 @@ def _count(lines: Sequence[StepLine]) -> int:
 
 
 def _step_j(lines: Sequence[StepLine]) -> float | None:
-    """Return the mean energy of the steps whose energy is known."""
     known = [(line.energy_j, line.steps) for line in lines if line.energy_j is not None]
     count = sum(steps for _, steps in known)
     return sum(each_j * steps for each_j, steps in known) / count if known else None

@@ -36,8 +36,6 @@ _UNDER_WAY = {0, errno.EINPROGRESS, errno.EALREADY, errno.EISCONN}
 
 
 class _Joins(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine's first words."""
-
     plan: str
     ranks: tuple[int, ...]
 
@@ -54,8 +52,6 @@ class _Iterated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Ordered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An order, as it travels."""
-
     order: Order
     from_iteration: int | None
     label: str

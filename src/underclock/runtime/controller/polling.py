@@ -94,7 +94,6 @@ class Polling:
         self.expect(self._position.after_s(mark - 1, at_s), self._polled_s)
 
     def _choose_next(self, now_s: float) -> None:
-        """Decide when to poll next."""
         if self._expected_s == math.inf:
             self.next_s = now_s + (_WAITING_S if self._page.state == pages.MARKING else _IDLE_S)
         elif self._first_s > now_s:

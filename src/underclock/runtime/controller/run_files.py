@@ -218,7 +218,6 @@ def tidy() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what a run has, and nothing of other users."""
     for each in (_pages(folder), folder):
         with contextlib.suppress(OSError):
             if each.lstat().st_uid == os.geteuid():

@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, Self
 
-from underclock.errors import DeviceError, UnderclockError
+from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.interrupts import raise_lost_interrupt
+from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder
 from underclock.runtime.undo.processes import Process, StoppedPoll, family_of, say
+from underclock.runtime.undo.watchdog_process import WatchdogProcess
 
 POLL_S = 0.05
 """Between polls whether it was stopped."""
@@ -31,7 +33,7 @@ _CHUNK = 65536
 # Who is interrupted before it has set anything just ends.
 _CODE = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "from underclock.runtime.controller.entry import main; main()"
+    "from underclock.runtime.controller.starting import main; main()"
 )
 
 
@@ -159,7 +161,6 @@ class ControllerProcess:
         )
 
     def _line(self, until_s: float) -> bytes:
-        """Wait for a line; empty where none comes any more, or none came in time."""
         told = self._told.fileno()
         while b"\n" not in self._heard:
             if time.monotonic() >= until_s:
@@ -176,11 +177,46 @@ class ControllerProcess:
 
 
 def _kinds(base: type[UnderclockError]) -> dict[str, type[UnderclockError]]:
-    """Return a kind of error and all below it, by name."""
     kinds = {base.__name__: base}
     for kind in base.__subclasses__():
         kinds |= _kinds(kind)
     return kinds
+
+
+def main() -> None:
+    """Begin the controller's process: carry out the order that is its first argument.
+
+    Its watchdog is started before anything heavy is loaded, so that both load at the same time.
+    """
+    # Who started us may have closed stderr, which the watchdog inherits: nothing that we open is to
+    # be taken for it.
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:  # noqa: PLR2004 - stderr's number
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    try:
+        # Where this process ends before it has set anything, the watchdog ends by itself.
+        watchdog = WatchdogProcess(runtime_folder())
+        from underclock.runtime.controller.process import carry_out  # noqa: PLC0415
+
+        ending = carry_out(json.loads(sys.argv[1]), watchdog, _say)
+    except (UnderclockError, OSError) as exc:
+        # Of whatever file it is: everything was undone, and why must be known.
+        hint = f"see to the folder of runs, or name another with {RUNTIME_DIR}"
+        ours = (
+            exc
+            if isinstance(exc, UnderclockError)
+            else DataError(f"cannot go on: {exc}", hint=hint)
+        )
+        error = "; ".join((str(ours), *getattr(exc, "__notes__", ())))
+        _say({"state": "refused", "error": error, "hint": ours.hint, "kind": type(ours).__name__})
+        sys.exit(ours.exit_code)
+    undone = [one._asdict() for one in ending.undone]
+    _say({"state": "ended", "why": ending.why, "undone": undone})
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
 
 
 def code_of(child: "subprocess.Popen[bytes]", longest_s: float) -> int | None:

@@ -22,7 +22,7 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.hw.ways_to_set import settable_gpu
+from underclock.hw.settable import settable_gpu
 from underclock.records import Plan
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
@@ -429,7 +429,6 @@ def _files_of_plan(plan: Plan, how: HowToRun) -> Run:
 
 
 def _files_of_job(plan: JobPlan, how: HowToRun) -> Run:
-    """Check the GPU of each rank, and make the files."""
     if how.arms:
         raise UsageError(
             "arms take turns on GPUs of their own, and the ranks of a job are held together",
@@ -493,7 +492,6 @@ def _tell_of_calls(how: HowToRun, calls: float, gpus: int) -> None:
 
 
 def _guard_window(how: HowToRun) -> int:
-    """Return how many steps a guard judges together; 0 for no guard."""
     if how.window is None:
         return 0 if how.arms else _WINDOW
     if how.arms and how.window:

@@ -183,7 +183,6 @@ class Marker:
                 close()
 
     def _fail(self, exc: BaseException) -> None:
-        """Give up marking, say so once, and let training go on."""
         sentence = sentence_of(exc)
         self._end(pages.REFUSED, sentence)
         say(f"training goes on without marks: {sentence}")
@@ -228,7 +227,6 @@ class Marker:
             self._stream.mark(self._counting.word(value))
 
     def _learned(self, seen: list[int], page: Page) -> None:
-        """Begin to mark where the step is as planned."""
         wrong = {
             value
             for spot in self._spots.values()
@@ -278,7 +276,6 @@ class Marker:
         self._undo_modules = kept
 
     def _watch(self, module: Any) -> None:
-        """Be told when a module's forward begins and ends."""
         if getattr(module, "_compiled_call_impl", None) is not None:
             # Compiled in place: hooks would be compiled as well, and then do nothing.
             compiled = module._compiled_call_impl
@@ -298,7 +295,6 @@ class Marker:
 
     @_harmless
     def _instruction(self, event: str, path: str) -> None:
-        """Be told that an instruction of a job's rank begins or ends."""
         self._hit(event, path)
 
     @_harmless

@@ -276,7 +276,6 @@ def mark_of(word: int) -> int:
 
 
 def _check_file(path: str, fd: int) -> None:
-    """Refuse what is no page of ours."""
     status = os.fstat(fd)
     if status.st_mode & _OTHERS_WRITE or status.st_uid not in {os.getuid(), 0}:
         raise DataError(

@@ -25,8 +25,14 @@ from underclock.errors import (
     UsageError,
 )
 from underclock.hw.interrupts import interrupts_deferred
-from underclock.hw.settable import Lock, SettableGpu, Setting, Value, enforced_profiles
-from underclock.hw.ways_to_set import settable_gpu
+from underclock.hw.settable import (
+    Lock,
+    SettableGpu,
+    Setting,
+    Value,
+    enforced_profiles,
+    settable_gpu,
+)
 from underclock.runtime.undo.journal import Journal, JournalFile, boot_id
 from underclock.runtime.undo.ownership import MACHINE, OwnedError, Ownership, runtime_folder
 from underclock.runtime.undo.processes import say

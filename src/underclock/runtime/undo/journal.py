@@ -135,7 +135,6 @@ def _journal(document: Any, uuid: str) -> Journal:  # noqa: ANN401 - whatever JS
 
 
 def _lock(given: Any) -> Lock:  # noqa: ANN401 - whatever JSON there was
-    """Return a lock as JSON has it; an error where no GPU may have it."""
     if given is None:
         return None
     low, high = given

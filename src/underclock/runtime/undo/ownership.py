@@ -241,7 +241,6 @@ def _holder(path: Path) -> int | None:
 
 
 def _locked(descriptor: int, path: Path) -> bool:
-    """Take the lock of an open file if it is free."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -255,7 +254,6 @@ def _locked(descriptor: int, path: Path) -> bool:
 
 
 def _end_stopped(owner: Process) -> None:
-    """Kill one of our processes that lives and was stopped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         pidfd = os.pidfd_open(owner.pid)
         try:

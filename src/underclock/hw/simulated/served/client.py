@@ -115,8 +115,6 @@ class ServedLibrary:
 
 
 class _Function:
-    """One of the library's functions; nvidia-ml-py sets attributes on some."""
-
     def __init__(self, library: ServedLibrary, name: str) -> None:
         self._library = library
         self._name = name

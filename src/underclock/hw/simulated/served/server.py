@@ -167,7 +167,6 @@ def served_gpus(
 
 
 def _serve(served: Served, connection: socket.socket) -> None:
-    """Answer one process until it goes; its locks stay."""
     pid = peer_of(connection)
     with contextlib.suppress(Gone), contextlib.closing(Life(pid)) as life:
         reader = MessageReader(connection, life.fds)
@@ -256,8 +255,6 @@ class _Client:
     def _breaking(
         self, action: Callable[[VirtualGpu, Message], None]
     ) -> Callable[[Message], Message]:
-        """Let something happen to one GPU, or to all."""
-
         def act(message: Message) -> Message:
             with self._clock.lock:
                 self._clock.catch_up()
@@ -269,7 +266,6 @@ class _Client:
         return act
 
     def _attach(self, message: Message) -> Message:
-        """Load a step, and the page that marks are written to."""
         index = int(message["gpu"])
         if self._stream is not None:
             raise ValueError("this connection has a stream")
@@ -329,7 +325,6 @@ class _Client:
         stream.then(write)
 
     def _synchronise(self, _message: Message) -> Message:
-        """Answer when everything put there has ended."""
         ended: list[bool] = []
         with self._clock.lock:
             stream = self._attached()

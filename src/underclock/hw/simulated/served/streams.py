@@ -98,7 +98,6 @@ class StreamLoop(LaunchLoop):
         LaunchLoop.progress(self, stride_s, launch_s)
 
     def _end_turn(self) -> None:
-        """Let the next launch begin, if there is one."""
         self.share = 0.0
         self.launches += 1
         self.completed_s = self.elapsed_s
@@ -108,7 +107,6 @@ class StreamLoop(LaunchLoop):
         self._next()
 
     def _next(self) -> None:
-        """Do what is due, and find the next launch."""
         while self.row:
             entry = self.row[0]
             if entry.action is None and entry.position < entry.end:
