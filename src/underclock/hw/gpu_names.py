@@ -48,19 +48,13 @@ _BACKENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuName:
-    """What follows ``--gpu``, taken apart.
-
-    Attributes:
-        name: Of a simulated GPU's model, or of a file.
-        unit: Which simulated GPU of that model; unit 0 is the model itself.
-        index: Of a real GPU, as the driver counts.
-    """
+    """What follows ``--gpu``, taken apart."""
 
     text: str
     kind: GpuKind
-    name: str = ""
-    unit: int = 0
-    index: int = 0
+    name: str = ""  # of a simulated GPU's model, or of a file
+    unit: int = 0  # which simulated GPU of that model; unit 0 is the model itself
+    index: int = 0  # of a real GPU, as the driver counts
 
     @property
     def is_simulated(self) -> bool:

@@ -25,13 +25,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of a mix.
+    """One round of a mix."""
 
-    Attributes:
-        kernels: Length of the sequence; 0 where nothing runs but co-load.
-    """
-
-    kernels: int
+    kernels: int  # length of the sequence; 0 where nothing runs but co-load
     mix: Mix
 
     @classmethod

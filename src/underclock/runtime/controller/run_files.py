@@ -30,39 +30,27 @@ _PREFIX = "run-"
 
 
 class RunGpu(Record, frozen=True, kw_only=True):
-    """One GPU of a run, for the local rank that stands at its place.
-
-    Attributes:
-        places: What it marks: as `MarkSite` has them, in its order of fields but the launch.
-        marks: Launches of those.
-        step: File of the step, where a simulated GPU is to run it; empty else, and without a plan.
-    """
+    """One GPU of a run, for the local rank that stands at its place."""
 
     uuid: str
     index: int
     page: str
+    # what it marks: as `MarkSite` has them, in its order of fields but the launch
     places: tuple[tuple[str, str, int, int], ...]
-    marks: tuple[int, ...]
+    marks: tuple[int, ...]  # launches of those
+    # file of the step, where a simulated GPU is to run it; empty else, and without a plan
     step: str = ""
 
 
 class RunFile(Record, frozen=True, kw_only=True):
-    """What a trainer is told: `trainer.attach` reads it without msgspec.
+    """What a trainer is told: `trainer.attach` reads it without msgspec."""
 
-    Attributes:
-        version: Of the pages.
-        digest: Of the plan.
-        world: Ranks of the job that is planned; 0 for a plan of one GPU, held by any number.
-        first: Rank of the job that is the first of this machine's.
-        schedule: Name of the job's pipeline schedule; empty for none.
-    """
-
-    version: int
-    digest: str
+    version: int  # of the pages
+    digest: str  # of the plan
     gpus: tuple[RunGpu, ...]
-    world: int = 0
-    first: int = 0
-    schedule: str = ""
+    world: int = 0  # ranks of the job that is planned; 0 for a plan of one GPU, held by any number
+    first: int = 0  # rank of the job that is the first of this machine's
+    schedule: str = ""  # name of the job's pipeline schedule; empty for none
 
 
 class Run:

@@ -33,20 +33,13 @@ _BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
 
 
 class MarkSite(Record, frozen=True, kw_only=True):
-    """Something that can be seen of a live step, and where it stands.
-
-    Attributes:
-        event: What is seen, as `marks` names it.
-        path: Module that it happens to; empty where to none.
-        occurrence: Which of these in a step, from 0.
-        total: How many of these there are in a step.
-    """
+    """Something that can be seen of a live step, and where it stands."""
 
     launch: int
-    event: str
-    path: str = ""
-    occurrence: int = 0
-    total: int = 1
+    event: str  # what is seen, as `marks` names it
+    path: str = ""  # module that it happens to; empty where to none
+    occurrence: int = 0  # which of these in a step, from 0
+    total: int = 1  # how many of these there are in a step
 
 
 def scheduled(plan: Plan) -> ClockSchedule:
