@@ -36,7 +36,7 @@ from underclock.records import Evidence, Kernel, Plan, Step
 from underclock.records.latencies import LatencyTable
 from underclock.records.runs import RunLine, StepLine
 from underclock.runtime.controller.booking import RunTally
-from underclock.runtime.controller.gauges import Climbs, Gauge, Shown
+from underclock.runtime.controller.gauges import EnergyCounterSampler, Gauge, TelemetryBuffer
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep
 from underclock.runtime.machine.timetable import timetable_of
@@ -226,7 +226,7 @@ def held(
 ) -> tuple[LedgerRun, list[StepLine], Rounds]:
     """Run a plan's steps as a controller has them; return what the ledger gets, and of which."""
     info = rig.gpu.info()
-    shown, waiting, lines = Shown(), list[tuple[PassedStep, str]](), list[StepLine]()
+    shown, waiting, lines = TelemetryBuffer(), list[tuple[PassedStep, str]](), list[StepLine]()
     board = [(str(made.gpu.uuid), info.name)]  # by which a board that waits has another name
     tally = RunTally(made, board, 0, {}, lambda _gpu: shown)
     machine = Machine(timetable_of(scheduled(made), range(len(made.order))))
@@ -236,7 +236,7 @@ def held(
     begun = RunLine(evidence=simulated, gpus=gpus, workload="", began_s=began_s, arms=arms)
     tally.add(begun)
     with rig.launcher.loop(ran.launched):
-        climbs = Climbs(rig.gpu.energy_j, rig.clock)
+        climbs = EnergyCounterSampler(rig.gpu.energy_j, rig.clock)
         driven = Driven(rig.device, machine, ran.lengths)
         with driven.driving():
             while len(driven.rounds) < ran.cut and all(

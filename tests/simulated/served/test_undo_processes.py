@@ -18,7 +18,7 @@ from underclock.errors import DeviceError, NotPermittedError, UnderclockError
 from underclock.hw.nvml import NvmlGpu
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.undo.guarded_gpu import left_behind
-from underclock.runtime.undo.processes import Process
+from underclock.runtime.undo.ownership import named_in
 from underclock.testing import Control, Served
 
 Comes = Callable[[Callable[[], bool]], None]
@@ -98,11 +98,8 @@ def test_a_watchdog_that_ends_or_stops_is_replaced(
 
 def _watches(rig: Rig, controller: int) -> bool:
     """Whether the lock names the watchdog there is."""
-    from underclock.runtime.undo.ownership import named_in
-
     _, watchdog = named_in(rig.folder / f"{rig.uuid}.lock")
-    pid = rig.watchdog_of(controller)
-    return pid is not None and watchdog == Process.of(pid)
+    return watchdog is not None and watchdog.pid == rig.watchdog_of(controller)
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGSTOP])

@@ -29,7 +29,7 @@ from underclock.records import Arm, Cost, Evidence, Plan
 from underclock.records.job import JobPlan
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.records.serving import ServingPlan
-from underclock.runtime.controller.gauges import Shown
+from underclock.runtime.controller.gauges import TelemetryBuffer
 from underclock.runtime.machine.steps import State
 from underclock.runtime.policy.arms import CANNOT_TELL, ArmName
 from underclock.runtime.policy.guard import Stage
@@ -74,7 +74,7 @@ class RunTally:
         gpus: Sequence[tuple[str, str]],
         first: int,
         environment: Mapping[str, str],
-        shown: Callable[[int], Shown | None] = lambda _gpu: None,
+        shown: Callable[[int], TelemetryBuffer | None] = lambda _gpu: None,
     ) -> None:
         rank, slurm = environment.get("RANK", ""), environment.get("SLURM_JOB_ID")
         if rank.isdecimal() and len(gpus) == 1 and not first:

@@ -23,7 +23,7 @@ from underclock.records import AUTO, Evidence, Plan, ThrottleReason
 from underclock.records.job import JobPlan
 from underclock.records.runs import AskLine, EndLine, EventLine, RunLine
 from underclock.runtime.controller.booking import Booking, RunTally, booked
-from underclock.runtime.controller.gauges import Gauges, Shown
+from underclock.runtime.controller.gauges import Gauges, TelemetryBuffer
 from underclock.runtime.controller.log import Log, Metrics
 from underclock.runtime.controller.polling import Polling, PollingThread, wake_on_time
 from underclock.runtime.controller.process import TRAINER_ENDED, Setter, WorkDone, try_clocks
@@ -81,7 +81,7 @@ class GpuController:
         self._clock = clock
         self.polling = Polling(page, clock, machine.position)
         self._free_s = 0.0  # when a call that is only pretended would return
-        self.shown, self._error = Shown(), ""
+        self.shown, self._error = TelemetryBuffer(), ""
         self._waiting: list[tuple[PassedStep, str]] = []  # whose energy is not known yet
         self._ended_s = -math.inf  # the last step that did
         self._pid = self.restarts = 0  # of who marks; how often that was another
@@ -206,7 +206,7 @@ class GpuController:
         known_s = self.shown.upto_s()
         while self._waiting and (self._waiting[0][0].ended_s <= known_s or self._gauges.error):
             self._write_step(log)
-        self.shown.forget(self._waiting[0][0].began_s if self._waiting else self._ended_s)
+        self.shown.drop_before(self._waiting[0][0].began_s if self._waiting else self._ended_s)
         if not self.over and self.page.state in {pages.REFUSED, pages.DETACHED}:
             self._end(self.page.sentence or "the trainer marks no more")
         if not self.over and self.policy.needs_all:

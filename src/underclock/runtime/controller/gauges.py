@@ -1,6 +1,6 @@
 """What the driver shows of one GPU while it trains, read now and then by a thread of its own.
 
-`Shown` lays what was read over the steps.
+`TelemetryBuffer` lays what was read over the steps.
 
 Reading blocks, the energy counter some milliseconds, and marks must not be missed meanwhile. It
 also costs: on an H200 what goes by time and not by polls took some 4 % of a core, and that is ten
@@ -55,7 +55,7 @@ class Gauge:
     limit_w: float | None = None  # the power limit; likewise, or where this GPU tells none
 
 
-class Climbs:
+class EnergyCounterSampler:
     """Tells when an energy counter climbs, and to what, with few questions.
 
     On an H200 a question takes 5 ms of a core. So how often the counter climbs is learned once;
@@ -134,7 +134,7 @@ class Gauges:
     ) -> None:
         self._gpu, self._clock = gpu, clock
         self._counter = EnergyCounter(gpu, clock, limit_w)
-        self._climbs = Climbs(self._counter.energy_j, clock) if exactly else None
+        self._climbs = EnergyCounterSampler(self._counter.energy_j, clock) if exactly else None
         self._all_every = _ALL_EVERY_EXACTLY if exactly else _ALL_EVERY
         self._closely_until_s = clock.now_s() + closely_s
         self._ended, self._asked = False, threading.Event()
@@ -193,7 +193,7 @@ class Gauges:
             if is_last:
                 return
 
-    def _read(self, *, of_all: bool, of_limit: bool, climbs: Climbs | None) -> Gauge:
+    def _read(self, *, of_all: bool, of_limit: bool, climbs: EnergyCounterSampler | None) -> Gauge:
         gpu, energy_j, energy_s = self._gpu, None, None
         try:
             if of_all and not self._by_power:
@@ -220,7 +220,7 @@ class Gauges:
         )
 
 
-class Shown:
+class TelemetryBuffer:
     """What the driver showed lately, to be laid over steps."""
 
     def __init__(self) -> None:
@@ -242,8 +242,8 @@ class Shown:
     def __len__(self) -> int:
         return len(self._gauges)
 
-    def forget(self, before_s: float) -> None:
-        """Forget what no step tells of that began then or later."""
+    def drop_before(self, before_s: float) -> None:
+        """Drop readings that no step needs which began then or later."""
         while len(self._energy) > 1 and self._energy[1][0] <= before_s:
             self._energy.popleft()
         while self._energy and self._gauges and self._gauges[0].at_s < self._energy[0][0]:

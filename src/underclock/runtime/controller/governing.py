@@ -17,7 +17,7 @@ from underclock.records.latencies import changed
 from underclock.records.runs import RunLine
 from underclock.records.serving import ServingPlan
 from underclock.runtime.controller.booking import Booking, RunTally, booked
-from underclock.runtime.controller.gauges import Gauges, Shown
+from underclock.runtime.controller.gauges import Gauges, TelemetryBuffer
 from underclock.runtime.controller.process import Setter, WorkDone, try_clocks
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN, NOTE
@@ -43,7 +43,7 @@ class Governing:
         self, governor: Governor, setter: Setter, pipe: int, clock: Clock, gauges: Gauges
     ) -> None:
         self.waits_on = (pipe,)
-        self.shown = Shown()
+        self.shown = TelemetryBuffer()
         self._governor, self._setter, self._clock = governor, setter, clock
         self._gauges, self._began_s, self._read_s = gauges, clock.now_s(), 0.0
         self._steps = self._changes = 0

@@ -13,7 +13,7 @@ from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst, read_runs, tot
 from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Segment, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.controller.booking import Booking, RunTally
-from underclock.runtime.controller.gauges import Gauge, Shown
+from underclock.runtime.controller.gauges import Gauge, TelemetryBuffer
 from underclock.runtime.machine.steps import State
 
 _GPUS = (("GPU-0", "H200"), ("GPU-1", "H200"))
@@ -247,7 +247,7 @@ def test_a_plan_that_sets_nothing_saves_nothing_by_definition() -> None:
 
 @pytest.mark.parametrize("made", [_promising(), None])
 def test_a_run_that_sets_nothing_is_booked_whole_and_saves_nothing(made: Plan | None) -> None:
-    shown = [_shown(5000.0), Shown()]
+    shown = [_shown(5000.0), TelemetryBuffer()]
     tally = RunTally(made, _GPUS, 0, {}, lambda gpu: shown[gpu])
     assert tally.run(60.0) is None
     for line in (_run(dry=True), _steps("plan", 3, 1.0), _steps("reduced", 3, 9.0)):
@@ -271,9 +271,9 @@ def test_a_run_that_sets_nothing_is_booked_whole_and_saves_nothing(made: Plan | 
     assert (run.job, len(run.plan)) == ("small", 16 if made else 0)
 
 
-def _shown(energy_j: float, *limits_w: float) -> Shown:
+def _shown(energy_j: float, *limits_w: float) -> TelemetryBuffer:
     """Return what a driver shows of a GPU that drew as much in 100 s."""
-    shown = Shown()
+    shown = TelemetryBuffer()
     gauges = [
         Gauge(at_s=1.0 * at, clocks=AUTO, reasons=None, power_w=None, energy_j=energy_j * at / 100)
         for at in range(101)

@@ -15,7 +15,7 @@ from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
 from underclock.runtime.controller.follow import Follow, GpuController, begin
-from underclock.runtime.controller.gauges import Gauge, Gauges, Shown
+from underclock.runtime.controller.gauges import Gauge, Gauges, TelemetryBuffer
 from underclock.runtime.controller.log import Log, read_log
 from underclock.runtime.controller.polling import Polling, PollingThread
 from underclock.runtime.controller.process import WorkDone
@@ -285,13 +285,13 @@ def _step(began_s: float, time_s: float) -> PassedStep:
     )
 
 
-def _energies(shown: Shown) -> list[float | None]:
+def _energies(shown: TelemetryBuffer) -> list[float | None]:
     """Return what steps of 0.5 s drew, one after the other."""
     return [shown.line(0, _step(0.5 * step, 0.5), "").energy_j for step in range(1, 7)]
 
 
 def test_a_counter_that_falls_tells_nothing_of_the_step_in_which_it_did() -> None:
-    shown = Shown()
+    shown = TelemetryBuffer()
     words = shown.add([_gauge(0.2 * i, 40.0 * (i if i < 9 else i - 9)) for i in range(20)])
 
     assert len(words) == 1
@@ -301,7 +301,7 @@ def test_a_counter_that_falls_tells_nothing_of_the_step_in_which_it_did() -> Non
 
 
 def test_a_counter_that_stands_still_tells_nothing_until_it_climbs_again() -> None:
-    shown = Shown()
+    shown = TelemetryBuffer()
     words = shown.add([_gauge(0.2 * i, 40.0 * min(i, 6)) for i in range(10)])
     waits_s = shown.upto_s()  # it may just climb seldom
     words += shown.add([_gauge(0.2 * i, 40.0 * max(6, i - 8)) for i in range(10, 20)])
@@ -357,7 +357,7 @@ def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
 
 
 def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
-    shown = Shown()
+    shown = TelemetryBuffer()
     shown.add(
         [
             Gauge(
@@ -370,8 +370,8 @@ def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
             for index in range(100)
         ]
     )
-    shown.forget(5.05)
-    shown.forget(-1.0)
+    shown.drop_before(5.05)
+    shown.drop_before(-1.0)
     step = PassedStep(
         number=0,
         began_s=5.1,
@@ -483,7 +483,7 @@ def test_gauges_say_when_the_counter_climbed() -> None:
     (first, *others) = gauges.taken()
     gauges.close()
     assert [gauge.energy_s is None for gauge in others[:4]] == [True, True, True, False]
-    shown = Shown()
+    shown = TelemetryBuffer()
     shown.add(
         [
             dataclasses.replace(first, at_s=9.0, energy_s=at_s, energy_j=j)

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from underclock.errors import NotSupportedError
 from underclock.hw.clock import SystemClock
 from underclock.records import AUTO, ThrottleReason
-from underclock.runtime.controller.gauges import Climbs, Gauge, Gauges, Shown
+from underclock.runtime.controller.gauges import (
+    EnergyCounterSampler,
+    Gauge,
+    Gauges,
+    TelemetryBuffer,
+)
 from underclock.runtime.machine.steps import PassedStep, State
 
 _WAIT_S = 0.36  # as a controller that compares arms waits between readings
@@ -65,7 +70,7 @@ def test_few_questions_tell_the_energy_of_a_block(
     every_s: float, blocks_s: float, other_w: float, off_s: float
 ) -> None:
     board = Board(every_s, blocks_s, (500.0, other_w), off_s)
-    climbs, shown = Climbs(board.energy_j, board), Shown()
+    climbs, shown = EnergyCounterSampler(board.energy_j, board), TelemetryBuffer()
     climbs.next()  # the first learns how often the counter climbs
     learned_s, learned = board.now, board.reads
 
@@ -83,7 +88,6 @@ def test_few_questions_tell_the_energy_of_a_block(
         told_j = shown.line(0, passed(began_s, ended_s), "").energy_j
         assert told_j is not None
         true_j = board.drawn_j(ended_s) - board.drawn_j(began_s)
-        # Climbs are told to 9 ms; readings 0.5 s apart hold a block's end and what follows.
         off_j = 9e-3 * 600.0 + 0.5 / 4 * abs(other_w - 500.0)
         assert told_j == pytest.approx(true_j, abs=off_j)
 
@@ -92,7 +96,7 @@ def test_few_questions_tell_the_energy_of_a_block(
 def test_a_climb_is_told_when_it_comes(into_s: float) -> None:
     board = Board(0.1, 0.0, (350.0, 350.0))
     board.sleep_s(into_s)
-    climbs = Climbs(board.energy_j, board)
+    climbs = EnergyCounterSampler(board.energy_j, board)
 
     for _ in range(20):
         before_s = board.now
@@ -103,7 +107,7 @@ def test_a_climb_is_told_when_it_comes(into_s: float) -> None:
 
 def test_a_counter_that_stands_still_is_given_up_soon_and_found_again() -> None:
     board = Board(0.1, 4.8e-3, (500.0, 500.0))
-    climbs = Climbs(board.energy_j, board)
+    climbs = EnergyCounterSampler(board.energy_j, board)
     climbs.next()
     shown = climbs.next()[1]
     stuck_s, board.is_stuck = board.now, True
@@ -143,7 +147,7 @@ def passed(began_s: float, ended_s: float) -> PassedStep:
 def test_power_is_integrated_where_there_is_no_counter(
     powers_w: list[float | None], *, is_known: bool
 ) -> None:
-    clock, shown = SystemClock(), Shown()
+    clock, shown = SystemClock(), TelemetryBuffer()
     unknown = dict.fromkeys(("throttle_reasons", "temperature_c", "power_limit_w"), lambda: None)
     powers = itertools.cycle(powers_w)
 

@@ -5,13 +5,13 @@ import random
 import pytest
 
 from underclock.records import Clocks, ThrottleReason
-from underclock.runtime.controller.gauges import Gauge, Shown
+from underclock.runtime.controller.gauges import Gauge, TelemetryBuffer
 
 _LIMIT_W = 350.0
 
 
-def _shown(readings: list[tuple[float, float]], *, dropped: int = 0) -> Shown:
-    shown = Shown()
+def _shown(readings: list[tuple[float, float]], *, dropped: int = 0) -> TelemetryBuffer:
+    shown = TelemetryBuffer()
     shown.add(
         [
             Gauge(
