@@ -13,8 +13,14 @@ import math
 
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain, mhz_of
-from underclock.runtime.machine.clock_domains import ClockDomains, Latencies
-from underclock.runtime.machine.locks import SLOWDOWNS, Lock, Readings, why
+from underclock.runtime.machine.clock_domains import (
+    SLOWDOWNS,
+    ClockDomains,
+    Latencies,
+    Lock,
+    Readings,
+    why,
+)
 from underclock.runtime.machine.position import Position, Seen
 from underclock.runtime.machine.steps import Ask, PassedStep, State
 from underclock.runtime.machine.timetable import Timetable

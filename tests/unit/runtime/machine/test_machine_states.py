@@ -19,7 +19,7 @@ from playing import (
 )
 from underclock.records import AUTO, Clocks, ThrottleReason
 from underclock.records.latencies import Domain
-from underclock.runtime.machine.locks import Lock, LockState
+from underclock.runtime.machine.clock_domains import Lock, LockState
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import Ask, State
 

@@ -5,9 +5,8 @@ import pytest
 from underclock.errors import DataError
 from underclock.records import Clocks, ClockSchedule, Segment, ThrottleReason
 from underclock.records.latencies import Domain, LatencyTable
-from underclock.runtime.machine.clock_domains import DomainChanges
-from underclock.runtime.machine.intervals import Intervals
-from underclock.runtime.machine.locks import Lock, LockState
+from underclock.runtime.machine.clock_domains import DomainChanges, Lock, LockState
+from underclock.runtime.machine.position import Intervals
 from underclock.runtime.machine.timetable import timetable, timetable_of
 
 SLOW, FAST = Clocks(core_mhz=900), Clocks(core_mhz=1500)
