@@ -41,7 +41,7 @@ _SEEN_S = 0.005  # ticks are seen to about this; rounds that are shorter blur le
 QUICK = MeasurementSettings(
     warm_s=10.0, steady_s=5.0, steady_c=2.0, longest_warm_s=90.0, kernel_warm_s=0.3, window_s=1.0
 )
-"""For a real GPU, whose time is somebody's: 80 kernels at one clock pair take under 3 minutes."""
+"""For a real GPU, whose time is dear: 80 kernels at one clock pair take under 3 minutes."""
 
 BRISK = MeasurementSettings(warm_s=60.0, settle_s=0.2, kernel_warm_s=0.5, window_s=1.0)
 """For samples that a model joins: it knows what heat does, so kernels need not reach theirs."""

@@ -113,7 +113,7 @@ class NvmlGpu:
         return tuple(sorted(clocks))
 
     def observed(self) -> Clocks:
-        """Return the clocks the GPU runs at now; ``None`` for one that is not told or cannot be."""
+        """Return the clocks the GPU runs at now; ``None`` for one that is unknown or cannot be."""
         if self._most_mhz is None:
             listed = (*self.supported_mem_mhz(), *self.supported_core_mhz(), 0)
             self._most_mhz = round(_OVERCLOCKED * max(listed)) or GREATEST_MHZ
@@ -129,7 +129,7 @@ class NvmlGpu:
         return float(self._get("energy", pynvml.nvmlDeviceGetTotalEnergyConsumption)) / 1e3
 
     def power_w(self) -> float | None:
-        """Return power, a 1 s average on Ampere and newer; ``None`` if not told or impossible."""
+        """Return power, a 1 s average on Ampere and newer; ``None`` if unknown or impossible."""
         watts = self._maybe_milli("power", pynvml.nvmlDeviceGetPowerUsage)
         if watts is None:
             return None
@@ -137,13 +137,13 @@ class NvmlGpu:
         return watts if can_draw(watts, limit_w) else None
 
     def temperature_c(self) -> float | None:
-        """Return the GPU's temperature; ``None`` where it is not told or cannot be."""
+        """Return the GPU's temperature; ``None`` where it is unknown or cannot be."""
         sensor = pynvml.NVML_TEMPERATURE_GPU
         celsius = self._maybe("temperature", pynvml.nvmlDeviceGetTemperature, sensor)
         return float(celsius) if celsius is not None and can_be_celsius(celsius) else None
 
     def throttle_reasons(self) -> ThrottleReason | None:
-        """Return why the clocks are what they are; ``None`` where that is not told."""
+        """Return why the clocks are what they are; ``None`` where that is unknown."""
         what, since_535 = "throttle reasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons
         bits = self._maybe(what, since_535)
         if bits is None:  # the same under its older name
@@ -177,7 +177,7 @@ class NvmlGpu:
     def neighbours(self) -> dict[int, float | None] | None:
         """Return the processes that compute on the GPU, and what share of it each took lately.
 
-        A share, or all of it, is ``None`` where the driver does not tell it.
+        A share, or all of it, is ``None`` where the driver has no such call.
         """
         try:
             running = self._get("processes", pynvml.nvmlDeviceGetComputeRunningProcesses)
@@ -185,7 +185,7 @@ class NvmlGpu:
             return None
         try:
             used = self._get("shares", pynvml.nvmlDeviceGetProcessUtilization, 0)
-        except UnderclockError:  # none sampled yet, or not told
+        except UnderclockError:  # none sampled yet, or not supported
             used = []
         shares = {int(sample.pid): float(sample.smUtil) / 100 for sample in used}
         return {int(process.pid): shares.get(int(process.pid)) for process in running}
@@ -216,7 +216,7 @@ class NvmlGpu:
         return locked_mhz(self._handle, CLOCK_NUMBERS[Setting(domain.value)])
 
     def power_limit_w(self) -> float | None:
-        """Return the power limit that was set, or the default; ``None`` where it is not told."""
+        """Return the power limit that was set, or the default; ``None`` where it is unknown."""
         return self._maybe_milli("power limit", pynvml.nvmlDeviceGetPowerManagementLimit)
 
     @contextmanager

@@ -237,7 +237,7 @@ def locked_mhz(handle: object, clock: int) -> tuple[int, int] | None:
     """Return between which clocks a lock holds one; ``None`` where there is no lock.
 
     Raises:
-        NotSupportedError: A real driver does not tell.
+        NotSupportedError: A real driver has no such call.
     """
     function = getattr(pynvml.nvmlLib, LOCKED_CLOCKS, None)
     if function is None:

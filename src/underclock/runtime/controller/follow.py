@@ -89,7 +89,7 @@ class GpuController:
         self._tidy_s = self._ask_s = self.next_s = 0.0
 
     def _rest(self) -> None:
-        """Say when to be woken next; it is asked for often."""
+        """Set the time of the next poll, from the marks, the clocks and housekeeping."""
         self.next_s = min(self.polling.next_s, self._tidy_s + _PUT_OFF_S, self._ask_s)
 
     def wake(self, now_s: float, log: Log, others: PollingThread) -> None:

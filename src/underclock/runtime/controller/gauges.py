@@ -33,7 +33,7 @@ _MOST = 4096  # readings kept, where the GPU's energy cannot be read
 _HIT_S = 1e-3
 _STANDS_S = 1.0  # without a climb, and the counter is not believed; they tick every 0.1 s at least
 _ODD = 1000  # readings of a counter for one that cannot be, or it is not believed
-_LIMIT_EVERY = 10  # of the power limit, which somebody else may set
+_LIMIT_EVERY = 10  # of the power limit, which another program may set
 _APART_S = 5.0  # readings of power further apart say nothing of what was drawn in between
 _LAST_S = 0.5  # that the last reading may take
 
@@ -52,7 +52,7 @@ class Gauge:
     energy_s: float | None = None
     by_power: bool = False  # whether the energy is power integrated, for there is no counter
     dropped: int = 0  # readings of the counter so far that could not be
-    limit_w: float | None = None  # the power limit; likewise, or where this GPU tells none
+    limit_w: float | None = None  # the power limit; likewise, or where this GPU has none
 
 
 class EnergyCounterSampler:
@@ -237,7 +237,9 @@ class TelemetryBuffer:
         self._dropped = 0  # readings of it that could not be
         self._leaps = 0
         self._without_power = 0
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=_MOST)  # where it tells no energy
+        self._gaps: deque[tuple[float, float]] = deque(
+            maxlen=_MOST
+        )  # where the energy is not known
 
     def __len__(self) -> int:
         return len(self._gauges)
@@ -342,7 +344,7 @@ class TelemetryBuffer:
         )
 
     def _energy_j(self, began_s: float, ended_s: float) -> float | None:
-        """Return what the counter climbed, told between the readings around."""
+        """Return what the counter climbed, interpolated between the readings around."""
         if any(from_s < ended_s and began_s < to_s for from_s, to_s in self._gaps):
             return None
         ends = [_between(self._energy, at_s) for at_s in (began_s, ended_s)]

@@ -3,7 +3,7 @@
 It arms an undo for every GPU, lets its work set clocks, and undoes on any end: the trainer's, its
 own by a signal or an error, or the loss of every watchdog. Where it cannot, the watchdog does.
 
-`starting.ControllerProcess` starts it and listens to what it tells.
+`starting.ControllerProcess` starts it and reads its messages.
 """
 
 import atexit
@@ -107,10 +107,10 @@ def control(
 
     Args:
         gpus: Which GPUs the work may set.
-        tell: Hears that everything is armed, and what was undone first.
+        tell: Takes the message that everything is armed, and what was undone first.
 
     Raises:
-        OwnedError: Somebody else sets one of the GPUs.
+        OwnedError: Another process sets one of the GPUs.
         UnderclockError: It cannot begin, or the work fails; everything was undone.
     """
     notes = notes_on_others()
@@ -145,7 +145,7 @@ class _Ends(NamedTuple):
     def why(
         self, watchdog: WatchdogProcess, wait_s: float = 0.0, others: tuple[int, ...] = ()
     ) -> str | None:
-        """Wait for an end, or for somebody to say something; return why it ends, if it does."""
+        """Wait for an end or a message; return why it ends, if it does."""
         signals = self.asked.fileno()
         heard = [self.trainer, signals, watchdog.fileno(), *others]
         ready, _, _ = select.select(heard, [], [], wait_s)
@@ -202,7 +202,7 @@ def carry_out(order: Mapping[str, Any], watchdog: WatchdogProcess, tell: Tell) -
         order: What `ControllerProcess` writes: ``gpus``, UUIDs of what to set; ``trainer``, the
             process whose end is the controller's; ``work``, where to find the function that makes
             the work, as ``module:name``; and the ``options`` that it is called with.
-        tell: Hears that everything is armed.
+        tell: Takes the message that everything is armed.
 
     Raises:
         UnderclockError: As `control`.

@@ -1,6 +1,6 @@
 """The files of one run: what the trainer reads, what the controller reads, and a page per GPU.
 
-They lie in folders of their own, of names that nobody can foresee, and go with the run. A run whose
+They lie in folders of their own, of names that cannot be foreseen, and go with the run. A run whose
 launcher died leaves them; the next one tidies up.
 """
 
@@ -43,7 +43,7 @@ class RunGpu(Record, frozen=True, kw_only=True):
 
 
 class RunFile(Record, frozen=True, kw_only=True):
-    """What a trainer is told: `trainer.attach` reads it without msgspec."""
+    """What a trainer reads of its run: `trainer.attach` reads it without msgspec."""
 
     version: int  # of the pages
     digest: str  # of the plan

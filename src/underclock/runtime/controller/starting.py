@@ -42,7 +42,7 @@ class ControllerProcess:
 
     Args:
         rescue: Called where it is stopped and its watchdog does not act: undoes what they left, and
-            ends them; by default nobody does.
+            ends them; by default it does nothing.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ControllerProcess:
         return self.ended(longest_s)
 
     def fileno(self) -> int:
-        """Return what to wait on for what it tells."""
+        """Return what to wait on for its messages."""
         return self._told.fileno()
 
     def close(self) -> None:
@@ -293,7 +293,7 @@ def _woken_by_signals() -> Iterator[list[int]]:
             yield [ours.fileno()]
         finally:
             signal.set_wakeup_fd(before)
-            with contextlib.suppress(OSError):  # as an event loop tells who waited before us
+            with contextlib.suppress(OSError):  # as an event loop wakes who waited before us
                 numbers = ours.recv(_CHUNK)
                 if before >= 0:
                     os.write(before, numbers)

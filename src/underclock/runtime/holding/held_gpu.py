@@ -74,7 +74,7 @@ class Holding:
         return self._controller.process.pid
 
     def in_force(self, setting: Setting) -> str:
-        """Read back what is in force; an idle GPU does not tell of its clocks."""
+        """Read back what is in force; an idle GPU does not show its clocks."""
         observed, reasons = self._gpu.observed(), self._gpu.throttle_reasons()
         mhz = observed.core_mhz if setting is Setting.CORE else observed.mem_mhz
         if mhz == self.asked[setting]:
@@ -259,7 +259,7 @@ def governor(
 
 
 def _other_gpu(plan: ServingPlan, gpu: GpuInfo, *, anyway: bool) -> tuple[str, ...]:
-    """Refuse a plan of another GPU; return what the reader must be told of another board."""
+    """Refuse a plan of another GPU; return a warning of another board."""
     if plan.gpu.name != gpu.name:
         raise DataError(
             f"the plan is for {plan.gpu.name}, this is {gpu.name}",

@@ -20,9 +20,9 @@ from underclock.runtime.undo.guarded_gpu import restore as undo_in
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder, usual_folder
 
 _SESSIONS = Path("/run/user")
-_EACH_S, _ALL_S = 5.0, 30.0  # another user's folder may hang whoever looks into it
+_EACH_S, _ALL_S = 5.0, 30.0  # another user's folder may hang a process that reads it
 _NOBODY = 65534
-_KEPT = (SIMULATOR, "PATH")  # of root's environment, for those who act as others
+_KEPT = (SIMULATOR, "PATH")  # of root's environment, for a process that becomes another user
 _CODE = "from underclock.runtime.holding.restore import restore_for_others; restore_for_others()"
 
 
@@ -83,7 +83,7 @@ def restore_for_others(sessions: Path = _SESSIONS, temporary: Path | None = None
             try:
                 _restore_as(uid, folder)
             finally:
-                os._exit(0)  # nobody asks how it went
+                os._exit(0)  # its code is not read
         pidfd = os.pidfd_open(child)  # whatever becomes of the child, this goes on in time
         if not select.select([pidfd], [], [], _EACH_S)[0]:
             with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ _WINDOW, _PORTS = 20, 1 << 16
 _MOST_CALLS = 0.5  # of a step, of all GPUs: with eight, calls that take 0.7 of it come 27 ms late
 _SCALARS_EVERY_S = 1.0
 _GRACE_S = 3.0  # from asking a command to end to killing it
-# Waits until it is told to go on, and becomes the command: so the controller knows it beforehand.
+# Waits for a byte on its pipe, and becomes the command: so the controller knows it beforehand.
 # Whoever is interrupted before that just ends.
 _GATE = (
     "import os, sys, _signal as s; "
@@ -170,7 +170,7 @@ def run(
 def _gated(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], object]]]:
-    """Start a process that becomes the command when it is told to; it ends with the block."""
+    """Start a process that becomes the command at a byte on its pipe; it ends with the block."""
     theirs, ours = os.pipe()
     gate = [sys.executable, "-I", "-S", "-c", _GATE, str(theirs), *command]
     trainer = subprocess.Popen(gate, env=dict(environment), pass_fds=(theirs,))
@@ -184,7 +184,7 @@ def _gated(
 
 
 def _is_to_be_asked() -> bool:
-    """Whether a command has not heard that it is to end: of Ctrl-C the terminal tells it too."""
+    """Whether a command has not heard that it is to end: at Ctrl-C the terminal signals it too."""
     return getattr(sys.exception(), "exit_code", INTERRUPTED) != INTERRUPTED
 
 

@@ -1,7 +1,7 @@
-"""Setting GPUs so that nothing is left behind, whoever is killed.
+"""Setting GPUs so that nothing stays set, whichever process is killed.
 
-* `protocol`: who may write what when, as data; `journal`: what was found, on disk before any change
-* `ownership`: one lock per GPU; `processes`: who lives, by pidfd
-* `armed`: every change of a run, and its undo, also of what is left when all others are gone
-* `watchdog`: the process that undoes when the controller ends; `watchdog_process`: its handle
+* `guarded_gpu`: a GPU that is set with its journal written first, its undo, and `restore`
+* `journal`: what was found and changed, on disk; `ownership`: one lock per GPU
+* `watchdog`: the process that undoes when its controller ends; `watchdog_process`: its handle
+* `processes`: processes by number and start time, their end by pidfd
 """

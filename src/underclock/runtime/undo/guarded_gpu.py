@@ -80,7 +80,7 @@ def refuse_beside_others(
 
 
 def notes_on_others(proc: Path = _PROC) -> tuple[str, ...]:
-    """Return what may set clocks too, of which reading cannot tell whether it does."""
+    """Return programs that may set clocks too, where reading does not show whether they do."""
     notes = []
     for path in proc.glob("[0-9]*/comm"):
         try:
@@ -101,7 +101,7 @@ class Undone(NamedTuple):
     uuid: str  # which GPU
     done: tuple[str, ...] = ()  # what it put back, as sentences
     failed: tuple[str, ...] = ()  # what it could not put back, as sentences; the journal stays
-    kept: str = ""  # who sets this GPU now, so that it was left alone; empty for nobody
+    kept: str = ""  # who sets this GPU now, so that it was left alone; empty where free
     # whether a journal could not be read, so that only clocks were given back
     unreadable: bool = False
 
@@ -128,7 +128,7 @@ def undo(gpu: SettableGpu, file: JournalFile) -> Undone:
 def _put_back(
     gpu: SettableGpu, values: Mapping[Setting, Lock]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write each value, whatever becomes of the others; return what was done, and what failed."""
+    """Write each value, though one fails; return what was done, and what failed."""
     done, failed = [], []
     for setting, value in values.items():
         try:
@@ -295,7 +295,7 @@ class _ProcessGuard:
 def give_back(gpu: SettableGpu, folder: Path) -> Undone:
     """Undo by the journal, and remove it; where that fails, it stays.
 
-    What fails on this GPU is returned and not raised: others are to be undone too.
+    What fails on this GPU is returned and not raised, for more GPUs may follow.
     """
     file = JournalFile(folder, gpu.uuid)
     try:
@@ -304,13 +304,13 @@ def give_back(gpu: SettableGpu, folder: Path) -> Undone:
             file.remove()
     except DataError as exc:
         return undone._replace(failed=(f"{exc}; {exc.hint}",))
-    except Exception as exc:  # noqa: BLE001 - others are undone whatever this driver does
+    except Exception as exc:  # noqa: BLE001 - more GPUs are undone whatever this driver does
         return Undone(gpu.uuid, failed=(f"the undo failed: {type(exc).__name__}: {exc}",))
     return undone
 
 
 def left_behind(folder: Path) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that somebody in a folder has set and not given back yet."""
+    """Return the UUIDs of the GPUs with a journal in a folder: set, and not given back yet."""
     names = (_JOURNAL.fullmatch(path.name) for path in folder.glob("*.journal"))
     return tuple(sorted(name[1] for name in names if name))
 
@@ -320,7 +320,7 @@ def restore(
 ) -> tuple[Undone, ...]:
     """Undo what was left behind on some GPUs, if anything was, by the journals in a folder.
 
-    It is for when controller and watchdog have both ended. Where one GPU's fails, the others go on.
+    It is for when controller and watchdog have both ended. A GPU that fails does not stop the rest.
     """
     left = [uuid for uuid in left_behind(folder) if uuid in uuids]
     return tuple(_restored(folder, uuid, open_gpu) for uuid in left)

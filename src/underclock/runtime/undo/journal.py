@@ -1,6 +1,6 @@
 """What was found on a GPU and what we set there, on disk before the first change.
 
-A journal is a small file that is replaced whole: written beside its place, synced, renamed, and
+A journal is a small file that is replaced whole: written under another name, synced, renamed, and
 the folder synced. So there is an old one, a new one or none, never half of one. What is set ends
 with the machine's run, so a journal names the boot that it is of, and is worth nothing in another.
 One that cannot be read, or is worth nothing, is set aside under another name, for people.

@@ -3,9 +3,9 @@
 The lock is on an open file, which controller and watchdog share: it is free as soon as both have
 ended, however they ended, and not before. What the file says is for people and for `restore`.
 
-What root writes lies in one folder per machine, where nobody else may write: root reads nothing
-else as root. A lock there is nobody's but root's, unless the operator gives the folder a group:
-whoever may open a lock may have it.
+What root writes lies in one folder per machine, where only root may write: root reads nothing else
+as root. A lock there is root's alone, unless the operator gives the folder a group: a user who may
+open a lock may have it.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ MOST_BYTES = 64 * 1024
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _WAIT_S, _POLL_S = 1.0, 0.005
-_READS = 3  # of the kernel's list, in which one is passed over where others come and go
+_READS = 3  # of the kernel's list, in which one is passed over where locks come and go
 _MOST_PID = 2**22
 
 
 class OwnedError(UsageError):
-    """Somebody else sets this GPU."""
+    """Another process sets this GPU."""
 
 
 def runtime_folder() -> Path:
     """Return the folder of locks, journals and pages, made where it is not there.
 
     Raises:
-        NotPermittedError: Others may write there, or nobody may.
+        NotPermittedError: Another user may write there, or this one may not.
     """
     named = os.environ.get(RUNTIME_DIR)
     if named:
@@ -70,10 +70,10 @@ def _checked(folder: Path, *, mode: int = 0o700) -> Path:
         raise NotPermittedError(f"cannot make the folder {folder}: {exc}", hint=hint) from exc
     if not stat.S_ISDIR(found.st_mode):
         raise NotPermittedError(f"{folder} is not a folder", hint=hint)
-    for each in (folder, *folder.parents):  # whoever may write above may put another in its place
+    for each in (folder, *folder.parents):  # who may write above may put another in its place
         found = each.lstat()
         if each != folder and (os.geteuid() != 0 or found.st_mode & stat.S_ISVTX):
-            continue  # a sticky folder keeps others from that; above a user's own, he decides
+            continue  # a sticky folder prevents that; above a user's own, he decides
         if found.st_uid not in {0, os.geteuid()} or found.st_mode & _OTHERS_WRITE:
             raise NotPermittedError(
                 f"others may write to {each}, so locks and journals in {folder} cannot be trusted",
@@ -83,7 +83,7 @@ def _checked(folder: Path, *, mode: int = 0o700) -> Path:
 
 
 def open_trusted(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a file that root or this user wrote; waits for nobody, and follows no link.
+    """Open a file that root or this user wrote, without waiting and without following a link.
 
     Raises:
         OSError: It cannot be opened, or not be trusted.
@@ -115,7 +115,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 class Ownership:
-    """The right to set one GPU; the system gives it up when nobody has its file open any more."""
+    """The right to set one GPU; the system gives it up once no process has its file open."""
 
     def __init__(self, uuid: str, *descriptors: int) -> None:
         self.uuid = uuid
@@ -134,7 +134,7 @@ class Ownership:
             machine: Where root's locks are, for a user who sets this GPU past them.
 
         Raises:
-            OwnedError: Somebody else has it; the error says who and since when.
+            OwnedError: Another process has it; the error says who and since when.
             NotPermittedError: There can be no lock.
         """
         path = folder / f"{uuid}.lock"
@@ -210,7 +210,7 @@ def _opened(path: Path) -> int:
 
 
 def _above(path: Path, uuid: str) -> tuple[int, ...]:
-    """Take root's lock too, as far as the operator lets this user; else see that nobody has it."""
+    """Take root's lock too, as far as the operator lets this user; else check that it is free."""
     try:
         descriptor = open_trusted(path)
     except OSError:
@@ -227,7 +227,7 @@ def _above(path: Path, uuid: str) -> tuple[int, ...]:
 def _holder(path: Path) -> int | None:
     """Return the process that took the lock of a file, by the kernel's word.
 
-    The file may be closed to us, and the process may have ended: others then share what it took.
+    The file may be closed to us, and the process may have ended: another one then shares the lock.
     """
     with contextlib.suppress(OSError):
         found = path.lstat()

@@ -136,6 +136,6 @@ def family_of(pid: int) -> tuple[Process, ...]:
 
 
 def say(sentence: str) -> None:
-    """Write a sentence to stderr, if somebody still reads it."""
+    """Write a sentence to stderr, if it can still be written."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # it may be closed, or none
         os.write(sys.stderr.fileno(), f"underclock: {sentence}\n".encode())

@@ -46,7 +46,7 @@ class Watchdog:
     """Waits for the end of the controller at the other end of a connection.
 
     Raises:
-        ControllerGone: There is nobody to watch any more.
+        ControllerGone: The controller has ended already.
     """
 
     def __init__(self, connection: socket.socket, folder: Path) -> None:
@@ -100,7 +100,7 @@ class Watchdog:
         if message != BEAT:
             uuid = message.decode()
             lock = Ownership(uuid, *fds)
-            with contextlib.suppress(DataError):  # one watches though nobody can read who
+            with contextlib.suppress(DataError):  # it watches though the lock does not name it
                 lock.name(self._pid, os.getpid())
             self._gpus[uuid] = settable_gpu(uuid), lock
             answer = WATCHED
@@ -137,7 +137,7 @@ def main() -> None:
     try:
         with nvml_session():
             watchdog = Watchdog(connection, Path(sys.argv[2]))
-            with contextlib.suppress(OSError):  # its end is told by its pidfd
+            with contextlib.suppress(OSError):  # its pidfd shows its end
                 connection.send(READY)
             why = watchdog.wait()
             for gpu in watchdog.take_over():

@@ -1,7 +1,7 @@
 """The controller's side of the watchdog: starts one, shares locks with it, and notices its end.
 
 The controller has training to follow, the watchdog has nothing else to do: so the watchdog polls
-often whether the controller was stopped, and beats, which tell that neither hangs, are few.
+often whether the controller was stopped, and beats, which show that neither hangs, are few.
 """
 
 import contextlib
@@ -56,8 +56,8 @@ class WatchdogProcess:
     def _begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [sys.executable, "-P", "-c", _CODE, str(_THEIRS), str(self._folder)]
-        # It keeps nothing open that others wait to be closed (a watchdog that another thread starts
-        # just now neither); what it says goes to stderr.
+        # It keeps nothing open that another process waits to be closed (nor does one that another
+        # thread starts just now); what it says goes to stderr.
         quiet = [
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
             (os.POSIX_SPAWN_DUP2, theirs.fileno(), _THEIRS),
