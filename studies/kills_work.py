@@ -16,7 +16,8 @@ from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.settable import Setting, Value, settable_gpu
+from underclock.hw.settable import Setting, Value
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook

@@ -14,7 +14,7 @@ from underclock.hw.lease import ClockLeases
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.rig import Rig, arm_faults, simulated_rig
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
@@ -248,7 +248,7 @@ def test_a_fault_set_down_late_happens_at_once() -> None:
     with simulated_driver("rtx3080ti") as machine:
         machine.clock.sleep_s(10.0)
         before_j = machine.gpus[0].energy_j
-        _script(FaultKind.SOFT_SLOWDOWN, at_s=5.0).arm(machine.gpus)
+        arm_faults(_script(FaultKind.SOFT_SLOWDOWN, at_s=5.0), machine.gpus)
         machine.clock.sleep_s(1e-3)
 
         assert machine.gpus[0].throttle_reasons & REASON_SOFT_SLOWDOWN

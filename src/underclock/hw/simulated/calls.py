@@ -9,7 +9,8 @@ import hashlib
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import msgspec
 import pynvml
@@ -21,14 +22,32 @@ from underclock.hw.simulated.clocks import snap
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
 
-if TYPE_CHECKING:
-    from underclock.hw.simulated.driver import SimulatedDriver as Host
-
 CArgument = Any
 """Whatever ctypes made of an argument: a number with a ``value``, a buffer, a pointer."""
 
 DeviceCall = Callable[..., int]
 """Answers one function for one GPU: driver, GPU, C arguments → return code."""
+
+
+class DriverClock(Protocol):
+    """Virtual time, as a driver's calls let it pass."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while a call is answered, so that no two look at the GPUs at once."""
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Let virtual time pass on every GPU."""
+
+
+class Host(Protocol):
+    """The driver that calls are answered for."""
+
+    gpus: tuple[VirtualGpu, ...]  # in index order
+    clock: DriverClock
+    root: bool
+    caller_lives: Callable[[], bool]
+
 
 OK = int(pynvml.NVML_SUCCESS)
 NOT_SUPPORTED = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -104,7 +123,7 @@ def _put_list(values: Sequence[int], count: CArgument, out: CArgument) -> int:
 def _numbers(
     read: Callable[[VirtualGpu], tuple[float, ...] | None], blocks_s: float = 0.0
 ) -> DeviceCall:
-    def answer(host: "Host", gpu: VirtualGpu, *outs: CArgument) -> int:
+    def answer(host: Host, gpu: VirtualGpu, *outs: CArgument) -> int:
         if blocks_s:
             host.clock.sleep_s(blocks_s)
         values = read(gpu)
@@ -144,11 +163,11 @@ def bus_of(index: int) -> str:
     return f"00000000:{index + 1:02X}:00.0"
 
 
-def _index(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+def _index(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     return put(out, host.gpus.index(gpu))
 
 
-def _pci(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+def _pci(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     index, info = host.gpus.index(gpu), behind(out)
     info.busId = bus_of(index).encode()
     info.busIdLegacy = bus_of(index)[4:].encode()
@@ -159,7 +178,7 @@ def _pci(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
 
 
 def _core_clocks(
-    _host: "Host", gpu: VirtualGpu, mem: CArgument, count: CArgument, out: CArgument
+    _host: Host, gpu: VirtualGpu, mem: CArgument, count: CArgument, out: CArgument
 ) -> int:
     model = gpu.model
     if mem.value not in model.mem_mhz:
@@ -170,7 +189,7 @@ def _core_clocks(
     return _put_list(clocks[::-1], count, out)
 
 
-def _highest_clock(_host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
+def _highest_clock(_host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
     if kind.value == pynvml.NVML_CLOCK_MEM:
         return put(out, gpu.model.mem_mhz[-1])
     return put(out, gpu.model.core_mhz[-1]) if kind.value in _CORE_CLOCKS else NOT_SUPPORTED
@@ -179,7 +198,7 @@ def _highest_clock(_host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgume
 # What it does now: clocks, power, energy, heat, load, processes.
 
 
-def _clock(host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
+def _clock(host: Host, gpu: VirtualGpu, kind: CArgument, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     if kind.value == pynvml.NVML_CLOCK_MEM:
         return put(out, gpu.mem_mhz)
@@ -189,14 +208,14 @@ def _clock(host: "Host", gpu: VirtualGpu, kind: CArgument, out: CArgument) -> in
 
 
 def _clock_by_id(
-    host: "Host", gpu: VirtualGpu, kind: CArgument, which: CArgument, out: CArgument
+    host: Host, gpu: VirtualGpu, kind: CArgument, which: CArgument, out: CArgument
 ) -> int:
     if which.value != pynvml.NVML_CLOCK_ID_CURRENT:
         return NOT_SUPPORTED
     return _clock(host, gpu, kind, out)
 
 
-def _energy(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+def _energy(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(next(gpu.energy_call_s))
     return put(out, gpu.counter_mj)
 
@@ -213,16 +232,14 @@ def _limit_mw(gpu: VirtualGpu) -> int:
     return int(gpu.limit_w * 1e3)
 
 
-def _temperature(host: "Host", gpu: VirtualGpu, sensor: CArgument, out: CArgument) -> int:
+def _temperature(host: Host, gpu: VirtualGpu, sensor: CArgument, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     if sensor.value != pynvml.NVML_TEMPERATURE_GPU:
         return INVALID_ARGUMENT
     return put(out, int(gpu.temperature_c))
 
 
-def _locked(
-    _host: "Host", gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument
-) -> int:
+def _locked(_host: Host, gpu: VirtualGpu, kind: CArgument, low: CArgument, high: CArgument) -> int:
     bounds = gpu.mem_lock if kind.value == pynvml.NVML_CLOCK_MEM else gpu.core_lock
     if bounds is None:
         return NOT_FOUND
@@ -242,7 +259,7 @@ _FIELDS: dict[int, tuple[int, Callable[[VirtualGpu], int]]] = {
 }
 
 
-def _field_values(host: "Host", gpu: VirtualGpu, count: CArgument, values: CArgument) -> int:
+def _field_values(host: Host, gpu: VirtualGpu, count: CArgument, values: CArgument) -> int:
     """Answer each field by itself: one that is not there spoils no other."""
     asked = [behind(values)[i] for i in range(count.value)]
     energy = any(v.fieldId == pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION for v in asked)
@@ -257,7 +274,7 @@ def _field_values(host: "Host", gpu: VirtualGpu, count: CArgument, values: CArgu
     return OK
 
 
-def _utilisation(host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+def _utilisation(host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     host.clock.sleep_s(_QUICK_CALL_S)
     behind(out).gpu, behind(out).memory = (round(100 * share) for share in gpu.load())
     return OK
@@ -272,7 +289,7 @@ def _processes(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
     return processes
 
 
-def _compute_processes(_host: "Host", gpu: VirtualGpu, count: CArgument, out: CArgument) -> int:
+def _compute_processes(_host: Host, gpu: VirtualGpu, count: CArgument, out: CArgument) -> int:
     processes = _processes(gpu)
     if not _has_room(count, out, len(processes)):
         return _NO_ROOM
@@ -283,12 +300,12 @@ def _compute_processes(_host: "Host", gpu: VirtualGpu, count: CArgument, out: CA
     return OK
 
 
-def _other_processes(_host: "Host", _gpu: VirtualGpu, count: CArgument, _out: CArgument) -> int:
+def _other_processes(_host: Host, _gpu: VirtualGpu, count: CArgument, _out: CArgument) -> int:
     return put(count, 0)
 
 
 def _process_utilisation(
-    _host: "Host", gpu: VirtualGpu, out: CArgument, count: CArgument, since_us: CArgument
+    _host: Host, gpu: VirtualGpu, out: CArgument, count: CArgument, since_us: CArgument
 ) -> int:
     now_us = int(gpu.now_s * 1e6)
     processes = _processes(gpu) if now_us > since_us.value else []
@@ -301,7 +318,7 @@ def _process_utilisation(
     return OK
 
 
-def _memory(_host: "Host", gpu: VirtualGpu, out: CArgument) -> int:
+def _memory(_host: Host, gpu: VirtualGpu, out: CArgument) -> int:
     if gpu.board is None:
         return NOT_SUPPORTED
     info = behind(out)
@@ -325,14 +342,14 @@ def _fan_percent(gpu: VirtualGpu) -> tuple[int] | None:
 # What is set: clock locks, power limit, persistence mode.
 
 
-def _lock_core(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
+def _lock_core(host: Host, gpu: VirtualGpu, *mhz: CArgument) -> int:
     bounds = (mhz[0].value, mhz[1].value) if mhz else None
     if bounds is not None and not _overlaps(bounds, gpu.model.core_mhz):
         return INVALID_ARGUMENT
     return _write(host, gpu, lambda: gpu.lock_core(bounds))
 
 
-def _lock_mem(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
+def _lock_mem(host: Host, gpu: VirtualGpu, *mhz: CArgument) -> int:
     bounds = (mhz[0].value, mhz[1].value) if mhz else None
     if not gpu.model.memory_lockable:
         return NOT_SUPPORTED
@@ -343,7 +360,7 @@ def _lock_mem(host: "Host", gpu: VirtualGpu, *mhz: CArgument) -> int:
     return _write(host, gpu, lambda: gpu.lock_mem(bounds))
 
 
-def _set_limit(host: "Host", gpu: VirtualGpu, limit: CArgument) -> int:
+def _set_limit(host: Host, gpu: VirtualGpu, limit: CArgument) -> int:
     _, low_w, high_w = gpu.model.limit_w
     limit_w = limit.value / 1e3
     if not low_w <= limit_w <= high_w:
@@ -356,7 +373,7 @@ def _overlaps(bounds: tuple[int, int], table: tuple[int, ...]) -> bool:
     return low <= high and high >= table[0] and low <= table[-1]
 
 
-def _write(host: "Host", gpu: VirtualGpu, action: Callable[[], None]) -> int:
+def _write(host: Host, gpu: VirtualGpu, action: Callable[[], None]) -> int:
     """Do it if the process may, after the time that the call takes.
 
     On a real machine a process has not ended while a call of its is under way. One whose caller was

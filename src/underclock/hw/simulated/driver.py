@@ -8,8 +8,6 @@ library.
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 import pynvml
 
@@ -21,6 +19,7 @@ from underclock.hw.simulated.calls import (
     OK,
     CArgument,
     DeviceCall,
+    DriverClock,
     bus_of,
     index_of,
     put,
@@ -34,17 +33,6 @@ from underclock.hw.simulated.launcher import VirtualClock
 _UNINITIALIZED = int(pynvml.NVML_ERROR_UNINITIALIZED)
 _GPU_IS_LOST = int(pynvml.NVML_ERROR_GPU_IS_LOST)
 _CUDA_VERSION = 13_000
-
-
-class DriverClock(Protocol):
-    """Virtual time, as a driver's calls let it pass."""
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held while a call is answered, so that no two look at the GPUs at once."""
-
-    def sleep_s(self, duration_s: float) -> None:
-        """Let virtual time pass on every GPU."""
 
 
 class SimulatedDriver:

@@ -1,18 +1,11 @@
 """Faults: what goes wrong with a virtual GPU, at a set time or on demand."""
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
 
-from underclock.errors import UsageError
 from underclock.records import ThrottleReason
-from underclock.units import name_hint
-
-if TYPE_CHECKING:
-    from underclock.hw.simulated.device import VirtualGpu
 
 
 class FaultKind(StrEnum):
@@ -37,12 +30,12 @@ _SLOWDOWNS = {  # reason, and the part of the highest clock that is left; the pa
     FaultKind.SOFT_SLOWDOWN: (REASON_SOFT_SLOWDOWN, 0.75),
     FaultKind.HARD_SLOWDOWN: (REASON_HARD_SLOWDOWN, 0.5),
 }
-_LASTING = frozenset(FaultKind) - {FaultKind.COUNTER_RESTARTS}
-_POWER_LIMIT_CHANGED = "power_limit_changed"
-_NAMES = {kind.name.lower(): kind for kind in FaultKind}
-FAULT_NAMES = (*_NAMES, _POWER_LIMIT_CHANGED)
+LASTING = frozenset(FaultKind) - {FaultKind.COUNTER_RESTARTS}
+POWER_LIMIT_CHANGED = "power_limit_changed"
+NAMES = {kind.name.lower(): kind for kind in FaultKind}
+FAULT_NAMES = (*NAMES, POWER_LIMIT_CHANGED)
 """What can go wrong on demand."""
-_WITH_VALUE = {FaultKind.SETTER_HANGS.name.lower(), _POWER_LIMIT_CHANGED}
+WITH_VALUE = {FaultKind.SETTER_HANGS.name.lower(), POWER_LIMIT_CHANGED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +58,6 @@ class FaultScript:
 
     faults: Sequence[Fault] = ()
 
-    def arm(self, gpus: "Sequence[VirtualGpu]") -> None:
-        """Set the faults down in the GPUs' agendas.
-
-        Raises:
-            ValueError: A fault befalls a GPU that is not there.
-        """
-        for fault in self.faults:
-            if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
-                raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")
-            for gpu in gpus if fault.gpu is None else (gpus[fault.gpu],):
-                gpu.agenda.add(fault.at_s, functools.partial(gpu.fail, fault.kind))
-                if fault.kind in _LASTING and fault.for_s < math.inf:
-                    end_s = fault.at_s + fault.for_s
-                    gpu.agenda.add(end_s, functools.partial(gpu.mend, fault.kind))
-
 
 def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
     """Return the throttle reasons of the slowdowns there are, and what they leave of the clock."""
@@ -88,49 +66,3 @@ def slowdown(faults: Sequence[FaultKind]) -> tuple[ThrottleReason, float]:
     for bits, _ in slowdowns:
         reasons |= bits
     return reasons, min((left for _, left in slowdowns), default=1.0)
-
-
-def let_fail(gpu: "VirtualGpu", name: str, value: float | None = None) -> None:
-    """Let something go wrong now; the value goes with it as `Control.fault` says.
-
-    Raises:
-        UsageError: No such fault, or a value that it needs or does not take.
-    """
-    if name not in FAULT_NAMES:
-        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, FAULT_NAMES))
-    if (value is not None) != (name in _WITH_VALUE) or (value is not None and not value > 0):
-        raise UsageError(
-            f"the fault {name} does not go with the value {value}",
-            hint=f"a value above 0 goes with {' and '.join(sorted(_WITH_VALUE))}, and must",
-        )
-    if name == _POWER_LIMIT_CHANGED:
-        gpu.limit_power(value or 0.0)
-        return
-    kind = _NAMES[name]
-    if kind is FaultKind.SETTER_HANGS:
-        gpu.hangs_s = value or 0.0
-    if kind not in gpu.faults:
-        gpu.fail(kind)
-
-
-def heal(gpu: "VirtualGpu") -> None:
-    """End everything that is wrong; a limit that was set so stays."""
-    for kind in tuple(gpu.faults):
-        gpu.mend(kind)
-
-
-def truth(gpu: "VirtualGpu") -> dict[str, Any]:
-    """Return what tests may judge by, and a driver does not tell."""
-    return {
-        "now_s": gpu.now_s,
-        "energy_j": gpu.energy_j,
-        "power_w": gpu.power_w,
-        "core_mhz": gpu.core_mhz,
-        "mem_mhz": gpu.mem_mhz,
-        "core_lock": gpu.core_lock,
-        "mem_lock": gpu.mem_lock,
-        "limit_w": gpu.limit_w,
-        "persistent": gpu.persistent,
-        "faults": [kind.name.lower() for kind in gpu.faults],
-        "launches": 0 if gpu.running is None else gpu.running.launches,
-    }

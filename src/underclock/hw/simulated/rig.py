@@ -1,5 +1,7 @@
 """Simulated GPUs set up whole: devices, driver in NVML's place, launchers, clock."""
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import installed, nvml_session
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.faults import FaultScript
+from underclock.hw.simulated.faults import LASTING, FaultScript
 from underclock.hw.simulated.launcher import VirtualClock, VirtualLauncher
 from underclock.hw.simulated.work import Neighbour
 from underclock.records import Kernel
@@ -74,7 +76,7 @@ def simulated_driver(
     made = gpu_model(model) if isinstance(model, str) else model
     gpus = tuple(VirtualGpu(made, seed=seed, unit=unit + i) for i in range(count))
     if faults is not None:
-        faults.arm(gpus)
+        arm_faults(faults, gpus)
     clock = VirtualClock(gpus)
     driver = SimulatedDriver(gpus, root=root, read_only=read_only, clock=clock)
     with installed(driver):
@@ -119,3 +121,19 @@ def simulated_rig(
         yield Rig(
             device, machine.driver, NvmlGpu(), VirtualLauncher(device, machine.clock), machine.clock
         )
+
+
+def arm_faults(script: FaultScript, gpus: Sequence[VirtualGpu]) -> None:
+    """Set a script's faults down in the GPUs' agendas.
+
+    Raises:
+        ValueError: A fault befalls a GPU that is not there.
+    """
+    for fault in script.faults:
+        if fault.gpu is not None and not 0 <= fault.gpu < len(gpus):
+            raise ValueError(f"there is no GPU {fault.gpu} to fail, only {len(gpus)}")
+        for gpu in gpus if fault.gpu is None else (gpus[fault.gpu],):
+            gpu.agenda.add(fault.at_s, functools.partial(gpu.fail, fault.kind))
+            if fault.kind in LASTING and fault.for_s < math.inf:
+                end_s = fault.at_s + fault.for_s
+                gpu.agenda.add(end_s, functools.partial(gpu.mend, fault.kind))

@@ -23,7 +23,8 @@ from underclock.errors import DataError, DeviceError, UnderclockError, UsageErro
 from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import gpu_count, nvml_session
-from underclock.hw.settable import Setting, settable_gpu
+from underclock.hw.settable import Setting
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan

@@ -22,7 +22,7 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.hw.settable import settable_gpu
+from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks

@@ -7,7 +7,6 @@ from typing import Any, Self
 import pynvml
 
 from underclock.errors import DeviceError, UsageError
-from underclock.hw.nvml_calls import SIMULATOR
 from underclock.hw.simulated.served.ctypes_json import packed, write_back
 from underclock.hw.wire import Connection, Gone, Message
 
@@ -30,7 +29,7 @@ def connected(path: str) -> Connection:
         raise DeviceError(
             f"no simulated GPU answers at {path}: {exc.strerror}",
             hint=f"start one with `underclock simulate rtx3080ti --socket {path}`, or unset "
-            f"{SIMULATOR}",
+            "UNDERCLOCK_SIMULATOR",
         ) from exc
 
 

@@ -30,12 +30,19 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.simulated import calls
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.driver import SimulatedDriver
-from underclock.hw.simulated.faults import FaultKind, heal, let_fail, truth
+from underclock.hw.simulated.faults import (
+    FAULT_NAMES,
+    NAMES,
+    POWER_LIMIT_CHANGED,
+    WITH_VALUE,
+    FaultKind,
+)
 from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.served.ctypes_json import Received
 from underclock.hw.simulated.served.streams import Stream, StreamLoop
 from underclock.hw.wire import Gone, Life, Message, MessageReader, answering, peer_of, send
 from underclock.records import Step
+from underclock.units import name_hint
 
 _SHORTEST_S = 2e-5  # no sleep is shorter: the socket takes longer than that
 _BUSY_LOOK_S = 0.02  # a busy GPU is let catch up at least so often
@@ -348,3 +355,49 @@ class _Client:
         if FaultKind.MARKS_BACKWARDS in gpu.faults:
             return value - mark + self._greatest + 1 - mark
         return value
+
+
+def let_fail(gpu: VirtualGpu, name: str, value: float | None = None) -> None:
+    """Let something go wrong now; the value goes with it as `Control.fault` says.
+
+    Raises:
+        UsageError: No such fault, or a value that it needs or does not take.
+    """
+    if name not in FAULT_NAMES:
+        raise UsageError(f"no fault is called {name!r}", hint=name_hint(name, FAULT_NAMES))
+    if (value is not None) != (name in WITH_VALUE) or (value is not None and not value > 0):
+        raise UsageError(
+            f"the fault {name} does not go with the value {value}",
+            hint=f"a value above 0 goes with {' and '.join(sorted(WITH_VALUE))}, and must",
+        )
+    if name == POWER_LIMIT_CHANGED:
+        gpu.limit_power(value or 0.0)
+        return
+    kind = NAMES[name]
+    if kind is FaultKind.SETTER_HANGS:
+        gpu.hangs_s = value or 0.0
+    if kind not in gpu.faults:
+        gpu.fail(kind)
+
+
+def heal(gpu: VirtualGpu) -> None:
+    """End everything that is wrong; a limit that was set so stays."""
+    for kind in tuple(gpu.faults):
+        gpu.mend(kind)
+
+
+def truth(gpu: VirtualGpu) -> dict[str, Any]:
+    """Return what tests may judge by, and a driver does not tell."""
+    return {
+        "now_s": gpu.now_s,
+        "energy_j": gpu.energy_j,
+        "power_w": gpu.power_w,
+        "core_mhz": gpu.core_mhz,
+        "mem_mhz": gpu.mem_mhz,
+        "core_lock": gpu.core_lock,
+        "mem_lock": gpu.mem_lock,
+        "limit_w": gpu.limit_w,
+        "persistent": gpu.persistent,
+        "faults": [kind.name.lower() for kind in gpu.faults],
+        "launches": 0 if gpu.running is None else gpu.running.launches,
+    }

@@ -18,7 +18,8 @@ from underclock.errors import (
 from underclock.hw.clock import SystemClock
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import is_admin, may_set, nvml_session
-from underclock.hw.settable import Setting, WayName, settable_gpu, ways
+from underclock.hw.settable import Setting
+from underclock.hw.ways_to_set import WayName, settable_gpu, ways
 from underclock.hw.zeusd import SOCKET, Zeusd, ZeusdGpu, socket_path
 from underclock.testing import simulated_driver
 
