@@ -15,14 +15,11 @@ from underclock.hw.clock import SystemClock
 from underclock.hw.gpu_names import parse_gpu
 from underclock.hw.interrupts import interruptible
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import Setting, Value
-from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Clocks
 from underclock.runtime.controller.starting import ControllerProcess
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.guarded_gpu import GuardedGpu, restore
-from underclock.runtime.undo.ownership import runtime_folder
+from underclock.runtime.undo.guarded_gpu import GuardedGpu
 
 PERIOD_S = 2e-3
 _LATE_EACH = 500  # a second at auto, every second: else clocks are set
@@ -94,10 +91,6 @@ def launch() -> None:
     """
     uuid, first, trainer, *plan = sys.argv[1:]
 
-    def rescue() -> None:
-        with nvml_session():
-            restore(runtime_folder(), [uuid], settable_gpu)
-
     work, told_on = "kills_work:begin", subprocess.DEVNULL
     options: dict[str, object] = {"first": int(first)}
     if plan:
@@ -109,7 +102,6 @@ def launch() -> None:
         [uuid],
         work=work,
         options=options,
-        rescue=rescue,
         trainer_pid=int(trainer),
         told_on=told_on,
     )
@@ -119,5 +111,5 @@ def launch() -> None:
         print("armed", flush=True)
         controller.ended()
     except UnderclockError:
-        rescue()
+        controller.undo()
     controller.close()

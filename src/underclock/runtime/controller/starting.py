@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from underclock.errors import DataError, DeviceError, UnderclockError
 from underclock.hw.interrupts import raise_lost_interrupt
 from underclock.runtime.undo.ownership import RUNTIME_DIR, runtime_folder
 from underclock.runtime.undo.processes import Process, StoppedPoll, family_of, say
 from underclock.runtime.undo.watchdog_process import WatchdogProcess
+
+if TYPE_CHECKING:
+    from underclock.runtime.undo.guarded_gpu import Undone
 
 POLL_S = 0.05
 """Between polls whether it was stopped."""
@@ -40,20 +43,16 @@ _CODE = (
 class ControllerProcess:
     """A controller that was started, as seen by who started it.
 
-    Args:
-        rescue: Called where it is stopped and its watchdog does not act: undoes what they left, and
-            ends them; by default it does nothing.
+    Attributes:
+        undone: What `undo` undid, where controller and watchdog did not.
     """
 
     def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        told: IO[bytes],
-        rescue: Callable[[], object] = lambda: None,
+        self, process: "subprocess.Popen[bytes]", told: IO[bytes], gpus: Sequence[str] = ()
     ) -> None:
         self.process = process
-        self._told = told
-        self._rescue = rescue
+        self.undone: tuple[Undone, ...] = ()
+        self._told, self._gpus = told, gpus
         self._stopped = StoppedPoll(process.pid)
         self._heard = b""  # of a line that is not whole yet
 
@@ -64,7 +63,6 @@ class ControllerProcess:
         *,
         work: str,
         options: Mapping[str, Any],
-        rescue: Callable[[], object] = lambda: None,
         trainer_pid: int | None = None,
         told_on: int = subprocess.DEVNULL,
     ) -> Self:
@@ -73,7 +71,6 @@ class ControllerProcess:
         Args:
             gpus: Which it may set, by UUID.
             work: What it does, as ``module:name``, with ``options``.
-            rescue: As of this class.
             trainer_pid: Whose end is its end; by default this process's.
             told_on: What it reads as its standard input.
 
@@ -96,7 +93,7 @@ class ControllerProcess:
         )
         if process.stdout is None:
             raise AssertionError("it was asked for")
-        return cls(process, process.stdout, rescue)
+        return cls(process, process.stdout, gpus)
 
     def armed(self) -> Mapping[str, Any]:
         """Wait until everything is armed and the work has begun; return what was undone first.
@@ -136,7 +133,17 @@ class ControllerProcess:
     def poll(self) -> None:
         """See to what is set where it is stopped, and its watchdog does not act; call it often."""
         if self._stopped.lasts():
-            self._rescue()
+            self.undo()
+
+    def undo(self) -> None:
+        """Undo what controller and watchdog left, as the next start would; unless one acts."""
+        from underclock.hw.nvml_calls import nvml_session  # noqa: PLC0415 - `main` starts without
+        from underclock.hw.ways_to_set import settable_gpu  # noqa: PLC0415
+        from underclock.runtime.undo.guarded_gpu import left_behind, restore  # noqa: PLC0415
+
+        if left_behind(runtime_folder()):
+            with nvml_session():
+                self.undone += restore(runtime_folder(), self._gpus, settable_gpu)
 
     def _next(self, state: str, longest_s: float) -> Mapping[str, Any]:
         until_s = time.monotonic() + longest_s

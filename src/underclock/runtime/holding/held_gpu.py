@@ -24,7 +24,6 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.nvml import NvmlGpu, listed_clocks
 from underclock.hw.nvml_calls import gpu_count, nvml_session
 from underclock.hw.settable import Setting
-from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import AUTO, Clocks, GpuInfo, Plan, ThrottleReason
 from underclock.records.planned import check_clocks
 from underclock.records.serving import ServingPlan
@@ -32,8 +31,6 @@ from underclock.runtime.controller.starting import HURRIED_S, ControllerProcess
 from underclock.runtime.holding.run import HeldRun, HowToRun, held_run
 from underclock.runtime.trainer.marking import RUN, attach
 from underclock.runtime.trainer.notes import Hook
-from underclock.runtime.undo.guarded_gpu import restore
-from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
 from underclock.store import as_record
 from underclock.units import parse_duration
@@ -136,7 +133,6 @@ def _kept(
         [uuid],
         work=work,
         options=options,
-        rescue=lambda: restore(runtime_folder(), [uuid], settable_gpu),
         told_on=told_on,
     )
     try:

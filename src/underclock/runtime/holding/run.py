@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from underclock import runtime
 from underclock.errors import DataError, UnderclockError, UsageError
@@ -22,7 +22,6 @@ from underclock.hw.gpu_names import GpuKind, parse_gpu
 from underclock.hw.interrupts import INTERRUPTED, InterruptedBySignal, raise_lost_interrupt
 from underclock.hw.nvml import NvmlGpu, listed_clocks, shown_by_cuda
 from underclock.hw.nvml_calls import is_simulated, nvml_session
-from underclock.hw.ways_to_set import settable_gpu
 from underclock.records import Plan
 from underclock.records.job import JobPlan
 from underclock.records.planned import check_clocks
@@ -51,12 +50,7 @@ from underclock.runtime.policy.arms import parse_arms
 from underclock.runtime.policy.parts import RankPart, observed_part, parts_of
 from underclock.runtime.trainer.marking import RUN
 from underclock.runtime.trainer.sites import marked, scheduled
-from underclock.runtime.undo.guarded_gpu import left_behind, restore
-from underclock.runtime.undo.ownership import runtime_folder
 from underclock.runtime.undo.processes import say
-
-if TYPE_CHECKING:
-    from underclock.runtime.undo.guarded_gpu import Undone
 
 INJECT = Path(runtime.__file__).parent / "trainer" / "inject"
 """The folder that has every Python wait for PyTorch, on its PYTHONPATH."""
@@ -207,7 +201,6 @@ class HeldRun:
         self._scalars_s = -math.inf  # when they were read
         self._words: Mapping[str, Any] | None = None  # the controller's last
         self._asked = False  # whether it was asked to end
-        self._undone: tuple[Undone, ...] = ()  # what the two did not undo
         self._options = options
         self._set = [] if options["dry"] else [gpu.uuid for gpu in run.gpus]
         self._process: ControllerProcess | None = None
@@ -230,14 +223,13 @@ class HeldRun:
             self._set,
             work=_WORK,
             options=self._options,
-            rescue=self._restore,
             trainer_pid=trainer_pid,
         )
         try:
             armed = self._process.armed()
         except UnderclockError:
             self._words = {"why": "refused", "undone": []}
-            self._restore()  # where it did not refuse, and died
+            self._process.undo()  # where it did not refuse, and died
             raise
         self._began = True
         for sentence in armed["notes"]:
@@ -289,8 +281,8 @@ class HeldRun:
             words = self._controller.ended(HURRIED_S - self._grace_s if hurried else ENDED_S)
         except UnderclockError as exc:
             was_asked = False  # whom we ask to end says how: it was gone before, or failed at it
-            self._restore()
-            undone = self._undone
+            self._controller.undo()
+            undone = self._controller.undone
             done = [line for one in undone for line in (*one.done, *one.failed)]
             why = "; ".join([str(exc), *(done or filter(None, [exc.hint]))])
             words = {"why": why, "undone": [one._asdict() for one in undone]}
@@ -300,13 +292,6 @@ class HeldRun:
         if any(gpu["failed"] for gpu in words["undone"]):
             self._how.tell("what stays set is given back within 15 s, or by `underclock restore`")
         return words
-
-    def _restore(self) -> None:
-        """Undo what controller and watchdog left, as the next start would; unless one acts."""
-        folder = runtime_folder()
-        if self._set and left_behind(folder):
-            with nvml_session():
-                self._undone += restore(folder, self._set, settable_gpu)
 
     def scalars(self, gpu: int = 0) -> dict[str, float]:
         """Return how the last steps went, for a logger; empty before there was one.
