@@ -1,6 +1,6 @@
 """What the rest of the program may ask of hardware.
 
-Three seams. `Gpu` reads and locks clocks. `Launcher` runs kernels. `Clock` tells and passes time,
+Three seams. `Gpu` reads and locks clocks. `Launcher` runs kernels. `Clock` reads and passes time,
 so that simulated time costs none. `Measurer` stands on them: it holds clocks and measures kernels,
 and is all that the measuring stage sees; a table can be one without any GPU behind it.
 """
@@ -87,7 +87,7 @@ class Progress:
 
     launches: int  # completed so far
     elapsed_s: float  # from the loop's start to the last completion
-    work: float = 0.0  # launches inside rounds, the one that runs in part, where that can be told
+    work: float = 0.0  # launches inside rounds, the one that runs in part, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class Capability(StrEnum):
 class Measurer(Protocol):
     """Holds clocks and measures kernels."""
 
-    # What it runs, as it was captured now; None where it runs whatever it is told
+    # What it runs, as it was captured now; None where it runs what it is given
     step: Step | None
     evidence: Evidence  # what its numbers are
     capabilities: frozenset[Capability]  # what it can be asked

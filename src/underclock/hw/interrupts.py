@@ -44,7 +44,7 @@ class _Interrupt:
 def interruptible() -> Iterator[None]:
     """Turn SIGINT, SIGTERM and SIGHUP into an exception for the length of a command.
 
-    What the process was told to ignore, as by ``nohup``, stays ignored. Python takes signals in
+    What the process was started to ignore, as by ``nohup``, stays ignored. Python takes signals in
     its main thread only.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,6 @@
 """Ranks that launch the same work as often as each other, because a collective waits for all.
 
-One rank leads: it measures, and says beforehand what it is about to do. The others follow: they
+One rank leads: it measures, and says beforehand what it is about to do. The rest follow: they
 launch what it launches, as often, and hold the clocks it holds. What a rank finds out by itself,
 such as how long a launch takes, is agreed upon: the leader's number counts. What the leader says
 goes through the store of PyTorch by which the ranks found one another.
@@ -104,7 +104,7 @@ class LeadingRank(RankPace):
     """The pace of the rank that measures.
 
     Args:
-        tell: Says something to all others.
+        tell: Sends a word to every following rank.
     """
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
@@ -112,7 +112,7 @@ class LeadingRank(RankPace):
 
     @contextmanager
     def leading(self, kernels: Sequence[Kernel]) -> Iterator[None]:
-        """Have the others, whose step must be of the same kernels, follow from entry to exit."""
+        """Have the ranks, whose step must be of the same kernels, follow from entry to exit."""
         self._say(StepKernels(tuple(kernel.name for kernel in kernels)))
         try:
             yield
@@ -120,26 +120,26 @@ class LeadingRank(RankPace):
             self._say(Done())
 
     def begin(self, kernels: tuple[str, ...], mix: Mix | None) -> None:
-        """Have the others make the same loop."""
+        """Have the following ranks make the same loop."""
         self._say(BeginLoop(kernels, mix))
 
     def agreed(self, value: float) -> float:
-        """Return the value, which counts for the others too."""
+        """Return the value, which counts for the following ranks too."""
         self._say(AgreedNumber(value))
         return value
 
     def go(self) -> bool:
-        """Have the others launch once more."""
+        """Have the following ranks launch once more."""
         self._say(LaunchOnce())
         return True
 
     def end(self) -> None:
-        """Have the others end their loop."""
+        """Have the following ranks end their loop."""
         self._say(EndLoop())
 
     @contextmanager
     def hold(self, clocks: Clocks) -> Iterator[None]:
-        """Have the others hold clocks from entry to exit."""
+        """Have the following ranks hold clocks from entry to exit."""
         self._say(HoldClocks(clocks))
         try:
             yield
@@ -151,7 +151,7 @@ class LeadingRank(RankPace):
 
 
 class LeadersLeases(ClockLeases):
-    """Leases of the leader's clocks, with which the others hold the same."""
+    """Leases of the leader's clocks, with which the following ranks hold the same."""
 
     def __init__(self, gpu: Gpu, leader: LeadingRank) -> None:
         super().__init__(gpu)
@@ -242,17 +242,17 @@ def _out_of_step(did: str, word: Word) -> MeasurementError:
 
 
 def is_distributed(torch: Any) -> bool:
-    """Whether this process trains together with others."""
+    """Whether this process trains in a group of ranks."""
     return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def meet(torch: Any, clock: Clock, longest_s: float = _LONGEST_S) -> bool:
-    """Wait until every rank is here, for what one does before the others shows as their waiting.
+    """Wait until every rank is here, for what one does first shows as waiting on the rest.
 
     The GPUs take no part in it.
 
     Returns:
-        Whether all came; after some time it is gone on without the others.
+        Whether all came; after some time it goes on without the late ones.
     """
     if not is_distributed(torch):
         return True
@@ -332,7 +332,7 @@ class RankAgreement:
             self._store.compare_set(_FAILED, "", f"{self.number} {why}")
 
     def part(self) -> None:
-        """Leave last where this rank may keep the store by which the others hear one another."""
+        """Leave last where this rank may keep the store by which the ranks hear one another."""
         if self._store is None:
             return
         key = f"{_AGREEMENT}/parted"

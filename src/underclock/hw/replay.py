@@ -1,4 +1,4 @@
-"""A measurer that answers from a table somebody measured; there is no GPU behind it."""
+"""A measurer that answers from a measured table; there is no GPU behind it."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 A round is the sequence of kernels, over and over, with its co-load between: pieces of some launches
 of a heater and some idling, all alike, after launches that the mix names; in a short round
-there is one, at its end. Its launches are told apart by their place: the kernels of the sequence in
+there is one, at its end. Its launches differ by their place: the kernels of the sequence in
 turn, then the heater, then idling, each piece of it by itself.
 """
 
@@ -63,7 +63,7 @@ class Round:
 
     @property
     def idle(self) -> int:
-        """Place of idling in the first piece of co-load; those of the others follow."""
+        """Place of idling in the first piece of co-load; those of later pieces follow."""
         return self.kernels + 1
 
     def turns(self) -> tuple[Turn, ...]:

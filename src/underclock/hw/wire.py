@@ -292,7 +292,7 @@ class Life:
     """Whether a process has ended; children that it forked off may keep its connection open.
 
     Args:
-        pid: Of the process; 0 is one of another container, of which the kernel tells nothing.
+        pid: Of the process; 0 is one of another container, which the kernel does not name.
     """
 
     def __init__(self, pid: int) -> None:

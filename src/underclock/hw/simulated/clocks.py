@@ -43,7 +43,7 @@ class Agenda:
         self.next_s = self._entries[0][0]
 
     def run(self, now_s: float) -> None:
-        """Do everything that is due; an action may set down others."""
+        """Do everything that is due; an action may set down more."""
         while self._entries and self._entries[0][0] <= now_s:
             _, _, action = heapq.heappop(self._entries)
             action()

@@ -64,7 +64,7 @@ class VirtualGpu:
         self.faults: list[FaultKind] = []
         self._stuck_mj: int | None = None  # what the energy counter stands still at
         self.hangs_s = 0.0  # while setters hang
-        self.on_follow: Callable[[Domain], None] | None = None  # told of the truth, for scoring
+        self.on_follow: Callable[[Domain], None] | None = None  # called with the truth, for scoring
         self.agenda = Agenda()
         sensors = model.sensors or (self.board.sensors if self.board else AMPERE)
         self.gauges = BoardSensors(sensors, self.unit.gain)

@@ -65,7 +65,7 @@ def simulated_driver(
 
     Args:
         read_only: Whether the gate to writes is closed, as the environment closes a real GPU's.
-        unit: Which unit of the model GPU 0 is; the others follow. Unit 0 is the model itself.
+        unit: Which unit of the model GPU 0 is; the next follow. Unit 0 is the model itself.
 
     Raises:
         UsageError: No such model.

@@ -1,4 +1,4 @@
-"""Instructions of a job's rank in a live iteration: who is told when they begin and end.
+"""Instructions of a job's rank in a live iteration: callbacks at their begin and end.
 
 A microbatch's forward, backward and gradients of weights are methods of a stage of
 `torch.distributed.pipelining`; where a job has none of these, ranges that people put are taken
@@ -36,7 +36,7 @@ _SHORT = {"fwd": "forward", "bwd": "backward", "wgrad": "weights"}
 def watch(
     torch: Any, counted: Callable[[], Any], tell: Callable[[str, str], None]
 ) -> list[Callable[[], None]]:
-    """Have somebody told of instructions: an event, and kind and chunk as ``forward 0``.
+    """Have instructions call back: an event, and kind and chunk as ``forward 0``.
 
     Args:
         counted: Returns the optimizer whose steps count: a rank may have one for each chunk.

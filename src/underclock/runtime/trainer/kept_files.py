@@ -1,7 +1,7 @@
 """Files that were there before a training command runs, put back after it.
 
 A command that is run to be looked at runs for real: it writes checkpoints and logs. What it would
-replace, empty or remove is set aside first, under a name beside the file, and noted in a list that
+replace, empty or remove is set aside first, under a name next to the file, and noted in a list that
 its launcher reads; once the command has ended the launcher puts each file back. New files stay.
 
 Loaded into the training process: standard library only.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOOK = "UNDERCLOCK_LOOK"
 """Names, in a process's environment, the file that says what is to be looked at."""
 KEPT = "kept"
-"""Name of the list of files that were set aside, beside that file."""
+"""Name of the list of files that were set aside, in their folder."""
 ASIDE = ".underclock-kept"
 _WRITES = os.O_WRONLY | os.O_RDWR
 _MADE_ANEW = os.O_TRUNC | os.O_CREAT

@@ -1,4 +1,4 @@
-"""How a training process begins to mark: what it was told, and by whom.
+"""How a training process begins to mark: what it reads, and who wrote that.
 
 Standard library only: this is loaded into the training process.
 """
@@ -110,7 +110,7 @@ def _check_world(torch: Any, world: int, planned: int) -> None:
 def _check_same_job(torch: Any, digest: str) -> None:
     """Refuse another plan than the job's other ranks hold, on whatever machine they are.
 
-    Ranks meet in the store by which they found one another: nobody waits, and nothing is sent
+    Ranks meet in the store by which they found one another: without waiting, and nothing is sent
     through collectives. Of several runs in a row each is looked at.
     """
     global _held  # noqa: PLW0603 - of this process, as its ranks are
@@ -162,7 +162,7 @@ def _stream(torch: Any, page: Page, gpu: dict[str, Any], device: Any, *, waits: 
 
 
 def _wait_for(stream: Any) -> None:
-    # Of an error, or Ctrl-C, nobody waits for what is queued.
+    # At an error, or Ctrl-C, what is queued is not waited for.
     if getattr(sys, "last_value", None) is None:
         with contextlib.suppress(OSError, DeviceError, UsageError):
             stream.synchronise()
@@ -206,7 +206,7 @@ class _Finder:
         self._then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find PyTorch, and be told when it is loaded; to look for it loads none."""
+        """Let the other finders find PyTorch, and note when it is loaded; looking loads none."""
         if name != "torch":
             return None
         others = (getattr(each, "find_spec", None) for each in sys.meta_path if each is not self)
@@ -217,7 +217,7 @@ class _Finder:
             load = loader.exec_module
 
             def load_and_attach(module: Any) -> None:
-                del loader.exec_module  # nobody need know that we were here
+                del loader.exec_module  # no trace of us is needed
                 load(module)
                 if self in sys.meta_path:  # else another spec of it was loaded before
                     sys.meta_path.remove(self)

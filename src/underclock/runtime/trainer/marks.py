@@ -8,7 +8,7 @@ loaded into the training process, and PyTorch is the user's.
 
 Every mark carries the number of its step. In a CUDA graph marks are constants, so those say which
 step of the graph they are of, and before each replay the stream writes how many came before it.
-Replays are seen where Python asks for them; of others the controller sees that nobody counts.
+Replays are seen where Python asks for them; the controller sees that the rest are not counted.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def ascending(values: Sequence[int]) -> set[int]:
 def _modules(torch: Any) -> Iterable[Any]:
     """Return the modules there are, but for those inside of what is compiled and those wrapped.
 
-    A wrapper and what it wraps have one path, and are told of once. They are looked for rather than
+    A wrapper and what it wraps have one path, and are marked once. They are looked for rather than
     met: a hook on all modules would be compiled into a step, and taking it away would have the step
     compiled anew.
     """
@@ -436,13 +436,13 @@ class Counting:
         return word_of(mark, self._steps)
 
     def follow(self, graphs: Any, stream: MarkStream) -> None:
-        """Be told when graphs are captured and replayed."""
+        """Hook into graphs being captured and replayed."""
         if graphs is None:
             return
 
         def before_replay(graph: Any) -> None:
             if self._captured is None and graph in self._graphs:
-                # A mark of the replay before would count from the new number: it is told plainly.
+                # A mark of the replay before would count from the new number: write it plainly.
                 stream.mark(word_of(self._last, self._steps))
                 stream.count(self._steps)
 
@@ -484,7 +484,7 @@ class Counting:
             self._fail(exc)
 
     def close(self) -> None:
-        """Be told of graphs no more."""
+        """Take the hooks of graphs away."""
         for put_back in self._put_back:
             put_back()
         self._put_back.clear()

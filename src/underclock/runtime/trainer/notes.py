@@ -1,7 +1,7 @@
 """What a server says of its steps, `Hook`, and how long they may take for tokens in time, `Pace`.
 
 A note is one write of sixteen bytes into a pipe that a controller reads. It takes about a
-microsecond, waits for nobody, and whoever does not read it any more stops no server. Where the pipe
+microsecond, never waits, and a reader that is gone stops no server. Where the pipe
 is full, the oldest notes make room: the latest is the one that counts. Standard library only: this
 is loaded into the serving process.
 """
@@ -26,7 +26,7 @@ NOTE = struct.Struct("<BBHIIf")
 _MOST = 2**32 - 1
 _MOST_TRIES = 100  # to say something
 _PAGE = 4096  # bytes: a full pipe takes no more before so many were read
-# The constants were chosen on ten windows of each Azure trace, and hold on ten others: serving.md.
+# The constants were chosen on ten windows of each Azure trace, and hold on ten more: serving.md.
 _GAIN = 0.05  # of a late request, in the logarithm of an aim
 _FIRST, _LEAST = 0.7, 0.6  # of the target: an aim to begin with, and the least
 _AHEAD = 2  # tokens
@@ -41,7 +41,7 @@ class Hook:
         reads: Its other end, which the controller has too.
 
     Attributes:
-        lost: Notes that nobody read: the controller stands still, or has ended.
+        lost: Notes that were not read: the controller stands still, or has ended.
         unknown: Steps of no such phase, batch or context, each of which runs at auto.
         first_unknown: What the first of these was said to be.
     """
@@ -103,7 +103,7 @@ class Hook:
             except BlockingIOError:  # it is full: the oldest make room
                 with contextlib.suppress(BlockingIOError):  # the controller was faster
                     self.lost += len(os.read(self._reads, _PAGE)) // NOTE.size
-            except OSError:  # nobody reads it: serving goes on
+            except OSError:  # no reader: serving goes on
                 break
             else:
                 return
@@ -146,7 +146,7 @@ class Pace:
 
     A request's time per output token is what passed since its first token, over the tokens since.
     As long as that is below the target a request has slack, and the step may be slower, or the
-    prompt that is read in between. Prompts that nobody foresees use slack up too, and a request of
+    prompt that is read in between. Unforeseen prompts use slack up too, and a request of
     few tokens has little of it, so that a request is to be two tokens ahead of what is aimed at.
     Who comes next waits for the step that runs, and for clocks to rise. What is aimed at is below
     the target, by as much as keeps the wanted share of requests in time: an aim falls a little with
@@ -190,7 +190,7 @@ class Pace:
         return min(self._slack_s(now_s), self._most * self._tpot_s)
 
     def first_within_s(self, now_s: float, waited_s: float, waiting: int) -> float:
-        """Return how long the prompt may take that is read next: no time where others wait for it.
+        """Return how long the prompt may take that is read next: no time where more wait for it.
 
         Requests that have their first token wait for it too, and have slack or not.
 

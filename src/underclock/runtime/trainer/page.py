@@ -1,7 +1,7 @@
 """The mark page: one file that a trainer and its controller both have open.
 
 A trainer's stream writes into it how far which step is, and the controller looks. Only what a GPU
-writes into is mapped: who touches a mapping of a file that somebody cuts short is killed, and a
+writes into is mapped: who touches a mapping of a file that is cut short is killed, and a
 call fails. Standard library and ctypes only: this is loaded into the training process.
 
 Layout, little-endian; what is written while training has cache lines of its own::
@@ -38,7 +38,7 @@ MARK_OFFSET = 64
 STEP_OFFSET = 68
 """Where the step word is."""
 STEPS = 1 << 15
-"""Numbers of steps begin anew here: nobody looks so late."""
+"""Numbers of steps begin anew here, later than any look."""
 CAPTURED = 1 << 31
 """The bit of a mark that a graph has."""
 
@@ -108,7 +108,7 @@ class Page:
         """Open a page that another process made.
 
         Raises:
-            DataError: It is no page, another version's, or one that others may write.
+            DataError: It is no page, another version's, or one that another user may write.
             OSError: It cannot be read.
         """
         path = os.fspath(path)
@@ -137,7 +137,7 @@ class Page:
                 self._mark = mark_of(word), (before + steps) % STEPS
             self._words = words
             break
-        return self._mark  # the last, where somebody cut it short: `state` says so
+        return self._mark  # the last, where it was cut short: `state` says so
 
     def write(self, word: int, offset: int = MARK_OFFSET) -> None:
         """Write a mark from the host, as `word_of` has it, or the step word.
@@ -168,7 +168,7 @@ class Page:
         if not self._mapped:
             import ctypes  # noqa: PLC0415 - of who trains on a GPU only
 
-            # Python's own keeps a descriptor of it, and closes that number whoever has it by then.
+            # Python's own keeps a descriptor of it, and closes that number, another file's by then.
             map_ = ctypes.CDLL(None, use_errno=True).mmap
             map_.restype = ctypes.c_void_p
             both = mmap.PROT_READ | mmap.PROT_WRITE
@@ -186,7 +186,7 @@ class Page:
 
     @property
     def state(self) -> int:
-        """Of the trainer; it is refused where somebody cut the page short."""
+        """Of the trainer; it is refused where the page was cut short."""
         return self._read(_STATE, REFUSED)
 
     @property

@@ -6,7 +6,7 @@ of the launches and the module that each ran for.
 
 The forward and the backward pass of a step are taken run by run, broken by the other and by the
 optimiser (gradients may be gathered over several). A module begins in a run where a launch is of
-it and the launch before is not. Which modules were called around a launch is told by its trace.
+it and the launch before is not. Which modules were called around a launch stands in its trace.
 """
 
 import itertools
@@ -27,7 +27,7 @@ and mostly within 0.8 ms, where they lie 4 ms apart (measured on an H200)."""
 
 LEAST_APART_S = 1e-4
 """Between any two marks. The controller looks this often at most, and of two that come sooner after
-one another it never sees the first; the one before tells as well when the other is reached."""
+one another it never sees the first; the one before shows as well when that is reached."""
 
 _BREAKS = {Pass.FORWARD, Pass.BACKWARD, Pass.OPTIMIZER}
 
@@ -89,7 +89,7 @@ def marked(plan: Plan) -> tuple[tuple[MarkSite, ...], tuple[int, ...]]:
 
 
 def _asked_at(schedule: ClockSchedule, boundaries: Sequence[int]) -> Iterator[int]:
-    """Yield the launch during which each change is asked for: what is known there tells when."""
+    """Yield the launch during which each change is asked for: what is known there says when."""
     clocks, latencies = schedule.clocks, schedule.latencies
     starts_s = list(itertools.accumulate(schedule.launch_s, initial=0.0))
     for boundary in boundaries:
@@ -149,9 +149,9 @@ def seen_apart(known: Sequence[MarkSite], launch_s: Sequence[float]) -> tuple[Ma
 def chosen(
     known: Sequence[MarkSite], wanted: Sequence[int], launch_s: Sequence[float], spacing_s: float
 ) -> tuple[MarkSite, ...]:
-    """Choose sites: at or right before every launch wanted, and others some time apart.
+    """Choose sites: at or right before every launch wanted, and more some time apart.
 
-    Two at least, where there are: steps of a graph that nobody counts show by nothing else.
+    Two at least, where there are: uncounted steps of a graph show by nothing else.
 
     Args:
         known: In launch order, the first at launch 0.
@@ -216,7 +216,7 @@ def _visits(
 def _around(modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the modules around each launch, outermost first.
 
-    A step traced before calls were told has the innermost alone. Then it is taken to be inside of
+    A step traced before calls were recorded has the innermost alone. Then it counts as inside of
     those that its path begins with; only those that launch something are known to be called at all.
     """
     told = [module_calls(text) for text in modules]
@@ -235,7 +235,7 @@ def _may_enclose(
     """Say whether a module may be called once where it seems to be called more often.
 
     A model's own launches lie between those of its children, and its name, its class's, is not in
-    theirs: where calls are not told it looks like a child that is called again and again.
+    theirs: where calls are not recorded it looks like a child that is called again and again.
     """
     firsts = {first for first, _ in visits}
     return "." not in path and len(visits) > sum(not firsts.isdisjoint(run) for run in runs)

@@ -195,7 +195,7 @@ class ServedStream:
     def work(self, first: int, end: int) -> None:
         """Launch a part of the step, from one launch up to another.
 
-        What is wrong with it is told by `synchronise`, as with a real GPU.
+        An error is raised by `synchronise`, as with a real GPU.
         """
         self._put({"do": "work", "first": first, "end": end})
         self._at = end
@@ -240,7 +240,7 @@ class ServedStream:
         if self._is_ours:
             self._connection.close()
         else:
-            self._connection.detach()  # else whoever has that number now would lose it
+            self._connection.detach()  # else the file that has that number now would be closed
 
     @property
     def _is_ours(self) -> bool:

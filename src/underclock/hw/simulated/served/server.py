@@ -60,7 +60,7 @@ class PacedClock:
         if not 0 < speed < math.inf:
             raise ValueError(f"time cannot go at a speed of {speed}")
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)  # told when launches may have ended
+        self.changed = threading.Condition(self.lock)  # notified when launches may have ended
         self._gpus = gpus
         self._clock = clock
         self._speed = speed
@@ -80,7 +80,7 @@ class PacedClock:
                     gpu.advance(now_s - gpu.now_s)
 
     def sleep_s(self, duration_s: float) -> None:
-        """Let virtual time pass, for the caller and for others who wait for the lock."""
+        """Let virtual time pass, for the caller and for clients that wait for the lock."""
         with self.lock:
             if duration_s > _SHORTEST_S:
                 until_s = self.now_s() + duration_s
@@ -288,7 +288,7 @@ class _Client:
         return {"launches": self._stream.launches}
 
     def _quietly(self, put: Callable[[Message, Stream], None]) -> Callable[[Message], None]:
-        """Put something in the row; what is wrong with it is told at the next synchronisation."""
+        """Put something in the row; an error is raised at the next synchronisation."""
 
         def quiet(message: Message) -> None:
             try:
