@@ -54,10 +54,7 @@ PARTS: dict[str, Off] = {
         f"{_MODEL}conditioning.LOG_ODDS": np.zeros(1),
     },
     "noise per kernel": {f"{_MODEL}observed.Observed.noise": _usual_noise},
-    "power follows time": {
-        f"{_MODEL}conditioning.COUPLED": 0.0,
-        f"{_MODEL}posterior.COUPLED": 0.0,
-    },
+    "power follows time": {f"{_MODEL}conditioning.COUPLED": 0.0, f"{_MODEL}posterior.COUPLED": 0.0},
     "odd repeats": {
         f"{_MODEL}estimate.sample_weights": _every_run,
         f"{_MODEL}sample_rows.sample_weights": _every_run,

@@ -26,12 +26,7 @@ from calibrate_h200 import calibrated
 from calibration import Calibrated, MeanErrors, calibrate, errors_by_kernel, errors_of, held_out
 from gpu_specs import SPECS
 from pages import ROOT, fill, markdown, run_command
-from throughput import (
-    PublishedGpu,
-    fit_throughput,
-    residuals_of,
-    table1,
-)
+from throughput import PublishedGpu, fit_throughput, residuals_of, table1
 from underclock.app.options import file_argument, force_option, json_option, output_option
 from underclock.app.output import print_json
 from underclock.core.model.parameters import unknown_gpu

@@ -184,8 +184,7 @@ def _begin(problem: FitProblem) -> FitState:
     """Return the state before the fit; what usual GPUs and kernels are like pulls it little."""
     state = problem.begin()
     return dataclasses.replace(
-        state,
-        prior=dataclasses.replace(state.prior, spread=_WIDER * state.prior.spread),
+        state, prior=dataclasses.replace(state.prior, spread=_WIDER * state.prior.spread)
     )
 
 

@@ -124,13 +124,7 @@ def executed(model: GpuModel, step: Step, schedule: Scheduled, runs: int, *, uni
         schedule = dataclasses.replace(schedule, predicted_s=(1e-3,) * len(launches))
     with simulated_rig(model, seed=1, unit=unit) as rig:
         done = [
-            control(
-                rig,
-                launches,
-                schedule,
-                steps=STEPS,
-                warm_s=AGAIN_S if run else WARM_S,
-            )
+            control(rig, launches, schedule, steps=STEPS, warm_s=AGAIN_S if run else WARM_S)
             for run in range(runs)
         ]
     return Ran(

@@ -245,11 +245,7 @@ class _Maker:
 
 
 def made_table(
-    seed: int,
-    *,
-    most_kernels: int = _MANY,
-    wild_runs: float | None = None,
-    least_repeats: int = 1,
+    seed: int, *, most_kernels: int = _MANY, wild_runs: float | None = None, least_repeats: int = 1
 ) -> MadeTable:
     """Draw a table.
 

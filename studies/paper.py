@@ -42,10 +42,7 @@ def main() -> None:
         told += [f"# `{gpu}`\n", *warnings, _quoted(study)]
     fill(
         "paper",
-        {
-            "fitted": "\n".join(fitted),
-            "numbers": "\n".join(told),
-        },
+        {"fitted": "\n".join(fitted), "numbers": "\n".join(told)},
         repeats="One study a board; only the simulated GPU's noise scatters; its seed is fixed.",
     )
 

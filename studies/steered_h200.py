@@ -247,10 +247,7 @@ def _predictions(sets: dict[str, Reached], *, with_auto: bool) -> str:
                 missed=abs(off_mhz) > _WANTED_MHZ,
             ),
             _marked(f"{found.time:+.2%}", missed=abs(found.time) > _WANTED_SUM),
-            _marked(
-                f"{found.energy:+.2%}{unsure}",
-                missed=abs(found.energy) > _WANTED_ENERGY,
-            ),
+            _marked(f"{found.energy:+.2%}{unsure}", missed=abs(found.energy) > _WANTED_ENERGY),
             _marked(f"{beyond} of {len(found.kernels)}", missed=beyond > 0),
             f"{np.sqrt((found.kernels**2).mean()):.2%}, {np.abs(found.kernels).max():.2%}",
         )

@@ -174,10 +174,7 @@ def shortfall(
 
 
 def _steady(
-    board: PublishedGpu,
-    throughput: Throughput,
-    kernels: Sequence[Kernel],
-    clocks: Sequence[Clocks],
+    board: PublishedGpu, throughput: Throughput, kernels: Sequence[Kernel], clocks: Sequence[Clocks]
 ) -> tuple[Floats, Floats]:
     """Return the time in s and the power in W of each kernel at its clocks, hot, under the cap."""
     gpu, bins_mhz = board.constants, board.core_mhz[None, :]

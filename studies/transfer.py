@@ -295,10 +295,7 @@ def main() -> None:
         made = made_by(f"{len(CUT)} steps a GPU, {len(BUDGETS)} budgets each.")
         fill("transfer", {"cut": f"{made}\n\n{markdown(by_gpu(results))}"})
         return
-    parts = {
-        "gpus": markdown(by_gpu(results)),
-        "sizes": markdown(by_size(results)),
-    }
+    parts = {"gpus": markdown(by_gpu(results)), "sizes": markdown(by_size(results))}
     repeats = (
         f"{len(wanted)} steps, {len(BUDGETS)} budgets each; {SEEDS} campaigns of the known step on "
         f"each GPU, of {SAMPLES} samples at most; executed {RUNS} times."

@@ -121,9 +121,5 @@ def truth_of(model: str, step: Step, *, unit: int = 0, runs: int = _RUNS) -> Ite
             costs.append((taken_s, power_w * taken_s))
         auto_s, auto_j = np.mean(costs, axis=0).tolist()
         yield Truth(
-            auto_s=auto_s,
-            auto_j=auto_j,
-            rig=rig,
-            step=step,
-            temperature_c=device.temperature_c,
+            auto_s=auto_s, auto_j=auto_j, rig=rig, step=step, temperature_c=device.temperature_c
         )

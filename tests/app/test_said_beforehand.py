@@ -86,7 +86,7 @@ def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) ->
             onlooker.tell(phase)
         return SimpleNamespace(step=Step(name="s", kernels=(Kernel(name="a"),), order=(0,)))
 
-    monkeypatch.setattr("underclock.tracing.trace.load_step", lambda _source: "step")
+    monkeypatch.setattr("underclock.tracing.held.load_step", lambda _source: "step")
     monkeypatch.setattr("underclock.tracing.captured.trace_step", trace_step)
     Path("train.py").touch()
     shown = _Terminal()

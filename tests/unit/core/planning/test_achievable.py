@@ -301,12 +301,7 @@ def test_an_unknown_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"max_slowdown": -1.0},
-        {"max_slowdown": math.inf},
-        {"max_switches": -1},
-    ],
+    "fields", [{"max_slowdown": -1.0}, {"max_slowdown": math.inf}, {"max_switches": -1}]
 )
 def test_rules_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):

@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 
 from made_boards import GPU
-from steps_beside import (
-    AUTO_MHZ,
-    MEM_MHZ,
-    ORDER,
-    STEADY_C,
-    campaign_beside,
-    step_beside,
-    taken,
-)
+from steps_beside import AUTO_MHZ, MEM_MHZ, ORDER, STEADY_C, campaign_beside, step_beside, taken
 from underclock.campaign.adaptive import worth_of_samples
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import Estimate, estimate
@@ -32,10 +24,7 @@ from underclock.core.step.cost_table import cost_table
 from underclock.core.step.power_capped_step import auto_core_mhz
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
-from underclock.records import (
-    Accounting,
-    Strategy,
-)
+from underclock.records import Accounting, Strategy
 from underclock.records.latencies import LatencyTable
 from windows import having
 

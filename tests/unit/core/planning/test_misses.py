@@ -97,10 +97,7 @@ def test_what_nobody_measured_adds_nothing() -> None:
     assert not found.time_s.any()
 
 
-@given(
-    bound=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=2),
-    jitter_s=st.floats(1e-5, 1e-2),
-)
+@given(bound=st.lists(st.floats(1.0, 10.0), min_size=2, max_size=2), jitter_s=st.floats(1e-5, 1e-2))
 def test_the_best_aim_costs_no_more_than_the_launch_itself(
     bound: list[float], jitter_s: float
 ) -> None:
