@@ -4,8 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_MOST_S = 5e-3
-_TIMES = 2.0
+_TIMES = 4.0  # what json takes, in the same process; NumPy takes some 70 times that
 _SCRIPT = """
 import bisect, ctypes, importlib, mmap, os, re, stat, struct, sys, time, weakref  # as PyTorch has
 times = [time.process_time()]
@@ -26,7 +25,7 @@ print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 
 
 def test_a_trainer_loads_the_standard_library_alone_and_quickly() -> None:
-    """By the processor's time, least of several, for other work on the machine is no fault."""
+    """By the processor's time against json's, the least of several runs."""
     runs = [
         subprocess.run(
             [sys.executable, "-S", "-c", _SCRIPT],
@@ -41,8 +40,8 @@ def test_a_trainer_loads_the_standard_library_alone_and_quickly() -> None:
     loaded = set(runs[0][1].split()) - {"underclock"}
     assert loaded <= sys.stdlib_module_names
     json_s, package_s, all_s = (min(float(line.split()[at]) for line, _ in runs) for at in range(3))
-    assert package_s <= _MOST_S
-    assert all_s <= max(_MOST_S, _TIMES * json_s)  # a slow machine is slow with json as well
+    assert package_s <= json_s
+    assert all_s <= _TIMES * json_s
 
 
 _LOOKS_FIRST = """
