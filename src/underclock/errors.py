@@ -10,7 +10,7 @@
     * NoMemoryError               the GPU's memory is full
   * DataError (4)                 a file cannot be used: mend it or make it anew
   * MeasurementError (5)          the numbers cannot be trusted: measure again
-    * NoRoomError                 what should run beside the step does not fit into memory
+    * NoRoomError                 co-load of the step does not fit into memory
   * InfeasibleError (6)           no choice of clocks meets the budget: loosen it
 
 `underclock plan` also ends with 6, its plan written, where free switching alone keeps the budget.
@@ -75,7 +75,7 @@ class MeasurementError(UnderclockError):
 
 
 class NoRoomError(MeasurementError):
-    """What should run beside the step does not fit into the GPU's memory."""
+    """Co-load of the step does not fit into the GPU's memory."""
 
 
 class InfeasibleError(UnderclockError):

@@ -90,8 +90,8 @@ class TransformersHooks(HoldingHooks):
     """Holds a plan while Hugging Face's ``Trainer`` trains.
 
     Attributes:
-        trainer: Whose ``log`` takes scalars; by default they are added to what others log, for the
-            callbacks that come after this one.
+        trainer: Whose ``log`` takes scalars; by default they are added to the ``logs`` that
+            callbacks after this one read.
     """
 
     trainer: Any = None
@@ -108,7 +108,7 @@ class TransformersHooks(HoldingHooks):
     def on_log(
         self, *_args: object, logs: dict[str, float] | None = None, **_kwargs: object
     ) -> None:
-        """Log how the last steps went beside what is logged."""
+        """Add scalars of the last steps to what is logged."""
         scalars = self.scalars()
         if self._logs or not scalars:
             return
@@ -225,7 +225,7 @@ class AccelerateHooks(HoldingHooks):
         self.begin()
 
     def log(self, values: dict[str, Any], step: int | None = None, **_kwargs: object) -> None:
-        """Take note of nothing: how it goes is in `scalars`, for others to log."""
+        """Ignore values: Underclock's own are in `scalars`, for further trackers to log."""
         del values, step
 
     def finish(self) -> None:
@@ -236,9 +236,9 @@ class AccelerateHooks(HoldingHooks):
 def accelerate_tracker(plan: Plan | str | Path | None = None, how: HowToRun | None = None) -> Any:
     """Return a tracker for Accelerate that holds a plan while it is open.
 
-    ``Accelerator(log_with=[tracker])`` takes it beside other trackers; ``init_trackers`` begins and
+    ``Accelerator(log_with=[tracker])`` takes it with other trackers; ``init_trackers`` begins and
     ``end_training`` ends. ``accelerator.log({"loss": loss, **tracker.scalars()})`` hands step time,
-    energy and clocks to the others.
+    energy and clocks to those.
 
     Args:
         plan: With a schedule, or its file.

@@ -143,12 +143,12 @@ def test_a_campaign_without_an_end_pretends_to_none(shown: _Terminal) -> None:
 
 def test_each_phase_is_named_and_has_its_own_share(shown: _Terminal) -> None:
     with redirect_stderr(shown), progress_bar("measuring") as show:
-        for phase in ("first look", "what tells most"):
+        for phase in ("first look", "samples of highest value"):
             show(
                 Tally(done=3, total=None, gpu_s=9.0, doing="", phase=phase, phase_s=1.0, left_s=3.0)
             )
     words = _plain(shown)
-    assert "measuring: what tells most" in words
+    assert "measuring: samples of highest value" in words
 
 
 def test_names_cannot_speak_to_the_terminal(shown: _Terminal) -> None:

@@ -44,7 +44,7 @@ def test_without_a_price_no_money_is_shown_and_it_says_how_to_give_it(
     assert "EUR" not in said.replace("0.25EUR/kWh", "")
     assert "no money is shown, for no price was said: --price 0.25EUR/kWh" in said
     assert "no CO2e is shown" in said
-    assert "not counted, measured: 0.9 kWh of which it cannot be told" in said
+    assert "not counted, measured: 0.9 kWh without a known saving" in said
     assert "all: measured, blocks" in said  # however narrow the terminal is
     assert "all: simulated, blocks" in said
 

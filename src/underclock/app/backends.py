@@ -38,7 +38,7 @@ class OpenGpu:
         launcher: Runs kernels on it; ``None`` where none were to run.
         notes: What a reader of numbers taken on it must know.
         model: What it is made of; ``None`` of a real one.
-        step: What runs on it, as it was captured now; ``None`` where it runs what it is told.
+        step: What runs on it, as it was captured now; ``None`` where it runs any step.
         leader: Leads the other ranks of the step; ``None`` where there are none.
     """
 
@@ -90,7 +90,7 @@ def open_gpu(
         if rank is not None and not rank.leads:
             raise UsageError(
                 f"rank {rank.number} cannot measure: the first of {rank.world} ranks does",
-                hint="under `underclock measure` the others follow it; other commands of ours run "
+                hint="under `underclock measure` further ranks follow it; other commands run "
                 "steps of one rank only",
             )
         gpu = NvmlGpu(name.index if rank is None else rank.gpu(name.index))
@@ -110,7 +110,7 @@ def open_gpu(
 def in_virtual_time(spec: str) -> str:
     """Return what a ``--gpu`` option names; of a served simulated GPU, its like in a process.
 
-    A served GPU runs in real time, for whoever trains; the same model and unit measures alike in
+    A served GPU runs in real time, for trainers; the same model and unit measures alike in
     virtual time, and runs nothing on it.
 
     Raises:
@@ -178,7 +178,7 @@ def open_measurer(
 
 
 def default_measuring(spec: str, *, adaptive: bool = False) -> MeasurementSettings:
-    """Return how long to wait and measure where nobody says: as in the paper, or briefly.
+    """Return how long to wait and measure by default: as in the paper, or briefly.
 
     Args:
         spec: What a ``--gpu`` option names.

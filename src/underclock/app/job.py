@@ -51,7 +51,6 @@ def command() -> None:
 
 
 def _cost_options(command: _Command) -> _Command:
-    """Ask what stages cost."""
     for add in (
         click.option(
             "--latency",
@@ -163,7 +162,7 @@ def _traced(
     to.check(*(each for each in given if each.is_file()))
     _check_watts(blocked_power)
     costed = bool(samples) or profile is not None
-    # What waiting draws is told with the costs.
+    # The power of waiting comes with the costs.
     waiting_w = 0.0 if costed else blocked_power
     job = job_of_traces(traces, workload=workload, waiting_w=waiting_w, gpu_name=gpu_name)
     if costed:
@@ -172,7 +171,6 @@ def _traced(
 
 
 def _check_watts(blocked_w: float | None) -> None:
-    """Refuse power that is negative, or more than any GPU draws."""
     from underclock.records.common import GREATEST_W
 
     if blocked_w is not None and not 0.0 <= blocked_w <= GREATEST_W:
@@ -255,7 +253,7 @@ def plan_job(
     from msgspec.structs import replace
 
     import underclock
-    from underclock.app.switching import KNOWN, beside, named_latencies
+    from underclock.app.switching import KNOWN, latencies_file, named_latencies
     from underclock.core.job import planning
     from underclock.gpus.models import reported_latency
     from underclock.records.job import Job
@@ -264,11 +262,11 @@ def plan_job(
 
     source = None if isinstance(job, Job) else Path(job)
     of = as_record(job, Job)
-    measured = beside(source)
+    measured = latencies_file(source)
     if latency == KNOWN and measured is not None and measured.is_file():
         latency = "measured"
     latency_s = 0.0
-    told: tuple[str, ...] = ("changing clocks was taken as free: a bound",)
+    notes: tuple[str, ...] = ("changing clocks was taken as free: a bound",)
     if latency == KNOWN:
         names = {of.gpu_of(at).name for at in range(len(of.ranks))}
         known = [reported_latency(name) for name in names]
@@ -276,11 +274,11 @@ def plan_job(
             "what changing clocks takes is not known of these GPUs and was taken as free, a "
             "bound: say it with --latency 6ms, or name the GPU (--gpu-name)"
         )
-        told = (unknown,) if None in known else ()
-        if not told:
+        notes = (unknown,) if None in known else ()
+        if not notes:
             latency_s = max(each.most_s for each in known if each)
     elif found := named_latencies(latency, source):
         latency_s = max(s.total_s for s in found[0].slowest() if s.domain is Domain.CORE)
-        told = found[0].check_gpu(of.gpu)
+        notes = found[0].check_gpu(of.gpu)
     made = planning.plan_job(of, planning.JobGoal(**asked, latency_s=latency_s))
-    return replace(made, version=underclock.__version__, warnings=(*made.warnings, *told))
+    return replace(made, version=underclock.__version__, warnings=(*made.warnings, *notes))

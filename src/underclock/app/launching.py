@@ -156,10 +156,10 @@ def trace_command(
         )
         ranks = looked_at(command, look, say=say, phase=begun, meanwhile=meanwhile)
         found: list[RankStep] = []
-        beside = () if assume else others_on_gpus()
+        sharing = () if assume else others_on_gpus()
         for rank in ranks:
             step = read_document(folder / f"step.rank{rank.rank}.json", Step)
-            step = msgspec.structs.replace(step, warnings=(*step.warnings, *beside))
+            step = msgspec.structs.replace(step, warnings=(*step.warnings, *sharing))
             file = None
             if rank.world > 1 and to is not None:
                 own = ProcessRank(number=rank.rank, world=rank.world)
@@ -185,7 +185,7 @@ def others_on_gpus() -> tuple[str, ...]:
     with suppress(UnderclockError), nvml_session():
         gpus = {name: NvmlGpu(parse_gpu(name).index) for name in shown_by_cuda()}
         return tuple(
-            f"process {pid} also computes on {name}: the step's times are those beside it"
+            f"process {pid} also computes on {name}: the step was timed while it ran"
             for name, gpu in gpus.items()
             for pid in gpu.neighbours() or ()
             if (process := Process.of(pid)) is not None and process.lives
@@ -316,9 +316,8 @@ class _Watch:
         return not (rank.done or rank.error or rank.runs)
 
     def _because(self, ranks: list[RankStatus]) -> Exception:
-        """Return why not all ranks are done."""
         code = self._trainer.poll()
-        # The first that failed is the reason: what the others say follows from that.
+        # The first that failed is the reason: errors of further ranks follow from it.
         failed = {rank.rank: rank.said_s for rank in ranks if rank.error}
         since_s = self._gone_s | failed
         first = self._ranks[min(since_s, key=lambda rank: since_s[rank])] if since_s else None
@@ -393,5 +392,4 @@ def _end_all(trainer: "subprocess.Popen[bytes]", before: set[int]) -> None:
 
 
 def _descendants() -> set[int]:
-    """Return the processes that descend from this one, by number."""
     return {each.pid for each in family_of(os.getpid())} - {os.getpid()}

@@ -164,7 +164,6 @@ class _Looker:
         atexit.register(self._script_over)
 
     def _ended(self) -> None:
-        """A step of the script has ended."""
         if self._over or os.getpid() != self._pid:  # a process that this one forked
             return
         if self._rank is None:
@@ -293,7 +292,6 @@ class _Looker:
         return self._rank is None and launches and _FROM_LAUNCHER not in os.environ
 
     def _script_over(self) -> None:
-        """The script ended by itself, before all was looked at."""
         if self._over or self._rank is None or os.getpid() != self._pid:
             return
         with suppress(BaseException):

@@ -80,7 +80,7 @@ _COMMANDS = {
     "doctor": "Show what this machine and the simulator can do.",
     "simulate": "Serve simulated GPUs to every process here.",
     "demo": "All of it on the simulated GPU.",
-    "paper": "Run the paper's study on the simulated GPU, beside its numbers.",
+    "paper": "Run the paper's study on the simulated GPU, next to its numbers.",
 }
 
 _SHARED = {
@@ -207,7 +207,6 @@ def _said(
 
 
 def _notes(exc: BaseException) -> Sequence[str]:
-    """Return what was noted on an exception's way."""
     return getattr(exc, "__notes__", ())
 
 

@@ -124,18 +124,18 @@ def command(
     the step is captured, and ends once that is measured; files that it replaced are put back.
 
     A step with collectives that a function runs is measured under torchrun: the first rank measures
-    its GPU, the others run what it runs. Of STEP each reads its own, step.rank0.json and so on;
-    with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
+    its GPU, the further ranks run the step with it. Of STEP each reads its own, step.rank0.json and
+    so on; with --gpu nvml:0 ranks of a machine run on its first GPUs, one each.
 
     On a cluster each task measures its GPU, and `underclock merge` joins the files: in the name
     after -o, %h is the host and %g the GPU's board, as in `srun underclock measure step.json
     --gpu nvml:0 -o %h-%g.db`.
 
-    With --near a plan is made another board's own: its clocks and few others are measured there,
-    into samples that `underclock plan` takes.
+    With --near a plan is made another board's own: its clocks and a few near them are measured
+    there, into samples that `underclock plan` takes.
 
     With --ray each of many GPUs measures a share of the kernels, in a task of Ray and into a file
-    beside FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away
+    next to FILE, which holds all of them, merged. Put ADDRESS of a cluster last, or leave it away
     for one on this host.
 
     Example: underclock measure step.json --gpu sim:rtx3080ti -o samples.db
@@ -270,7 +270,6 @@ def _measure_together(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - what `measure_together` has, by its names
 ) -> None:
-    """Measure on many GPUs, and say what was."""
     from underclock.app.output import told_of_boards
     from underclock.app.raying import measure_together
 
@@ -290,7 +289,6 @@ def _measure_together(
 
 
 def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: bool) -> None:
-    """Say what was measured, and what of it a reader must know."""
     from underclock.core.model.row_runs import odd_repeats
     from underclock.core.steering import steering_notes
     from underclock.core.step.cost_table import unmeasured
@@ -307,7 +305,6 @@ def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: 
 
 
 def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
-    """Return what is to be visited; what was not named is as usual."""
     from underclock.campaign.grid import Campaign, ClockControl
     from underclock.records import Plan
     from underclock.store import read_document
@@ -322,7 +319,6 @@ def _campaign(asked: dict[str, Any], near: Path | None) -> "Campaign":
 def _measuring(
     gpu: str, campaign: "Campaign", warmup: float | None, window: float | None
 ) -> "MeasurementSettings":
-    """Return how long to wait and measure; what was not named is as usual on that GPU."""
     from underclock.app.backends import default_measuring
 
     usual = default_measuring(gpu, adaptive=campaign.may_adapt)
@@ -337,7 +333,6 @@ def _measuring(
 
 
 def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
-    """Return what ``--json`` prints."""
     return {
         "samples": len(sample_set.samples),
         "mixed": len(sample_set.mixed),
@@ -351,7 +346,6 @@ def _summary(sample_set: "SampleSet", output: Path) -> dict[str, object]:
 
 
 def _taken(sample_set: "SampleSet") -> str:
-    """Say how much was measured."""
     from underclock.core.steering import clock_range
     from underclock.core.step.whole_step import is_only_whole
 

@@ -152,7 +152,6 @@ def surveyed(
 
 
 def _policy_of(recorder: Recorder, points: Points, campaign: Campaign, seed: int) -> WindowPolicy:
-    """Return what says which windows are wanted."""
     steers, shared = campaign.steers(recorder.measurer), campaign.share[1] > 1
     if steers and shared:
         raise NotSupportedError(
@@ -188,7 +187,6 @@ def file_of(path: Path, gpu: str) -> Path:
 
 
 def _step_near(plan: Plan | None) -> Step | None:
-    """Return the step of a plan to measure near."""
     if plan is None:
         return None
     step = plan.step()
@@ -201,7 +199,6 @@ def _step_near(plan: Plan | None) -> Step | None:
 
 
 def _check_near(plan: Plan | None, measurer: Measurer, step: Step | None) -> None:
-    """Refuse a plan of another GPU model, power limit or step."""
     if plan is None:
         return
     plan.check_gpu(measurer.info())
@@ -228,7 +225,7 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
     """Run what the first rank runs, and hold the clocks it holds, until it is done.
 
     Args:
-        gpu: ``nvml:INDEX``, as the first rank was told; counted on by the rank on its machine.
+        gpu: ``nvml:INDEX``, as given to the first rank; a rank adds its number on its machine.
         run: The step's function, or where it may be found.
 
     Raises:
@@ -241,7 +238,8 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
     rank = ProcessRank.needed(step, os.environ)
     if rank is None or rank.leads:
         raise UsageError(
-            "there is no other rank to follow", hint="the first rank measures; others follow it"
+            "there is no other rank to follow",
+            hint="the first rank measures; further ranks follow it",
         )
     with nvml_session():
         device = NvmlGpu(rank.gpu(name.index))

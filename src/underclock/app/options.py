@@ -43,7 +43,7 @@ def own_file(document: Path | None) -> Path | None:
 
 
 def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "StepFile":
-    """Return where a step's function may be taken from; the user is told which one is run.
+    """Return where a step's function may be taken from, and print the file's path.
 
     Args:
         source: What the user named; empty for nothing.
@@ -58,7 +58,6 @@ def step_file(document: Path | None, source: str, *, quiet: bool = False) -> "St
 
 
 def _not_stdout(what: str, instead: str) -> Callable[[object, object, Path | None], Path | None]:
-    """Return what refuses ``-o -``."""
 
     def check(_context: object, _option: object, path: Path | None) -> Path | None:
         if path == STDOUT:
@@ -164,7 +163,6 @@ def _parse_clocks(text: str) -> "Clocks":
 
 
 def _parse_watts(text: str) -> float:
-    """Read ``56W`` or ``56``, in watts."""
     number = text.strip().removesuffix("W").removesuffix("w")
     try:
         return float(number)

@@ -39,7 +39,7 @@ _ESCAPES = {
     if chr(code) not in _KEPT
 }
 _EVERY_S = 10.0  # a line
-_READ_WITHIN_S = 1.0  # the last line, by whoever reads stderr, before the command goes on
+_READ_WITHIN_S = 1.0  # the last line, by the reader of stderr, before the command goes on
 _Show = Callable[..., None]
 """Takes what is to be shown, by name: description, completed, total, count, gpu_time, doing."""
 
@@ -83,7 +83,7 @@ def print_anywhere() -> None:
 def say(text: str, *, err: bool = False) -> None:
     """Print a line for a person, or JSON for a machine.
 
-    What nobody reads on stderr, for its disk is full or its reader has gone, ends nothing.
+    A stderr that cannot be written (full disk, closed pipe) is ignored.
     """
     with contextlib.suppress(*((OSError, ValueError) if err else ())):
         click.echo(clean(text), file=sys.stderr if err else sys.stdout)
@@ -95,7 +95,7 @@ def confirmed(line: str) -> bool:
 
 
 def warn(sentences: tuple[str, ...]) -> None:
-    """Print what the reader must see beside the numbers."""
+    """Print warnings to stderr."""
     for sentence in sentences:
         say(f"warning: {sentence}", err=True)
 
@@ -144,7 +144,7 @@ def make_folder(folder: Path) -> None:
 
 
 def samples_beside(output: Path | None) -> Path:
-    """Return where samples go that nobody named a place for: beside a plan."""
+    """Return the default place of samples: next to a plan."""
     if output is None or output == STDOUT:
         raise UsageError("the samples need a file", hint="name one: --own mine.samples.db")
     return output.with_suffix(".samples.db")
@@ -226,7 +226,7 @@ def told_of_boards(boards: "Sequence[SampleSet]", file: Path, *, as_json: bool) 
 
 @contextmanager
 def progress_bar(title: str, *, every_s: float = _EVERY_S) -> Iterator[Callable[["Tally"], None]]:
-    """Show how far measuring is, and each phase's time left where its end can be told."""
+    """Show how far measuring is, and each phase's time left where that is known."""
     with _shown(title, every_s) as show:
 
         def tell(tally: "Tally") -> None:
@@ -254,7 +254,7 @@ def share_bar(title: str, *, every_s: float = _EVERY_S) -> Iterator[Callable[[fl
 def counted_bar(
     title: str, *, every_s: float = _EVERY_S
 ) -> Iterator[Callable[[int, int, str], None]]:
-    """Show how many of several pieces of work are done, and which is next; until told, as above."""
+    """Show how many of several pieces of work are done, and which is next; call it as above."""
     with _shown(title, every_s=every_s) as show:
 
         def tell(done: int, total: int, doing: str) -> None:
@@ -292,7 +292,7 @@ def _shown(title: str, every_s: float = _EVERY_S) -> Iterator[_Show]:
 
     def print_lines() -> None:
         while not ended.wait(every_s):
-            with suppress(OSError, ValueError):  # whoever read them has gone
+            with suppress(OSError, ValueError):  # the reader of stderr has gone
                 say(lines.line(), err=True)
 
     thread = threading.Thread(target=print_lines, daemon=True)

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     default=("known",),
     show_default=True,
     multiple=True,
-    help="What changing clocks takes: free, measured, a duration or a file; known: measured beside "
-    "SAMPLES, or what is reported of GPUs like it. More than once for several.",
+    help="What changing clocks takes: free, measured, a duration or a file; known: measured next "
+    "to SAMPLES, or what is reported of GPUs like it. More than once for several.",
 )
 @click.option("--yes", is_flag=True, help="Take a table's columns for what they seem to be.")
 @click.option("--max-switches", type=int, help="Most changes of clocks in a step.")
@@ -109,7 +109,6 @@ def _planned(
     max_switches: int | None,
     **asked: Any,  # noqa: ANN401 - what a `Goal` has, by its names
 ) -> "Plan":
-    """Plan one file for one budget and latency."""
     from underclock.app.planning import plan
     from underclock.app.switching import switching_of
     from underclock.core.planning.best_choice import Goal
@@ -170,7 +169,6 @@ _OF_JOBS = {"samples", "output", "max_slowdown", "as_json", "force", "latency"}
 
 
 def _plan_job(job: Path, to: Delivery, asked: dict[str, float], *, latency: str) -> None:
-    """Plan a job of many GPUs; refuse options that say nothing of one."""
     from underclock.app.job import plan_job
     from underclock.report import job_plan_tables
 

@@ -160,7 +160,6 @@ def _of_the_step(goal: Goal) -> Goal:
 
 
 def _check_feasible(compared: ComparedStrategies, goal: Goal) -> None:
-    """Refuse a time budget that no choice meets."""
     if goal.chosen not in compared.settings:
         raise InfeasibleError(
             f"no choice of clocks changes time by {format_percent(goal.max_slowdown)} or less",
@@ -194,17 +193,16 @@ def _plan(
     gained: Achievable,
     switching: Switching | None,
 ) -> Plan:
-    """Write down what was decided."""
     table = costs.table
     free = compared.settings[goal.chosen]
     held = choices(table, free)
     bound = goal.chosen if len({each.clocks for each in held.values()}) > 1 else None
     if gained.choice is not None:
         held = choices(table, gained.choice, np.array(sample_set.order))
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if is_only_whole(sample_set):
         held = shared_by_time(sample_set, _as_promised(held[WHOLE.name], compared, goal))
-        told = whole_step_notes(sample_set, held)
+        notes = whole_step_notes(sample_set, held)
     made = Plan(
         evidence=sample_set.evidence,
         gpu=sample_set.gpu,
@@ -233,7 +231,7 @@ def _plan(
         latency_range_s=None if switching is None else switching.range_s,
         latency_curve=gained.curve,
         achievable_frontier=gained.frontier,
-        warnings=(*table.warnings, *told, *gained.warnings, *_nothing_to_choose(sample_set)),
+        warnings=(*table.warnings, *notes, *gained.warnings, *_nothing_to_choose(sample_set)),
     )
     doubt = doubt_sentence(made)
     if doubt is None:
@@ -252,7 +250,6 @@ def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Ch
 
 
 def _nothing_to_choose(sample_set: SampleSet) -> tuple[str, ...]:
-    """Say what to do with samples at one clock pair."""
     visited = {sample.asked for sample in sample_set.samples}
     visited |= {sample.asked for sample in sample_set.mixed}
     coload = any(sample.in_company for sample in sample_set.mixed)

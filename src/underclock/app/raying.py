@@ -63,8 +63,8 @@ class _Desk:
 
     def emptied(self) -> dict[_Part, tuple[Tally | None, bytes]]:
         """Return what came since the last time."""
-        told, self._told = self._told, {}
-        return told
+        since, self._told = self._told, {}
+        return since
 
 
 def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | None:  # noqa: ANN401
@@ -86,8 +86,8 @@ def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | N
                 nonlocal told_s
                 if tally.doing == "done" or time.monotonic() - told_s >= _LOOK_S:
                     with SampleFile.open(file, writable=False) as made:
-                        told = desk.tell.remote(part, tally, made.body())
-                    ray.get(told, timeout=_ANSWER_S)
+                        answer = desk.tell.remote(part, tally, made.body())
+                    ray.get(answer, timeout=_ANSWER_S)
                     told_s = time.monotonic()
 
             measure(gpu=gpu, to=file, progress=tell, **asked)
@@ -103,7 +103,6 @@ def _measured(desk: Any, gpu: str, asked: dict[str, Any]) -> UnderclockError | N
 
 
 def _ray() -> Any:  # noqa: ANN401 - Ray is not needed, and its types neither
-    """Return Ray, or refuse where it is not installed."""
     try:
         import ray
     except ImportError as exc:
@@ -177,7 +176,7 @@ def measure_together(
 ) -> tuple[SampleSet, ...]:
     """Measure a step's kernels on many GPUs, each over its share, in tasks of Ray.
 
-    Each GPU's file lies in a folder beside the merged one, from which the same call goes on.
+    Each GPU's file lies in a folder next to the merged one, from which the same call goes on.
 
     Args:
         step, campaign, measuring, run: As of `measure`; a time limit is of each GPU alone.

@@ -87,7 +87,6 @@ def render_report(
 
 
 def _chrome_trace(plan: Path, validation: Path | None) -> str:
-    """Return a plan, of a job too, as a Chrome trace."""
     from underclock.records.job import JobPlan
     from underclock.report.chrome import job_trace, step_trace
 
@@ -133,7 +132,7 @@ def _read(
 
 
 def _check_same(plan: Plan, validation: Validation) -> None:
-    """Refuse to show a plan beside numbers of another, or of another kind."""
+    """Refuse to show a plan with a validation of another plan, or of another evidence."""
     arm = plan.find(validation.chosen)
     promise = None if arm is None else arm.cost
     promised = (validation.promised_time_change, validation.promised_energy_change)

@@ -117,7 +117,7 @@ def _tell(sentence: str) -> None:
 
 
 def _show(ran: "Ran", *, as_json: bool) -> None:
-    """Print how a run went; its code is that of the command, whoever reads this or does not."""
+    """Print how a run went; a failure to print leaves the exit code as it is."""
     from underclock.report import run_table
 
     if ran.code < 0:
@@ -138,7 +138,6 @@ def _show(ran: "Ran", *, as_json: bool) -> None:
 
 
 def _code(ran: "Ran") -> int:
-    """Return the code to end with."""
     from underclock.app.validate import INCONCLUSIVE, NOT_KEPT
     from underclock.records import Verdict
 

@@ -23,7 +23,7 @@ _GRID = re.compile(rf"{_NUMBER}\s*(k?)g(?:\s*CO2e?)?\s*/\s*kWh")
 _MOST_PUE = 5.0  # more is a slip; less than 1 is impossible
 _MOST_G = 2000.0  # oil shale and lignite burned badly are below; more is a slip of the unit
 _CAPTION = (
-    "blocks: told by blocks at auto in the same run; promise: by what plans promised; observed: "
+    "blocks: against blocks at auto in the same run; promise: by what plans promised; observed: "
     "nothing was compared, and nothing counts as saved. 95 % intervals: errors of one run's blocks "
     "and of all promises, are taken as fully correlated, of different runs' blocks as independent; "
     "counters may be off by 5 %, and blocks by heat by 5 %"
@@ -81,7 +81,7 @@ def command(
     for each in sums:
         if each.why:
             group = f"{each.group}: " if each.group else ""
-            kwh = f"{group}{each.untold_j / KWH_J:.3g} kWh of which it cannot be told"
+            kwh = f"{group}{each.untold_j / KWH_J:.3g} kWh without a known saving"
             say(f"not counted, {each.evidence}: {kwh}: {'; '.join(each.why)}")
     if not price:
         say("no money is shown, for no price was said: --price 0.25EUR/kWh")
@@ -92,7 +92,6 @@ def command(
 
 
 def _units(price: str | None, grid: str | None, pue: str | None) -> dict[str, float]:
-    """Return what is shown of a joule that GPUs draw, by the heading of its column."""
     units = {"kWh": 1.0 / KWH_J}
     found = re.fullmatch(_NUMBER, (pue or "1").strip())
     factor = float(found[1]) if found else math.nan

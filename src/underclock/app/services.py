@@ -66,8 +66,8 @@ def plan_server(
     """Choose clocks for a server: SAMPLES of its steps, or a folder of them, make one table.
 
     A step is prefill or decode at a batch and context; the table has clocks for each, which
-    `underclock.governor` holds, and the best fixed clock beside them. Exit codes: 0 planned; 6 no
-    clock keeps a limit, of which the one that would be kept is told.
+    `underclock.governor` holds, and the best fixed clock. Exit codes: 0 planned; 6 no
+    clock keeps a limit, and the limit that could be kept is printed.
 
     Example: underclock plan-server family --tpot 10ms --ttft 300ms -o serving.json
     """

@@ -64,10 +64,10 @@ def plan_serving(
         for window in samples.windows
         if not window.kernel and not window.mix.launches and not window.mix.hot
     ]
-    told = [warning for samples in every for warning in samples.warnings]
+    notes = [warning for samples in every for warning in samples.warnings]
     boards = {samples.gpu.uuid for samples in every}
     if len(boards) > 1:
-        told.append(f"steps were measured on {len(boards)} boards, which differ in power")
+        notes.append(f"steps were measured on {len(boards)} boards, which differ in power")
     return ServingPlan(
         evidence=first.evidence,
         gpu=first.gpu,
@@ -80,7 +80,7 @@ def plan_serving(
         idle_w=statistics.median(idle_w) if idle_w else None,
         buckets=buckets,
         version=underclock.__version__,
-        warnings=tuple(dict.fromkeys(told)),
+        warnings=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -132,7 +132,6 @@ def _member(source: SampleSource, place: int) -> _Member:
 
 
 def _check_alike(members: Sequence[_Member]) -> None:
-    """Refuse steps that belong to no one table."""
     first = members[0]
     places: dict[ServedStep, _Member] = {}
     for member in members:
@@ -166,7 +165,7 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     Whole steps tell it, where they were steered; else the kernels that it is made of do.
 
     Raises:
-        DataError: It never ran whole, so nobody knows its time.
+        DataError: It never ran whole, so its time is unknown.
     """
     steered = any(w.is_step and w.kernel_s and coload_moves_clock(w.mix) for w in samples.windows)
     if steered or is_only_whole(samples):
@@ -176,7 +175,7 @@ def step_costs(samples: SampleSet) -> tuple[ServingCost, ...]:
     table = costs.table
     if table.power_cap is None:
         raise DataError(
-            f"{samples.workload} never ran whole at auto, so nobody knows how long it takes",
+            f"{samples.workload} never ran whole at auto, so its time is unknown",
             hint="measure it on a GPU, or a simulated one",
         )
     auto: list[float] = []  # time and energy, each with its error
@@ -229,7 +228,6 @@ def _cost(
 
 
 def _basis(samples: SampleSet, clocks: Clocks) -> Basis:
-    """Say what a cost at locked clocks rests on."""
     ran = {w.kernel for w in samples.windows if w.mix == ALONE and w.asked == clocks}
     if "" in ran or ran >= {kernel.name for kernel in samples.kernels}:
         return Basis.MEASURED

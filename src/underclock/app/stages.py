@@ -65,8 +65,8 @@ def stage_costs(
     Raises:
         UsageError: Both are given or none, samples are of another number of stages, or the latency
             is none.
-        DataError: A file cannot be read, samples are no stage's, or some are measured and others
-            are not.
+        DataError: A file cannot be read, samples are no stage's, or only some of
+            them are measured.
     """
     if (profile is None) == (not samples) or (profile is not None and latency is not None):
         raise UsageError(
@@ -117,7 +117,7 @@ def with_costs(
     *,
     blocked_w: float | None = None,
 ) -> Job:
-    """Put what stages cost into a job of which traces told times only.
+    """Put costs of stages into a job made of traces, which have times only.
 
     Args:
         job: With stages that profile or samples are of.
@@ -137,7 +137,7 @@ def with_costs(
 
 def with_waiting(job: Job, blocked_w: float | None) -> Job:
     """Say what ranks draw while they wait; ``None`` for a share of each stage's greatest power."""
-    waits_w, told = {rank.stage: blocked_w or 0.0 for rank in job.ranks}, job.warnings
+    waits_w, notes = {rank.stage: blocked_w or 0.0 for rank in job.ranks}, job.warnings
     if blocked_w is None:
         for stage in waits_w:
             powers_w = [
@@ -153,9 +153,9 @@ def with_waiting(job: Job, blocked_w: float | None) -> Job:
             f"what waiting draws was not given: {words} is assumed, a fifth of each stage's "
             "greatest power; measured, give it with --blocked-power"
         )
-        told = (*told, assumed)
+        notes = (*notes, assumed)
     ranks = (replace(rank, waiting=(Waiting(power_w=waits_w[rank.stage]),)) for rank in job.ranks)
-    return replace(job, ranks=tuple(ranks), warnings=told)
+    return replace(job, ranks=tuple(ranks), warnings=notes)
 
 
 def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None) -> StageProfiles:
@@ -163,8 +163,8 @@ def _profiles_of(sample_set: SampleSet, given: SampleSource, latency: str | None
     name = given if isinstance(given, str | Path) else "the samples"
     if is_only_whole(sample_set):
         raise DataError(
-            f"{name}: the step ran whole only, so nobody knows what its forward and its backward "
-            "draw",
+            f"{name}: the step ran whole only, so the powers of its forward and backward pass are "
+            "unknown",
             hint="measure the kernels of the step too",
         )
     try:

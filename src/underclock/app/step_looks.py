@@ -140,7 +140,7 @@ class StepLook:
     def _profile(self, plain: PlainRun, trace: Mapping[str, Any], reason: str) -> Traced:
         world = self.ranks.world
         if world > 1:
-            reason = f"{world} ranks train together, and one rank's graph would wait for the others"
+            reason = f"{world} ranks train together, and one rank's graph would wait for the rest"
         waits = [] if world > 1 else [calls[0] for calls in synchronising(trace)]
         return profiled_step(self.name, plain, obstacle=obstacle_of(reason, waits))
 

@@ -90,7 +90,7 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
     Args:
         text: ``known``, ``free``, ``measured``, a duration such as ``6ms``, or a file that
             `underclock latency` wrote.
-        samples: The same as it was given; ``measured`` is looked for beside a file.
+        samples: The same as it was given; ``measured`` is looked for next to a file.
 
     Returns:
         ``None`` for ``free``, and for no time at all.
@@ -101,12 +101,12 @@ def switching_of(text: str, sample_set: SampleSet, goal: Goal, samples: object) 
     """
     given = Path(samples) if isinstance(samples, str | Path) else None
     if text == KNOWN:
-        return _known(sample_set, goal, beside(given))
+        return _known(sample_set, goal, latencies_file(given))
     found = named_latencies(text, given)
     return None if found is None else Switching(latencies=found[0], wording=found[1])
 
 
-def beside(given: Path | None) -> Path | None:
+def latencies_file(given: Path | None) -> Path | None:
     """Return where latencies lie that were measured for a file; ``None`` without one."""
     return None if given is None else given.with_suffix(".latency.json")
 
@@ -115,7 +115,7 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
     """Return latencies that a user named, and which they are in words; ``None`` for none.
 
     Args:
-        given: What they are for; ``measured`` is looked for beside it.
+        given: What they are for; ``measured`` is looked for next to it.
 
     Raises:
         UsageError: There are none of that name, or nothing was measured.
@@ -140,15 +140,15 @@ def named_latencies(text: str, given: Path | None) -> tuple[LatencyTable, str] |
 
 
 def _measured(given: Path | None) -> Path:
-    place = beside(given)
+    place = latencies_file(given)
     if place is None:
         raise UsageError(
-            "these samples are no file, so no measured latencies can lie beside them",
+            "these samples are no file, so no measured latencies can be next to them",
             hint="name the file that `underclock latency` wrote, or a duration such as 6ms",
         )
     if not place.is_file():
         raise UsageError(
-            f"there are no measured latencies beside {given}",
+            f"there are no measured latencies next to {given}",
             hint=f"`underclock latency --gpu GPU -o {place}` measures them",
         )
     return place
@@ -157,7 +157,7 @@ def _measured(given: Path | None) -> Path:
 def _known(sample_set: SampleSet, goal: Goal, place: Path | None) -> Switching | None:
     """Return what is known of how long this GPU takes to change clocks: measured, else reported.
 
-    Plans at it look less far than those at a latency that the user names, for nobody asked. It is
+    Plans at an assumed latency search less far than those at a latency that the user names. It is
     ``None`` where clocks would not change within the step, or none could be planned to.
     """
     if (
@@ -225,7 +225,7 @@ def achievable(
     rules = switching.rules(goal.max_slowdown)
     order, starts = sample_set.order, list(compared.settings.values())
     if table.left is not None:
-        # In a schedule, too, what is left at auto asks for boost beside locked launches.
+        # In a schedule, too, what is left at auto asks for boost among locked launches.
         at, boost = table.baseline, cap_of(table).boost
         starts = [s if (s == at).all() else np.where(s == at, boost, s) for s in starts]
     if not switching.is_known:

@@ -94,19 +94,19 @@ def command(
         return
     _check_no_command(workload, arguments)
     given, rank = to.output, ProcessRank.of(os.environ)
-    tells = rank is None or rank.leads
+    prints = rank is None or rank.leads
     place = rank.file(given) if rank is not None and given and given != STDOUT else given
-    to = replace(to, output=place, as_json=to.as_json and tells)
+    to = replace(to, output=place, as_json=to.as_json and prints)
     to.check()
     folder = to.output.parent if to.output and to.output != STDOUT else None
     numbers = dict(map(_size, sizes))
     keep = _keep(to, workload) if rank is not None and folder else None
-    shown = phase_bar("tracing", TRACING) if tells else nullcontext(lambda _phase: None)
+    shown = phase_bar("tracing", TRACING) if prints else nullcontext(lambda _phase: None)
     with shown as show:  # of several ranks one shows its progress
         traced = trace(workload, folder=folder, assume=assume, progress=show, keep=keep, **numbers)
     differs = told_of_ranks(traced, given, rank) if given and rank else ()
-    warnings = (*(traced.warnings if tells else ()), *differs)
-    to.give(traced, lambda: _lines(traced) if tells else (), warnings=warnings)
+    warnings = (*(traced.warnings if prints else ()), *differs)
+    to.give(traced, lambda: _lines(traced) if prints else (), warnings=warnings)
 
 
 def _trace_command(
@@ -139,7 +139,7 @@ def _trace_command(
 
 
 def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
-    """Return what keeps a rank's trace beside its step."""
+    """Return what keeps a rank's trace next to its step."""
     from underclock.tracing.job_files import SUFFIX, leave_trace
 
     file = Path(workload.partition(".py:")[0] + ".py" if ".py:" in workload else workload)
@@ -150,7 +150,6 @@ def _keep(to: Delivery, workload: str) -> "Callable[[Mapping[str, Any]], None]":
 
 
 def _check_no_command(workload: str, arguments: tuple[str, ...]) -> None:
-    """Refuse arguments of what is no command, and files that are no step."""
     if workload.endswith(".py"):
         raise UsageError(f"cannot read {workload!r}: no such file", hint="name a script")
     if workload.endswith((".json", ".json.gz")):
@@ -185,7 +184,6 @@ def _number(value: str, of: str) -> int:
 
 
 def _members(grid: tuple[str, ...], sizes: tuple[str, ...]) -> list[dict[str, int]]:
-    """Return the sizes of each member of a family."""
     fixed, varied = dict(map(_size, sizes)), dict[str, list[int]]()
     for text in grid:
         name, equals, values = text.partition("=")

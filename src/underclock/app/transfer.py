@@ -41,7 +41,7 @@ from underclock.errors import UsageError
     "--own",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where those samples go. [default: beside the new plan, as .samples.db]",
+    help="Where those samples go. [default: next to the new plan, as .samples.db]",
 )
 @source_option
 @delivered("plan")
@@ -59,7 +59,7 @@ def command(
     source: str,
     to: Delivery,
 ) -> None:
-    """Plan STEP, which nobody measured, on what PLAN's samples say of kernels like its own.
+    """Plan STEP, which was not measured, from PLAN's samples of kernels like its own.
 
     STEP has another batch, sequence, degree of parallelism or number of layers, or is another model
     of the family, on the same GPU. PLAN may be samples too. What is unlike all kernels measured

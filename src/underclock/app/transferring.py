@@ -135,7 +135,7 @@ def transfer(
     anew: SampleSource | None = None,
     confirm: Confirm | None = None,
 ) -> Plan:
-    """Plan a step that nobody measured, on samples of another step on the same GPU.
+    """Plan a step that was not measured, on samples of another step on the same GPU.
 
     Args:
         plan: A plan of the step that was measured, or its file; or that step's samples.
@@ -144,8 +144,8 @@ def transfer(
         goal: What to minimise; by default what the plan did.
         latency: What changing clocks takes, as of `plan`; by default as the plan took it, else
             what is known.
-        anew: Samples of the step itself, where there are any: what the plan loses against one
-            planned on them is told.
+        anew: Samples of the step itself, where there are any: the plan's loss
+            against a plan made of them is reported.
         confirm: Kernels of the step to measure after all, and where.
 
     Raises:
@@ -169,7 +169,7 @@ def transfer(
         own = confirm.measured(to, found, made)
         found = carried(sample_set, to, confirmed=own)
         made = decided(found.sample_set, wanted, PlanCosts.of(found.estimated), switching)
-    told = found.told
+    record = found.told
     if anew is not None:
         own = read_samples(anew)
         if (unlike := own.unlike(found.sample_set)) is not None:
@@ -181,10 +181,10 @@ def transfer(
         costs = costs_of(own, None, raw=None, isolated=False)
         best = decided(own, wanted, costs, switching)
         (time_s, energy_j), (best_s, best_j) = (costed(p, costs.table) for p in (made, best))
-        told = msgspec.structs.replace(
-            told, regret_time=time_s / best_s - 1.0, regret_energy=energy_j / best_j - 1.0
+        record = msgspec.structs.replace(
+            record, regret_time=time_s / best_s - 1.0, regret_energy=energy_j / best_j - 1.0
         )
-    return msgspec.structs.replace(made, carried=told)
+    return msgspec.structs.replace(made, carried=record)
 
 
 def _given(

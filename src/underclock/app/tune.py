@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from underclock.records import Plan, Step
     from underclock.tracing.source import TrainingCommand
 
-_STEERED_S = 180.0  # of the GPU's time, where nobody says
+_STEERED_S = 180.0  # of the GPU's time, by default
 _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 
 
@@ -170,7 +170,6 @@ def _traced(
 
 
 def _measure_latency(gpu: str, samples: Path) -> None:
-    """Measure how long clocks take to change, into the file next to samples that plans take."""
     from underclock.app.latency import measure_latency
     from underclock.store import write_document
 
@@ -185,7 +184,6 @@ def _measure_latency(gpu: str, samples: Path) -> None:
 
 
 def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
-    """Plan at the latency that was named, or at what is known."""
     from underclock.app.planning import plan
     from underclock.app.switching import KNOWN, switching_of
     from underclock.store import read_samples
@@ -202,7 +200,6 @@ def _plan(samples: Path, goal: "Goal", latency: str | None) -> "Plan":
 def _show(
     made: "Plan", more: str, folder: Path, command_line: tuple[str, ...], said: Sequence[str]
 ) -> None:
-    """Print the answer on one screen, and how to hold it."""
     from underclock.report import plan_tables
     from underclock.runtime.policy.arms import LEAST_ROUNDS, ArmName, Arms
     from underclock.runtime.trainer.sites import scheduled

@@ -118,7 +118,7 @@ def validate(
         name.need(Capability.SCHEDULE)
     with _opened(plan, course, name, measuring, seed + _SEED_OFFSET, run) as steps:
         gpu_info = steps.measurer.info()
-        told = plan.check_gpu(gpu_info)
+        notes = plan.check_gpu(gpu_info)
         if plan.evidence is not steps.measurer.evidence:
             raise DataError(
                 f"the plan rests on {plan.evidence} samples, this GPU is {steps.measurer.evidence}",
@@ -132,16 +132,16 @@ def validate(
             arms[Strategy.BEST_FIXED] = fixed
         totals = run_in_turns(steps, arms, repeats, progress or (lambda _tally: None))
         latencies = course.scheduled.table
-        told += steps.measurer.notes()
-        told += () if latencies is None else latencies.check_gpu(gpu_info)
+        notes += steps.measurer.notes()
+        notes += () if latencies is None else latencies.check_gpu(gpu_info)
     if plan.accounting is not Accounting.STEP:
         sums = (
             "the promise is a sum of kernels measured alone; the verdict is about the whole step, "
             "whose kernels share one power cap"
         )
-        told += (sums,)
+        notes += (sums,)
     judged = judged_runs(plan, course, totals, tolerance)
-    return msgspec.structs.replace(judged, gpu=gpu_info, warnings=told)
+    return msgspec.structs.replace(judged, gpu=gpu_info, warnings=notes)
 
 
 @contextmanager
@@ -234,7 +234,7 @@ def judged_runs(
         time_change=spread(time),
         energy_change=spread(energy),
         pairs_keeping_energy=count_within(energy, promise.energy_change),
-        # Counted as it is judged: the time of a step can be told to about a tenth of a per cent.
+        # Counted as it is judged: the time of a step is measured to about a tenth of a per cent.
         pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
         energy_interval=change_j.interval,
@@ -254,7 +254,6 @@ def _changes(auto: Floats, runs: Floats) -> tuple[MeanChange, MeanChange]:
 
 
 def _other(plan: Plan, auto: Floats, runs: Floats) -> OtherArm:
-    """Compare the best fixed clock with auto."""
     time, energy = _changes(auto, runs)
     return OtherArm(
         name=Strategy.BEST_FIXED,

@@ -167,7 +167,7 @@ class _CertainOfTime:
         """Return nothing: there is none."""
 
 
-_SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen for what it tells
+_SHARED_POINTS = 5  # clock pairs of every kernel before any is chosen by its value
 _NEAR_POINTS = 2  # the same where a plan of another GPU of the model says which pairs matter
 _LEAST_ROWS = 6  # of all kernels, and one a memory clock, without which nothing is fitted
 _LEFT_TO_CHOOSE = 3.0  # samples of each kernel, of a small allowance, that wait for what those tell
@@ -178,7 +178,7 @@ _HURRIED = 3.0  # times the least that the first looks take: steps may be long, 
 
 
 def first_looks(samples: SampleSet, campaign: Campaign, *, whole: bool) -> int:
-    """Return how many samples come before any is chosen for what it tells."""
+    """Return how many samples come before any is chosen by its value."""
     locked = sum(clocks.core_mhz is not None for clocks in samples.settings)
     each = 1 + min(locked, _points_each(campaign, len(samples.kernels)))
     return each * len(samples.kernels) + WHOLE_STEPS * whole
@@ -235,7 +235,7 @@ class Adaptive(WindowPolicy):
         self._first: list[Wanted] | None = None
 
     def next(self, spent_s: float) -> list[Wanted]:
-        """Return what to measure next: what every campaign needs, then what tells most."""
+        """Return what to measure next: what every campaign needs, then by value."""
         samples = self._recorder.samples
         self._taken = Counter((sample.kernel, sample.asked) for sample in samples.samples)
         for phase in (self._owed, self._at_auto, self._shared):
@@ -251,7 +251,6 @@ class Adaptive(WindowPolicy):
         return Wanted(kernel.name, asked=clocks, timed=False)
 
     def _not_yet(self, wanted: Iterable[Wanted]) -> Iterator[Wanted]:
-        """Pass over what is on file."""
         return (one for one in wanted if not self._taken[one.kernel, one.asked])
 
     def _in_random_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -322,7 +321,7 @@ class Adaptive(WindowPolicy):
                 yield from self.at_once(window) or self._not_yet(self._slower(window))
 
     def _slower(self, capped: Window) -> Iterator[Wanted]:
-        """Return the fastest clocks that a kernel holds alone, by what the cap left of others."""
+        """Return the fastest clocks that a kernel holds alone, below those that the cap left."""
         seen = capped.observed.core_mhz if capped.observed else None
         below_mhz = min(capped.asked.core_mhz or 0, seen or 0)
         slower = [
@@ -415,7 +414,6 @@ class Adaptive(WindowPolicy):
         return unused
 
     def _reference(self, fit: Estimate) -> list[Wanted]:
-        """Return the kernel that is measured again in every round, to see what heat does."""
         if not self._runs:
             return []
         longest = int(np.argmax(fit.costs.table.energy_j[:, -1]))

@@ -34,7 +34,7 @@ class ClockControl(StrEnum):
 PRECISION = 0.003
 SLOWDOWNS = (0.0, 0.01)
 STEERING_S = 600.0
-"""Time limit of a campaign that steers, where nobody says."""
+"""Time limit of a campaign that steers, by default."""
 _COARSE_STEP_MHZ = 210
 _NEAR = 0.05  # of a planned core clock: how far off the clock pairs beneath and above are
 
@@ -89,7 +89,6 @@ class Campaign:
             raise UsageError("an adaptive campaign decides on repeats itself")
 
     def _check_goals(self) -> None:
-        """Reject goals that no plan has, or that would change nothing."""
         if not self.slowdowns or not all(-1.0 < each < 1.0 for each in self.slowdowns):
             raise UsageError(
                 "time budgets are fractions above -1 and below 1, such as 0.01 for 1 %, and at "
@@ -102,16 +101,14 @@ class Campaign:
             )
 
     def _check_near(self) -> None:
-        """Reject clocks and ends besides those of a plan."""
         if self.near is None:
             return
         if self.grid in {Grid.COARSE, Grid.FULL} or self.clocks is ClockControl.STEER:
             raise UsageError("near a plan, an adaptive campaign holds its clocks: name no grid")
         if self.core_mhz or self.mem_mhz or self.repeats > 1:
-            raise UsageError("near a plan, its clocks are what is measured: name no others")
+            raise UsageError("near a plan, only its clocks are measured: name no clocks")
 
     def _check_ends(self) -> None:
-        """Reject ends that no campaign reaches, or that play no part."""
         if not self.precision > 0:
             raise UsageError(f"precision must be positive, got {self.precision}")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
@@ -136,7 +133,7 @@ class Campaign:
         """Refuse a time budget that a measurer cannot measure for.
 
         Raises:
-            UsageError: All plans get the same samples there, or nothing tells of this one.
+            UsageError: All plans get the same samples there, or nothing can be learned of this one.
         """
         if self._has_budget and self.on(measurer) is not Grid.ADAPTIVE:
             raise UsageError(
@@ -151,7 +148,6 @@ class Campaign:
             )
 
     def _check_steering(self) -> None:
-        """Reject steering to what only locks reach."""
         if self.clocks is not ClockControl.STEER:
             return
         if self.grid in {Grid.COARSE, Grid.FULL}:
@@ -242,7 +238,6 @@ def settings_of(measurer: Measurer, campaign: Campaign) -> tuple[Clocks, ...]:
 def _core_grid(
     offered: Sequence[Clocks], campaign: Campaign, measurer: Measurer
 ) -> frozenset[int | None] | None:
-    """Return the core clocks of the grid; ``None`` for all."""
     if campaign.on(measurer) is not Grid.COARSE or Capability.RUN not in measurer.capabilities:
         return None
     cores = sorted({c.core_mhz for c in offered if c.core_mhz is not None})
@@ -334,7 +329,7 @@ def _near(plan: Plan, settings: Sequence[Clocks]) -> tuple[Clocks, ...]:
 def _that_lock(
     measurer: Measurer, settings: tuple[Clocks, ...]
 ) -> tuple[tuple[Clocks, ...], tuple[str, ...]]:
-    """Leave memory clocks to the driver where it takes no memory locks; nobody can list that."""
+    """Leave memory clocks to the driver where it takes no memory locks, which no query lists."""
     first = next((clocks for clocks in settings if clocks.mem_mhz is not None), None)
     if first is None:
         return settings, ()
@@ -349,7 +344,6 @@ def _that_lock(
 def _lacking(
     kernels: Sequence[Kernel], points: Sequence[tuple[Clocks, list[Kernel]]]
 ) -> dict[str, tuple[Clocks, ...]]:
-    """Return the clock pairs without an answer, by kernel; of most there are none."""
     names = {clocks: {kernel.name for kernel in some} for clocks, some in points}
     lacking = {
         kernel.name: tuple(clocks for clocks, some in names.items() if kernel.name not in some)

@@ -105,7 +105,7 @@ def course_of(plan: Plan) -> Course | None:
 
 
 def switching_model(table: LatencyTable | None) -> SwitchingModel | None:
-    """Return how a simulated GPU switches whose latencies somebody assumed.
+    """Return the switching model of a simulated GPU with assumed latencies.
 
     Each clock takes what the slowest of its changes is said to take; only changes of the memory
     clock can stall.
@@ -261,7 +261,7 @@ class Steering(WindowPolicy):
         window_of(Wanted("", mix), 0, reading, self._recorder.file.header)
 
     def next(self, spent_s: float) -> list[Wanted]:
-        """Return the mix that tells most, by what is on file."""
+        """Return the mix of highest value, given the samples on file."""
         del spent_s
         samples = self._recorder.samples
         if not self._whole:
@@ -293,7 +293,6 @@ class CampaignRun:
 
     @property
     def _spent_s(self) -> float:
-        """GPU time of all runs."""
         return self._earlier_s + self._recorder.measurer.now_s() - self._began_s
 
     @property
@@ -371,7 +370,6 @@ class CampaignRun:
         return self._earlier_s + measuring.least_warm_s >= self._policy.limit_s
 
     def _tell(self, doing: str) -> None:
-        """Say how far the campaign is."""
         taken, limit_s = self._recorder.taken, self._policy.limit_s
         phase = Phase()
         if self._left is not None and self._policy.total is None:
@@ -391,7 +389,6 @@ class CampaignRun:
 
 
 def _words(wanted: Wanted) -> str:
-    """Say what is measured."""
     mix = wanted.mix
     what = wanted.kernel or ("the whole step" if mix.launches else "co-load by itself")
     at = f" at {wanted.asked}" if wanted.kernel or not wanted.asked.is_auto else ""

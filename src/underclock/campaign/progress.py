@@ -1,8 +1,8 @@
 """How long a campaign takes: said before it begins, and as time left while it runs.
 
 Before anything ran only the settings are known: how long each measurement warms up and lasts, and
-how many there are in any case. A long launch makes its window longer, and only measuring tells how
-long launches are, so what is left is told again from the pace there is.
+how many there are in any case. A long launch makes its window longer, and launch times
+are known only from measuring, so the time left follows the pace so far.
 """
 
 import math
@@ -46,11 +46,10 @@ class Expected:
         if self.first:
             words += f": about {time} of GPU time for the first {self.first} measurements"
             words += ", then"
-        words += f"{'' if self.first else ':'} what tells most, until {self.goal}"
+        words += f"{'' if self.first else ':'} samples of highest value, until {self.goal}"
         return words if self.limit_s is None else f"{words}; {self._limit_words(self.limit_s)}"
 
     def _limit_words(self, limit_s: float) -> str:
-        """Say what the time limit leaves."""
         limit = format_duration(limit_s)
         if limit_s < self.first_s:
             return f"the time limit leaves {limit}, less than the first take"
@@ -69,7 +68,7 @@ class Tally:
         time_limit_s: Of that time; ``None`` where it has none.
         phase: What of it, where it has several; the first is of a length that is known before.
         phase_s: GPU time since that began.
-        left_s: About how much more it takes; ``None`` where nobody can know.
+        left_s: About how much more it takes; ``None`` where that is unknown.
     """
 
     done: int
@@ -83,7 +82,7 @@ class Tally:
 
     @property
     def share(self) -> float | None:
-        """How much is done, 0 to 1, of all or else of its phase; ``None`` where nobody can know."""
+        """How much is done, 0 to 1, of all or else of its phase; ``None`` where that is unknown."""
         ends = ((self.done, self.total), (self.gpu_s, self.time_limit_s))
         shares = [done / whole for done, whole in ends if whole]
         if not shares and self.left_s is not None and self.phase_s + self.left_s > 0:
@@ -134,7 +133,7 @@ class Phase:
     """Where a campaign is.
 
     Attributes:
-        left_s: About how much more it takes; ``None`` where nobody can know.
+        left_s: About how much more it takes; ``None`` where that is unknown.
     """
 
     name: str = ""
@@ -181,4 +180,4 @@ class TimeLeft:
         # The variance of what is measured goes down with the number of measurements.
         all_s, more = now_s - self._began_s, None if short_of is None else short_of**2 - 1.0
         left = None if more is None else all_s * max(0.0, more)
-        return Phase("what tells most", now_s - self._then_s, left)
+        return Phase("samples of highest value", now_s - self._then_s, left)

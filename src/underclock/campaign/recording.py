@@ -37,7 +37,7 @@ _NEAR = (
 
 
 def check_same_campaign(path: Path, begun: SampleSet, wanted: SampleSet) -> tuple[str, ...]:
-    """Refuse to mix two campaigns in one file; return what its reader must be told.
+    """Refuse to mix two campaigns in one file; return warnings for its reader.
 
     Raises:
         UsageError: Something differs that decides the samples.
@@ -59,8 +59,8 @@ def check_same_campaign(path: Path, begun: SampleSet, wanted: SampleSet) -> tupl
 def set_apart(file: SampleFile, wanted: SampleSet) -> tuple[str, ...]:
     """Let a file go on with a step whose libraries chose other algorithms; say what that left.
 
-    Samples of kernels that run as before stay. The others, and those of the whole step, are of what
-    no longer runs: they are put into a file of their own, and taken anew.
+    Samples of kernels that run as before stay. The rest, and those of the whole step, are of
+    kernels that no longer run: they are put into a file of their own, and taken anew.
 
     Raises:
         UsageError: Something else differs too.
@@ -108,7 +108,6 @@ def _is_recaptured(begun: SampleSet, wanted: SampleSet) -> bool:
 
 
 def _compared(begun: SampleSet, wanted: SampleSet) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what must be the same: its name, both values in words, and what to do."""
     old, new = begun.gpu, wanted.gpu
     yield "kind of evidence", begun.evidence, wanted.evidence, _REPEAT
     yield "GPU", old.name, new.name, _REPEAT
@@ -150,8 +149,8 @@ def _without_noise(kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
 
 def _told(begun: tuple[object, ...], wanted: tuple[object, ...], noun: str) -> tuple[str, str]:
     """Return two lists in words that differ where the lists do."""
-    others = "" if begun == wanted or len(begun) != len(wanted) else " others"
-    return f"{len(begun)} {noun}", f"{len(wanted)}{others} {noun}"
+    other = "" if begun == wanted or len(begun) != len(wanted) else " other"
+    return f"{len(begun)} {noun}", f"{len(wanted)}{other} {noun}"
 
 
 def _expected(header: SampleSet) -> str:
@@ -252,7 +251,7 @@ class Recorder:
         return window
 
     def _read(self, wanted: Wanted, repeat: int) -> Reading:
-        """Measure; a step by itself tells something without its launches timed too."""
+        """Measure; a step by itself is useful without timed launches too."""
         launches = self.file.header.launches if wanted.is_step else ()
         if wanted.kernel:
             launches = (self._kernels[wanted.kernel],)
@@ -363,10 +362,9 @@ def window_of(wanted: Wanted, repeat: int, reading: Reading, header: SampleSet) 
 
 
 def _timed(window: Window, durations: Durations, header: SampleSet) -> Window:
-    """Return a window with what was timed inside it."""
     kernel_s, mix = durations.kernel_s, window.mix
     kernel_mhz: tuple[float, ...] = ()
-    # At a lock idling lasts as long as the lock says, so it tells nothing.
+    # At a lock idling lasts as long as the lock says, so its length says nothing of the clock.
     listed = [] if window.asked.core_mhz else [c.core_mhz or 0 for c in header.settings]
     highest_mhz = float(max(listed)) if any(listed) else None
     if window.is_step:

@@ -51,7 +51,7 @@ _LEAST_CORE = (
 _FOR_PROMISE = 0.5  # J off a promise's error are worth this many J saved
 # Of auto's mean power: what a second may be worth at most and at least, if not nothing.
 _PRICES = (0.0, *np.geomspace(1e-2, 1e3, 51).tolist())
-_STEEPEST, _HALVINGS = 100.0, 40  # of the greatest power: nobody pays more for a second
+_STEEPEST, _HALVINGS = 100.0, 40  # of the greatest power: no price of a second is higher
 
 
 def spread_out(core_mhz: Floats, mem_mhz: Floats, points: int) -> Ints:

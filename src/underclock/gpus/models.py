@@ -105,7 +105,7 @@ _SETTER = Latency(shares=(0.0, 0.5, 0.75, 0.99, 1.0), points_s=(3.5e-3, 4.5e-3, 
 
 @dataclass(frozen=True, slots=True)
 class ReportedLatency:
-    """From call to new clock, as others report it: no more than a first guess for a board.
+    """From call to new clock, as published reports have it: no more than a first guess for a board.
 
     The source says of which GPUs, and how well known.
     """
@@ -180,7 +180,7 @@ class SwitchingModel:
 
 @functools.lru_cache(maxsize=4096)
 def _deviation(target: str) -> float:
-    """Return how a target differs from others, always the same: a standard normal draw."""
+    """Return a target's deviation from the mean, always the same: a standard normal draw."""
     return float(np.random.default_rng(zlib.crc32(target.encode())).standard_normal())
 
 
@@ -401,7 +401,7 @@ def name_of_model(gpu: str) -> str | None:
 
 
 def encode(model: GpuModel) -> str:
-    """Return a model as JSON, numbers to six digits: a sweep tells no more."""
+    """Return a model as JSON, numbers to six digits: a sweep is no more precise."""
     rounded = json.loads(
         msgspec.json.encode(model), parse_float=lambda text: float(f"{float(text):.6g}")
     )
@@ -429,7 +429,6 @@ def decode(body: bytes, where: str) -> GpuModel:
 
 
 def _check_names(given: Any, known: Any) -> None:  # noqa: ANN401
-    """Reject names that no model has; dataclasses read past them."""
     if isinstance(given, dict):
         if unknown := given.keys() - known.keys():
             raise msgspec.ValidationError(f"no model has {min(unknown)!r}")
@@ -460,7 +459,7 @@ _WAITING, _SENT_BYTE_J, _SHOWN = 24 / 700, 0.4e-9, 1 / 4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A GPU's way to the others.
+    """A GPU's link to its peers.
 
     Attributes:
         name: As people call it.

@@ -41,7 +41,7 @@ OTHERWISE = "clocks were neither auto nor as planned throughout"
 OTHER_STEPS = "steps took over 10 % more or less than the plan's"
 _BEGINS, _SQLITE = b'{"kind":"ledger"', b"SQLite format 3"
 _ASIDE = f"name another file with {LEDGER}, or move it away: the next run begins a new one"
-_WAITS, _WAIT_S = 200, 0.05  # for the lock; whoever holds it for longer was stopped
+_WAITS, _WAIT_S = 200, 0.05  # for the lock; a process that holds it for longer was stopped
 _DIGITS = 16  # as a step's fingerprint has
 _Date = Annotated[float, msgspec.Meta(gt=0, le=253_402_300_800)]  # s since 1970, until year 9999
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
@@ -49,7 +49,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
 
 
 class SavedAgainst(StrEnum):
-    """What a saving is told against."""
+    """What a saving is measured against."""
 
     BLOCKS = "blocks"  # at auto, in turns with the plan's in the same run
     PROMISE = "promise"  # of the plan, for the steps that ran under it
@@ -63,8 +63,8 @@ class LedgerGpu(Record, frozen=True, kw_only=True):
         gpu: As `hashed` makes it of the board's UUID.
         energy_j: Drawn in all of the run, but for ``untold_j``; ``None`` where that is not known.
         auto_j: What ``energy_j`` would have been at auto, with its 95 % interval as far as the
-            comparison goes; ``None`` where that cannot be told, as ``untold`` says.
-        untold_j: Drawn in steps of which it cannot be told what they saved, and ``untold_why``.
+            comparison goes; ``None`` where that is unknown, as ``untold`` says.
+        untold_j: Drawn in steps whose saving is unknown, and ``untold_why``.
     """
 
     gpu: str
@@ -92,7 +92,7 @@ class LedgerRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="ledger
         job: What the user calls it, or the batch system; else the workload.
         plan: Digest of the plan; empty for none.
         began_s: Seconds since 1970, UTC.
-        evidence: Of the saving: the weaker of the run's own and of what it is told against.
+        evidence: Of the saving: the weaker of the run's own and of what it is measured against.
     """
 
     run: str
@@ -106,13 +106,13 @@ class LedgerRun(Record, frozen=True, kw_only=True, tag_field="kind", tag="ledger
 
 
 class SavedTotal(Record, frozen=True, kw_only=True):
-    """What some runs saved together, all of one evidence and told by the same.
+    """What some runs saved together, all of one evidence and one comparison.
 
     Attributes:
         group: Job, GPU or month; empty for all.
-        energy_j: Drawn where the saving can be told, in ``gpu_s`` of GPUs' time.
+        energy_j: Drawn where the saving is known, in ``gpu_s`` of GPUs' time.
         saved_j: Of that against auto, with its 95 % interval; negative where more was drawn.
-        untold_j: Drawn besides, of which it cannot be told what was saved, and ``why``.
+        untold_j: Drawn where the saving is unknown, and ``why``.
     """
 
     group: str
@@ -130,7 +130,7 @@ class SavedTotal(Record, frozen=True, kw_only=True):
 
 
 def hashed(uuid: str) -> str:
-    """Return what tells a board from others, and does not name it."""
+    """Return a board's identity without its serial number: a hash of its UUID."""
     return hashlib.sha256(uuid.encode()).hexdigest()[:_DIGITS]
 
 
@@ -155,13 +155,13 @@ def _total(
     against: SavedAgainst,
     parts: Sequence[tuple[LedgerRun, LedgerGpu]],
 ) -> SavedTotal:
-    told = [(run, gpu) for run, gpu in parts if not gpu.untold]
+    known = [(run, gpu) for run, gpu in parts if not gpu.untold]
     rest = [gpu for _, gpu in parts if gpu.untold or gpu.untold_j]
-    energy_j = math.fsum(gpu.energy_j or 0.0 for _, gpu in told)
-    saved_j = math.fsum(gpu.auto_j or 0.0 for _, gpu in told) - energy_j
+    energy_j = math.fsum(gpu.energy_j or 0.0 for _, gpu in known)
+    saved_j = math.fsum(gpu.auto_j or 0.0 for _, gpu in known) - energy_j
     below: defaultdict[str, float] = defaultdict(float)  # half-widths of each comparison
     above: defaultdict[str, float] = defaultdict(float)
-    for run, gpu in told:
+    for run, gpu in known:
         low_j, high_j = gpu.auto_interval_j or (0.0, 0.0)
         comparison = run.run if against is SavedAgainst.BLOCKS else ""
         below[comparison] += (gpu.auto_j or 0.0) - low_j
@@ -172,10 +172,10 @@ def _total(
         group=group,
         evidence=evidence,
         against=against,
-        runs=len({run.run for run, _ in told}),
-        gpus=len({gpu.gpu for _, gpu in told}),
-        gpu_s=math.fsum(run.lasted_s for run, _ in told),
-        steps=sum(gpu.steps for _, gpu in told),
+        runs=len({run.run for run, _ in known}),
+        gpus=len({gpu.gpu for _, gpu in known}),
+        gpu_s=math.fsum(run.lasted_s for run, _ in known),
+        steps=sum(gpu.steps for _, gpu in known),
         energy_j=energy_j,
         saved_j=saved_j,
         saved_interval_j=(saved_j - reach_j[0], saved_j + reach_j[1]),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @seed_option
 @json_option
 def command(*, gpus: tuple[str, ...], grid: str, seed: int, as_json: bool) -> None:
-    """Run the whole study of arXiv 2601.08539 on simulated GPUs, beside its numbers.
+    """Run the whole study of arXiv 2601.08539 on simulated GPUs, next to its numbers.
 
     By default on the RTX 3080 Ti whose sweep was published, and on the paper's own board, which is
     fitted to the paper's Table 1. --json has more of the set-up.
@@ -66,7 +66,6 @@ def number_text(value: float | None, unit: str) -> str:
 
 
 def _tables(gpus: "Sequence[str]", studies: "Sequence[Study]") -> "Iterator[Table]":
-    """Yield every group of numbers, ours beside the paper's."""
     from itertools import groupby
 
     from underclock.paper.study import basis_of

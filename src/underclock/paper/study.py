@@ -101,7 +101,7 @@ def _rows(file: str) -> list[dict[str, str]]:
 QUOTED = {
     row["name"]: msgspec.convert(row, QuotedNumber, strict=False) for row in _rows("quoted.csv")
 }
-"""Every number by its name, nothing of ours beside it."""
+"""Every number by its name, without one of ours."""
 
 
 def change(name: str) -> Change:
@@ -415,7 +415,6 @@ def _percent(change: Cost | Choice) -> Change:
 
 
 def _change(name: str, ours: Change | None) -> _Ours:
-    """Return a change of time and one of energy."""
     time_pct, energy_pct = ours or (None, None)
     return {f"{name}: time": time_pct, f"{name}: energy": energy_pct}
 
@@ -432,7 +431,7 @@ class Table1Row:
 
 
 def table1_rows(discovered: Plan, auto: Mapping[str, Clocks]) -> tuple[Table1Row, ...]:
-    """Put our choices beside the paper's, kernel by kernel; ``auto`` are clocks read under auto.
+    """Put our choices next to the paper's, kernel by kernel; ``auto`` are clocks read under auto.
 
     Raises:
         ValueError: The plan is of other kernels than Table 1.

@@ -25,7 +25,7 @@ from underclock.physics.constants import GpuConstants, KernelArrays, KernelLike,
 _SHORTEST_S = 1e-15  # keeps a kernel that is all fixed time from dividing by zero
 REFERENCE_C = 25.0  # at which leakage is stated
 AMBIENT_C = 28.0
-"""Air that cools a GPU, where nobody read it: machine rooms keep their inlets at 18 to 27 °C
+"""Air that cools a GPU, where it was not read: machine rooms keep their inlets at 18 to 27 °C
 (ASHRAE, class A1), and other parts of a machine warm it."""
 
 

@@ -84,7 +84,7 @@ class Choice(Record, frozen=True, kw_only=True):
     what changes is the sum of all launches.
 
     What it costs at auto is per step, all its runs together; ``auto_core_mhz`` is the core clock
-    that the driver is expected to give it there, on average, and ``None`` where nobody knows.
+    that the driver is expected to give it there, on average, and ``None`` where unknown.
     """
 
     core_mhz: int | None

@@ -48,14 +48,16 @@ COLDEST_C, HOTTEST_C = -60, 200  # kelvin and millidegrees are outside
 LEAST_W, GREATEST_W = 0.1, 20_000.0  # asleep, and more than a rack of GPUs may draw
 _OVER_LIMIT = 2.0  # power peaks above a board's limit for milliseconds, and to less than this
 _TICK_S = 0.2  # an energy counter climbs in steps of 0.1 s, and is read some time after one
-ROUNDING = 5e-5  # of a number that others make: half of the last digit of a per cent shown
+ROUNDING = (
+    5e-5  # of a number worked out from shown ones: half of the last digit of a per cent shown
+)
 
 
 class Evidence(StrEnum):
     """Where a number comes from; a number never travels without it."""
 
     MEASURED = "measured"  # on this GPU, by us
-    REPLAYED = "replayed"  # from a table of others
+    REPLAYED = "replayed"  # from a measured table
     SIMULATED = "simulated"  # from a model of a GPU
 
 
@@ -130,7 +132,7 @@ def check_interval(record: Record, name: str, value: float | None = None) -> Non
 
 
 def check_agrees(what: str, stated: float, worked_out: float) -> None:
-    """Reject a number that is not what others of the same record make of it."""
+    """Reject a number that contradicts other numbers of its record."""
     if not abs(stated - worked_out) <= ROUNDING * max(1.0, abs(worked_out)):
         raise ValueError(f"{what} says {stated}, and what it rests on makes {worked_out}")
 
@@ -235,12 +237,10 @@ class ShownRecord(Record, frozen=True):
 
     @property
     def _facts(self) -> Facts:
-        """What is shown in a line, names and what is said of each: nothing but the heading here."""
         return ()
 
     @property
     def _more_facts(self) -> Facts:
-        """What is shown in a notebook."""
         return self._facts
 
 

@@ -37,11 +37,11 @@ class InstructionKind(StrEnum):
     BACKWARD = "backward"  # of inputs alone where a schedule splits it
     WEIGHTS = "weights"  # gradients of weights, where a schedule splits them off
     RECOMPUTE = "recompute"  # activations again, before a backward
-    REST = "rest"  # of the pass before it, from where something began beside it
+    REST = "rest"  # of the pass before it, from where an overlap began
     SEND = "send"
     RECEIVE = "receive"
     COLLECTIVE = "collective"
-    COPY = "copy"  # between host and GPU, or within it, beside passes
+    COPY = "copy"  # between host and GPU, or within it, overlapping passes
     OPTIMIZER = "optimizer"
     OTHER = "other"
 
@@ -119,7 +119,7 @@ class Profile(Record, frozen=True, kw_only=True):
     """What equal instructions cost at every clock that was measured.
 
     Attributes:
-        rows: Ways to run it, as measured: some may be slower and dearer than others.
+        rows: Ways to run it, as measured: some may be slower and dearer.
         auto: Which row is auto: what runs where nothing is set.
     """
 
@@ -168,7 +168,7 @@ class Instruction(Record, frozen=True, kw_only=True, omit_defaults=True):
         if (self.profile is None) == (self.time_s is None):
             raise ValueError(f"a {self.kind} has a profile or a time of its own, one of them")
         if self.profile is not None and (self.meeting is not None or self.power_w is not None):
-            raise ValueError(f"a {self.kind} with a profile meets nobody and has no power")
+            raise ValueError(f"a {self.kind} with a profile has no meeting and no power")
         if self.kind in COMPUTES and self.microbatch is None:
             raise ValueError(f"a {self.kind} belongs to a microbatch")
 
@@ -299,7 +299,6 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
         self._check_meetings()
 
     def _check_waits(self) -> None:
-        """Reject waits of, or for, what no rank does."""
         for wait in self.waits:
             for at, which in (
                 (wait.rank, wait.instruction),
@@ -313,7 +312,6 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                     )
 
     def _check_microbatches(self) -> None:
-        """Reject ranks that do not all take the same microbatches through the same passes."""
         for at, rank in enumerate(self.ranks):
             done = Counter(
                 (each.kind, each.chunk, each.microbatch)
@@ -332,7 +330,6 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                     )
 
     def _check_meetings(self) -> None:
-        """Reject transfers with one end, and ranks that meet themselves."""
         met: dict[int, list[tuple[int, Instruction]]] = {}
         for at, rank in enumerate(self.ranks):
             for each in rank.instructions:
@@ -346,7 +343,7 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                 missing = "receive" if sends > receives else "send"
                 raise ValueError(f"the {first} of rank {at} meets no {missing}")
             if len(members) == 1:
-                raise ValueError(f"the {first} of rank {at} meets nobody")
+                raise ValueError(f"the {first} of rank {at} has a meeting of its own")
             if len({rank for rank, _ in members}) < len(members):
                 raise ValueError(f"rank {at} meets itself in its {first}")
 

@@ -68,7 +68,7 @@ class Switch(Record, frozen=True, kw_only=True):
         jitter_s: Standard deviation of the delay, estimated robustly.
         stall_s: After the delay, time in which no work was done, median.
         repeats: Measurements that these rest on; 0 where assumed.
-        outliers: Measurements dropped because they lay far from the others.
+        outliers: Measurements dropped as outliers.
         call: How long the setter blocks; ``None`` where assumed.
         readings: By each reader that showed the change; the figures above are by kernels.
     """
@@ -157,8 +157,8 @@ class LatencyTable(Record, frozen=True, kw_only=True, tag_field="kind", tag="lat
     def constant_s(self) -> float | None:
         """What every change takes, and nothing else; ``None`` where they differ or scatter."""
         totals_s = {switch.total_s for switch in self.switches if switch.from_mhz is None}
-        others = any(s.jitter_s or s.stall_s or s.call_s or s.from_mhz for s in self.switches)
-        return totals_s.pop() if len(totals_s) == 1 and not others else None
+        further = any(s.jitter_s or s.stall_s or s.call_s or s.from_mhz for s in self.switches)
+        return totals_s.pop() if len(totals_s) == 1 and not further else None
 
     def check_gpu(self, info: GpuInfo) -> tuple[str, ...]:
         """Make sure that the table may be used for a GPU; return notes for the reader.

@@ -145,7 +145,7 @@ class ThrottleReason(IntFlag):
     GPU_IDLE = 0x1
     """GpuIdle: nothing runs."""
     APPLICATIONS_CLOCKS_SETTING = 0x2
-    """ApplicationsClocksSetting: somebody set application clocks."""
+    """ApplicationsClocksSetting: application clocks are set."""
     SW_POWER_CAP = 0x4
     """SwPowerCap: the driver holds the board's power under its limit."""
     HW_SLOWDOWN = 0x8
@@ -220,7 +220,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         core_spread_mhz: Standard deviation of those readings.
         kernel_s: Mean duration of one launch, on the GPU's own clock: of the kernel, or of each
             kernel of the step in the order of the sample set. Empty where launches were not timed.
-        kernel_mhz: Core clock of each of these while it ran, told by idling before and after it;
+        kernel_mhz: Core clock of each of these while it ran, read while idling before and after it;
             empty where the window has one clock.
         hot_s: Mean duration of a launch of the heater; ``None`` without one, or when not timed.
         idle_s: Idling in a round as it was; ``None`` without any, or when not timed.
@@ -265,7 +265,6 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
             self._check_inside()
 
     def _check_inside(self) -> None:
-        """Reject what was read inside where it cannot be."""
         check_positive(self, "core_mhz", "hot_s", "idle_s", "spin_mhz")
         check_not_negative(self, "core_spread_mhz")
         check_each_positive(self, "kernel_s", "kernel_mhz")
@@ -313,7 +312,7 @@ class Window(Record, frozen=True, kw_only=True, gc=False, omit_defaults=True):
         return self.kernel_mhz or (self.spin_mhz or self.at_mhz,) * len(self.kernel_s)
 
     def untimed(self) -> "Window":
-        """Return a window of a kernel or the step by itself as if nobody had looked inside."""
+        """Return a window of a kernel or the step by itself without the times of its launches."""
         return msgspec.structs.replace(
             self, core_mhz=None, core_spread_mhz=None, kernel_s=(), kernel_mhz=()
         )
@@ -368,7 +367,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
         sampled: Whether a table that was replayed has repeats, even if none was taken: it is a
             sample of the GPU.
         lacking: Clock pairs of ``settings`` at which a kernel cannot be measured, by its name.
-        warnings: Sentences the reader must see beside the numbers.
+        warnings: Sentences the reader of the numbers must see.
     """
 
     evidence: Evidence
@@ -399,7 +398,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
 
     @property
     def measuring(self) -> MeasurementSettings | None:
-        """How long was waited and measured; ``None`` where nobody knows."""
+        """How long was waited and measured; ``None`` where unknown."""
         return self.provenance.measuring if self.provenance else None
 
     def _check_counts(self, window: Window) -> None:
@@ -441,7 +440,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
 
     @property
     def auto_mem_mhz(self) -> int | None:
-        """Memory clock that runs where none is locked, as read; ``None`` where nobody looked."""
+        """Memory clock that runs where none is locked, as read; ``None`` where it was not read."""
         there = [*self.in_situ, *(s for s in self.samples if s.asked.mem_mhz is None)]
         read = [s.observed.mem_mhz for s in there if s.observed and s.observed.mem_mhz]
         return statistics.median_low(read) if read else None
@@ -451,7 +450,7 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
 
         ``None`` where only the boards may differ.
         """
-        for noun, mine, others in (
+        for noun, mine, theirs in (
             ("GPU models", self.gpu.name, other.gpu.name),
             ("drivers", self.gpu.driver, other.gpu.driver),
             ("power limits", self.gpu.power_limit_w, other.gpu.power_limit_w),
@@ -459,8 +458,8 @@ class SampleSet(ShownRecord, frozen=True, kw_only=True, dict=True):
             ("steps", self.workload, other.workload),
             ("captures of the step", self.fingerprint, other.fingerprint),
         ):
-            if mine != others:
-                return noun, mine, others
+            if mine != theirs:
+                return noun, mine, theirs
         return None
 
     @property

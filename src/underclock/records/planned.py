@@ -38,7 +38,7 @@ from underclock.units import format_percent
 
 
 class MatchWay(StrEnum):
-    """How a kernel is known from others; the value is the words shown to the user."""
+    """How a kernel's costs follow from measured ones; the value is the words shown to the user."""
 
     SAME = "same"
     ROLE = "same role, other shape"
@@ -53,10 +53,10 @@ class MatchWay(StrEnum):
 
 
 class KernelMatch(Record, frozen=True, kw_only=True):
-    """What one kernel was told by.
+    """What one kernel's costs were carried over from.
 
     Attributes:
-        source: The measured kernel of its role; ``None`` where its kind told it, or nothing did.
+        source: The measured kernel of its role; ``None`` where its kind or nothing was used.
         time_spread: Relative standard deviation of its time at auto, as a fraction.
         energy_spread: The same of its energy.
     """
@@ -118,7 +118,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         baseline: The clocks called auto; other than auto/auto where a table has no such row.
         kernels: What the plan holds of each kernel.
         fixed: The best fixed clock pair; ``None`` when infeasible.
-        frontier: Choices no mixture of others beats in both time and energy, at the chosen
+        frontier: Choices on the lower convex hull of time and energy, at the chosen
             granularity with free switching, fastest first.
         closure: Isolated sum against in situ; ``None`` where the step was not run whole.
         runs: What the step runs, with counts.
@@ -208,7 +208,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 check_agrees("energy_change", cost.energy_change, of_auto[1] - 1.0)
 
     def _check_runs(self) -> None:
-        """Reject kernels without clocks, and clocks without a kernel."""
         names = Counter(kernel.name for kernel in self.runs)
         for name, count in names.items():
             if count > 1:
@@ -285,7 +284,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
             ) from exc
 
     def check_gpu(self, gpu: GpuInfo, *, any_limit: bool = False) -> tuple[str, ...]:
-        """Refuse to be used on a GPU it was not made for; return what the reader must be told.
+        """Refuse to be used on a GPU it was not made for; return warnings.
 
         Args:
             any_limit: Whether another power limit will do.
@@ -320,7 +319,7 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
     def check_to_hold(
         self, gpu: GpuInfo, *, anyway: bool, hint: str, any_limit: bool = False
     ) -> tuple[str, ...]:
-        """Refuse to be held where it was not made; return what the reader must be told.
+        """Refuse to be held where it was not made; return warnings.
 
         Args:
             anyway: Whether another board or driver will do.
@@ -372,7 +371,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
 
     @property
     def _more_facts(self) -> tuple[tuple[str, str], ...]:
-        """Every way of choosing clocks."""
         arms = (
             (f"{self._title(a.name)}{' (the plan)' if a.name is self.chosen else ''}", _of(a))
             for a in self.arms

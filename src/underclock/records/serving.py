@@ -3,8 +3,8 @@
 A server runs steps of many sizes, so its plan is a table and no list of kernels. A bucket of it is
 a step that was measured or modelled at one batch and one context, and stands for all that are no
 greater in both and for which there is no smaller bucket. Clocks of a bucket are chosen for the
-step as a whole; `ServingBucket.frontier` has the others that are worth holding, for whoever decides
-anew as requests come.
+step as a whole; `ServingBucket.frontier` has the further choices worth holding, for a governor that
+decides anew as requests come.
 """
 
 from enum import StrEnum
@@ -31,7 +31,7 @@ class Basis(StrEnum):
     """What a cost at some clocks rests on; the value is what the user reads."""
 
     MEASURED = "measured"  # the step ran at these clocks
-    STEERED = "steered"  # its kernels ran at these clocks, beside a co-load
+    STEERED = "steered"  # its kernels ran at these clocks, under a co-load
     MODELLED = "modelled"  # nothing ran at these clocks: the fitted model says so
 
 

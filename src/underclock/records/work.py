@@ -90,8 +90,8 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
         bytes_moved: Least bytes of DRAM traffic of one invocation, of a collective what one rank
             sends; ``None`` when unknown.
         launch: How a traced kernel is launched; ``None`` for one known by its sizes only.
-        waited_for: Share of its launches' time for which the step waits; for the rest others
-            overlap it. Of a profile, so noisy: it is no part of what a kernel is.
+        waited_for: Share of its launches' time for which the step waits; the rest is
+            overlapped. Of a profile, so noisy: it is no part of what a kernel is.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Kernel(Record, frozen=True, kw_only=True, rename={"pass_": "pass"}):
 
     @property
     def overlapped(self) -> bool:
-        """Whether a step waits for none of it: it runs at whatever clocks others have."""
+        """Whether a step waits for none of it: it runs at its neighbours' clocks."""
         return self.waited_for <= _LEAST_WAITED
 
 
@@ -203,7 +203,7 @@ class Step(Record, frozen=True, kw_only=True, tag_field="kind", tag="step"):
         parameters: What it was built with (batch, sequence, …).
         source: Of a traced step, to run it again; ``None`` for any other.
         obstacle: Why a traced step's kernels cannot be isolated; empty when they can.
-        data_sizes: Numbers that came out of a traced step's data; another run's shapes have others.
+        data_sizes: Numbers that came out of a traced step's data; they differ in another run.
     """
 
     schema: int = SCHEMAS["step"]
@@ -318,11 +318,11 @@ def module_calls(text: str) -> tuple[str, ...] | None:
 
     ``None`` where it names the innermost module alone.
     """
-    first, *others = text.split(_CALLS)
+    first, *calls = text.split(_CALLS)
     paths = [first]
-    for other in others:
+    for other in calls:
         paths.append(paths[-1] + other if other.startswith(".") else other)
-    return tuple(paths) if others else None
+    return tuple(paths) if calls else None
 
 
 def module_calls_text(paths: Sequence[str]) -> str:

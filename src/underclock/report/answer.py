@@ -84,26 +84,26 @@ def basis(plan: Plan) -> str:
 
 def carried_sentence(plan: Plan) -> str | None:
     """Say how the kernels of a step that was not measured are known; ``None`` where it was."""
-    told = plan.carried
-    if told is None:
+    carried = plan.carried
+    if carried is None:
         return None
     total_j = sum(choice.auto_energy_j for choice in plan.kernels.values())
     parts, unknown = [], []
-    for way, count in told.counts.items():
-        names = [name for name, match in told.matches.items() if match.way is way]
+    for way, count in carried.counts.items():
+        names = [name for name, match in carried.matches.items() if match.way is way]
         share = sum(plan.kernels[name].auto_energy_j for name in names) / total_j
         parts.append(f"{count} {way} ({share:.1%} of energy)")
         unknown += [] if way.is_told else names
-    text = f"Carried over from samples of {told.workload}, kernels known as: {', '.join(parts)}."
+    text = f"Carried over from samples of {carried.workload}, kernels known as: {', '.join(parts)}."
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         text += f" Left at auto: {unknown[0]}{more}."
-    if told.confirmed:
-        text += f" Measured after all: {listed(told.confirmed)}."
-    if told.regret_energy is not None and told.regret_time is not None:
+    if carried.confirmed:
+        text += f" Measured after all: {listed(carried.confirmed)}."
+    if carried.regret_energy is not None and carried.regret_time is not None:
         text += (
             " Against one planned on the step's own samples, as those have both: "
-            f"{change_text(told.regret_energy)} energy, {change_text(told.regret_time)} time."
+            f"{change_text(carried.regret_energy)} energy, {change_text(carried.regret_time)} time."
         )
     return text
 
@@ -342,17 +342,17 @@ def _surely_saves(arm: Arm) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The kernels that save most, and what all others save together.
+    """The kernels that save most, and the sum of the rest.
 
     Attributes:
         rows: Kernels and their choices, greatest saving first; each saves something.
-        others: How many kernels are not among them.
-        others_j: What those save together; negative where they cost energy.
+        more: How many further kernels there are.
+        more_j: What those save together; negative where they cost energy.
     """
 
     rows: tuple[tuple[str, Choice], ...]
-    others: int
-    others_j: float
+    more: int
+    more_j: float
     total_j: float
 
 
@@ -367,8 +367,8 @@ def top_savings(plan: Plan, most: int) -> Ranking:
         rows.append((name, choice))
     return Ranking(
         rows=tuple(rows),
-        others=len(everything) - len(rows),
-        others_j=sum(choice.saved_j for _, choice in everything[len(rows) :]),
+        more=len(everything) - len(rows),
+        more_j=sum(choice.saved_j for _, choice in everything[len(rows) :]),
         total_j=sum(choice.saved_j for _, choice in everything),
     )
 

@@ -98,7 +98,7 @@ _PLOT_PX = 330
 _RIGHT_PX, _BOTTOM_PX, _TICK_PX = 12, 44, 6
 _SYMBOL_PX, _LARGE = 5.0, 1.5
 _SWATCH_PX = 24
-_MANY = 100  # points of a series, of which none is told of by itself
+_MANY = 100  # points of a series, of which none has a note of its own
 _CAPS = {"circle": "round", "square": "square"}  # that a line without length has
 _ABOVE_PX = 6  # how far a name may stand out of the plot
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -122,7 +122,7 @@ class Series:
         colour: As ``#rrggbb``.
         symbol: ``circle``, ``square``, ``diamond``, ``triangle`` or ``star``; empty for a line.
         dashed: Whether its line is.
-        labelled: Whether the name stands beside the points instead of in the legend.
+        labelled: Whether the name stands next to the points instead of in the legend.
         notes: What to say of each point on hovering; empty for its name and position.
     """
 
@@ -180,7 +180,7 @@ class Axis:
 
     @property
     def written(self) -> str:
-        """Both ends, as values and as places, for a script that puts something beside them."""
+        """Both ends, as values and as places, for a script that draws on the same axes."""
         return " ".join(f"{end:.6g}" for end in (self.low, self.high, self.start_px, self.end_px))
 
     def px(self, value: float) -> float:
@@ -268,7 +268,6 @@ def _shade(chart: Chart, x: Axis, y: Axis) -> list[str]:
 
 
 def _grid(chart: Chart, x: Axis, y: Axis) -> list[str]:
-    """Draw the lines behind the points, and write numbers and titles beside them."""
     top, bottom = sorted((y.start_px, y.end_px))
     lines = [f"M{px(x.px(value))} {px(top)}V{px(bottom)}" for value, _ in x.ticks]
     lines += [f"M{px(x.start_px)} {px(y.px(value))}H{px(x.end_px)}" for value, _ in y.ticks]
@@ -342,7 +341,6 @@ def _marker(place: tuple[float, float], series: Series, note: str = "") -> str:
 
 
 def _legend(series: Iterable[Series], width_px: float) -> tuple[list[str], float]:
-    """Draw what is not labelled in the drawing itself, and say where the plot may start."""
     parts, x_px, y_px = [], 0.0, 14.0
     for one in series:
         if one.labelled:
@@ -361,7 +359,7 @@ def _legend(series: Iterable[Series], width_px: float) -> tuple[list[str], float
 
 
 def _labels(chart: Chart, x: Axis, y: Axis) -> list[str]:
-    """Name points beside them, up and to the right, where no other point or name stands."""
+    """Write names of points up and to the right, where no other point or name stands."""
     top = min(y.start_px, y.end_px)
     kept_free = []
     if chart.shade is not None:

@@ -1,6 +1,6 @@
 """What was planned as a Chrome trace, which Perfetto opens: clocks, power and joules over time.
 
-A process is what runs at auto or under the plan, a thread a stream of it; beside each are counters.
+A process is what runs at auto or under the plan, a thread a stream of it; each has counters.
 """
 
 import itertools
@@ -50,7 +50,6 @@ def step_trace(plan: Plan) -> str:
 
 
 def _planned(plan: Plan) -> Iterable[tuple[int, Clocks, float, float | None]]:
-    """Return launches as they are scheduled, or as with free switching where nothing is."""
     held = plan.schedule
     if held is None:
         return freely_planned(plan)
@@ -130,7 +129,6 @@ def _slice(
 
 
 def _counter(process: int, name: str, at_s: float, value: float) -> _Event:
-    """Return a step of a counter, which holds its value until the next."""
     args = {name.partition(" (")[0]: value}
     return {"ph": "C", "name": name, "pid": process, "ts": 1e6 * at_s, "args": args}
 

@@ -54,7 +54,7 @@ _JOULES = (("kJ", 1e3), ("J", 1.0), ("mJ", 1e-3))
 def energy(uses: Sequence[KernelUse]) -> str:
     """Draw where a step's energy goes, pass by pass and kernel by kernel, and what is saved of it.
 
-    Of many kernels those that draw most, and the others together.
+    Of many kernels those that draw most, and the rest together.
     """
     ranked = sorted(uses, key=lambda use: -use.auto_j)
     passes = [name for name in dict.fromkeys(use.pass_ for use in uses) if name]
@@ -259,7 +259,6 @@ def arm_series(arm: str, cost: Cost, title: str = "", *, large: bool = False) ->
 
 
 def _is_auto(cost: Cost) -> bool:
-    """Whether a choice costs as much as auto to all digits shown, and would hide it."""
     return change_text(cost.time_change) == change_text(cost.energy_change) == change_text(0.0)
 
 

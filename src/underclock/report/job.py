@@ -83,13 +83,12 @@ def _held(plan: JobPlan) -> str:
     if len(plan.frontier) > 1:
         text += (
             f"\n{len(plan.frontier)} plans are stored for slower iterations, to "
-            f"{plan.frontier[-1].cost}: a straggler's others follow them"
+            f"{plan.frontier[-1].cost}: the ranks that a straggler holds up follow them"
         )
     return text
 
 
 def _range_text(job: Job, at: int, held: RankClocks) -> str:
-    """Write the least, the mean and the greatest core clock of a rank's instructions."""
     clocks: list[tuple[float, float]] = []
     for each, instruction in zip(held, job.ranks[at].instructions, strict=True):
         if each is None or instruction.profile is None:
@@ -138,7 +137,6 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
 
 
 def _shown_ranks(plan: JobPlan) -> list[int]:
-    """Return which ranks are drawn: those of the first of pipelines side by side."""
     ranks = plan.job.ranks
     return [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
         :_MOST_RANKS
@@ -165,7 +163,6 @@ def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> P
 
 
 def _frontier(plan: JobPlan) -> str:
-    """Draw what slower iterations save, and the arms; empty where nothing is stored."""
     if len(plan.frontier) < 2:  # noqa: PLR2004 - one point is no line
         return ""
     costs = [point.cost for point in plan.frontier]

@@ -68,12 +68,10 @@ def page(plan: Plan, validation: Validation | None) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Write words as a sentence of their own."""
     return f"{text[0].upper()}{text[1:]}."
 
 
 def _coded(words: str) -> object:
-    """Write what stands between backticks as code."""
     from markupsafe import Markup, escape  # noqa: PLC0415 - jinja2 loads it
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704 - escaped

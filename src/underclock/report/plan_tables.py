@@ -71,7 +71,6 @@ def plan_tables(plan: Plan, *, brief: bool = False) -> tuple[RenderableType, ...
 
 
 def _answer(plan: Plan) -> tuple[RenderableType, ...]:
-    """Return the answer that counts, in a few sentences."""
     lines = (
         auto_plan_sentence(plan),
         promise_text(plan),
@@ -83,7 +82,6 @@ def _answer(plan: Plan) -> tuple[RenderableType, ...]:
 
 
 def _fixed_lines(plan: Plan) -> tuple[RenderableType, ...]:
-    """Return what the best fixed clock is worth, and what to paste to hold it."""
     sentence = fixed_sentence(plan)
     if sentence is None or plan.fixed is None:
         return ()
@@ -122,7 +120,6 @@ def arms_table(plan: Plan) -> Table:
 
 
 def _arm_cell(plan: Plan, arm: Arm) -> Text:
-    """Name the arm; under the best fixed clock write which clock that is."""
     cell = Text(f"{'*' if arm.name is plan.chosen else ' '} {arm_title(arm.name, plan)}")
     if arm.name is plan.bound:
         cell.append("\n  a bound: free switching", style="dim")
@@ -132,7 +129,6 @@ def _arm_cell(plan: Plan, arm: Arm) -> Text:
 
 
 def _budgets_table(plan: Plan) -> Table:
-    """Return what larger time budgets let expect."""
     return filled(
         f"expected of greater time budgets, {bound_words(plan)}: {plan.stands_on}",
         numbers("time budget", "energy"),
@@ -141,9 +137,9 @@ def _budgets_table(plan: Plan) -> Table:
 
 
 def savings_table(plan: Plan) -> Table:
-    """Return the clocks of the kernels that save most of the step's energy, and the others' sum."""
+    """Return the clocks of the kernels that save most energy, and the sum of the rest."""
     ranking, held = top_savings(plan, _MOST_SAVINGS), plan.held
-    unit, saved = joules_column([*(c.saved_j for _, c in ranking.rows), ranking.others_j])
+    unit, saved = joules_column([*(c.saved_j for _, c in ranking.rows), ranking.more_j])
     free = ", with free switching, a bound" if plan.bound is plan.chosen else ""
     rows = [
         (
@@ -155,9 +151,9 @@ def savings_table(plan: Plan) -> Table:
         )
         for (name, choice), joules in zip(ranking.rows, saved, strict=False)
     ]
-    if ranking.others:
-        others = "1 other" if ranking.others == 1 else f"{ranking.others} others"
-        rows.append((others, "", saved[-1], "", ""))
+    if ranking.more:
+        name = "1 other" if ranking.more == 1 else f"{ranking.more} others"
+        rows.append((name, "", saved[-1], "", ""))
     return filled(
         f"top savings of a step{free}: {plan.stands_on}",
         (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
@@ -168,13 +164,11 @@ def savings_table(plan: Plan) -> Table:
 
 
 def _range_text(pairs: Iterable[Clocks], name: str) -> str:
-    """Write the clocks that launches of a kernel hold: one, or the least and the greatest."""
     clocks = sorted({getattr(pair, name) for pair in pairs}, key=lambda mhz: mhz or math.inf)
     return " to ".join(map(format_mhz, dict.fromkeys((clocks[0], clocks[-1]))))
 
 
 def _energy_tables(plan: Plan) -> tuple[Table, ...]:
-    """Return where a step's energy goes at auto; nothing of one kernel."""
     rows = [
         (part.name, str(part.launches), f"{part.time_share:.1%}", f"{part.energy_share:.1%}")
         for part in energy_parts(plan)
@@ -191,7 +185,6 @@ def _energy_tables(plan: Plan) -> tuple[Table, ...]:
 
 
 def _latency_tables(plan: Plan) -> tuple[Table, ...]:
-    """Return what other latencies would bring; nothing where that is none."""
     if not has_latencies(plan):
         return ()
     caption = ""
@@ -242,7 +235,7 @@ def validation_table(validation: Validation) -> Table:
 
 
 def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
-    """Return the table of clocks, what they change, and the best fixed clock beside it."""
+    """Return the table of clocks, what they change, and the best fixed clock."""
     rows = [_row(each) for each in plan.buckets]
     modelled = any(each.chosen.basis is Basis.MODELLED for each in plan.buckets)
     table = filled(
@@ -259,7 +252,6 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
 
 
 def _serving_answer(plan: ServingPlan) -> str:
-    """Say what the table saves, and what the best fixed clock does."""
     changes = [each.energy_change for each in plan.buckets]
     fixed = "no fixed clock keeps the budget of every step"
     if plan.fixed is not None:

@@ -79,7 +79,6 @@ def _saving(summary: RunSummary) -> str:
 
 
 def _steps(summary: RunSummary) -> str:
-    """Return how many steps there were; a trainer's first two only show where marks go."""
     times = {0: "", 1: ", the trainer was started again"}
     again = times.get(summary.restarts, f"{times[1]} {summary.restarts} times")
     if summary.enqueued is None or summary.enqueued == summary.steps:
@@ -133,7 +132,6 @@ def _known(value: float | None, write: Callable[[float], str]) -> str:
 
 
 def _change(mean: float | None, interval: tuple[float, float] | None, unit: str = "") -> str:
-    """Write a change and its interval."""
     if mean is None:
         return "-"
     ends = "" if interval is None else f" ({' to '.join(format_percent(e) for e in interval)})"
@@ -249,7 +247,6 @@ def _by_arm(
 
 
 def _symbol(arm: str) -> str:
-    """Return what tells an arm's points from others without colour."""
     return {"auto": "circle", "plan": "square", "best-fixed": "triangle"}.get(arm, "diamond")
 
 
@@ -271,7 +268,6 @@ def _rows(steps: Sequence[StepLine]) -> list[tuple[str, int, str, str, str]]:
 
 
 def _place(arm: str) -> int:
-    """Return where an arm stands among others."""
     known = list(_COLOURS)
     return known.index(arm) if arm in known else len(known)
 

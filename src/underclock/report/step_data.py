@@ -28,7 +28,7 @@ class TimelineBox(NamedTuple):
 
     Attributes:
         core_mhz: ``None`` where it is not known, or clocks do not matter.
-        set_by: Who sets the clock: 1 Underclock, 0 the driver, -1 nobody, for it does not matter.
+        set_by: Who sets the clock: 1 Underclock, 0 the driver, -1 where clocks do not matter.
         gap_s: How long nothing runs before it.
     """
 
@@ -127,7 +127,7 @@ def differences(places: Sequence[int]) -> list[int]:
     return [place - before for before, place in itertools.pairwise((0, *places))]
 
 
-MOST_ROWS = 10_000  # of a table; the others are one row
+MOST_ROWS = 10_000  # of a table; the rest is one row
 _LAYER = re.compile(r"^.*?\d+(?=\.|$)")  # of a module's path: up to its first number
 
 
@@ -192,7 +192,6 @@ def kernel_uses(plan: Plan) -> list[KernelUse]:
 
 
 def _planned(plan: Plan) -> Iterator[StepLaunch]:
-    """Return launches as the plan holds them, or as with free switching where it does not."""
     schedule = plan.schedule
     if schedule is not None and is_held(plan):
         columns = (plan.order, schedule.clocks, schedule.launch_s, schedule.launch_j)
@@ -270,7 +269,6 @@ def _kernels(packer: Packer, uses: Sequence[KernelUse], auto: str) -> Packed:
 
 
 def _together(uses: Sequence[KernelUse]) -> KernelUse:
-    """Return many kernels as one."""
     return KernelUse(
         name=f"{len(uses)} others, each of which draws less",
         pass_="",
@@ -306,9 +304,9 @@ def _segments(packer: Packer, plan: Plan) -> Packed:
         names = differences([packer.text(plan.runs[at].name) for at in parts])
         time_s = digits(math.fsum(launch.time_s for launch in mine))
         energy_j = digits(math.fsum(launch.energy_j for launch in mine))
-        told = (names, [len(taken[at]) for at in parts])
+        listed = (names, [len(taken[at]) for at in parts])
         rows.append(
-            (number, segment.launches, segment.core_mhz, segment.mem_mhz, time_s, energy_j, told)
+            (number, segment.launches, segment.core_mhz, segment.mem_mhz, time_s, energy_j, listed)
         )
     heads = (
         ("Segment", "segment", "count"),
@@ -345,7 +343,6 @@ def _bands(packer: Packer, plan: Plan) -> list[Packed]:
 
 
 def _box(plan: Plan, launch: StepLaunch) -> TimelineBox:
-    """Return one launch; a clock that the driver sets is shown where it is expected."""
     kernel, clocks = plan.runs[launch.at], launch.clocks
     expected = plan.kernels[kernel.name].auto_core_mhz
     return TimelineBox(
@@ -359,7 +356,6 @@ def _box(plan: Plan, launch: StepLaunch) -> TimelineBox:
 
 
 def _groups(plan: Plan) -> dict[str, list[str]]:
-    """Return what each launch belongs to: its pass, and its module from the outside in."""
     groups = {"pass": [str(plan.runs[at].pass_) for at in plan.order]}
     if any(plan.modules):
         known = {text: _outer_and_inner(text) for text in plan.modules}

@@ -60,14 +60,12 @@ class FittingTable(Table):
         yield table
 
     def _needed(self, console: Console, options: ConsoleOptions, kept: list[int]) -> int:
-        """Return how wide these columns are at least."""
         table = self._of(kept)
         for column in table.columns:
             column.width = column.min_width
         return Measurement.get(console, options.update(max_width=_ENDLESS), table).minimum
 
     def _of(self, kept: list[int]) -> Table:
-        """Return a plain table of some columns."""
         table = Table(**self._look)
         least = [_least_width(self.columns[place], named=place == 0) for place in kept]
         table.columns = [

@@ -267,9 +267,8 @@ def verdict_text(validation: Validation) -> str:
 
 
 def _needed_text(validation: Validation) -> str:
-    """Say how many more repeats would decide."""
     if validation.energy_interval is None or validation.time_interval is None:
-        return "a single run of each tells no spread"
+        return "a single run of each has no spread"
     if validation.further_repeats is None:
         return f"too close to call, even with {MOST_REPEATS} repeats"
     more = validation.further_repeats

@@ -184,7 +184,7 @@ def transaction(
 class WriterLock:
     """The right to write one file, from before it is made; the system takes it where we die.
 
-    The lock is a file of its own beside it, because closing any handle of a database gives up the
+    The lock is a file of its own next to it, because closing any handle of a database gives up the
     locks that SQLite holds on it in the same process.
     """
 

@@ -45,7 +45,7 @@ def check_output(
     Args:
         inputs: Files that are read meanwhile, which are never replaced.
         begins: How files of the kind that will be written begin; a file that begins otherwise is
-            somebody's table or script, and never replaced.
+            a user's table or script, and never replaced.
 
     Raises:
         UsageError: It exists already, is an input, of another kind or holds measurements, or its
@@ -76,7 +76,6 @@ def check_output(
 def _check_existing(
     path: Path, begins: str, *, force: bool, inputs: Iterable[Path | None], over_samples: bool
 ) -> None:
-    """Refuse to replace what must stay."""
     for source in inputs:
         if source is not None and source.exists() and path.samefile(source):
             raise UsageError(

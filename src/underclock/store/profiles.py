@@ -76,7 +76,6 @@ def _row(core_mhz: int | None, runs: list[tuple[float, float]]) -> ProfileRow:
 
 
 def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
-    """Return the runs of each instruction of each stage."""
     runs: dict[tuple[int, InstructionKind], _Runs] = {}
     with opened_table(path) as file:
         reader = csv.DictReader(file, skipinitialspace=True)
@@ -99,7 +98,6 @@ def _runs(path: Path) -> dict[tuple[int, InstructionKind], _Runs]:
 def _run(
     where: str, cells: dict[str, str | None]
 ) -> tuple[tuple[int, InstructionKind], int | None, tuple[float, float]]:
-    """Return the stage and instruction of a row, its core clock in MHz, and its costs."""
     said = {name: (cells.get(name) or "").strip() for name in _COLUMNS}
     name = said["instruction"].lower()
     kind = _SHORT.get(name, name)

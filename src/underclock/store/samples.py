@@ -67,7 +67,7 @@ class SampleFile:
         except OSError as exc:
             raise UsageError(f"cannot write {path}: {exc.strerror}") from exc
         try:
-            check_output(path)  # again, for nobody else can make it from here on
+            check_output(path)  # again: the lock keeps other processes out from here on
             build(path, header)
         except BaseException as exc:
             lock.release()
@@ -236,7 +236,6 @@ class SampleFile:
             raise damaged(self.path, exc) from exc
 
     def _progress(self) -> tuple[int, float]:
-        """Read how many windows were written, and the GPU time that all took."""
         row = self._connection.execute("SELECT windows, gpu_s, checksum FROM progress").fetchone()
         if row is None or row[2] != checksum(*row[:2]):
             raise damaged(self.path, "the number of its windows is not as it was written")
@@ -249,7 +248,6 @@ class SampleFile:
         )
 
     def _insert(self, number: int, window: Window) -> None:
-        """Write a window as the row of a number, 1, 2, …; it is not counted yet."""
         what = msgspec.json.encode((*window.what, window.repeat)).decode()
         body = msgspec.json.encode(window).decode()
         self._connection.execute(
@@ -281,7 +279,7 @@ class SampleFile:
         return tuple(windows)
 
     def _notes(self) -> tuple[str, ...]:
-        """Read what a reader of the windows must know, in the order it was told."""
+        """Read what a reader of the windows must know, in the order it was added."""
         rows = self._connection.execute(
             "SELECT sentence, checksum FROM notes ORDER BY rowid"
         ).fetchall()
@@ -295,7 +293,7 @@ class SampleFile:
             try:
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             except sqlite3.OperationalError:
-                pass  # opened read-only, or somebody else reads it: the log stays beside it
+                pass  # opened read-only, or another process reads it: the log stays
             finally:
                 self._connection.close()
                 if self._lock is not None:
@@ -313,7 +311,7 @@ _REMAKE: Final = "merge the files again with `underclock merge`"
 
 
 def is_merged(path: Path) -> bool:
-    """Whether a file is one that was merged of others."""
+    """Whether a file was merged from several."""
     try:
         with path.open("rb") as file:
             head = file.read(_AT.stop)
@@ -400,7 +398,6 @@ def joined(parts: Sequence[SampleSet]) -> SampleSet:
 
 
 def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
-    """Refuse what does not go together, by name."""
     if not sets:
         raise UsageError("there is nothing to merge", hint="name the files of all GPUs")
     name, first = sets[0]
@@ -412,9 +409,9 @@ def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
                 hint="only what `underclock measure` took on a GPU can be merged",
             )
         if unlike := first.unlike(one):
-            noun, mine, others = unlike
+            noun, mine, theirs = unlike
             raise DataError(
-                f"{name} and {path} are of two {noun}: {mine} and {others}",
+                f"{name} and {path} are of two {noun}: {mine} and {theirs}",
                 hint="samples are merged where only the boards differ",
             )
         known = seen.setdefault(one.gpu.uuid, {})
@@ -428,7 +425,6 @@ def _check(sets: Sequence[tuple[Path, SampleSet]]) -> None:
 
 
 def _bodies(path: Path) -> Iterable[bytes]:
-    """Return each file in a merged one as it was, or one that is not merged as it is."""
     if not is_merged(path):
         with SampleFile.open(path, writable=False) as file:
             return [file.body()]
@@ -445,6 +441,5 @@ def _bodies(path: Path) -> Iterable[bytes]:
 
 
 def _part(path: Path, body: bytes) -> SampleSet:
-    """Read a file that lies in another."""
     with SampleFile.of_body(path, body) as file:
         return file.possible()

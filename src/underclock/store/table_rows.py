@@ -1,4 +1,4 @@
-"""The header and the rows of a table somebody measured: what its cells are, and must be."""
+"""The header and the rows of a measured table: what its cells are, and must be."""
 
 import csv
 import difflib
@@ -217,7 +217,6 @@ def _meaning(header: str) -> tuple[str, float | None, str]:
 
 
 def _taken(names: Iterable[str], separator: str) -> Iterable[str]:
-    """Say what is not as a plain table has it."""
     if separator != ",":
         yield f"the table was read with {_SEPARATORS[separator]} between its columns"
     extra = [name for name in names if name not in KNOWN]
@@ -231,7 +230,6 @@ def _taken(names: Iterable[str], separator: str) -> Iterable[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a column's name as we write it: ``Core MHz`` and ``core_mhz`` are the same."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 

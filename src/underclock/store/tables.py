@@ -1,4 +1,4 @@
-"""A sweep somebody measured, as CSV: one row per run, an empty clock is auto."""
+"""A measured sweep as CSV: one row per run, an empty clock is auto."""
 
 import csv
 import hashlib
@@ -55,10 +55,10 @@ def read_table(
     Columns: gpu, kernel, core_mhz, mem_mhz, time_s, and energy_j or power_w; optionally ``count``
     (invocations per step, default 1), ``pass`` (forward, backward, optimizer, communication, other)
     and ``waited_for`` (share of its time for which the step waits, default 1). Commas, semicolons
-    or tabs separate them; capitals and spaces in their names do not matter, and others are left out
-    with a warning. What was read meanwhile may be there too: see `readings`. Without ``pass``, a
-    kernel named ``…/forward`` or ``…/backward`` belongs there. Repeated rows are repeats. Where
-    energy and power are both given they are compared.
+    or tabs separate them; capitals and spaces in their names do not matter, and further columns
+    are left out with a warning. What was read meanwhile may be there too: see `readings`. Without
+    ``pass``, a kernel named ``…/forward`` or ``…/backward`` belongs there. Repeated rows are
+    repeats. Where energy and power are both given they are compared.
 
     Args:
         text: What it holds, where that is at hand.
@@ -114,7 +114,6 @@ def read_table(
 
 
 def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
-    """Identify what a table says, however it is written."""
     body = hashlib.sha256(
         msgspec.json.encode((gpu, tuple(kernels.values()), ())).removesuffix(b"]]")
     )
@@ -203,11 +202,11 @@ class _Reader:
 
 
 def _evidence(path: Path, rows: TableRows) -> tuple[Evidence, tuple[str, ...]]:
-    """Return what rows are, and say where nobody measured them; what was planned is refused."""
+    """Return what rows are, and say where they were not measured; what was planned is refused."""
     kinds = {row.cell("evidence") for row in rows} if "evidence" in rows.places else set()
     if any(kind.startswith(PLANNED) for kind in kinds):
         raise DataError(
-            f"{path} is what a plan expects, and nobody measured it",
+            f"{path} is what a plan expects, and was not measured",
             hint="give the samples that it was planned on",
         )
     odd = sorted(kinds - {"", Evidence.MEASURED, Evidence.REPLAYED})

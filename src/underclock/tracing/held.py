@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
 _NAMED = 3
 _NOT_LOCKED = "clocks may not be set here: they are left to the driver"
-_NOT_TOLD = (
-    "the driver does not tell which processes compute on the GPU: what others draw is counted"
-)
+_NOT_TOLD = "the driver does not list the processes that compute on the GPU: their power is counted"
 
 
 @contextmanager
@@ -76,7 +74,7 @@ def held_launcher(
     if not is_handed_over():
         run = run or StepFile()
         what = run.load(step.source) if isinstance(run, StepFile) else run
-    # PyTorch is imported only now: every mistake above is told without it.
+    # PyTorch is imported only now: every mistake above is reported without it.
     from underclock.tracing import captured  # noqa: PLC0415
 
     captured.check_device(gpu.uuid())
@@ -128,7 +126,7 @@ def real_notes(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def may_lock() -> bool:
-    """Whether locking may be tried: the driver lets this process, and nobody forbade it."""
+    """Whether locking may be tried: the driver allows it, and UNDERCLOCK_READ_ONLY is unset."""
     return may_set() and not is_read_only()
 
 
@@ -257,7 +255,7 @@ def family(
     for sizes in members:
         one = sized(run, sizes) if sizes else run
         if assume:
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler tells of itself
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler logs
             step = captured.assume_step(one, onlooker=onlooker)
         else:
             step = captured.trace_step(one, onlooker=onlooker).step

@@ -48,18 +48,18 @@ class ProcessRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "ProcessRank | None":
-        """Return this process's rank, as ``torchrun`` tells it; ``None`` for a process alone.
+        """Return this process's rank from ``torchrun``'s variables; ``None`` for a process alone.
 
         Raises:
-            UsageError: What it tells makes no sense.
+            UsageError: The variables make no rank.
         """
-        told = environment.get(_RANK, "0"), environment.get(_WORLD, "1")
-        if not all(text.isdecimal() for text in told) or int(told[0]) >= int(told[1]):
+        rank, size = environment.get(_RANK, "0"), environment.get(_WORLD, "1")
+        if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise UsageError(
-                f"{_RANK}={told[0]} and {_WORLD}={told[1]} are no rank of so many processes",
+                f"{_RANK}={rank} and {_WORLD}={size} name no rank",
                 hint="start with torchrun, or unset both",
             )
-        number, world = map(int, told)
+        number, world = int(rank), int(size)
         if world == 1:
             return None
         local = environment.get(_LOCAL, "0")
@@ -103,7 +103,7 @@ class ProcessRank:
 
         Args:
             there: How many GPUs the process sees.
-            current: Which is current; another than the first was chosen by somebody.
+            current: The current GPU; one that is not the first was chosen by the script.
         """
         return self.local if current == 0 < self.local < there else None
 
@@ -121,7 +121,7 @@ def told_of_ranks(step: Step, path: Path, rank: ProcessRank) -> tuple[str, ...]:
 
     Stages of a pipeline, which send to one another, run different steps: of them nothing is said.
     """
-    told: list[str] = []
+    notes: list[str] = []
     launches = (kernel.launch for kernel in step.kernels)
     if any(one is not None and one.operator.endswith(_PAIRWISE) for one in launches):
         return ()
@@ -134,11 +134,11 @@ def told_of_ranks(step: Step, path: Path, rank: ProcessRank) -> tuple[str, ...]:
         except DataError:
             continue  # it is being written
         if words is not None:
-            told.append(
+            notes.append(
                 f"rank {number} runs another step than rank {rank.number}, according to "
                 f"{other.name}: {words}"
             )
-    return tuple(told)
+    return tuple(notes)
 
 
 SUFFIX: Final = ".trace.json.gz"
@@ -154,7 +154,7 @@ _RUN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 
 
 def leave_trace(path: Path, trace: Mapping[str, Any], *, source: Path | None) -> None:
-    """Write what a rank's profile saw of one step, with what tells its job from others.
+    """Write a rank's profile of one step, with the identity of its job.
 
     Args:
         source: Of the step; ``None`` where that is no file.
@@ -233,7 +233,6 @@ def job_of_traces(
 
 
 def _heads(given: Sequence[Path]) -> Iterator[tuple[Path, RankHead]]:
-    """Yield every trace's file, and whose it is."""
     for path in given:
         for file in sorted(path.glob("*.json*")) if path.is_dir() else [path]:
             trace = _trace(file)

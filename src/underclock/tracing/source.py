@@ -1,8 +1,8 @@
 """Where a traced step's function is, and which files may be run to find it.
 
-A step or plan file names Python code that runs with the rights of whoever measures it. It is run
+A step or plan file names Python code that runs with the rights of the measuring user. It is run
 only where it lies in the folder of the file that names it and is what it was when it was traced,
-or where the user names it; and the user is told which file it is.
+or where the user names it; the file's path is printed.
 """
 
 import hashlib
@@ -50,10 +50,10 @@ TRACING: Final = tuple(phase for phase in TracePhase if phase is not TracePhase.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onlooker:
-    """Who is told while a step is traced, and given what is seen."""
+    """Callbacks while a step is traced."""
 
-    tell: Callable[[TracePhase], None] = lambda _phase: None  # told of every phase as it begins
-    # Given PyTorch's trace of a plain run; None where nobody keeps it
+    tell: Callable[[TracePhase], None] = lambda _phase: None  # called as each phase begins
+    # Given PyTorch's trace of a plain run; None where it is not kept
     keep: Callable[[Mapping[str, Any]], None] | None = None
 
 
@@ -132,7 +132,7 @@ class StepFile:
         """Import a step's function, or say which command runs the script that has it.
 
         Raises:
-            UsageError: There is none, it changed, or it lies where nobody looks unless told.
+            UsageError: There is none, it changed, or it is outside the folders that are read.
         """
         text = self.named or self._allowed(source)
         if source is not None and source.steps is not None and text.endswith(".py"):
@@ -189,7 +189,7 @@ def sized(function: StepFunction, sizes: Mapping[str, int]) -> StepFunction:
 
 
 def sized_name(name: str, sizes: Mapping[str, int]) -> str:
-    """Return a step's name with its sizes: ``decode-b8-c1024``, others by their whole names."""
+    """Return a step's name with its sizes: ``decode-b8-c1024``; further names are not cut."""
     short = {"batch": "b", "context": "c"}
     ordered = sorted(sizes, key=lambda size: (size not in short, size))
     return "-".join([name, *(f"{short.get(size, size)}{sizes[size]}" for size in ordered)])
@@ -294,7 +294,7 @@ def load_step(source: str) -> StepFunction:
     except ImportError as exc:
         raise NotSupportedError(
             f"{file} needs {exc.name or 'a module'!r}, which cannot be imported here: {exc}",
-            hint=f"install it beside underclock; for PyTorch 2.8 or newer: {INSTALL_TORCH}",
+            hint=f"install it next to underclock; for PyTorch 2.8 or newer: {INSTALL_TORCH}",
         ) from exc
     step = getattr(module, name, None)
     _take_own_gpu()

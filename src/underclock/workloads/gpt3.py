@@ -220,7 +220,7 @@ def _forward(add: _Builder) -> None:
     norm_stats = 2 * _FP32 * own  # mean and reciprocal deviation of each token
     causal = b * heads * t * (t + 1) // 2  # attention scores on and below the diagonal
     add.section = "fwd"
-    # A GPU finds the tokens of its part of the vocabulary, and writes zeros for all others.
+    # A GPU finds the tokens of its part of the vocabulary, and writes zeros for the rest.
     embed = BF16 * (nc + n * c + t * c // p) + _INT32 * n
     add.memory("encoder_forward_kernel3", f"{n}x{c}", nc, embed)
     add.collective("reduce-scatter embedding", n, c)

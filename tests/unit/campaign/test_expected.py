@@ -106,10 +106,10 @@ def test_a_table_answers_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "limit_s", "words"),
     [
-        (9, None, "3 kernels: about 1 min of GPU time for the first 9 measurements, then what"),
+        (9, None, "3 kernels: about 1 min of GPU time for the first 9 measurements, then samples"),
         (9, 90.0, "until sure; the time limit leaves 30 s for that"),
         (9, 30.0, "until sure; the time limit leaves 30 s, less than the first take"),
-        (0, None, "3 kernels: what tells most, until sure"),
+        (0, None, "3 kernels: samples of highest value, until sure"),
     ],
 )
 def test_it_is_said_in_a_sentence(first: int, limit_s: float | None, words: str) -> None:
@@ -137,5 +137,5 @@ def test_time_left_follows_the_pace_of_what_was_measured() -> None:
     now[0] = 300.0
     assert left.phase(4, None).left_s is None
     phase = left.phase(5, 2.0)  # twice as unsure as asked: four times as many
-    assert (phase.name, phase.spent_s, phase.left_s) == ("what tells most", 100.0, 300.0)
+    assert (phase.name, phase.spent_s, phase.left_s) == ("samples of highest value", 100.0, 300.0)
     assert left.phase(6, 0.9).left_s == 0.0

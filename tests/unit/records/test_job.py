@@ -57,7 +57,7 @@ def plan_of(job: Job) -> JobPlan:
         (lambda: fixed(1.0, FORWARD), "belongs to a microbatch"),
         (
             lambda: Instruction(kind=InstructionKind.OTHER, profile="x", meeting=1),
-            "meets nobody",
+            "has no meeting and no power",
         ),
         (lambda: Rank(stage=0, waiting=WAITING, instructions=()), "has something to do"),
         (
@@ -81,7 +81,7 @@ def plan_of(job: Job) -> JobPlan:
             lambda: job_of_ranks((fixed(1.0, RECEIVE, meeting=1),), (fixed(1.0, meeting=1),)),
             "receive of rank 0 meets no send",
         ),
-        (lambda: job_of_ranks((fixed(1.0, meeting=1),)), "meets nobody"),
+        (lambda: job_of_ranks((fixed(1.0, meeting=1),)), "has a meeting of its own"),
         (
             lambda: job_of_ranks((fixed(1.0, meeting=1), fixed(1.0, meeting=1))),
             "rank 0 meets itself",

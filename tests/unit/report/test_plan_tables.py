@@ -205,7 +205,7 @@ FIXED = OtherArm(
         ),
         (
             {"verdict": Verdict.INCONCLUSIVE, "time_interval": None, "energy_interval": None},
-            "inconclusive: a single run of each tells no spread: energy -14.53 % (\N{EN DASH})",
+            "inconclusive: a single run of each has no spread: energy -14.53 % (\N{EN DASH})",
         ),
     ],
 )

@@ -195,14 +195,13 @@ class Ways:
 
     @property
     def _long_s(self) -> float:
-        """How long a clock has to be held at least."""
         return max(self.latency_s, self.dwell_s)
 
     @cached_property
     def _units(self) -> "_Units":
         """Parts of a pass that are too short for clocks of their own have them together.
 
-        So have all of a pass beside which a collective runs.
+        All of a pass that a collective overlaps is one unit too.
         """
         table = self.table
         ours = np.flatnonzero((table.pair >= 0) & (table.network.stream == 0))
@@ -264,7 +263,7 @@ class Ways:
     def _short(self) -> list[int]:
         """Instructions that clocks may not change for, each after the one whose clock it keeps.
 
-        Of a rank that has no others all but the longest.
+        Of a rank whose instructions are all too short, all but the longest.
         """
         table, short = self.table, list[int]()
         ours = (table.pair >= 0) & (table.network.stream == 0)

@@ -3,7 +3,7 @@
 A board is slower or faster than its model by one factor, whatever it runs; a row's time and energy
 are off by one error each, for all equal instructions. Auto and a plan are looked at in the same
 draws. The longest path of a draw is that draw's, so the mean iteration is longer than the iteration
-of means. A slower board is taken to need the energy that it needs anyway, and others wait for it.
+of means. A slower board is assumed to need the same energy, and the other boards wait for it.
 
 The budget holds where a draw's iteration is as fast as auto's in that draw, or slower by no more
 than the budget; it has to in the stated share of draws, and in two deviations more of what as many

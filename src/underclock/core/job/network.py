@@ -187,7 +187,6 @@ def _activities(every: Sequence[Instruction]) -> Ints:
 
 
 def _in_circle(network: Network) -> int:
-    """Return an activity of a circle, by walking back from one that has no place in the order."""
     stuck = set(range(len(network.waits))) - set(network.order)
     at, seen = min(stuck), set[int]()
     while at not in seen:

@@ -269,7 +269,7 @@ class _Planner:
     def over(self, choice: RowChoice) -> float:
         """Return by how much of auto's time a choice overruns the budget, with confidence.
 
-        Where times are known with errors, a budget is kept as well as they can be told.
+        Where times have errors, the budget is kept to within the resolution of those errors.
         """
         budget = self.goal.max_slowdown
         if not self.scatter.certain and not self.goal.board_spread:
@@ -323,7 +323,6 @@ def _directions(rank: Rank) -> Iterator[InstructionKind]:
 
 
 def _check_energy(job: Job) -> None:
-    """Reject a job of which energy is not known."""
     every = (each.profile for rank in job.ranks for each in rank.instructions)
     used = {name for name in every if name is not None}
     if not used:
@@ -360,7 +359,6 @@ def usable(profile: Profile) -> Bools:
 
 
 def _rows_left_out(job: Job) -> tuple[str, ...]:
-    """Return a sentence for profiles of which as many rows are left out."""
     names: dict[tuple[int, int], list[str]] = {}
     for name, profile in job.profiles.items():
         out = int((~usable(profile)).sum())

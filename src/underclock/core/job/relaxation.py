@@ -163,22 +163,22 @@ class Relaxation:
 
 
 def following(table: JobTable, choice: RowChoice) -> RowChoice:
-    """Return a choice where what runs beside the first stream has its clocks."""
+    """Return a choice in which instructions of further streams have the first stream's clocks."""
     at = table.planned[table.network.stream[table.planned] > 0]
-    beside = table.holder[at]
-    clocks = np.where(beside >= 0, table.last[table.pair[beside], choice.then[beside]], 0)
+    holder = table.holder[at]
+    clocks = np.where(holder >= 0, table.last[table.pair[holder], choice.then[holder]], 0)
     row = table.at_clocks[table.pair[at], clocks]
     return choice.changed(at, row, row, np.ones(len(at)))
 
 
 def _fixed(table: JobTable, wait_w: Floats) -> tuple[Floats, float]:
-    """Return what takes how long whatever the clocks, shape (n,), and what that costs at least."""
-    beside = table.network.stream > 0
+    """Return durations that no clock changes, shape (n,), and their least cost in J."""
+    further = table.network.stream > 0
     fixed_s = table.fixed_s.copy()
-    free = np.flatnonzero(beside & (table.pair >= 0))
+    free = np.flatnonzero(further & (table.pair >= 0))
     fixed_s[free] = table.time_s[table.pair[free]].min(axis=1, initial=np.inf)
     above_w = np.nan_to_num(table.power_w - wait_w[table.network.rank])
-    above_w = np.where(beside, np.maximum(above_w, 0.0), above_w)
+    above_w = np.where(further, np.maximum(above_w, 0.0), above_w)
     return fixed_s, float((above_w * table.fixed_s) @ table.weight)
 
 
@@ -204,7 +204,7 @@ def hull(time_s: Floats, cost_j: Floats) -> Ints:
 
 
 def _above(time_s: Floats, cost_j: Floats, three: tuple[int, int, int]) -> bool:
-    """Whether the middle of three corners is on or above the line through the others."""
+    """Whether the middle of three corners is on or above the line through the outer two."""
     a, b, c = three
     return bool(
         (cost_j[b] - cost_j[a]) * (time_s[c] - time_s[b])
@@ -223,7 +223,7 @@ class Groups:
 
     Attributes:
         table: Of the job.
-        of: Group of each planned instruction of a first stream; -1 for others. Shape (n,).
+        of: Group of each planned instruction of a first stream, else -1. Shape (n,).
         wait_w: What each rank draws waiting at least. Shape (ranks,).
     """
 
@@ -321,7 +321,7 @@ class Groups:
             picked, least = answer.x[:-1], float(answer.x[-1])
 
     def _only(self, at: Ints) -> Floats:
-        """Return variables of which these are 1 and all others 0."""
+        """Return variables with 1 at these places and 0 elsewhere."""
         only = np.zeros(len(self._columns[0]))
         only[at] = 1.0
         return only

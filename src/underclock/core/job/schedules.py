@@ -107,7 +107,7 @@ def pipeline(
         shape: Of the job.
         profiles: ``stage 0 forward``, ``stage 0 backward`` and so on; per virtual stage or per
             rank, whose chunks then share it evenly. With ``weights``, ``recompute`` and
-            ``optimizer`` beside them these are instructions of their own.
+            ``optimizer`` given too, these are instructions of their own.
         waiting: What ranks of each stage draw while they wait.
         gpu: What ranks run on.
         workload: What is trained.
@@ -264,13 +264,11 @@ class _Profiles:
 
 
 def _part(profile: Profile, parts: int) -> Profile:
-    """Return what one of several even parts costs."""
     rows = (row.scaled(1.0 / parts) for row in profile.rows if not row.inside)
     return profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
 
 
 def _meets(schedule: str, shape: Layout) -> bool:
-    """Whether transfers hold both sides up."""
     return schedule in _RENDEZVOUS and any(shape.transfer_s)
 
 
@@ -369,7 +367,7 @@ class _Line:
 
 
 def _waits(shape: Layout, ranks: list[Rank], places: list[dict[_Task, int]]) -> list[Wait]:
-    """Say which forward and backward waits for whose, where transfers hold nobody up."""
+    """Return the waits between passes of stages whose transfers block neither side."""
     last = shape.stages * shape.chunks - 1
     at = {rank.place: i for i, rank in enumerate(ranks)}
     waits = []

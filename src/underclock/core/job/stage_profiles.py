@@ -64,7 +64,7 @@ _ONE_STRETCH = 0.9  # of the launches of a forward: fewer than that together are
 
 
 class ChangeErrors(Protocol):
-    """What tells how sure a change of some launches' cost is."""
+    """Joint errors of changes of launches' costs."""
 
     def change_spread(self, chosen: Floats, auto: Floats, /) -> tuple[float, float]:
         """Return deviations of the logarithm of a ratio of sums: of time, of energy.
@@ -110,8 +110,8 @@ def stage_profiles(
     """
     if rules is not None and not order:
         raise DataError(
-            "clocks are to change inside instructions, and nobody knows in which order these "
-            "launch their kernels",
+            "clocks are to change inside instructions, and the order in which these launch their "
+            "kernels is unknown",
             hint="give samples of a traced step, or leave --latency away: one clock for each",
         )
     stage = _Stage.of(table, order, risk)
@@ -295,17 +295,17 @@ class _Stage:
         return rows
 
     def _under_cap(
-        self, i: int, inside: Ints, beside: int, time_s: float, energy_j: float
+        self, i: int, inside: Ints, outside: int, time_s: float, energy_j: float
     ) -> tuple[float, float]:
         """Return what the cap and heat leave of a schedule inside an instruction.
 
-        The rest of the step is taken to run at one setting, ``beside``.
+        The rest of the step is taken to run at one setting, ``outside``.
         """
         table = self.table
         if table.power_cap is None:
             return time_s, energy_j
         own = self.member == i
-        choice = np.full(len(own), beside)
+        choice = np.full(len(own), outside)
         choice[own] = inside
         settled = settled_step(table, choice)
         each = table.launches
@@ -318,7 +318,6 @@ class _Stage:
 
 
 def _check_one_microbatch(member: Ints) -> None:
-    """Refuse a step whose forward comes again after its backward."""
     forward = member == 0
     runs = [len(list(run)) for is_one, run in itertools.groupby(forward.tolist()) if is_one]
     if max(runs) < _ONE_STRETCH * forward.sum():

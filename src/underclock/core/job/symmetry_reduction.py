@@ -27,7 +27,7 @@ def shared(job: Job, table: JobTable) -> tuple[JobTable, Ints]:
     """
     network = table.network
     firsts = np.cumsum([0, *(len(rank.instructions) for rank in job.ranks)])
-    colour, kind = _told_apart(job, network, firsts)
+    colour, kind = _colours(job, network, firsts)
     _, ranks, of, weight = np.unique(
         kind, return_index=True, return_inverse=True, return_counts=True
     )
@@ -87,7 +87,7 @@ def _quotient(network: Network, colour: Ints, kept: Ints, ranks: Ints) -> Networ
     )
 
 
-def _told_apart(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
+def _colours(job: Job, network: Network, firsts: Ints) -> tuple[Ints, Ints]:
     """Return the colour of each activity and the kind of each rank."""
     followers: list[list[tuple[int, float]]] = [[] for _ in network.waits]
     for at, waits in enumerate(network.waits):
@@ -119,7 +119,7 @@ def _numbered(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _content(rank: Rank) -> Hashable:
-    """Return what tells ranks apart by themselves: places and numbers of meetings do not."""
+    """Return a rank's content without places and numbers of meetings, equal for equal ranks."""
     return rank.waiting, tuple(
         (
             *(each.kind, each.microbatch, each.chunk, each.stream),

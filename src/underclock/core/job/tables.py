@@ -11,11 +11,11 @@ long a gap lasts is known only when it is over, so no clock is set for it. Befor
 has that one's clock, by as much as a change takes. A gap in which it communicates has it all
 through, for no clock changes while a transfer is under way. The first gap of an iteration is one
 with the last. An instruction without a power of its
-own draws the same. One that runs beside the first stream adds what it draws above waiting, and has
-the clock of the first stream's instruction that is listed before it.
+own draws the same. One of a further stream adds its power above waiting, and has the clock of the
+first stream's instruction that is listed before it.
 
-While a collective runs beside a pass no clock is asked for: only the ends of passes are seen. So
-such a pass has one clock, and the next change is asked for when it has ended.
+While a collective overlaps a pass no clock is asked for: only the ends of passes are seen. So the
+pass has one clock, and the next change is asked for when it has ended.
 
 Shape letters: n instructions, P pairs of rank and profile, R rows (padded), C clocks.
 """
@@ -54,7 +54,7 @@ class JobTable:
         power_w: What it draws there; nan for what waiting draws. Shape (n,).
         talks: Whether it communicates. Shape (n,).
         rest: Whether it is the rest of the pass before it. Shape (n,).
-        quiet: Whether a collective runs beside its pass at auto. Shape (n,).
+        quiet: Whether a collective overlaps its pass at auto. Shape (n,).
         auto_wait_w: What ranks draw waiting where nothing is set. Shape (ranks,).
         pairs: Rank and name of the profile. Length P.
         auto: Row of each pair. Shape (P,).
@@ -134,7 +134,7 @@ class JobTable:
 
 @dataclass(frozen=True, eq=False)
 class RowChoice:
-    """How planned instructions are run; what others have is of no meaning.
+    """The rows that planned instructions run at; entries of unplanned ones are unused.
 
     Attributes:
         row: Of the pair. Shape (n,).
@@ -193,7 +193,7 @@ class Taken:
 
     Attributes:
         time_s: Shape (..., n).
-        energy_j: Of what runs beside the first stream what it adds. Shape (..., n).
+        energy_j: In further streams the part above waiting. Shape (..., n).
         wait_w: What its rank draws waiting after it. Shape (n,).
         ready_w: What it draws at the end of that wait, at the clock of what comes next. Shape (n,).
         ready_s: How long before that it has that clock.
@@ -225,8 +225,8 @@ def taken(table: JobTable, choice: RowChoice, latency_s: float = 0.0) -> Taken:
     held_w, ready_w = (np.where(table.holder >= 0, each, auto_w) for each in (held_w, after_w))
     power_w = np.where(np.isnan(table.power_w), held_w, table.power_w)
     energy_j = np.where(table.pair < 0, power_w * time_s, energy_j)
-    beside = table.network.stream > 0
-    energy_j = np.where(beside, np.maximum(energy_j - held_w * time_s, 0.0), energy_j)
+    further = table.network.stream > 0
+    energy_j = np.where(further, np.maximum(energy_j - held_w * time_s, 0.0), energy_j)
     return Taken(
         time_s=time_s, energy_j=energy_j, wait_w=held_w, ready_w=ready_w, ready_s=latency_s
     )
@@ -367,16 +367,16 @@ def instruction_s(job: Job, each: Instruction) -> float:
 
 
 def _quiet(network: Network, talks: Bools, rest: Bools, auto_s: Sequence[float]) -> Bools:
-    """Return beside which instructions' passes a collective runs. Shape (n,)."""
+    """Return the instructions whose passes a collective overlaps. Shape (n,)."""
     main, quiet = network.stream == 0, np.zeros(len(talks), dtype=bool)
     if not (talks & ~main).any():
         return quiet
     begins_s, ends_s = network.begins_s(np.array(auto_s)), network.ends_s(np.array(auto_s))
     for rank in range(int(network.rank.max()) + 1):
         own = np.flatnonzero(main & ~talks & (network.rank == rank))
-        beside = np.flatnonzero(~main & talks & (network.rank == rank))
-        both_s = np.minimum(ends_s[own, None], ends_s[beside])
-        both_s -= np.maximum(begins_s[own, None], begins_s[beside])
+        talking = np.flatnonzero(~main & talks & (network.rank == rank))
+        both_s = np.minimum(ends_s[own, None], ends_s[talking])
+        both_s -= np.maximum(begins_s[own, None], begins_s[talking])
         pass_ = np.cumsum(~rest[own])
         quiet[own] = np.bincount(pass_, (both_s > _BESIDE_S).any(axis=1))[pass_] > 0
     return quiet
@@ -387,7 +387,6 @@ _QUANTITIES = ("time_s", "energy_j", "time_error_s", "energy_error_j")
 
 
 def _nearest(profile: Profile, clocks: Clocks) -> int:
-    """Return the row that runs at some clocks all through, or at the nearest core clock."""
     if clocks.is_auto:
         return profile.auto
     plain = [

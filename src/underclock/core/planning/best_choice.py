@@ -137,7 +137,7 @@ def choice_cost(table: CostTable, setting: Ints) -> Cost:
 
 
 def as_neighbours(table: CostTable, setting: Ints) -> Ints:
-    """Return a choice in which what runs beside others has the clocks of what it runs beside.
+    """Return a choice in which overlapped kernels have the clocks of the kernels over them.
 
     A kernel has one setting, and its launches may have several neighbours: most of their time
     decides. Where the order is not known, all of the step does.
@@ -145,8 +145,8 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
     Args:
         setting: Of each kernel. Shape (K,).
     """
-    beside = overlapped(table.kernels)
-    if not beside.any():
+    hidden = overlapped(table.kernels)
+    if not hidden.any():
         return setting
     near_s = np.zeros((len(setting), len(setting)))  # of neighbours, column by column
     if table.power_cap is None:
@@ -154,14 +154,14 @@ def as_neighbours(table: CostTable, setting: Ints) -> Ints:
     else:
         order = table.power_cap.order
         at_auto_s = table.launches.time_s[:, table.baseline]
-        others = np.flatnonzero(~beside[order])
-        for launch in np.flatnonzero(beside[order]).tolist():
+        waited = np.flatnonzero(~hidden[order])
+        for launch in np.flatnonzero(hidden[order]).tolist():
             # The launch before it, round the end of the step; the first has the last before it.
-            neighbour = order[others[np.searchsorted(others, launch) - 1]]
+            neighbour = order[waited[np.searchsorted(waited, launch) - 1]]
             near_s[order[launch], neighbour] += at_auto_s[neighbour]
     found: Ints = setting.copy()
-    for k in np.flatnonzero(beside).tolist():
-        found[k] = np.bincount(setting[~beside], weights=near_s[k, ~beside]).argmax()
+    for k in np.flatnonzero(hidden).tolist():
+        found[k] = np.bincount(setting[~hidden], weights=near_s[k, ~hidden]).argmax()
     return found
 
 
@@ -186,7 +186,7 @@ def choices(table: CostTable, setting: Ints, order: Ints | None = None) -> dict[
         by_kernel[kernel.name] = Choice(
             core_mhz=clocks.core_mhz,
             mem_mhz=clocks.mem_mhz,
-            # What runs beside others is not changed by clocks that are theirs.
+            # The clocks of an overlapped kernel are its neighbour's, and its cost is constant.
             time_change=0.0 if kernel.overlapped else math.fsum(times_s[k]) / auto_s - 1.0,
             energy_change=0.0 if kernel.overlapped else math.fsum(energies_j[k]) / auto_j - 1.0,
             auto_time_s=auto_s,
@@ -219,8 +219,8 @@ class Task:
 
     Attributes:
         max_slowdown: Its budget, or an aim below it, as a fraction above auto.
-        priced_s: What each setting of a group takes of that beside its time; ``None`` for nothing.
-            Shape (G, S).
+        priced_s: What each setting of a group takes of that besides its time, in s; ``None`` for
+            nothing. Shape (G, S).
     """
 
     groups: Grouped
@@ -258,7 +258,7 @@ def best_choice(
 ) -> Candidate | None:
     """Return the best choice; ``None`` where nothing keeps the time budget.
 
-    Only the waste objective has a time budget, so for the others risk plays no part.
+    Only the waste objective has a time budget, so risk plays no part in EDP and ED²P.
 
     Args:
         risk: How sure costs are; ``None`` takes them as certain.
@@ -342,12 +342,11 @@ def keeps(table: CostTable, goal: Goal, risk: RiskModel | None, setting: Ints) -
 
 
 def tolerance_of(table: CostTable) -> float:
-    """Return to what a time budget is kept: a step's to what it can be told, others exactly."""
+    """Return the tolerance of a time budget: a step's resolution, and 0 for sums of kernels."""
     return 0.0 if table.power_cap is None else TOLERANCE
 
 
 def _costs_more(table: CostTable, candidate: Candidate, risk: RiskModel | None) -> bool:
-    """Whether a choice is expected to take more energy than auto."""
     if risk is None:
         return choice_cost(table, candidate.setting).energy_change > _ROUNDING
     return risk.predicted_change(candidate.setting).energy_change > 0.0

@@ -2,7 +2,7 @@
 
 The solver knows nothing of the cap. Where windows of what it chooses draw more than the limit, the
 loop lowers clocks, and the step takes longer than was reckoned. Multipliers of these windows lead
-to choices that the loop leaves alone, or nearly so; which is the best is told by how each settles.
+to choices that the loop leaves alone, or nearly so; the best of them is found by settling each.
 
 With Lagrange's multiplier for power, least time within mean power L is least E + λt for some λ: the
 same trade of energy against time as in every plan. So the fastest step is the knapsack with its

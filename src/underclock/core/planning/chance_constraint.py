@@ -9,8 +9,8 @@ just meets the budget overruns it as often as not. The solver is therefore given
 budget, such that the aim and the margin of the choice made for it add up to the budget. The margin
 depends on the choice, so the aim is found by iteration.
 
-A lower aim makes every kernel a little faster, and leaves in the plan whatever it is that nobody
-knows. So where the margin costs anything, variance is priced: a deviation s is the least of
+A lower aim makes every kernel a little faster, and leaves in the plan the kernels whose costs are
+unsure. So where the margin costs anything, variance is priced: a deviation s is the least of
 (s² + w²) / 2w over all widths w, and at a fixed width variances of kernels add up, as times do. The
 solver then leaves what is unsure, and pays in time for what it takes (an aim of less time would do
 the same to all). Any choice that keeps the budget with a margin keeps it without one, so the
@@ -83,7 +83,7 @@ class Proof:
 
 
 class RiskModel(Protocol):
-    """What tells how sure the costs of a choice of clocks are."""
+    """Joint errors of the costs of a choice of clocks."""
 
     def predicted_change(self, setting: Ints, /) -> PredictedChange:
         """Return what a choice is expected to change, and the deviations of that.

@@ -63,8 +63,8 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     """
     if not order:
         raise DataError(
-            "changing clocks takes time, and nobody knows in which order the step launches its "
-            "kernels",
+            "changing clocks takes time, and the order in which the step launches its kernels is "
+            "unknown",
             hint="plan samples of a traced step, or leave --latency away",
         )
     counts = np.array([kernel.count for kernel in table.kernels], dtype=np.float64)
@@ -73,7 +73,7 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
     launches, power_w = np.array(order, dtype=np.int64), table.auto_w
     miss_s, miss_j = usual_misses(table.launches, launches, jitter_s, power_w)
     if table.power_cap is not None:
-        # Auto is a cost of the whole step: beside locked launches it would be another.
+        # Auto is a cost of the whole step; among locked launches it would differ.
         time_s, energy_j = time_s.copy(), energy_j.copy()
         time_s[:, table.baseline] = energy_j[:, table.baseline] = math.inf
     return SequenceProblem(
@@ -81,7 +81,7 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
         energy_j=energy_j,
         order=launches,
         switch_time_s=stall_s + miss_s,
-        # A stalled GPU draws less than this; how much less nobody has measured.
+        # A stalled GPU draws less than this; how much less was never measured.
         switch_energy_j=stall_s * power_w + miss_j,
         miss_time_s=miss_s,
         miss_energy_j=miss_j,
@@ -96,18 +96,18 @@ def sequence_problem(table: CostTable, order: Sequence[int], rules: Rules) -> Se
 def unchanged(kernels: Sequence[Kernel], order: Ints) -> Bools:
     """Return before which launches clocks must stay as they are. Shape (n,).
 
-    Changing clocks round a collective that is waited for delays every GPU that waits in it. What
-    runs beside the launches before it has their clocks.
+    Changing clocks round a collective that is waited for delays every GPU that waits in it. An
+    overlapped launch has the clocks of the launches before it.
 
     Args:
         order: Kernel of each launch. Shape (n,).
     """
-    beside = overlapped(kernels)
+    hidden = overlapped(kernels)
     collective = np.array(
         [k.kind is Kind.COLLECTIVE or k.pass_ is Pass.COMMUNICATION for k in kernels], dtype=bool
     )
-    during = (collective & ~beside)[order]
-    blocked: Bools = during | turned(during, 1) | beside[order]
+    during = (collective & ~hidden)[order]
+    blocked: Bools = during | turned(during, 1) | hidden[order]
     return blocked
 
 
@@ -259,7 +259,7 @@ def usual_misses(
         energy_j += count * made * (is_early * early_j + is_late * late_j)
         weight += count * made
     share = jitter_s / np.maximum(weight, 1.0)
-    # Which of the two a change takes is not told from what it gives of the other.
+    # A change that takes time and gives energy, or the reverse, counts as 0 of what it gives.
     return np.maximum(time_s * share, 0.0), np.maximum(energy_j * share, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Schedules that a GPU can follow, under its own switching latency and under others.
+"""Schedules that a GPU can follow, under its own switching latency and other ones.
 
 Shape letters: K kernels, n invocations.
 """
@@ -50,7 +50,7 @@ _LITTLE = 2e-4  # of auto's time: so much of the budget may be left
 
 
 class ScheduleRisk(RiskModel, Protocol):
-    """What tells how sure the cost of a schedule is."""
+    """Joint errors of the cost of a schedule."""
 
     def predicted_schedule(self, choice: Ints, /) -> PredictedChange:
         """Return what a setting for each launch is expected to change, and its deviations."""
@@ -116,7 +116,7 @@ def achieved(
 def _stricter(table: CostTable, problem: SequenceProblem) -> list[SequenceProblem]:
     """Return the same problem at longer latencies, then within less time.
 
-    What is found there keeps these rules too, so nobody saves more with a slower GPU or less time.
+    Its solutions keep these rules too, so a slower GPU or less time never saves more.
     """
     longest_s = float(problem.dwell_s.max())
     off = ~np.eye(len(problem.dwell_s), dtype=np.bool_)
@@ -255,7 +255,6 @@ class _Step:
 
 
 def _arm(schedule: Solution, cost: Cost | None, change: PredictedChange | None) -> Arm:
-    """Return the arm of a schedule, with its intervals where they are known."""
     arm = Arm.of(Strategy.ACHIEVABLE, cost, schedule.status, schedule.gap)
     if change is None or cost is None:
         return arm
@@ -467,20 +466,19 @@ def budget_curve(
         if cost is not None:
             found.append(cost)
             tried = [*starts, schedule.choice]
-    beside = [
+    neighbours = [
         cost
         for cost in found
         if (cost.time_change - own.time_change) * (cost.energy_change - own.energy_change) < 0.0
     ]
     falling: list[Cost] = []
-    for cost in sorted([own, *beside], key=lambda cost: (cost.time_change, cost.energy_change)):
+    for cost in sorted([own, *neighbours], key=lambda cost: (cost.time_change, cost.energy_change)):
         if not falling or cost.energy_change < falling[-1].energy_change - _ROUNDING:
             falling.append(cost)
     return tuple(falling)
 
 
 def _at(problem: SequenceProblem, latency_s: float) -> SequenceProblem:
-    """Return the problem with one latency for every change of either clock."""
     dwell_s = np.full(problem.dwell_s.shape, latency_s)
     np.fill_diagonal(dwell_s, 0.0)
     return dataclasses.replace(problem, dwell_s=dwell_s)

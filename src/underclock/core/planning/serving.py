@@ -143,7 +143,6 @@ def frontier(costs: Sequence[ServingCost]) -> tuple[ServingCost, ...]:
 
 
 def _fixed(steps: Sequence[ServedStep], budget: ServingBudget) -> Clocks | None:
-    """Return the clocks of least mean energy against auto that every step has and keeps with."""
     ratios: dict[Clocks, list[float]] = {}
     for step in steps:
         for cost in step.costs[1:]:

@@ -187,7 +187,7 @@ def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> 
 
 
 def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
-    """Return choices that no mixture of others beats, and of a step those within its power."""
+    """Return choices on the lower convex hull, and of a step those within its power cap."""
     times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
     if table.power_cap is not None:
         # Time rises and power falls along the frontier.

@@ -25,7 +25,7 @@ _STEPS, _WORSE = 60, 3  # most; most that bring nothing, where rounding lets the
 _NEAR, _FAR = 3e-10, 1e-4  # of the cost and the time: off by so much steps end; is no answer
 _INSIDE = 0.995  # of the way to where an amount is 0
 _ROUNDING = 1e-12  # of a diagonal, by which a singular matrix is made regular
-_STIFF = 1e-10  # what an activity without a curve gives, as a fraction of others
+_STIFF = 1e-10  # what an activity without a curve gives, as a fraction of what curves give
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class Program:
     def rows(self) -> tuple[csc_array, Floats]:
         """What ends take longer than begins, by pieces; what begins after ends, by lags.
 
-        The first A rows equal their right side, the others are no less. Shapes (A + E, V), (A + E,)
+        The first A rows equal their right side, the E rows after them are no less. Shapes
+        (A + E, V), (A + E,).
         """
         count, waits, pieces = len(self.shortest_s), len(self.lag_s), len(self.of)
         each, after = np.arange(count), count + np.arange(waits)
@@ -300,8 +301,8 @@ class Onwards:
         answer = self.highs.getSolution()
         if not (answer.value_valid and answer.dual_valid):
             return None
-        told = (answer.col_value, answer.row_dual, answer.col_dual)
-        return self.program.suggestion(*map(np.asarray, told))
+        values = (answer.col_value, answer.row_dual, answer.col_dual)
+        return self.program.suggestion(*map(np.asarray, values))
 
 
 def engine_of(program: Program, *, times: int) -> Engine:

@@ -223,7 +223,6 @@ def offer_cycles(best: Incumbent, search: DualSearch) -> None:
 
 
 def _middle_of_longest(choice: Ints, time_s: Floats) -> int:
-    """Return the item in the middle of the longest segment, by time."""
     starts = np.flatnonzero(choice != turned(choice, 1))
     if len(starts) == 0:
         return int(time_s.argmax())

@@ -109,7 +109,6 @@ class DualSearch:
         return True
 
     def _narrow(self, fast: Path, slow: Path, low: float, high: float) -> None:
-        """Find the best multiplier of time between two."""
         below, above = slow.excess_s, fast.excess_s
         for turn in range(self.max_paths):
             if slow.excess_s <= 0:
@@ -169,7 +168,6 @@ class DualSearch:
         )
 
     def _cut_planes(self) -> None:
-        """Find the best pair of multipliers."""
         items, settings = self.ring.time.shape
         for s in range(settings):
             if self.ring.shut is None or not self.ring.shut[:, s].any():

@@ -76,7 +76,7 @@ class WindowedGroups:
 
         Args:
             rounds: Most choices to look for, before some that only seek to keep the limit.
-            priced_s: What each setting takes of the budget beside its time. Shape (G, S).
+            priced_s: What each setting takes of the budget besides its time, in s. Shape (G, S).
         """
         knapsack = self.problem
         if priced_s is not None:
@@ -116,7 +116,6 @@ class WindowedGroups:
         return np.where(over_w > self.limit_w * _SLACK, over_w, 0.0)
 
     def _search(self, knapsack: Problem, effort: Effort, rounds: int) -> BelowLimit:
-        """Search for the best choice of a knapsack of the same groups and settings."""
         search = _Search(groups=self, knapsack=knapsack, effort=effort)
         search.run(rounds)
         return BelowLimit(choice=search.best, bound_j=search.bound_j)

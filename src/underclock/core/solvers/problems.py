@@ -215,7 +215,7 @@ def violations(problem: SequenceProblem, choice: Ints) -> list[str]:
     if choice.shape != problem.order.shape:
         return [f"{len(problem.order)} invocations need as many settings, got {choice.shape}"]
     if choice.min() < 0 or choice.max() >= problem.time_s.shape[1]:
-        return [f"settings run from 0 to {problem.time_s.shape[1] - 1}, got others"]
+        return [f"settings run from 0 to {problem.time_s.shape[1] - 1}; a choice is outside"]
     cost = cost_of(problem, choice)
     if not math.isfinite(cost.time_s):
         return ["an invocation runs at a setting that its kernel has not got"]

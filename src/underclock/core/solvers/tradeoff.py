@@ -56,7 +56,7 @@ class TradeoffProblem:
         waits_of: Activity that waits. Shape (E,).
         waits_on: Activity that it waits for. Shape (E,).
         lag_s: From the end of that to the beginning of this. Shape (E,).
-        fixed_s: What an activity takes that has no curve; 0 for others. Shape (A,).
+        fixed_s: Duration of an activity without a curve, else 0. Shape (A,).
         curve: Which curve an activity has; -1 for none. Shape (A,).
         curves: That activities share.
         weight: An activity costs this many times its curve. Shape (A,).
@@ -213,8 +213,8 @@ class Sweep:
 
     Attributes:
         steps: Activities that can be done at once; the links by which they look at earlier ones,
-            sorted by activity; and where each activity's links begin. The first step has no links,
-            in all others every activity has.
+            sorted by activity; and where each activity's links begin. The first step has no links;
+            in later steps every activity has one.
     """
 
     steps: tuple[tuple[Ints, Ints, Ints], ...]

@@ -27,13 +27,13 @@ from underclock.records import AUTO, Accounting, Clocks, Closure, Kernel, Sample
 from underclock.units import first_and_more
 
 _LEAST_SPREAD = 0.3  # of the power of a kernel of which nothing but its kind is known
-_FEWEST = 3  # kernels of a kind from which its power is told
+_FEWEST = 3  # kernels of a kind, at least, whose mean is the power of that kind
 _CLOSES = 0.05  # of the step's energy, by which kernels alone do not add up to it: 4.5 % on an H200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """What is taken for kernels that never ran by themselves, at auto.
+    """Time and power at auto imputed for kernels that never ran by themselves.
 
     Attributes:
         places: Which kernels they are. Shape (U,).
@@ -48,23 +48,23 @@ class Unmeasured:
     warnings: tuple[str, ...] = ()
 
     def without(self, reached: Ints) -> "Unmeasured":
-        """Return what is taken for the others."""
+        """Return what is imputed for the kernels not reached."""
         kept = ~np.isin(self.places, reached)
         arrays = ("places", "time_s", "power_w", "spread")
         return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in arrays})
 
 
 def unmeasured(sample_set: SampleSet) -> Unmeasured:
-    """Say what the step tells of kernels that no sample is of; nothing where it was not timed."""
+    """Impute kernels without a sample from the whole step; none where it was not timed."""
     none = np.zeros(0)
-    nobody = Unmeasured(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
+    empty = Unmeasured(places=none.astype(np.int64), time_s=none, power_w=none, spread=none)
     reached = {sample.kernel for sample in sample_set.samples}
     missing = [k for k, one in enumerate(sample_set.kernels) if one.name not in reached]
     launch_s = in_step_s(sample_set) if missing and sample_set.in_situ else None
     power_w = _powers_w(sample_set)
     known = np.flatnonzero(np.isfinite(power_w))
     if launch_s is None or not len(known):
-        return nobody
+        return empty
     places = np.array(missing, dtype=np.int64)
     taken_s = launch_s * [kernel.waited_count for kernel in sample_set.kernels]
     # Every kernel as those of its kind, and then all as what they leave of the step asks.
@@ -191,9 +191,9 @@ class CostTable:
             all settings but the baseline are locked clocks, cap apart, and the baseline is the
             whole step at auto. ``None`` where costs are sums of kernels alone.
         heat: What another temperature makes of the step's power; ``None`` where nothing is known.
-        beside_j: Part of each kernel's energy that is the same at every setting, for it runs beside
-            others. Shape (K,); ``None`` where none does.
-        left: Kernels of which nothing tells what clocks do: with clocks of their own they stay at
+        beside_j: Energy above idle of each kernel's overlapped launches, the same at every setting.
+            Shape (K,); ``None`` where none is overlapped.
+        left: Kernels without a known response to clocks: with clocks of their own they stay at
             auto. Shape (K,); ``None`` where there are none.
     """
 
@@ -271,13 +271,13 @@ def cost_table(
         DataError: A kernel has no sample, or no setting can serve all kernels as baseline.
     """
     settings, time_s, energy_j = _means(sample_set, weights)
-    told = unmeasured(sample_set)
+    imputed = unmeasured(sample_set)
     if AUTO in settings:
-        at = told.places, settings.index(AUTO)
-        time_s[at], energy_j[at] = told.time_s, told.time_s * told.power_w
+        at = imputed.places, settings.index(AUTO)
+        time_s[at], energy_j[at] = imputed.time_s, imputed.time_s * imputed.power_w
     if all(kernel.overlapped for kernel in sample_set.kernels):
         raise DataError(
-            "the step waits for none of its kernels, so nobody knows what it takes",
+            "the step waits for none of its kernels, so its time is unknown",
             hint="trace it again; a table's waited_for is 1 where a step waits for a kernel",
         )
     lacking = ~np.isfinite(time_s).any(axis=1)
@@ -288,7 +288,7 @@ def cost_table(
         )
     chosen, warnings = _baseline(sample_set, settings, time_s, baseline)
     kernels, counts = sample_set.kernels, waited_counts(sample_set.kernels)[:, None]
-    # What the GPU draws anyway is not known here, so all of a launch's energy counts beside others.
+    # Idle power is unknown here, so all energy of an overlapped launch counts.
     beside_j = overlapped_counts(kernels) * energy_j[:, chosen]
     table = CostTable(
         kernels=kernels,
@@ -301,8 +301,8 @@ def cost_table(
             *sample_set.warnings,
             *warnings,
             *overlap_notes(kernels, time_s[:, chosen]),
-            *_lonely(sample_set, time_s, told),
-            *told.warnings,
+            *_lonely(sample_set, time_s, imputed),
+            *imputed.warnings,
             *_partial(sample_set),
         ),
     )
@@ -406,12 +406,12 @@ def _baseline(
     return chosen, (sentence,)
 
 
-def _lonely(sample_set: SampleSet, time_s: Floats, told: Unmeasured) -> tuple[str, ...]:
+def _lonely(sample_set: SampleSet, time_s: Floats, imputed: Unmeasured) -> tuple[str, ...]:
     """Say which kernels leave nothing to choose."""
     if any(sample.kernel_s and sample.in_company for sample in sample_set.mixed):
         return ()  # co-load took kernels to other clocks
     at_one = np.isfinite(time_s).sum(axis=1) == 1
-    at_one[told.places] = False
+    at_one[imputed.places] = False
     names = [sample_set.kernels[k].name for k in np.flatnonzero(at_one).tolist()]
     if not names:
         return ()
@@ -437,7 +437,7 @@ def waited_counts(kernels: Sequence[Kernel]) -> Floats:
 
 
 def overlapped_counts(kernels: Sequence[Kernel]) -> Floats:
-    """Return how many launches' time lies beside others. Shape (K,)."""
+    """Return how many launches' time is overlapped. Shape (K,)."""
     return np.array([kernel.count - kernel.waited_count for kernel in kernels], dtype=np.float64)
 
 
@@ -447,7 +447,7 @@ def waited_shares(kernels: Sequence[Kernel]) -> Floats:
 
 
 def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Floats:
-    """Return costs, alike at all settings of a kernel that runs beside others. Shape (K, S).
+    """Return costs, equal at all settings for a kernel that is overlapped. Shape (K, S).
 
     Args:
         costs: Shape (K, S).
@@ -457,23 +457,23 @@ def at_any_clocks(kernels: Sequence[Kernel], costs: Floats, baseline: int) -> Fl
 
 
 def shared_out(kernels: Sequence[Kernel], order: Ints, of_launches: Floats, total: float) -> Floats:
-    """Share a step's cost out among its kernels; what runs beside others keeps its own. (K,).
+    """Share a step's cost among its kernels; overlapped kernels keep their own. Shape (K,).
 
     Args:
         order: Kernel of each launch. Shape (n,).
         of_launches: In proportion to what. Shape (n,).
         total: What parts add up to, in s or J.
     """
-    beside = overlapped(kernels)
+    hidden = overlapped(kernels)
     of_kernels = np.bincount(order, weights=of_launches, minlength=len(kernels)).astype(np.float64)
-    fixed = float(of_kernels[beside].sum())
+    fixed = float(of_kernels[hidden].sum())
     scale = (total - fixed) / (float(of_kernels.sum()) - fixed)
-    parts: Floats = np.where(beside, of_kernels, scale * of_kernels)
+    parts: Floats = np.where(hidden, of_kernels, scale * of_kernels)
     return parts
 
 
 def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...]:
-    """Say what a reader of costs must know of launches beside others; nothing where none are.
+    """Return a warning about overlapped launches; empty where none are.
 
     Args:
         launch_s: What a launch of each takes at auto. Shape (K,).
@@ -486,8 +486,8 @@ def overlap_notes(kernels: Sequence[Kernel], launch_s: Floats) -> tuple[str, ...
     all_s = waited_s + float((overlapped_counts(kernels) * launch_s).sum())
     run = "run" if len(names) > 1 else "runs"
     sentence = (
-        f"{first_and_more(names)} {run} beside other launches: the step waits for "
-        f"{waited_s / all_s:.0%} of the time; the rest adds none and runs at the clocks of others, "
-        "so its energy is counted, and no saving of it"
+        f"{first_and_more(names)} {run} under other launches: the step waits for "
+        f"{waited_s / all_s:.0%} of the time; the rest adds none and runs at the other launches' "
+        "clocks, so its energy is counted, and no saving of it"
     )
     return (sentence,)

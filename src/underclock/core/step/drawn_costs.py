@@ -22,7 +22,7 @@ from underclock.core.step.power_capped_step import cap_of
 
 @dataclass(frozen=True, slots=True)
 class DrawnCosts:
-    """Costs of a step's launches, drawn: of what nobody knows surely.
+    """Draws of the costs of a step's launches, from the joint errors of the costs.
 
     Attributes:
         launches: What launches cost in each draw. Length D.

@@ -27,7 +27,7 @@ from underclock.arrays import Bools, Floats, Ints
 from underclock.physics.cap import SIMULATED, WINDOW_S, Fading
 from underclock.records import Clocks, Mix, ThrottleReason, Window
 
-_METER_S = 1e-3  # a piece of idling of less only tells the clock
+_METER_S = 1e-3  # a piece of idling of less reads the clock and does not change it
 HALF_BIN_MHZ = 7.5
 """Half of what core clocks are apart on recent GPUs."""
 _CEILINGS = 32  # of many boards, at least
@@ -140,7 +140,7 @@ def is_uneven(sample: Window) -> bool:
     """Whether what was measured and its co-load ran at clocks of their own.
 
     A cap averages over a window; co-load that comes less often changes the clock only after it.
-    What ran beside a kernel at a lock that did not hold left it slower than itself.
+    Co-load of a kernel at a lock that did not hold ran faster than the kernel.
     """
     mix = sample.mix
     rarely = sample.time_s / mix.pieces > WINDOW_S
@@ -149,7 +149,7 @@ def is_uneven(sample: Window) -> bool:
 
 
 def coload_moves_clock(mix: Mix) -> bool:
-    """Whether the co-load of a mix changes the kernels' clock, rather than only tells it."""
+    """Whether the co-load of a mix changes the kernels' clock, rather than only reads it."""
     return mix.hot > 0 or mix.idle_s > _METER_S * mix.pieces
 
 

@@ -59,7 +59,7 @@ def lag_of(
     if min(_round_s(*known), _round_s(*new)) < WINDOW_S:
         return 1.0, 1.0  # one ceiling holds for all of a short step
     if min(len(_ladder(*known)[0]), len(_ladder(*new)[0])) < _FEWEST:
-        return 1.0, 1.0  # where clocks would climb to nobody knows
+        return 1.0, 1.0  # there is no second clock to climb to
     for _ in range(_CALIBRATED):
         time_s, energy_j = _lagged(*known, limit_w)
         limit_w *= mean_w * time_s / energy_j
@@ -79,7 +79,6 @@ def _round_s(cap: PowerCap, costs: LaunchCosts) -> float:
 
 
 def _lagged(cap: PowerCap, costs: LaunchCosts, limit_w: float) -> tuple[float, float]:
-    """Return the time in s and energy in J of a step at auto under a loop that lags."""
     core_mhz, time_s, power_w = _ladder(cap, costs)
     loop = _Loop(
         limit_w=limit_w,
@@ -191,15 +190,15 @@ def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> Known
     fading = REAL if sample_set.evidence is Evidence.MEASURED else SIMULATED
     cap = PowerCap(limit_w=limit_w, order=order, boost=boost, fading=fading)
     if any(driver_says(sample.throttle_reasons) for sample in sample_set.in_situ):
-        # The step is held, so its own mean power tells best where the loop settles.
+        # The step is held, so its own mean power is where the loop settles.
         cap, settled = settled_at(cap, table.launches, real_j / real_s)
     else:
         settled = settle(cap, table.launches, np.full(len(order), boost))
     for of_launches, real in ((settled.time_s, real_s), (settled.energy_j, real_j)):
-        beside = float(of_launches[overlapped(table.kernels)[order]].sum())
-        if beside >= real:
+        hidden = float(of_launches[overlapped(table.kernels)[order]].sum())
+        if hidden >= real:
             raise DataError(
-                f"the whole step cost {real:g} s or J, no more than the {beside:g} of launches "
+                f"the whole step cost {real:g} s or J, no more than the {hidden:g} of launches "
                 "that it does not wait for",
                 hint="trace the step again, and measure it anew",
             )
@@ -239,7 +238,7 @@ def settled_step(table: CostTable, choice: Ints) -> SettledStep:
     """Say how a schedule runs.
 
     Args:
-        choice: Setting of each launch; the baseline among others asks for boost. Shape (n,).
+        choice: Setting of each launch; the baseline asks for boost. Shape (n,).
 
     Raises:
         ValueError: Costs are not those of a step.
@@ -313,7 +312,7 @@ def fixed_part_costs(table: CostTable, part: Ints) -> tuple[Floats, Floats]:
         same = [s for s, c in enumerate(table.settings) if c.mem_mhz == memory and known[s]]
         if not same:
             continue
-        # What the cap makes of the fastest clock is a ceiling for all others.
+        # What the cap makes of the fastest clock is a ceiling for the slower ones.
         fastest = max(same, key=lambda s: core[s])
         held = settle(cap, launches, np.full(len(cap.order), fastest))
         for s in same:
@@ -464,7 +463,7 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
 
 
 def _choosable(table: CostTable, groups: Grouped) -> Grouped:
-    """Leave auto out where it is a cost of the whole step: beside locked kernels it is another."""
+    """Leave auto out where it is a cost of the whole step: among locked kernels it differs."""
     if table.power_cap is None:
         return groups
     time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
@@ -524,7 +523,6 @@ def _with_auto_settled(table: CostTable, lag: tuple[float, float] = (1.0, 1.0)) 
 
 
 def _with_auto(table: CostTable, settled: SettledStep, auto_s: float, auto_j: float) -> KnownStep:
-    """Return a step that settles so at auto, and takes so much in all."""
     cap = cap_of(table)
     time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
     time_s[:, table.baseline] = shared_out(table.kernels, cap.order, settled.time_s, auto_s)

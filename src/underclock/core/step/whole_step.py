@@ -23,7 +23,7 @@ STEADY_C = 55.0
 
 
 class FitRow(NamedTuple):
-    """What one window tells of one kernel, as the columns of `Rows`."""
+    """One window of one kernel, as the columns of `Rows`."""
 
     kernel: int
     core_mhz: float
@@ -208,7 +208,7 @@ def _parts(steps: Sequence[Window], sample_set: SampleSet) -> Floats:
 def shared_by_time(sample_set: SampleSet, whole: Choice) -> dict[str, Choice]:
     """Say what one clock for the whole step does to each kernel: its time, as timed in the step.
 
-    Energies are the step's, shared by time: nothing tells them apart.
+    Energies are the step's, shared by time, for only their sum is known.
     """
     at_auto, chosen = shares(sample_set, AUTO), shares(sample_set, whole.clocks)
     if at_auto is None:

@@ -48,7 +48,7 @@ class PlainRun:
     Attributes:
         seen: In the order in which it was asked to; collectives with the share that is waited for.
         waits: For another stream, as far as the profile lists them.
-        step_s: What such a run takes while nobody looks on, in s; ``None`` if unknown.
+        step_s: Duration of an unprofiled run, in s; ``None`` if unknown.
         lost: What is to be said of launches that were not seen; ``None`` where all were.
     """
 
@@ -92,7 +92,7 @@ def captured_step(
     """
     check_seen(len(plain.seen), len(nodes))
     aligned = align(nodes, plain.seen)
-    told = (
+    notes = (
         plain.lost,
         otherwise_captured(nodes, aligned, plain.seen),
         beside_note(plain.seen, plain.waits),
@@ -103,7 +103,7 @@ def captured_step(
         nodes,
         _timed_as(aligned, paired(nodes, calls) or aligned),
         cleared=cleared,
-        warnings=[words for words in told if words],
+        warnings=[words for words in notes if words],
         data_sizes=data_sizes,
     )
 
@@ -126,12 +126,12 @@ def profiled_step(name: str, plain: PlainRun, *, obstacle: str = "") -> Traced:
     Raises:
         DataError: It launches nothing.
     """
-    told = (plain.lost, beside_note(plain.seen, plain.waits))
+    notes = (plain.lost, beside_note(plain.seen, plain.waits))
     return traced_step(
         name,
         nodes_of(plain.seen),
         plain.seen,
-        warnings=[words for words in told if words],
+        warnings=[words for words in notes if words],
         obstacle=obstacle,
     )
 
@@ -258,7 +258,7 @@ def host_note(launches: Sequence[TracedActivity], step_s: float | None) -> str |
 
     Args:
         launches: Of a run as it is written, on one GPU.
-        step_s: What such a run takes while nobody looks on, in s; ``None`` if unknown.
+        step_s: Duration of an unprofiled run, in s; ``None`` if unknown.
     """
     if step_s is None:
         return None

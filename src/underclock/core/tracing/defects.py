@@ -225,7 +225,6 @@ def _after_calls(gpu: list[_Event], called_us: Mapping[int, float]) -> tuple[lis
 
 
 def _by_stream(gpu: Sequence[_Event]) -> list[list[_Event]]:
-    """Return the work of each stream; NCCL's kernels wait for other ranks, and are not in it."""
     streams: dict[int, list[_Event]] = defaultdict(list)
     for event in gpu:
         if not _is_nccl(event):
@@ -251,7 +250,6 @@ def _in_order(gpu: list[_Event], called_us: Mapping[int, float]) -> list[_Event]
 
 
 def _longest_ascending(values: Sequence[float]) -> list[int]:
-    """Return where the longest subsequence lies that does not fall."""
     tails: list[float] = []
     places: list[int] = []
     before: list[int] = []

@@ -141,8 +141,8 @@ def walk_threads(
     """Walk every host thread in time.
 
     Args:
-        call: Is told of each GPU call, and of the ranges open around it, outermost first.
-        opened: Is told of each range as it opens, and of those open around it.
+        call: Called for each GPU call, with the ranges open around it, outermost first.
+        opened: Called for each range as it opens, with those open around it.
     """
     threads: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for event in events:
@@ -194,8 +194,8 @@ def operator_and_shapes(
         event: Of the GPU.
         chain: What was open on the host as it was asked for, outermost first.
     """
-    told = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
-    facts = next((each for each in told if each.get(_NAME)), None)
+    arguments = [event.get("args", {}), *(range_.arguments for range_ in reversed(chain))]
+    facts = next((each for each in arguments if each.get(_NAME)), None)
     if facts is None:
         return None
     dtype = str(facts.get("dtype", ""))
@@ -224,9 +224,9 @@ def bytes_of(operator: str, shapes: str) -> float | None:
     least, most = min(sizes, default=0), max(sizes, default=0)
     if least != most:  # gathered or scattered: all but its own part
         return float(most - least)
-    others = 1.0 - 1.0 / ranks_of(operator, shapes)
+    share = 1.0 - 1.0 / ranks_of(operator, shapes)
     times = next((times for name, times in _SENT if name in operator), None)
-    return (most if times is None else times * others * most) or None
+    return (most if times is None else times * share * most) or None
 
 
 def ranks_of(operator: str, shapes: str) -> int:

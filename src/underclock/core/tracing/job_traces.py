@@ -80,9 +80,9 @@ def traced_job(
     whole = [all(piece.whole for each in step for piece in each.pieces) for step in steps]
     at = max((i for i, each in enumerate(whole) if each), default=len(steps) - 1)
     last, met_s[-1], lags[-1] = steps[at], met_s[at], lags[at]
-    if lags[-1].others and all(piece.stage is None for each in last for piece in each.pieces):
+    if lags[-1].unpaired and all(piece.stage is None for each in last for piece in each.pieces):
         raise DataError(
-            "ranks send to others than their neighbours, and nothing tells their stages",
+            "ranks send beyond their neighbours, and no range names their stages",
             hint=f"where ranks have several stages each, {HOW_TO_MARK}",
         )
     profiles = _profiles(steps, last)
@@ -136,12 +136,12 @@ def check_ranks(heads: Sequence[RankHead]) -> None:
         raise DataError(f"two traces are of rank {twice[0]}", hint=same)
     for one, other in pairwise(heads):
         facts = {"world size": str(one.world), **one.identity}
-        others = {"world size": str(other.world), **other.identity}
-        for name in (*facts, *others):
-            if facts.get(name) != others.get(name):
+        theirs = {"world size": str(other.world), **other.identity}
+        for name in (*facts, *theirs):
+            if facts.get(name) != theirs.get(name):
                 raise DataError(
                     f"ranks {one.rank} and {other.rank} are of different jobs: the {name} is "
-                    f"{facts.get(name)} and {others.get(name)}",
+                    f"{facts.get(name)} and {theirs.get(name)}",
                     hint=same,
                 )
     world = max(ranks[-1] + 1, heads[0].world or 0)
@@ -152,7 +152,6 @@ def check_ranks(heads: Sequence[RankHead]) -> None:
 
 
 def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[Wait]:
-    """Yield who waits for whom, each pair once, with the least that the transfer took."""
     found: dict[tuple[tuple[int, int], tuple[int, int]], float] = {}
     for of, on, key in steps[-1].waits:
         lag_s = min(each.least_s.get(key, 0.0) for each in steps)
@@ -162,12 +161,12 @@ def _waits(last: Sequence[PlacedRank], steps: Sequence[Transfers]) -> Iterator[W
         yield Wait(rank, last[rank].places[at][0], on_rank, last[on_rank].places[on_at][1], lag_s)
     for r, each in enumerate(last):
         for i, item in enumerate(each.items):
-            if item.beside is None:
+            if item.overlap is None:
                 continue
             done = [j for j in each.parts.values() if j < i]
             if done:
                 yield Wait(r, i, r, done[-1])
-            follower = each.follower(item.beside)
+            follower = each.follower(item.overlap)
             if follower is not None:
                 yield Wait(r, follower, r, i)
 
@@ -209,15 +208,15 @@ def _instructions(
     rank: PlacedRank, met_s: Sequence[float], *, alone: bool
 ) -> Iterator[Instruction]:
     """Yield a rank's instructions, in order; collectives of one alone take as long as they did."""
-    for at, share, done, meeting, beside in rank.items:
-        number = meeting if beside is None else beside.meeting
+    for at, share, done, meeting, overlap in rank.items:
+        number = meeting if overlap is None else overlap.meeting
         if number is not None:
-            meets = not alone and (beside is None or beside.meets)
+            meets = not alone and (overlap is None or overlap.meets)
             yield Instruction(
                 kind=InstructionKind.COLLECTIVE if meets else InstructionKind.COPY,
                 time_s=met_s[number],
                 meeting=number if meets else None,
-                stream=0 if beside is None else beside.stream,
+                stream=0 if overlap is None else overlap.stream,
             )
             continue
         task, name = rank.tasks[at], rank.profiles[at]
@@ -230,7 +229,6 @@ def _instructions(
 
 
 def _took_s(ranks: Sequence[PlacedRank], *, common: bool) -> float:
-    """Return how long a step took: of all ranks, or of the longest where clocks may differ."""
     begun_s = [rank.begins_s[0] for rank in ranks]
     ended_s = [
         max([*rank.ends_s, *(each.ends_s for each in rank.step.gatherings)]) for rank in ranks
@@ -243,9 +241,8 @@ def _took_s(ranks: Sequence[PlacedRank], *, common: bool) -> float:
 def _warnings(
     ranks: Sequence[PlacedRank], transfers: Transfers, steps: int, waiting_w: float | None
 ) -> tuple[str, ...]:
-    """Say what a reader must know of a traced job."""
-    tell = f"traces of {steps} steps tell" if steps > 1 else "the trace of one step tells"
-    words = [f"time only: {tell} nothing of energy, and times at the clocks that ran alone"]
+    source = f"traces of {steps} steps have" if steps > 1 else "the trace of one step has"
+    words = [f"time only: {source} no energy, and times at the clocks that ran alone"]
     if waiting_w is None:
         words.append("what waiting draws is not known and counts as nothing: --blocked-power")
     gpus = {rank.trace.gpu for rank in ranks}
@@ -255,8 +252,8 @@ def _warnings(
         words.append("the traces do not name their GPU: --gpu-name")
     if transfers.waits and not transfers.least_s:
         words.append("the traces have no transfers between stages: they count as no time")
-    if transfers.others:
+    if transfers.unpaired:
         words.append(
-            f"{transfers.others} transfers carry nothing that a pass waits for, and are left out"
+            f"{transfers.unpaired} transfers carry nothing that a pass waits for, and are left out"
         )
     return tuple(words)

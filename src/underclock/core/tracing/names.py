@@ -1,8 +1,8 @@
-"""What traced kernels are called: layer, operator, role and pass, and what else tells two apart.
+"""Names of traced kernels: layer, operator, role and pass, and then any further difference.
 
 A role is what the operator's name does not say and its shapes do: a copy that changes the type is
-a cast, a product of the backward pass is the gradient of an input or of a weight. Only where
-nothing that is known tells two kernels apart are they numbered.
+a cast, a product of the backward pass is the gradient of an input or of a weight. Kernels
+with no known difference are numbered.
 
 Launches that differ only in a size that the data decides are pooled into one kernel: every call of
 an expert has another number of tokens, and each would be a kernel of its own. Where one number that
@@ -81,7 +81,7 @@ def named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
         alike[_name(kernel, launch, rows)].append(at)
     names = [""] * len(kernels)
     for name, places in alike.items():
-        for at, better in _told_apart(name, {at: launches[at] for at in places}).items():
+        for at, better in _distinct_names(name, {at: launches[at] for at in places}).items():
             names[at] = better
     return tuple(
         msgspec.structs.replace(kernel, name=name)
@@ -119,7 +119,6 @@ def starred(module: str) -> str:
 
 
 def _name(kernel: Kernel, launch: Launch, rows: Mapping[str, set[str]]) -> str:
-    """Return a kernel's layer, operator, role and pass."""
     modules = _modules(kernel)
     more = f"+{len(modules) - 1}" if len(modules) > 1 else ""
     where = modules[0] if modules else ""
@@ -160,11 +159,11 @@ def _copy(tensors: Sequence[_Tensor]) -> str:
 
 
 def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
-    """Say of what a product of the backward pass is the gradient; empty where nothing tells.
+    """Return what a product of the backward pass is the gradient of; empty where unknown.
 
     The gradient of a weight is summed over the rows that the forward pass multiplied by it, that of
-    an input has such a row for each of them. Where sizes coincide, the transposed first factor
-    tells the weight's.
+    an input has such a row for each of them. Where sizes coincide, a transposed first
+    factor marks the weight's.
     """
     if len(factors) != _FACTORS or factors[0].sizes.count("x") != 1:
         return ""
@@ -188,10 +187,10 @@ def _forward_rows(kernels: Sequence[Kernel]) -> dict[str, set[str]]:
     return rows
 
 
-def _told_apart(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
-    """Add to a name that several kernels would have what tells them apart.
+def _distinct_names(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
+    """Add words to a name that several kernels share, so that they differ.
 
-    Best is what tells all apart; else what tells some, and something else for the others.
+    One property that differs for all is best; else one that differs for some, then further ones.
     """
     words = [{at: tell(launch) for at, launch in launches.items()} for tell in _TELLING]
     kinds = [len(set(said.values())) for said in words]
@@ -199,11 +198,11 @@ def _told_apart(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:
     if not telling:
         return dict.fromkeys(launches, name)
     best = next((at for at in telling if kinds[at] == len(launches)), telling[0])
-    told: dict[int, str] = {}
+    names: dict[int, str] = {}
     for word in dict.fromkeys(words[best].values()):
         some = {at: launches[at] for at, said in words[best].items() if said == word}
-        told |= _told_apart(f"{name} {word}" if word else name, some)
-    return told
+        names |= _distinct_names(f"{name} {word}" if word else name, some)
+    return names
 
 
 def _type(launch: Launch) -> str:
@@ -211,7 +210,6 @@ def _type(launch: Launch) -> str:
 
 
 def _product(launch: Launch) -> str:
-    """Return the sizes of a product: rows, columns and what is summed over, a batch before."""
     factors = _factors(launch.operator, launch.shapes)
     if not factors:
         return ""
@@ -229,7 +227,6 @@ def _size(at: int) -> Callable[[Launch], str]:
 
 
 def _layout(launch: Launch) -> str:
-    """Say which factors are transposed, as BLAS does; of what is no product, whether strided."""
     factors = _factors(launch.operator, launch.shapes)
     if factors:
         return "".join("NT"[factor.is_transposed] for factor in factors)
@@ -258,7 +255,6 @@ def _modules(kernel: Kernel) -> list[str]:
 
 
 def _factors(operator: str, shapes: str) -> list[_Tensor]:
-    """Return both factors of a product; none of anything else."""
     first = FACTORS_FROM.get(operator.removeprefix("aten::"))
     if first is None:
         return []

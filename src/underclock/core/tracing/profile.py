@@ -42,7 +42,7 @@ _LAUNCHING = (  # runtime and driver, with every suffix: cudaLaunchKernelExC, cu
     ("Memcpy", NodeKind.COPY),
 )
 _CAPTURE_BEGINS, _CAPTURE_ENDS = "cudaStreamBeginCapture", "cudaStreamEndCapture"
-_SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is told apart below
+_SYNCHRONISING = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync is excluded below
 _STREAM_WAITS = "Stream Wait Event"
 _US = 1e-6
 _FRAMES = (MODULE_MARK, PIECE_MARK, "ProfilerStep", "Torch-Compiled Region", "## ")  # no operators
@@ -119,8 +119,8 @@ def stream_waits(
 
     A profile lists waits where it was asked for synchronisation (category ``cuda_sync``). For whom
     a stream waits it says with CUDA before 12.9 only (pytorch/kineto#1552). Else each other stream
-    is named, with what it was last asked to do; some of that ends too late to be waited for, which
-    tells those streams apart.
+    is named, with what it was last asked to do; a stream whose work ends
+    too late to be waited for is ruled out.
     """
     events = complete_events(trace)
     gpu = gpu_events(events, host_timeline(events) if host is None else host)
@@ -140,8 +140,8 @@ def stream_waits(
         later = bisect_right(mine, (called, math.inf))
         recorded = int(facts.get("wait_on_cuda_event_record_corr_id", -1))
         known = recorded >= 0
-        others = {facts.get("wait_on_stream")} if known else asked.keys() - {waiting}
-        for stream in others:
+        waited = {facts.get("wait_on_stream")} if known else asked.keys() - {waiting}
+        for stream in waited:
             last = called if not known else recorded
             theirs = asked.get(stream, [])
             earlier = bisect_left(theirs, (last, -1))
@@ -257,7 +257,6 @@ def _modules(chain: Sequence[HostRange], host: HostTimeline) -> tuple[str, ...]:
 
 
 def _shapes(arguments: Mapping[str, Any]) -> str:
-    """Return an operator's tensors as text; a strided one with its strides."""
     kinds = arguments.get("Input type", [])
     sizes = arguments.get("Input Dims", [])
     strides = arguments.get("Input Strides", [[]] * len(sizes))
@@ -279,7 +278,6 @@ def _tensor(kind: str, size: Sequence[Any], stride: Sequence[Any]) -> str:
 
 
 def _dense(size: Sequence[int]) -> list[int]:
-    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
@@ -302,7 +300,7 @@ def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:
 def saw_all(trace: Mapping[str, Any]) -> bool:
     """Say whether a look saw something run, and all that was launched.
 
-    The first look that detaches after others that stayed attached sees neither calls nor kernels,
+    The first look that detaches after looks that stayed attached sees neither calls nor kernels,
     the one after it both (PyTorch 2.11 on an H200, seen by us).
     """
     something = any(event.get("cat") in GPU for event in complete_events(trace))

@@ -87,12 +87,12 @@ class Message(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Gathering(Timed):
-    """A collective as one rank saw it, or a copy beside its passes.
+    """A collective as one rank saw it, or a copy that overlaps its passes.
 
     Attributes:
         group: Whose collective; empty where the trace does not name it. Of copies their stream.
         until_s: When the first work that waits for it began; infinite where none does, ``None``
-            where nobody knows.
+            where that is unknown.
         meets: Whether it is a collective.
     """
 
@@ -140,7 +140,7 @@ def passes_by_marks(
     if len(set(counts.values())) > 1:
         said = " and ".join(f"{count} {kind}s" for kind, count in counts.items())
         raise DataError(
-            f"no range tells microbatches in {where}, which has {said}", hint=HOW_TO_MARK
+            f"no range names microbatches in {where}, which has {said}", hint=HOW_TO_MARK
         )
     if not counts:
         raise DataError(f"{where} has neither a forward nor a backward", hint=HOW_TO_MARK)
@@ -174,7 +174,7 @@ def _runs(
 
 
 def laid_passes(
-    told: Sequence[PassRun],
+    pieces: Sequence[PassRun],
     work: Sequence[Activity],
     messages: Sequence[Message],
     *,
@@ -182,14 +182,14 @@ def laid_passes(
     main: int,
 ) -> tuple[PassRun, ...]:
     """Give each piece its work, and what passes' streams ran for none pieces of their own."""
-    asked = [each.asked_s for each in told]
+    asked = [each.asked_s for each in pieces]
     owned: dict[int, list[Activity]] = {}
     for one in work:
         owner = bisect_right(asked, one.asked_s) - 1
-        after = owner == len(told) - 1 and one.asked_s >= told[-1].ends_s
-        owned.setdefault(len(told) if after else owner, []).append(one)
+        after = owner == len(pieces) - 1 and one.asked_s >= pieces[-1].ends_s
+        owned.setdefault(len(pieces) if after else owner, []).append(one)
     laid: list[PassRun] = []
-    for at, piece in enumerate(told):
+    for at, piece in enumerate(pieces):
         mine, whole = _together(owned.get(at, []), main)
         work_s = _spans(mine)
         late = _late(mine) if main != ON_HOST else ()
@@ -206,7 +206,7 @@ def laid_passes(
         laid.append(
             replace(piece, begins_s=begins_s, ends_s=ends_s, work=work_s, late=late, whole=whole)
         )
-    for at, kind in ((-1, InstructionKind.OTHER), (len(told), InstructionKind.OPTIMIZER)):
+    for at, kind in ((-1, InstructionKind.OTHER), (len(pieces), InstructionKind.OPTIMIZER)):
         mine, _ = _together([one for one in owned.get(at, []) if one.stream in homes], main)
         if work_s := _spans(mine):
             whole = _untouched(owned[at])
@@ -217,7 +217,7 @@ def laid_passes(
             end_s = laid[-1].ends_s
             laid.append(PassRun(end_s, end_s, end_s, kind, whole=False))
     laid.sort(key=lambda each: (each.begins_s, each.asked_s))
-    for at in range(1, len(laid)):  # what runs beside the one before is hidden by it
+    for at in range(1, len(laid)):  # the part that overlaps the one before is hidden by it
         begins_s = max(laid[at].begins_s, laid[at - 1].ends_s)
         ends_s = max(begins_s, laid[at].ends_s)
         inside = tuple((max(begins_s, b), e) for b, e in laid[at].late if e > begins_s)

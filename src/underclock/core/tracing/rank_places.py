@@ -19,8 +19,8 @@ _DIGITS = 3  # of the part of a pass that is done
 _SHARED = ("data", "tensor", "sequence")
 
 
-class Beside(NamedTuple):
-    """A collective or a copy beside pieces.
+class Overlap(NamedTuple):
+    """A collective or a copy that overlaps pieces.
 
     Attributes:
         begins_s: When it began here.
@@ -40,21 +40,21 @@ class Beside(NamedTuple):
 
 
 class LaidItem(NamedTuple):
-    """One of a rank's instructions: a part of a piece, or what comes after or beside it.
+    """One of a rank's instructions: a part of a piece, a meeting after it, or an overlap.
 
     Attributes:
         at: Which piece.
         share: Of it, where it is a part of it.
         done: How much of the piece was done before that part.
-        meeting: Number of what comes after it; ``None`` for all else.
-        beside: What runs beside it; ``None`` for what is in the first stream.
+        meeting: Number of the meeting after the piece, else ``None``.
+        overlap: Work of a further stream; ``None`` for the first stream.
     """
 
     at: int
     share: float = 1.0
     done: float = 0.0
     meeting: int | None = None
-    beside: Beside | None = None
+    overlap: Overlap | None = None
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class PlacedRank:
         tasks: Of each piece; ``None`` for what belongs to no microbatch.
         time_s: Of each piece, without what it waited inside.
         after: Meetings that follow each piece; -1 is before the first.
-        beside: What began beside each piece, or after it, to be waited for later.
+        overlaps: Work that began during or after each piece and is waited for later.
         waited: When each piece waited for those; once settled, for its host too.
     """
 
@@ -80,7 +80,7 @@ class PlacedRank:
     tasks: list[Task | None] = field(default_factory=list)
     time_s: list[float] = field(default_factory=list)
     after: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    beside: dict[int, list[Beside]] = field(default_factory=lambda: defaultdict(list))
+    overlaps: dict[int, list[Overlap]] = field(default_factory=lambda: defaultdict(list))
     waited: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _gone_s: dict[int, list[float]] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class PlacedRank:
         ]
 
     def settle(self) -> None:
-        """Take what pieces waited for their host, or what runs beside, out of what they take."""
+        """Subtract waits for the host and for overlaps from the durations of pieces."""
         for at, piece in enumerate(self.pieces):
             late = piece.late if piece.microbatch is not None else ()
             spans = [span for span in merged([*late, *self.waited[at]]) if span[1] > span[0]]
@@ -127,7 +127,7 @@ class PlacedRank:
         return bisect_right(self.begins_s, moment_s + SAME_S) - 1
 
     def done(self, at: int, moment_s: float) -> float:
-        """Return how much of a piece is done by then; nobody tells parts without a microbatch."""
+        """Return the share of a piece done by then; without a microbatch it has no parts."""
         piece = self.pieces[at]
         if moment_s >= piece.ends_s - SAME_S:
             return 1.0
@@ -142,9 +142,9 @@ class PlacedRank:
 
     @cached_property
     def _cuts(self) -> dict[int, list[float]]:
-        """Where each piece is cut: where something begins beside it, or is waited for."""
+        """Where each piece is cut: where an overlap begins, or is waited for."""
         found = defaultdict[int, set[float]](lambda: {0.0, 1.0})
-        for at, some in self.beside.items():
+        for at, some in self.overlaps.items():
             found[at].update(self.done(at, each.begins_s) for each in some if at >= 0)
             for each in some:
                 if each.until_s < self.ends_s[-1] and (later := self.at(each.until_s)) >= 0:
@@ -156,12 +156,12 @@ class PlacedRank:
         """The rank's instructions in order, once its meetings are known."""
         items = list[LaidItem]()
         for at in range(-1, len(self.pieces)):
-            begun = deque(sorted(self.beside.get(at, ()), key=lambda each: each.begins_s))
+            begun = deque(sorted(self.overlaps.get(at, ()), key=lambda each: each.begins_s))
             for done, following in pairwise(self._cuts.get(at, [0.0, 1.0]) if at >= 0 else ()):
                 while begun and self.done(at, begun[0].begins_s) <= done:
-                    items.append(LaidItem(at, beside=begun.popleft()))
+                    items.append(LaidItem(at, overlap=begun.popleft()))
                 items.append(LaidItem(at, round(following - done, _DIGITS), done))
-            items += [LaidItem(at, beside=each) for each in begun]
+            items += [LaidItem(at, overlap=each) for each in begun]
             items += [LaidItem(at, meeting=each) for each in self.after.get(at, ())]
         return items
 
@@ -171,15 +171,15 @@ class PlacedRank:
         return {
             (item.at, item.done): i
             for i, item in enumerate(self.items)
-            if item.meeting is None and item.beside is None
+            if item.meeting is None and item.overlap is None
         }
 
-    def follower(self, beside: Beside) -> int | None:
-        """Return the first instruction that waits for what is beside; ``None`` where none does."""
-        if beside.until_s >= self.ends_s[-1]:
+    def follower(self, overlap: Overlap) -> int | None:
+        """Return the first instruction that waits for an overlap; ``None`` where none does."""
+        if overlap.until_s >= self.ends_s[-1]:
             return None
-        at = max(self.at(beside.until_s), 0)
-        done = self.done(at, beside.until_s)
+        at = max(self.at(overlap.until_s), 0)
+        done = self.done(at, overlap.until_s)
         return self.parts[at, done] if done < 1.0 else self.parts.get((at + 1, 0.0))
 
     @cached_property
@@ -198,16 +198,16 @@ def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
         for at, each in enumerate(traces)
     ]
     for pipeline, members in enumerate(_pipelines(ranks)):
-        told = {
+        stages = {
             each.index: [p.stage for p in each.pieces if p.stage is not None] for each in members
         }
-        members.sort(key=lambda each: (min(told[each.index], default=0), each.index))
+        members.sort(key=lambda each: (min(stages[each.index], default=0), each.index))
         for at, each in enumerate(members):
             each.pipeline, each.stage = pipeline, at
     ids = sorted({p.microbatch for r in ranks for p in r.pieces if p.microbatch is not None})
     number_of = {each: at for at, each in enumerate(ids)}
     for rank in ranks:
-        # What no range tells may be in parts with waiting between: of it the work alone counts.
+        # A piece outside all ranges may have waits between its parts: only its work counts.
         rank.time_s = [
             sum(ends_s - begins_s for begins_s, ends_s in piece.work)
             if piece.microbatch is None
@@ -281,11 +281,11 @@ def shared_indices(ranks: Sequence[PlacedRank]) -> list[tuple[int, int, int]]:
         group = rank.trace.groups.get(what, ())
         return group.index(rank.trace.rank) if rank.trace.rank in group else None
 
-    told = [
+    indices = [
         (data or 0 if "data" in rank.trace.groups else rank.pipeline, tensor or 0, sequence or 0)
         for rank in ranks
         for data, tensor, sequence in ([index(rank, name) for name in _SHARED],)
     ]
-    if len({(rank.stage, *each) for rank, each in zip(ranks, told, strict=True)}) == len(ranks):
-        return told
+    if len({(rank.stage, *each) for rank, each in zip(ranks, indices, strict=True)}) == len(ranks):
+        return indices
     return [(rank.pipeline, 0, 0) for rank in ranks]

@@ -1,6 +1,6 @@
 """What one rank of a job did in its steps, from a profiler's trace in the Chrome format.
 
-Which microbatch work belongs to is told by ranges on the host:
+Ranges on the host name the microbatch that work belongs to:
 
 * ``forward mb=3 stage=1``: ours as we trace, and what people can put with ``record_function``
   (``load``, ``forward`` or ``fwd``, ``backward`` or ``bwd``, ``weights`` or ``wgrad``,
@@ -159,7 +159,7 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         name: Of the trace, for errors.
 
     Raises:
-        DataError: It is no such trace, or nothing tells the microbatches of any of its steps.
+        DataError: It is no such trace, or no step has ranges that name microbatches.
     """
     head, sound = rank_head(trace, name), sound_trace(trace, name)
     events, on_gpu = sound.events, sound.device is not None
@@ -188,14 +188,14 @@ def rank_trace(trace: Mapping[str, Any], name: str) -> RankTrace:
         said = _within(messages, span)
         where = f"step {number} of {name}" if number >= 0 else name
         try:
-            told = _within(pieces, span) or passes_by_marks(mine, said, homes, where)
+            passes = _within(pieces, span) or passes_by_marks(mine, said, homes, where)
         except DataError as exc:
             refused.append(exc)
             continue
         found.append(
             RankIteration(
                 number=number,
-                pieces=laid_passes(told, mine, said, homes={main, *homes.values()}, main=main),
+                pieces=laid_passes(passes, mine, said, homes={main, *homes.values()}, main=main),
                 messages=tuple(said),
                 gatherings=tuple(
                     each if each.meets else replace(each, ends_s=min(each.ends_s, next_s))
@@ -240,7 +240,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _gpu(trace: Mapping[str, Any], device: int | None) -> str:
-    """Return the name of the GPU that a trace is of; empty where it says none."""
     given = trace.get("deviceProperties")
     listed = [_mapping(each) for each in given] if isinstance(given, list) else []
     mine = [each for each in listed if each.get("id") == device] or listed
@@ -278,10 +277,10 @@ def _span(event: _Event) -> _Span:
     return begins_s, begins_s + float(event.get("dur", 0.0)) * _US
 
 
-def _ranges(events: Sequence[_Event], told: re.Pattern[str]) -> list[_Event]:
+def _ranges(events: Sequence[_Event], named: re.Pattern[str]) -> list[_Event]:
     """Return the host's ranges whose names say something, outer ones first."""
     some = (event for event in events if event.get("cat") in _HOST)
-    said = [event for event in some if told.search(event["name"])]
+    said = [event for event in some if named.search(event["name"])]
     return sorted(said, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0)))
 
 
@@ -331,18 +330,17 @@ def _marked(events: Sequence[_Event]) -> list[PassRun]:
     every = re.compile(f"{_SAID.pattern}|{_ACTION.pattern}|{_PASS.pattern}", re.IGNORECASE)
     pieces: list[PassRun] = []
     for event in _ranges(events, every):
-        told, (begins_s, ends_s) = _told(event), _span(event)
+        named, (begins_s, ends_s) = _named_pass(event), _span(event)
         inside = bool(pieces) and ends_s <= pieces[-1].ends_s + SAME_S
-        if told is None or (inside and told[0] is not pieces[-1].kind):
+        if named is None or (inside and named[0] is not pieces[-1].kind):
             continue
         if inside:
             pieces.pop()
-        pieces.append(PassRun(begins_s, begins_s, ends_s, *told))
+        pieces.append(PassRun(begins_s, begins_s, ends_s, *named))
     return pieces
 
 
-def _told(event: _Event) -> tuple[InstructionKind, int, int | None] | None:
-    """Return the kind, microbatch and stage that a range's name says."""
+def _named_pass(event: _Event) -> tuple[InstructionKind, int, int | None] | None:
     name = str(event["name"])
     if found := _SAID.search(name):
         kind, microbatch, stage = found.groups()
@@ -410,7 +408,7 @@ def _on_host(events: Sequence[_Event]) -> tuple[list[Activity], list[Gathering],
     some = [event for event in events if event.get("cat") == "cpu_op"]
     for event in sorted(some, key=lambda each: (float(each["ts"]), -each.get("dur", 0.0))):
         name, (begins_s, end_s) = event["name"], _span(event)
-        apart = name.startswith((*_FRAMES, *_TALK)) or _told(event) is not None
+        apart = name.startswith((*_FRAMES, *_TALK)) or _named_pass(event) is not None
         if apart or end_s <= ends_s.get(event.get("tid"), -math.inf) + SAME_S:
             continue
         ends_s[event.get("tid")] = end_s
@@ -456,8 +454,8 @@ def _messages(events: Sequence[_Event], group: Sequence[int]) -> list[Message]:
 
 
 def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -> Message:
-    told = run.get("args", {}).get("Dst Rank" if sends else "Src Rank")
-    if told is None:
+    peer = run.get("args", {}).get("Dst Rank" if sends else "Src Rank")
+    if peer is None:
         inputs = event.get("args", {}).get("Concrete Inputs", ())
         if len(inputs) <= 2 or not str(inputs[2]).isdecimal():  # noqa: PLR2004 - after the group
             raise DataError(
@@ -465,8 +463,8 @@ def _message(event: _Event, run: _Event, *, sends: bool, group: Sequence[int]) -
                 hint="profile with record_shapes=True",
             )
         number = int(inputs[2])
-        told = group[number] if number < len(group) else number
+        peer = group[number] if number < len(group) else number
     asked_s, (begins_s, ends_s) = _span(event)[0], _span(run)
     if run.get("cat") not in GPU:  # gloo notes that it began once it did
         begins_s = asked_s
-    return Message(asked_s, begins_s, ends_s, sends, int(told))
+    return Message(asked_s, begins_s, ends_s, sends, int(peer))

@@ -2,7 +2,7 @@
 
 What a rank waits for inside of a send, a receive or a collective is not its duration: a transfer
 takes the least for which both ends of any of its microbatches were under way, a collective the
-least of its ranks. A collective or a copy during which other work was done runs beside that: it
+least of its ranks. A collective or a copy during which other work ran overlaps that work: it
 begins where so much of a pass is done, and what waited for it waits for it, a part of the same pass
 or of a later one. What lies between may be slower for as long as it lasts. A send that ended while
 its rank did nothing else held the rank up: what the rank did next waited for the receiver. Any
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice, starmap
 
 from underclock.core.tracing.rank_passes import SAME_S, Gathering, Message, PassRun
-from underclock.core.tracing.rank_places import Beside, PlacedRank
+from underclock.core.tracing.rank_places import Overlap, PlacedRank
 from underclock.errors import DataError
 from underclock.records.job import InstructionKind
 
@@ -27,8 +27,8 @@ Place = tuple[int, int]
 Boundary = tuple[int, InstructionKind, int]
 """Pipeline, kind and stage of what sends."""
 _NOWHERE: Place = (-1, -1)
-_Where = tuple[PlacedRank, int, Beside | None]
-"""A rank, and the piece that a collective or copy follows or runs beside."""
+_Where = tuple[PlacedRank, int, Overlap | None]
+"""A rank, and the piece that a collective or copy follows or overlaps."""
 _Met = tuple[float, float, list[_Where]]
 """When the last rank came to a collective, what it takes, and where it comes."""
 _LEAST = 0.01  # of a piece: what is done of it while a collective runs is nothing if less
@@ -46,11 +46,11 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
     found: list[_Met] = []
     for stream, (name, members) in enumerate(_groups(ranks).items(), start=1):
         (first, some), *_ = members
-        for other, others in members:
-            if len(others) != len(some):
+        for other, theirs in members:
+            if len(theirs) != len(some):
                 raise DataError(
                     f"ranks {first.trace.rank} and {other.trace.rank} have {len(some)} and "
-                    f"{len(others)} collectives in group {name}",
+                    f"{len(theirs)} collectives in group {name}",
                     hint="profile the same step on every rank",
                 )
         if len(members) > 1 or not some[0].meets or len(ranks) == 1:
@@ -59,14 +59,13 @@ def meetings(ranks: Sequence[PlacedRank]) -> list[float]:
         rank.settle()
     found.sort(key=lambda each: each[0])  # one order for all ranks, or they could wait in a circle
     for number, (_, _, where) in enumerate(found):
-        for rank, at, beside in where:
-            rank.after[at] += [number] if beside is None else []
-            rank.beside[at] += [] if beside is None else [beside._replace(meeting=number)]
+        for rank, at, overlap in where:
+            rank.after[at] += [number] if overlap is None else []
+            rank.overlaps[at] += [] if overlap is None else [overlap._replace(meeting=number)]
     return [time_s for _, time_s, _ in found]
 
 
 def _groups(ranks: Sequence[PlacedRank]) -> dict[str, list[tuple[PlacedRank, list[Gathering]]]]:
-    """Return who takes part in what, by group; copies are of one rank each."""
     groups: dict[str, list[tuple[PlacedRank, list[Gathering]]]] = {}
     replicas = len({rank.pipeline for rank in ranks}) > 1
     for rank in ranks:
@@ -85,14 +84,14 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
     found: list[_Met] = []
     for seen in zip(*(some for _, some in members), strict=True):
         least_s = min(each.ends_s - each.begins_s for each in seen)
-        beside = [
-            (rank, *_beside(rank, each, stream))
+        overlaps = [
+            (rank, *_overlap_of(rank, each, stream))
             for (rank, _), each in zip(members, seen, strict=True)
         ]
-        if not seen[0].meets or _overlaps(beside):
-            for rank, _, one in beside:
+        if not seen[0].meets or _overlaps(overlaps):
+            for rank, _, one in overlaps:
                 _take_out(rank, one)
-            found.append((max(each.begins_s for each in seen), least_s, list(beside)))
+            found.append((max(each.begins_s for each in seen), least_s, list(overlaps)))
             continue
         where, exposed_s = list[_Where](), [least_s]
         for (rank, _), each in zip(members, seen, strict=True):
@@ -116,16 +115,16 @@ def _of_group(members: Sequence[tuple[PlacedRank, Sequence[Gathering]]], stream:
     return found
 
 
-def _beside(rank: PlacedRank, each: Gathering, stream: int) -> tuple[int, Beside]:
-    """Say during which piece something begins, and from when to when others run beside it."""
+def _overlap_of(rank: PlacedRank, each: Gathering, stream: int) -> tuple[int, Overlap]:
+    """Return the piece during which an overlap begins, and the overlap with its span."""
     at, until_s = rank.at(each.begins_s), each.until_s
     if until_s is None:  # inside of a piece anything may wait for it
         inside = at >= 0 and each.ends_s <= rank.ends_s[at] + SAME_S
         until_s = each.begins_s if inside else each.ends_s
-    return at, Beside(each.begins_s, each.ends_s, until_s, stream, each.meets)
+    return at, Overlap(each.begins_s, each.ends_s, until_s, stream, each.meets)
 
 
-def _overlaps(members: Sequence[tuple[PlacedRank, int, Beside]]) -> bool:
+def _overlaps(members: Sequence[tuple[PlacedRank, int, Overlap]]) -> bool:
     """Whether a rank works on while a collective runs, and each comes to it where it can be cut."""
     some = False
     for rank, at, each in members:
@@ -137,8 +136,8 @@ def _overlaps(members: Sequence[tuple[PlacedRank, int, Beside]]) -> bool:
     return some
 
 
-def _take_out(rank: PlacedRank, each: Beside) -> None:
-    """Note what a microbatch's pass waited inside for something beside it: that is not its own."""
+def _take_out(rank: PlacedRank, each: Overlap) -> None:
+    """Record the time that a microbatch's pass waited for an overlap, to be subtracted."""
     at = rank.at(each.until_s)
     piece = rank.pieces[max(at, 0)]
     if at >= 0 and piece.microbatch is not None and each.until_s < piece.ends_s - SAME_S:
@@ -149,7 +148,6 @@ def _take_out(rank: PlacedRank, each: Beside) -> None:
 
 
 def _busy_s(span: tuple[float, float], piece: PassRun) -> float:
-    """Return for how much of a span a rank was busy with a piece."""
     return _within_s(span, piece.work)
 
 
@@ -171,13 +169,13 @@ class Transfers:
     Attributes:
         least_s: Over each boundary.
         waits: Which place waits for which other because of a transfer over which boundary.
-        others: How many carry no result that a pass waits for.
-        common: Whether ranks have one clock, as far as messages tell: none ended before it began.
+        unpaired: How many transfers carry no result that a pass waits for.
+        common: Whether ranks have one clock, by their messages: none ended before it began.
     """
 
     least_s: dict[Boundary, float] = field(default_factory=dict)
     waits: list[tuple[Place, Place, Boundary]] = field(default_factory=list)
-    others: int = 0
+    unpaired: int = 0
     common: bool = False
 
 
@@ -214,7 +212,7 @@ def transfers(ranks: Sequence[PlacedRank]) -> Transfers:
         for sent, got in ends:
             nth = bisect_right(going, (sent.asked_s, math.inf)) - 1
             if nth < 0:
-                found.others += 1
+                found.unpaired += 1
                 continue
             place = sender.index, going[nth][1]
             key = over[place]
@@ -239,7 +237,6 @@ def transfers(ranks: Sequence[PlacedRank]) -> Transfers:
 
 
 def _paired(sender: PlacedRank, receiver: PlacedRank) -> list[tuple[Message, Message]]:
-    """Return both ends of all that one rank sends to another."""
     sent = [m for m in sender.step.messages if m.sends and m.peer == receiver.index]
     got = [m for m in receiver.step.messages if not m.sends and m.peer == sender.index]
     if len(sent) != len(got):

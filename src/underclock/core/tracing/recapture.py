@@ -2,8 +2,8 @@
 
 Libraries and autotuners choose by timing, so another process may run other kernels for the same
 operators, or other numbers of them. What must be the same is what the step asks for: operators,
-their shapes, pass and order, and how often each is called. A launch of which no operator is known
-is told by its function.
+their shapes, pass and order, and how often each is called. A launch without a known operator
+is identified by its function.
 """
 
 import itertools
@@ -116,11 +116,11 @@ def _shaped(kernel: Kernel) -> _Key:
 
 
 def recaptured(traced: Step, captured: Step) -> Recaptured:
-    """Return a step as it is captured now, told in the names of the traced one.
+    """Return a step as it is captured now, in the names of the traced one.
 
     Args:
-        captured: As it is; it asks for the same, so that there is no `difference`. What it waits
-            for a profile of it tells anew, and no two alike: as traced it stays.
+        captured: As it is; it asks for the same, so that there is no `difference`. Its
+            waits stay as traced, for no two profiles agree on them.
     """
     known = {identity(kernel): kernel.name for kernel in traced.kernels}
     names = {
@@ -196,7 +196,6 @@ def _called_as_often(ours: _Calls, theirs: _Calls) -> bool:
 
 
 def _repeats(launches: Sequence[str]) -> int:
-    """Return how often a sequence repeats its shortest part."""
     length = len(launches)
     return next(
         length // part
@@ -207,7 +206,6 @@ def _repeats(launches: Sequence[str]) -> int:
 
 
 def _replaced(one: _Calls, other: _Calls) -> list[tuple[tuple[Kernel, ...], tuple[Kernel, ...]]]:
-    """Return which launches came into the place of which."""
     matcher = SequenceMatcher(None, one.identities, other.identities, autojunk=False)
     return [
         (one.kernels[a_from:a_to], other.kernels[b_from:b_to])
@@ -217,7 +215,6 @@ def _replaced(one: _Calls, other: _Calls) -> list[tuple[tuple[Kernel, ...], tupl
 
 
 def _change(calls: _Calls, before: Sequence[Kernel], now: Sequence[Kernel]) -> str:
-    """Say what an operator runs instead of what."""
     name = (before or calls.kernels)[0].name
     was, is_ = _functions(before), _functions(now)
     if was == is_:

@@ -54,8 +54,8 @@ def launch_groups(
         if waiting and not _same_call(matched[waiting[-1]], matched[index]):
             release()
         if node.kind is NodeKind.KERNEL and _PREPARES not in node.function:
-            others = cleared[index] if cleared else ()
-            mine = {i for i in others if _same_call(matched[i], matched[index])}
+            clears = cleared[index] if cleared else ()
+            mine = {i for i in clears if _same_call(matched[i], matched[index])}
             helpers = sorted(mine.union(waiting))
             groups.append(LaunchGroup(nodes=(*helpers, index), activity=matched[index]))
             waiting.clear()
@@ -86,7 +86,7 @@ def traced_step(
     Args:
         matched: The activity of each; ``None`` where unknown.
         cleared: As for `launch_groups`.
-        warnings: Sentences the reader must see beside the trace.
+        warnings: Sentences that a reader of the trace must see.
         obstacle: Why its kernels cannot be isolated.
         data_sizes: Numbers that came out of the step's data; launches whose shapes differ in these
             only are one kernel, as `sizes` says.
@@ -116,7 +116,7 @@ def traced_step(
         )
         for key, some in alike.items()
     ]
-    told = [
+    notes = [
         *warnings,
         *([_pooled_words(found)] if found else []),
         *([obstacle] if obstacle else []),
@@ -128,7 +128,7 @@ def traced_step(
         modules=_modules(groups),
         obstacle=obstacle,
         data_sizes=tuple(sorted(data_sizes)),
-        warnings=tuple(told),
+        warnings=tuple(notes),
     )
     medians = {place[key]: pool.median for key, pool in pooled.items()}
     return Traced(step=step, groups=groups, medians=medians)
@@ -153,8 +153,8 @@ def _pools(
         for what, launch in zip(asked, launches, strict=True)
     ]
     by_shape = pools(alike, asked, [launch.shapes for launch in launches], data_sizes)
-    # A profile tells no shapes of optional tensors in a list, as those an `index` is by; where the
-    # grid has one of the data's sizes it tells.
+    # A profile has no shapes of optional tensors in a list, as `index` takes them; a grid with one
+    # of the data's sizes shows them instead.
     pooled = {member for pool in by_shape for member in pool.members}
     with_grid = [
         "" if at in pooled else f"{launch.shapes}, grid[{'x'.join(map(str, launch.grid))}]"
@@ -164,7 +164,7 @@ def _pools(
 
 
 def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Pool]) -> list[_Key]:
-    """Return under what each launch is a kernel with others: its identity, or its pool's."""
+    """Return the key that launches of one kernel share: their identity, or their pool's."""
     keys = [(launch.identity, pass_) for launch, pass_ in zip(launches, passes, strict=True)]
     for pool in found:
         median = launches[pool.median]
@@ -175,7 +175,6 @@ def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Po
 
 
 def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:
-    """Return the modules around each launch; none at all where no launch has one."""
     modules = tuple(
         module_calls_text((*each.callers, each.module)) if (each := group.activity) else ""
         for group in groups
@@ -184,7 +183,6 @@ def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:
 
 
 def _pooled_words(found: Sequence[Pool]) -> str:
-    """Say what was pooled, and how far medians are from means."""
     launches = sum(len(pool.members) for pool in found)
     taken = sum(pool.median_size * len(pool.members) for pool in found)
     off = taken / sum(sum(pool.sizes) for pool in found) - 1.0
@@ -241,7 +239,6 @@ def _helper(node: Node) -> str:
 
 
 def _kernel(alike: Sequence[Launch], key: _Key, pool: Pool | None) -> Kernel:
-    """Make a kernel of the launches that share an identity, or are of one pool."""
     identity, pass_ = key
     launch = alike[0] if pool is None else alike[pool.members.index(pool.median)]
     flops = flops_of(launch.operator, launch.shapes)

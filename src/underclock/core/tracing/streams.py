@@ -1,14 +1,14 @@
 """Launches on several streams: what waits for what, and which could take longer for nothing.
 
-A stream runs its launches one after another. That a launch also waits for one of another stream is
-told by the profile where it lists waits of that stream; else, and for a stream's first launch,
-whose waits profiles leave out, by the times: its stream stood idle, and in that time the other
+A stream runs its launches one after another. The profile lists
+waits of a stream for another, except those of its first launch. Where it lists none, waits are
+inferred from times: its stream stood idle, and in that time the other
 launch ended. A wait that was over before its stream came to it is seen by no clock, so without a
 list of waits slack is an upper bound.
 
 What lies between two launches of a profiled step is mostly the host, which a profiler
-slows; in training it is ahead of its GPU. Of a rank by itself, the step does not wait for what of
-its collectives runs beside other launches.
+slows; in training it is ahead of its GPU. Of a rank by itself, the step does not wait for the
+part of its collectives that overlaps other launches.
 
 Shape letters: n launches, in the order in which the host asked for them.
 """
@@ -31,7 +31,7 @@ GAP_S = 1.7e-6
 """Between two launches of one stream, where the host is ahead: median over 656 launches of a GPT-3
 step on two H200s (docs/evidence/h200/parallel.md)."""
 _DIGITS = 4  # of a share: more is rounding of a profile
-_BESIDE = 0.01  # of the time that they take: less beside other launches is nothing
+_BESIDE = 0.01  # of the time that they take: less overlap with other launches counts as none
 _LEAST_COPY_S = 1e-4  # shorter ones cut a pass for nothing
 
 
@@ -68,7 +68,7 @@ class Streams:
         return dataclasses.replace(self, lag_s=np.minimum(self.lag_s, GAP_S))
 
     def slack_s(self) -> Floats:
-        """Return how much longer each launch could take, others as they are. Shape (n,)."""
+        """Return by how much each launch alone may lengthen at no cost in time. Shape (n,)."""
         ends = self.ends_s()
         latest: Floats = np.full(len(ends), ends.max(initial=0.0))
         for i in reversed(self.order):
@@ -101,7 +101,7 @@ class Streams:
         """Return by how much the step shortens as some launches come to take no time. Shape (n,).
 
         The last of them first: of two side by side, what the other hides is the other's, and of a
-        chain that outlasts what it runs beside only what comes after that. So what is exposed adds
+        chain that outlasts the launches it overlaps only its end. So what is exposed adds
         up to what the step would be shorter by without any of them.
 
         Args:
@@ -147,10 +147,10 @@ def streams(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> S
         free_s = end_s[mine[-1]] if mine else -np.inf
         found[i].update(mine[-1:])
         is_told = bool(mine) and launches[i].stream in listed
-        for stream, others in of_stream.items():
+        for stream, its in of_stream.items():
             if is_told or stream == launches[i].stream:
                 continue
-            ended = next((j for j in reversed(others) if end_s[j] <= start_s[i] + _SAME), None)
+            ended = next((j for j in reversed(its) if end_s[j] <= start_s[i] + _SAME), None)
             if ended is not None and end_s[ended] > free_s:
                 found[i].add(ended)
         mine.append(i)
@@ -172,9 +172,9 @@ def with_shares(
 ) -> tuple[TracedActivity, ...]:
     """Return launches of one rank, collectives and copies with the share its step waits for.
 
-    A step waits for what of them outlasts the launches beside it, where the host keeps ahead. Other
+    A step waits for the part of them that outlasts overlapped launches if the host is ahead. Other
     launches count in full although some run side by side: they run at one clock at one time, and
-    how much less than their sum the step takes its closure tells.
+    the step's closure has how much less than their sum it takes.
 
     Args:
         launches: As for `streams.streams`.
@@ -195,7 +195,7 @@ def with_shares(
 
 
 def beside_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) -> str | None:
-    """Say how much of a step's collectives and copies runs beside others; ``None`` without any.
+    """Return a note of how far collectives and copies overlap launches; ``None`` without any.
 
     Args:
         launches: As `with_shares` returns them.
@@ -216,7 +216,7 @@ def beside_note(launches: Sequence[TracedActivity], waits: Iterable[Wait] = ()) 
         return f"the step waits for all of its {what}{step}"
     return (
         f"{what} take {1e3 * all_s:.3g} ms of the step, {1e3 * beside_s.sum():.3g} ms of "
-        "these beside other launches, for which it does not wait: they could take "
+        "these under other launches, for which it does not wait: they could take "
         f"{1e3 * slack_s[apart].max():.3g} ms longer at most{step}"
     )
 
@@ -237,7 +237,7 @@ def _without_waiting_s(launches: Sequence[TracedActivity], duration_s: Floats) -
     taken_s = duration_s.copy()
     alike: dict[tuple[str, str, str], list[int]] = {}
     for i, one in enumerate(launches):
-        if one.pass_ is Pass.COMMUNICATION and one.shapes:  # else nobody knows what it sends
+        if one.pass_ is Pass.COMMUNICATION and one.shapes:  # else what it sends is unknown
             alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
     for places in alike.values():
         taken_s[places] = duration_s[places].min()
@@ -258,5 +258,5 @@ def is_copied_beside(one: TracedActivity, main: int) -> bool:
 
     Between host and GPU, or within one, it takes no clock of the core.
     """
-    beside = one.kind is NodeKind.COPY and one.stream != main >= 0
-    return beside and one.duration_s >= _LEAST_COPY_S
+    apart = one.kind is NodeKind.COPY and one.stream != main >= 0
+    return apart and one.duration_s >= _LEAST_COPY_S

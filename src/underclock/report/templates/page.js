@@ -220,7 +220,7 @@ class Timeline {
   // -- Drawing
 
   // Boxes in sight, those narrower than a pixel and a half together: calls with places in pixels.
-  each(row, told) {
+  each(row, call) {
     const [from, to] = this.view;
     let first = above(row.to, from);
     while (first < row.from.length && row.from[first] < to) {
@@ -232,7 +232,7 @@ class Timeline {
         while (last > first + 1 && this.x(row.from[last - 1]) - x0 > 2 * LEAST_PX) last--;
       }
       const begins = Math.max(x0, this.left);
-      told(begins, Math.min(this.x(row.to[last - 1]), this.width - 6), first, last);
+      call(begins, Math.min(this.x(row.to[last - 1]), this.width - 6), first, last);
       first = last;
     }
   }
@@ -383,7 +383,7 @@ class Timeline {
     return lines;
   }
 
-  // Show what the cursor is on, beside it.
+  // Show what the cursor is on, next to it.
   point() {
     const { cursor } = this;
     for (const part of [this.mark, this.tip]) part.hidden = !cursor;
@@ -573,7 +573,7 @@ const followLines = (panel, data) => {
 
 const MANY = 200; // rows: of more, only those in sight are there
 const FEW = 30; // rows: more scroll in a frame of their own
-const NAMED = 3; // of the parts of a row; the others are told on asking
+const NAMED = 3; // of the parts of a row; the rest is shown on asking
 const PRINTED = 100; // of those, on paper
 const words = new Intl.Collator();
 

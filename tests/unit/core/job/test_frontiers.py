@@ -300,5 +300,5 @@ def test_several_microbatches_in_a_step_are_refused() -> None:
 
 
 def test_clocks_inside_need_the_order_of_launches() -> None:
-    with pytest.raises(DataError, match="in which order"):
+    with pytest.raises(DataError, match="the order in which"):
         stage_profiles(table_of(STEP), (), None, rules(6e-3))

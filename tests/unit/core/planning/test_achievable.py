@@ -296,7 +296,7 @@ def test_no_clock_changes_round_a_collective(*, in_forward: bool) -> None:
 
 
 def test_an_unknown_order_is_refused() -> None:
-    with pytest.raises(DataError, match="in which order"):
+    with pytest.raises(DataError, match="the order in which"):
         sequence_problem(table(), (), rules())
 
 

@@ -68,7 +68,7 @@ def test_what_is_not_waited_for_costs_the_same_at_every_setting() -> None:
     assert drawn_j == pytest.approx(2.0 * each_s * beyond_w, rel=0.15)
     assert table.beside_j is not None
     assert not table.beside_j[:5].any()
-    assert any("'k5' runs beside other launches" in words for words in table.warnings)
+    assert any("'k5' runs under other launches" in words for words in table.warnings)
 
 
 def test_a_share_that_is_waited_for_is_worth_a_clock_and_the_rest_is_not() -> None:

@@ -645,13 +645,13 @@ def test_ranks_of_a_group_meet_as_often_as_each_other() -> None:
 
 def test_several_stages_a_rank_need_ranges() -> None:
     traces = traces_of(_job("interleaved", chunks=2), style=None)
-    with pytest.raises(DataError, match="send to others than their neighbours") as refused:
+    with pytest.raises(DataError, match="send beyond their neighbours") as refused:
         _traced(traces)
     assert "forward mb=3 stage=1" in refused.value.hint
 
 
 def test_gradients_of_weights_need_ranges() -> None:
-    with pytest.raises(DataError, match="no range tells microbatches in step 0 of rank-"):
+    with pytest.raises(DataError, match="no range names microbatches in step 0 of rank-"):
         _traced(traces_of(_job("zero-bubble"), style=None))
 
 

@@ -196,7 +196,7 @@ def test_a_collective_of_another_size_or_group_is_another_kernel() -> None:
 def test_a_trace_says_how_much_of_its_collectives_is_beside_other_launches() -> None:
     plain = PlainRun.of(_ddp())
     told = (
-        "collectives take 0.008 ms of the step, 0.008 ms of these beside other launches, for which "
+        "collectives take 0.008 ms of the step, 0.008 ms of these under other launches, for which "
         "it does not wait"
     )
     seen = profiled_step("ddp", plain, obstacle="why").step

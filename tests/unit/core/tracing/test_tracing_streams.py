@@ -137,7 +137,7 @@ def test_of_nothing_nothing_is_said() -> None:
 
 def test_it_is_said_how_much_of_the_collectives_is_beside_other_launches() -> None:
     assert beside_note(with_shares(_DDP)) == (
-        "collectives take 1.5e+03 ms of the step, 1e+03 ms of these beside other launches, for "
+        "collectives take 1.5e+03 ms of the step, 1e+03 ms of these under other launches, for "
         "which it does not wait: they could take 1e+03 ms longer at most; where the host keeps "
         "ahead, it takes 4.5e+03 ms"
     )
@@ -158,7 +158,7 @@ def test_a_copy_in_another_stream_counts_for_what_of_it_is_waited_for() -> None:
 
     assert [one.waited_for for one in shared] == [1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
     said = beside_note(shared) or ""
-    assert said.startswith("copies take 2.9e+03 ms of the step, 1.9e+03 ms of these beside other")
+    assert said.startswith("copies take 2.9e+03 ms of the step, 1.9e+03 ms of these under other")
     both = with_shares((*seen, _launch(0.0, 0.5, _NETWORK, Pass.COMMUNICATION)))
     assert (beside_note(both) or "").startswith("collectives and copies take")
 
