@@ -255,7 +255,7 @@ def _package_data(folder: Path, only: tuple[str, ...], today: str) -> None:
 @click.option("--gpu", help="With --check: the simulated GPU to check.")
 @click.option("--points", default=_POINTS, show_default=True, help="With --check: rows a kernel.")
 @json_option
-def command(  # noqa: PLR0913 - one parameter an option
+def command(
     *,
     table: Path,
     output: Path | None,

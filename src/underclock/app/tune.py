@@ -43,7 +43,7 @@ _REPEATS = 5  # of each change of clocks: 11 to 45 s of the GPU's time
 @click.option("--latency", help="What changing clocks takes, as of `plan`. [default: known]")
 @click.option("--hold", is_flag=True, help="Go on: train under the plan.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND")
-def command(  # noqa: PLR0915 - the stages in turn
+def command(
     *,
     gpu: str | None,
     output: Path,

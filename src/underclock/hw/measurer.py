@@ -68,7 +68,7 @@ class GpuMeasurer:
         leases: Of the GPU's clocks; enter it around everything that holds some.
     """
 
-    def __init__(  # noqa: PLR0913 - three seams, and what is known of them
+    def __init__(
         self,
         gpu: Gpu,
         launcher: Launcher,

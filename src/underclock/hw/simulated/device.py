@@ -350,7 +350,7 @@ class VirtualGpu:
             stride_s = min(stride_s, runs.left_s(self._launch_s))
         return stride_s
 
-    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:  # noqa: C901 - a loop
+    def _take_turns(self, runs: LaunchLoop, until_s: float) -> None:
         """Let launches pass, one after the other, until heat or the agenda may change their clocks.
 
         A simulation spends most of its time here, so what `_settle`, `_stride_s` and `_account` do
