@@ -82,7 +82,8 @@ class _Source:
         known: What its samples say.
         kernels: Those of its step, and those that were confirmed.
         bent: What is known of them at locked clocks, whatever limits power.
-        parameters: Of the physics, as rows leave them.
+        parameters: Of the physics, as rows leave them; those that kernels share as fitted, for
+            around a fit where one no longer matters a linear model lets it return to its prior.
     """
 
     known: Estimate
@@ -105,7 +106,6 @@ class _Source:
             bent=with_guesses(bent, guessed.places, guessed.spread),
             parameters=dataclasses.replace(
                 parameters,
-                shared=parameters.shared + bent.gpu,
                 kernels=parameters.kernels[: len(kernels)] + bent.parameters,
                 serial=None if serial is None else serial[: len(kernels)],
             ),
@@ -160,9 +160,10 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     order = np.array(step.order, dtype=np.int64)
     expected = auto_expected(table, order, known.costs.table).table
     boards = DrawnCosts.of(expected, off)
+    moves = np.stack([off[:, 0], off.sum(axis=1)]) / math.sqrt(len(off))
     estimated = Costs(
         table=expected,
-        moves=_as_draws(off),
+        moves=np.pad(np.moveaxis(moves, 1, -1), ((0, 0), (0, 0), (0, 1), (0, 0))),
         shared=0,
         step_error=_closing_error(known, expected),
         boards=boards,
@@ -423,12 +424,6 @@ def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
         "plan is careful; measure the step itself, or some of its kernels with --confirm"
     )
     return (words,) if share >= _MANY else ()
-
-
-def _as_draws(off: Floats) -> Floats:
-    """Return draws, (D, 2, N, C), of time and power as columns of time and energy, auto's last."""
-    moves = np.stack([off[:, 0], off.sum(axis=1)]) / math.sqrt(len(off))
-    return np.pad(np.moveaxis(moves, 1, -1), ((0, 0), (0, 0), (0, 1), (0, 0)))
 
 
 def _auto_s(costs: Costs, boards: DrawnCosts) -> tuple[float, float]:
