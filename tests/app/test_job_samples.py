@@ -133,7 +133,7 @@ def test_without_auto_the_highest_clock_is_auto_and_said_so() -> None:
         ("--samples fast.csv " * 3, 2, "samples of 3 stages for 2"),
         ("--samples none.db", 4, "none.db"),
         ("--samples bare.csv", 4, "'l' has no row at core auto"),
-        ("--samples fast.csv --latency 6ms", 4, "in which order"),
+        ("--samples fast.csv --latency 6ms", 4, "the order in which"),
         ("--samples fast.csv --latency soon", 2, "soon"),
     ],
 )

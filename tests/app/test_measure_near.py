@@ -88,7 +88,7 @@ def test_what_cannot_be_measured_near(given: Plan, tmp_path: Path) -> None:
         )
     with pytest.raises(UsageError, match="name no grid"):
         Campaign(near=given, grid="full")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="name no others"):
+    with pytest.raises(UsageError, match="name no clocks"):
         Campaign(near=given, core_mhz=(900,))
 
 

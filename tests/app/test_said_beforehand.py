@@ -44,8 +44,9 @@ def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> N
     _measure("--time-limit 200s --precision 1% --max-samples 60")
     said = capsys.readouterr()
     words = (
-        r"50 kernels: about 2\.\d+ min of GPU time for the first 60 measurements, then what tells "
-        r"most, until the promise is sure to 1 %; the time limit leaves \d\S* (s|min) for that$"
+        r"50 kernels: about 2\.\d+ min of GPU time for the first 60 measurements, then samples of "
+        r"highest value, until the promise is sure to 1 %; the time limit leaves \d\S* (s|min) for "
+        r"that$"
     )
     assert re.match(words, said.err.splitlines()[0])
     assert "measurements" not in said.out

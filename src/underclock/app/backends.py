@@ -4,8 +4,8 @@
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from underclock.hw.measurer import BRISK, QUICK, GpuMeasurer
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import SIMULATOR, is_simulated, nvml_session
 from underclock.hw.replay import ReplayMeasurer
+from underclock.hw.settable import Setting, Value
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Evidence, MeasurementSettings, Step
 from underclock.runtime.undo.guarded_gpu import guarded
@@ -94,8 +95,7 @@ def open_gpu(
                 "steps of one rank only",
             )
         gpu = NvmlGpu(name.index if rank is None else rank.gpu(name.index))
-        if not is_simulated() or os.environ.get(SIMULATOR):  # else clocks end with this process
-            gpu.write = stack.enter_context(guarded(gpu.uuid))
+        gpu.write = stack.enter_context(guard_of(gpu))
         evidence = Evidence.SIMULATED if is_simulated() else Evidence.MEASURED
         opened = OpenGpu(gpu=gpu, clock=SystemClock(), evidence=evidence, launcher=None)
         if not runs:
@@ -106,6 +106,12 @@ def open_gpu(
             notes = (*real_notes(gpu), *algorithm_notes(now.changes))
             with leader.leading(now.step.kernels) if leader is not None else nullcontext():
                 yield replace(opened, launcher=launcher, notes=notes, step=now.step, leader=leader)
+
+
+def guard_of(gpu: NvmlGpu) -> AbstractContextManager[Callable[[Setting, Value], None]]:
+    """Return what sets a GPU; unless it is simulated in this process, guarded, for it outlives it."""
+    ends_with_us = is_simulated() and not os.environ.get(SIMULATOR)
+    return nullcontext(gpu.write) if ends_with_us else guarded(gpu.uuid)
 
 
 def in_virtual_time(spec: str) -> str:

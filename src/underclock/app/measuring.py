@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 import underclock
-from underclock.app.backends import default_measuring, open_gpu, open_measurer
+from underclock.app.backends import default_measuring, guard_of, open_gpu, open_measurer
 from underclock.campaign.adaptive import Adaptive
 from underclock.campaign.grid import (
     Campaign,
@@ -32,7 +32,6 @@ from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.replay import ReplayMeasurer
 from underclock.records import MeasurementSettings, Plan, Provenance, SampleSet, Step, Strategy
-from underclock.runtime.undo.guarded_gpu import guarded
 from underclock.tracing.held import held_launcher
 from underclock.tracing.job_files import ProcessRank
 from underclock.tracing.source import StepFile, StepFunction, as_step
@@ -245,7 +244,7 @@ def follow(step: Step, *, gpu: str, run: StepFunction | StepFile | None = None) 
         device = NvmlGpu(rank.gpu(name.index))
         follower = FollowingRank(StoreLine().hear)
         with (
-            guarded(device.uuid) as device.write,
+            guard_of(device) as device.write,
             held_launcher(device, step, run, anew=True, pace=follower) as (launcher, now),
             ClockLeases(device) as leases,
         ):
