@@ -109,7 +109,7 @@ def open_gpu(
 
 
 def guard_of(gpu: NvmlGpu) -> AbstractContextManager[Callable[[Setting, Value], None]]:
-    """Return what sets a GPU; unless it is simulated in this process, guarded, for it outlives it."""
+    """Return what sets a GPU: guarded, unless it is simulated here and ends with this process."""
     ends_with_us = is_simulated() and not os.environ.get(SIMULATOR)
     return nullcontext(gpu.write) if ends_with_us else guarded(gpu.uuid)
 
