@@ -291,7 +291,7 @@ def test_what_cannot_be_done_without_is_refused_with_the_reason(
 
 def test_a_measurement_says_that_the_driver_names_no_processes() -> None:
     with installed(Older("nvmlDeviceGetComputeRunningProcesses_v3")), nvml_session():
-        assert "does not tell which processes compute" in real_notes(NvmlGpu())[0]
+        assert "does not list the processes that compute" in real_notes(NvmlGpu())[0]
 
 
 def test_several_gpus_are_told_apart() -> None:

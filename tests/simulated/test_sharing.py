@@ -176,7 +176,7 @@ def test_another_job_on_the_gpu_is_named_with_a_traced_step(gemm: Kernel) -> Non
         assert others_on_gpus() == ()
         with machine.shared(gemm, pid=os.getppid(), share=0.25):
             (note,) = others_on_gpus()
-    assert note.startswith(f"process {os.getppid()} also computes on nvml:0: the step's times")
+    assert note.startswith(f"process {os.getppid()} also computes on nvml:0: the step was timed")
 
 
 def test_a_share_that_was_not_sampled_yet_is_unknown_not_zero(gemm: Kernel) -> None:
