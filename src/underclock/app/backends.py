@@ -163,7 +163,8 @@ def open_measurer(
         yield ReplayMeasurer((read_table if kind_of(table) == "samples" else read_samples)(table))
         return
     with open_gpu(name, seed=seed, runs=True, step=step, run=run, anew=anew) as opened:
-        assert opened.launcher is not None  # noqa: S101 - it was opened to run kernels
+        if opened.launcher is None:
+            raise AssertionError("it was opened to run kernels")
         model = opened.model
         measurer = GpuMeasurer(
             opened.gpu,

@@ -251,7 +251,8 @@ class _Looker:
 
     @property
     def _ranks(self) -> RankAgreement:
-        assert self._rank is not None  # noqa: S101 - a step has ended
+        if self._rank is None:
+            raise AssertionError("a step has ended")
         return self._rank.ranks
 
     def _failed(

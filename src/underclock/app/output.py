@@ -126,7 +126,6 @@ class _Printable:
         self._part = part
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """Yield the segments of the part."""
         for segment in console.render(self._part, options):
             yield segment if segment.control else segment._replace(text=clean(segment.text))
 

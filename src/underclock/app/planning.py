@@ -242,7 +242,8 @@ def _plan(
 def _as_promised(choice: Choice, compared: ComparedStrategies, goal: Goal) -> Choice:
     """Return what was chosen for the whole step with what the step does there, heat included."""
     arm = next(arm for arm in compared.arms if arm.name is goal.chosen)
-    assert arm.cost is not None  # noqa: S101 - checked before
+    if arm.cost is None:
+        raise AssertionError("checked before")
     return msgspec.structs.replace(
         choice, time_change=arm.cost.time_change, energy_change=arm.cost.energy_change
     )

@@ -112,7 +112,6 @@ def command(
 def _trace_command(
     words: tuple[str, ...], to: Delivery, *, latest: int, assume: bool, allow_writes: bool
 ) -> None:
-    """Trace a command that trains; of several ranks each has files of its own."""
     from underclock.app.launching import trace_command
     from underclock.tracing.source import TRACING, TrainingCommand
 
@@ -200,7 +199,6 @@ def _members(grid: tuple[str, ...], sizes: tuple[str, ...]) -> list[dict[str, in
 def _trace_family(
     workload: str, members: list[dict[str, int]], to: Delivery, *, assume: bool
 ) -> None:
-    """Trace a step at several sizes, each into its own file of a folder."""
     from underclock.store import check_output, write_document
     from underclock.tracing.held import family, shared_kernels
     from underclock.tracing.source import TRACING, sized_name
