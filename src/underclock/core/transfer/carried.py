@@ -160,6 +160,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     order = np.array(step.order, dtype=np.int64)
     expected = auto_expected(table, order, known.costs.table).table
     boards = DrawnCosts.of(expected, off)
+    # Draws of time and power as columns of errors of time and energy; auto's setting is the last.
     moves = np.stack([off[:, 0], off.sum(axis=1)]) / math.sqrt(len(off))
     estimated = Costs(
         table=expected,
