@@ -96,13 +96,6 @@ def _bench(
     )
 
 
-def test_an_even_staircase_gives_its_slope() -> None:
-    reading = _bench(250.0).measure([_KERNEL])
-
-    assert reading.time_s == pytest.approx(0.01)
-    assert reading.energy_j == pytest.approx(2.5, rel=2e-3)
-
-
 def test_launches_are_timed_after_the_window_while_the_loop_still_runs() -> None:
     clock = FakeClock()
     launcher = FakeLauncher(clock)
@@ -116,25 +109,6 @@ def test_launches_are_timed_after_the_window_while_the_loop_still_runs() -> None
     assert clock.t_s == pytest.approx((launcher.running.timed_at_s or 0.0) + timed.window_s / 2)
     assert (timed.window_s, timed.energy_j) == pytest.approx((plain.window_s, plain.energy_j))
     assert plain.durations is None
-
-
-def test_a_look_at_launches_takes_its_part_of_a_window_and_what_a_profiler_needs() -> None:
-    clock = FakeClock()
-    measurer = _bench(250.0, FakeGpu(clock, 250.0), FakeLauncher(clock, look_s=1.5))
-
-    plain_s = measurer.takes_s(0.05)
-    window_s = plain_s - MeasurementSettings().kernel_warm_s
-    assert measurer.takes_s(0.05, timed=True) == pytest.approx(plain_s + 0.5 * window_s + 1.5)
-
-
-def test_of_a_long_step_a_few_rounds_are_timed_however_long_its_window() -> None:
-    clock = FakeClock()
-    launcher = FakeLauncher(clock, launch_s=2.0)
-    reading = _bench(250.0, FakeGpu(clock, 250.0), launcher).measure([_KERNEL] * 3, timed=True)
-
-    assert (reading.window_s or 0.0) > 20 * 1.9
-    assert launcher.running is not None
-    assert launcher.running.timed_for_s == pytest.approx(3 * 2.0, rel=0.01)
 
 
 def test_in_a_long_window_the_clock_is_read_ever_less_often_and_evenly() -> None:

@@ -15,19 +15,6 @@ _MIXES = st.builds(
 )
 
 
-def test_one_kernel_is_launched_in_a_row_before_its_coload() -> None:
-    assert Round.of(1, Mix(launches=3, hot=2, idle_s=0.1)).turns() == (
-        Turn(0, 3),
-        Turn(1, 2),
-        Turn(2, 1),
-    )
-
-
-def test_a_sequence_is_launched_whole_each_time() -> None:
-    places = [turn.place for turn in Round.of(2, Mix(launches=2, idle_s=0.1)).turns()]
-    assert places == [0, 1, 0, 1, 3]
-
-
 def test_coload_runs_after_the_launches_that_the_mix_names() -> None:
     spread = Round.of(3, Mix(launches=2, hot=4, idle_s=0.1, after=(2, 5)))
     assert spread.turns() == (

@@ -1,6 +1,5 @@
 """Messages over sockets, however they are cut, and who is at the other end."""
 
-import fcntl
 import os
 import socket
 import stat
@@ -90,22 +89,6 @@ def test_what_is_no_socket_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["s"]
 
 
-def test_one_that_came_after_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with listening(path):
-        path.unlink()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-            other.bind(str(path))
-    assert path.exists()
-
-
-def test_one_that_is_gone_already_is_no_error(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with listening(path):
-        path.unlink()
-    assert _names(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["x" * 120, "no/such/folder/s"])
 def test_a_path_where_none_can_be_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError), listening(tmp_path / name):
@@ -122,22 +105,6 @@ def test_whoever_connects_is_answered_and_known(tmp_path: Path) -> None:
     with answering(path, serve), _connect(path) as first, _connect(path) as second:
         for connection in (second, first):
             assert connection.recv(100).decode() == str(os.getpid())
-
-
-def test_who_is_connected_sees_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-
-    def serve(connection: socket.socket) -> None:
-        connection.sendall(b"!")
-        connection.recv(1)
-
-    with answering(path, serve):
-        connection = _connect(path)
-        assert connection.recv(1) == b"!"
-    with connection:
-        assert connection.recv(1) == b""
-    with pytest.raises(OSError, match="No such file"):
-        _connect(path)
 
 
 def test_an_answer_is_waited_for_only_so_long(
@@ -163,16 +130,6 @@ def test_the_life_of_a_process_is_known_until_its_end() -> None:
     other = Life(0)  # of another container
     assert not other.is_over()
     other.close()
-
-
-def test_a_lock_on_the_folder_holds_nobody_up(tmp_path: Path) -> None:
-    held = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    with listening(tmp_path / "s"):
-        _connect(tmp_path / "s").close()
-        assert _names(tmp_path) == ["s"]
-    assert _names(tmp_path) == []
-    os.close(held)
 
 
 def test_one_whose_queue_is_full_is_a_live_one(tmp_path: Path) -> None:

@@ -61,18 +61,6 @@ def test_a_closure_runs_within_a_step(ends: Ends) -> None:
     assert ends.count == 3
 
 
-def test_a_scheduler_finds_its_optimizer_as_it_left_it(ends: Ends) -> None:
-    one = weight()
-    optimizer = torch.optim.SGD([one], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    for _ in range(3):
-        one.sum().backward()
-        optimizer.step()
-        scheduler.step()  # warns where it does not see that the optimizer stepped
-    assert optimizer.param_groups[0]["lr"] == 0.125
-    assert ends.count == 3
-
-
 def test_a_scaler_that_skips_its_optimizer_ends_a_step(ends: Ends) -> None:
     one = weight()
     optimizer = torch.optim.SGD([one])
@@ -114,32 +102,6 @@ def test_an_optimizer_that_comes_later_ends_the_steps(ends: Ends) -> None:
             generator.step()
         ended.append(ends.count)
     assert ended == [1, 2, 3, 4, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8]
-
-
-def test_a_model_that_is_trained_after_another_has_steps_too(ends: Ends) -> None:
-    for fold in range(3):
-        optimizer = torch.optim.SGD([weight()])
-        for _ in range(4):
-            optimizer.step()
-        assert ends.count == 4 * (fold + 1)
-
-
-def test_of_optimizers_that_step_by_turns_the_first_ends_the_steps(ends: Ends) -> None:
-    optimizers = [torch.optim.SGD([weight()]) for _ in range(3)]
-    for step in range(3):
-        for optimizer in optimizers:
-            optimizer.step()
-        assert ends.count == step + 1
-
-
-def test_an_optimizer_is_waited_for_however_many_passes_it_accumulates(ends: Ends) -> None:
-    one = weight()
-    optimizer = torch.optim.SGD([one])
-    for _ in range(2):
-        for _ in range(100):
-            one.square().sum().backward()
-        optimizer.step()
-    assert ends.count == 2
 
 
 def test_a_script_may_say_where_its_steps_end(ends: Ends) -> None:

@@ -71,13 +71,6 @@ def test_rounds_seen_in_part_do_not_count(lost: slice) -> None:
     assert mean_durations(_in_turn(part), ((_ROUND,),)) is None
 
 
-def test_what_others_launched_does_not_count() -> None:
-    whole = _ran(_ROUND.nodes, (1, 10, 3, 14, 100, 7))
-    foreign = _ran([_kernel("other")] * 6, (5,) * 6)
-
-    assert mean_durations(_in_turn(foreign, whole), ((_ROUND,),)) == {0: 14.0, 1: 100.0, 2: 7.0}
-
-
 def test_a_step_and_its_coload_are_launched_apart_and_both_must_be_seen() -> None:
     step = GraphLaunch(
         nodes=(_kernel("a"), _EVENT, _MEMSET, _kernel("b")),
@@ -99,18 +92,6 @@ def test_launches_that_ran_side_by_side_are_told_apart_by_what_they_are() -> Non
     seen = _ran([graph.nodes[i] for i in (1, 0, 2)], (20, 10, 30))
 
     assert mean_durations([seen], ((graph,),)) == {0: 10.0, 1: 20.0, 2: 30.0}
-
-
-def test_functions_written_in_another_way_are_told_apart_by_their_order() -> None:
-    written = [
-        _kernel("void mm<float>(float*)") if node.function else node for node in _ROUND.nodes
-    ]
-
-    assert mean_durations([_ran(written, (1, 10, 3, 14, 100, 7))], ((_ROUND,),)) == {
-        0: 14.0,
-        1: 100.0,
-        2: 7.0,
-    }
 
 
 @given(st.lists(st.lists(st.floats(1e-6, 1.0), min_size=6, max_size=6), min_size=1, max_size=8))
@@ -140,19 +121,6 @@ def test_a_launch_lasts_until_the_next_begins_though_it_ends_later() -> None:
     second = _overlapping((15.0, 10.0), (25.0, 5.5))
 
     assert mean_durations([first, second], ((_PAIR,),)) == {0: 10.0, 1: 5.25}
-
-
-def test_a_gap_before_the_next_launch_is_nobodys() -> None:
-    assert mean_durations([_overlapping((0.0, 3.0), (10.0, 4.0))], ((_PAIR,),)) == {0: 3.0, 1: 4.0}
-
-
-def test_launches_side_by_side_take_as_long_as_they_take() -> None:
-    # The second begins with the first, or in the middle of it.
-    together = _overlapping((0.0, 10.0), (0.0, 8.0))
-    inside = _overlapping((0.0, 10.0), (4.0, 1.0))
-
-    assert mean_durations([together], ((_PAIR,),)) == {0: 10.0, 1: 8.0}
-    assert mean_durations([inside], ((_PAIR,),)) == {0: 10.0, 1: 1.0}
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 1.1)), min_size=6, max_size=6))
@@ -188,11 +156,6 @@ def test_parts_of_a_step_are_told_by_their_turn(cut: int) -> None:
     ]
     seen = _in_turn(*step[2 * cut :], *step, *step, *step[:3])
     assert mean_durations(seen, _STEP) == {0: 10.0, 1: 1.0, 2: 20.0, 3: 2.0, 4: 5.0}
-
-
-def test_a_step_of_which_one_part_was_never_seen_is_not_whole() -> None:
-    seen = _in_turn(_ran(_FIRST.nodes, (10, 1)), _ran(_SECOND.nodes, (20, 2)))
-    assert mean_durations(seen, _STEP) is None
 
 
 Calls = list[list[TracedActivity]]
@@ -243,14 +206,6 @@ def test_launches_are_averaged(seen: Calls, steps: int, expected: dict[int, floa
     assert found.mean_s == expected
 
 
-def test_a_launch_lasts_until_the_next_so_that_all_add_up_to_the_step() -> None:
-    found = eager_durations([mark(0.0), *one_step(), mark(13.0)], _EAGER_ROUND)
-
-    assert found is not None
-    assert found.mean_s == {0: 8.0, 1: 2.0}
-    assert found.waited == pytest.approx(3.0 / 10.0)
-
-
 @pytest.mark.parametrize(
     ("added", "without", "expected"),
     [
@@ -287,23 +242,6 @@ def test_coload_is_told_apart_by_its_place_at_the_end() -> None:
 
     assert found is not None
     assert found.mean_s == {0: 8.0, 1: 2.0, 2: 4.0, 3: 7.0}
-
-
-def test_a_round_without_its_coload_does_not_count() -> None:
-    round_ = EagerRound(nodes=_EAGER_STEP, places=(0, 0, 1), steps=1, coload=(2, 2, 3))
-    assert eager_durations([mark(0.0), *one_step(), mark(30.0)], round_) is None
-    assert eager_durations([mark(0.0), mark(30.0)], round_) is None
-
-
-def test_coload_by_itself() -> None:
-    round_ = EagerRound(nodes=(), places=(), steps=0, coload=(1,))
-    idle = [[ran("spin_kernel", 3.0, 7.0)]]
-    found = eager_durations([mark(0.0), *idle, mark(10.0)], round_)
-    strange = eager_durations([mark(0.0), *one_step(), *idle, mark(10.0)], round_)
-
-    assert found is not None
-    assert (found.mean_s, found.waited) == ({1: 7.0}, 0.0)
-    assert strange is None
 
 
 def test_launches_that_took_no_time_tell_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fake_gpu import SteadyGpu
 from underclock.errors import DeviceError, NotSupportedError
-from underclock.hw.base import Capability, Durations, Gpu, Loop, Progress
+from underclock.hw.base import Durations, Gpu, Loop, Progress
 from underclock.hw.clock import SystemClock
 from underclock.hw.cuda.eager import EagerLauncher
 from underclock.hw.measurer import GpuMeasurer
@@ -80,29 +80,6 @@ def test_the_profiler_slows_no_launch_of_a_later_loop(
         loop.durations(1e-3)
         loop.durations(1e-3)
     assert machine.looks == [False, False, True]
-
-
-def test_coload_runs_by_itself(machine: Any) -> None:
-    ran: list[None] = []
-    launcher = machine.eager(lambda: ran.append(None), *_STEP)
-    with launcher.loop([], Mix(launches=0, hot=1, idle_s=1e-3)) as loop:
-        _launched(loop)
-        durations = loop.durations(1e-3)
-
-    assert durations.kernel_s == ()
-    assert (durations.hot_s, durations.idle_s) == pytest.approx((2e-3, 1e-3))
-    assert ran == []
-
-
-def test_waiting_for_the_host_is_part_of_the_step_and_told(machine: Any) -> None:
-    launcher = machine.eager(plain(machine, host_s=1.5e-3), *_STEP)
-    with launcher.loop(_KERNELS) as loop:
-        _launched(loop)
-        durations = loop.durations(1e-3)
-
-    assert durations.kernel_s == pytest.approx((1e-4, 4.5e-3, 4e-4))
-    (note,) = launcher.notes()
-    assert note.startswith("the GPU waits for the host in 30% of the step")
 
 
 def test_everything_is_put_back_before_each_loop(machine: Any) -> None:
@@ -212,13 +189,3 @@ def test_a_whole_step_is_measured_with_what_its_launches_take_inside(measurer: G
     assert reading.durations is not None
     assert reading.durations.kernel_s == pytest.approx((1e-3, 6e-3, 1e-3 + _HOST_S))
     assert any("waits for the host in 20% of the step" in note for note in measurer.notes())
-
-
-def test_it_warms_the_gpu_as_well(measurer: GpuMeasurer) -> None:
-    assert measurer.warm(_KERNELS) == 50.0
-
-
-def test_a_kernel_alone_is_no_measurement(measurer: GpuMeasurer) -> None:
-    assert Capability.MIX in measurer.capabilities
-    with pytest.raises(NotSupportedError, match="only the whole step can run"):
-        measurer.measure(_KERNELS[:1])

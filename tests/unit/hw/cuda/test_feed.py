@@ -1,6 +1,5 @@
 """Timing launches inside a loop, with a profiler that is made up."""
 
-import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -186,14 +185,6 @@ def test_events_become_durations_by_launch_whatever_else_was_seen() -> None:
     assert durations.hot_s is None
 
 
-def test_rounds_right_after_the_profiler_began_do_not_count() -> None:
-    early = [dataclasses.replace(event, took=event.took // 2) for event in _round_events(1, 0.2)]
-    first = _round_events(3, 0.0)
-    durations = _loop([FakeProfile([*first, *early, *_round_events(2, 0.35)])]).durations(0.5)
-
-    assert durations.kernel_s == pytest.approx((101e-6,))
-
-
 def test_it_looks_on_for_some_launches_at_least_and_not_for_millions_of_events() -> None:
     # A launch takes 20 ms here: 10 rounds of 2 ms.
     seen = []
@@ -202,13 +193,6 @@ def test_it_looks_on_for_some_launches_at_least_and_not_for_millions_of_events()
         _loop([FakeProfile(_rounds())], clock=clock, events=events).durations(for_s)
         seen += clock.slept_s
     assert seen == pytest.approx([0.3 + 0.5, 0.3 + 0.12, 0.008 + 0.12])
-
-
-def test_a_loop_of_which_no_launch_ended_yet_is_looked_at_as_long_as_asked() -> None:
-    clock = FakeClock()
-    profiles = [FakeProfile(_rounds())]
-    _loop(profiles, clock=clock, feed=FakeFeed(launches=0)).durations(0.7)
-    assert clock.slept_s == pytest.approx([0.3 + 0.7])
 
 
 def test_what_is_seen_in_part_only_is_looked_at_again_for_longer() -> None:

@@ -8,11 +8,7 @@ import pytest
 from underclock.errors import MeasurementError, UsageError
 from underclock.hw.base import Durations, Loop, Progress
 from underclock.hw.clock import SystemClock
-from underclock.hw.cuda.graphs import GraphNode
-from underclock.hw.cuda.round_graphs import in_pieces
-from underclock.hw.rounds import Round
 from underclock.records import Kernel, Mix, Step
-from underclock.records.work import LaunchGroup, Node, NodeKind
 
 _PRODUCT_S = 2e-3  # of the heater on this GPU
 _STEP = {"norm": 1e-4, "mm": 3e-3, "gelu": 4e-4}
@@ -94,37 +90,6 @@ def test_coload_runs_between_the_launches_of_a_step_in_one_graph(machine: Any) -
         *("mm", "gelu"),
     ]
     assert durations.pieces_s == pytest.approx((5e-4, 5e-4))
-
-
-def test_memsets_stay_with_their_launches_and_each_node_runs_once() -> None:
-    def node(name: str, kind: NodeKind = NodeKind.KERNEL) -> GraphNode:
-        return GraphNode(Node(kind=kind, function=name), name, ())
-
-    clear = node("", NodeKind.MEMSET)
-    nodes = [clear, node("a"), node("", NodeKind.OTHER), clear, node("b"), clear]
-    groups = [
-        LaunchGroup(nodes=(1,), activity=None),
-        LaunchGroup(nodes=(0, 3, 4), activity=None),  # the first memset serves the second kernel
-        LaunchGroup(nodes=(5,), activity=None),
-    ]
-    round_ = Round.of(3, Mix(hot=2, after=(1, 2)))
-    runs, graph = in_pieces(nodes, groups, round_, {3: [node("hot")]})
-
-    assert [one.handle for one in runs] == ["", "a", "hot", "", "", "b", "hot", ""]
-    assert graph.places == (1, 0, 3, None, 1, 1, 3, 2)
-    assert graph.times == {0: 1, 1: 1, 2: 1, 3: 2}
-
-
-def test_coload_is_captured_once(machine: Any) -> None:
-    launcher = machine.launcher(**_STEP)
-    free = machine.free
-    for _ in range(3):
-        with launcher.loop([], Mix(hot=1, idle_s=1e-3)) as loop:
-            _launched(loop)
-
-    assert free - machine.free == 3 * 2 * 8192**2
-    assert len(machine.graphs) == 3  # the step's, the heater's and idling
-    assert launcher.notes() == ()
 
 
 def test_a_smaller_heater_is_noted(machine: Any) -> None:

@@ -199,23 +199,9 @@ def test_followers_hold_the_clocks_that_the_leader_holds(gpu: NvmlGpu) -> None:
     assert held == [_LOW, AUTO]
 
 
-def test_a_leader_that_fails_lets_the_others_go() -> None:
-    line = Said()
-    with pytest.raises(MeasurementError), LeadingRank(line.say).leading(_STEP):
-        raise MeasurementError("the counter went back")
-    assert line.decoded()[-1] == Done()
-
-
 def test_a_follower_without_room_waits_for_what_the_leader_does_instead(gpu: NvmlGpu) -> None:
     line = Said(BeginLoop(("mm",), Mix(hot=9)), Done())
     _following(Rank(RankPace(), 1.0, no_room=True), line.ear(), gpu)()
-
-
-def test_a_launch_that_fails_ends_the_follower(gpu: NvmlGpu) -> None:
-    line = Said(BeginLoop(("mm",), None), AgreedNumber(0.1), LaunchOnce(), EndLoop(), Done())
-    rank = Rank(RankPace(), 1.0, fails=RuntimeError("NCCL"))
-    with pytest.raises(DeviceError, match="a launch failed: NCCL"):
-        _following(rank, line.ear(), gpu)()
 
 
 @pytest.mark.parametrize(
@@ -292,14 +278,6 @@ def test_a_leader_that_says_nothing_is_waited_for_300_s() -> None:
     assert "end all ranks" in late.value.hint
 
 
-@pytest.mark.usefixtures("job")
-def test_lines_are_counted_so_that_no_two_are_mixed_up() -> None:
-    one, other = StoreLine(), StoreLine()
-    one.say(b"one")
-    other.say(b"other")
-    assert one._prefix != other._prefix  # noqa: SLF001 - what sets them apart
-
-
 def test_ranks_that_did_not_meet_are_told_how() -> None:
     with pytest.raises(NotSupportedError, match="its ranks did not meet") as refused:
         StoreLine(1).say(b"one")
@@ -337,12 +315,6 @@ class Meeting:
         self.time_s += duration_s
         for key in self.here if self.comes else ():
             self.here[key] += 1
-
-
-def test_a_process_alone_meets_nobody() -> None:
-    alone = Meeting(ranks=0)
-    assert meet(alone.torch, alone)
-    assert not alone.here
 
 
 def test_ranks_wait_for_the_last_of_them() -> None:
@@ -414,18 +386,3 @@ def test_a_follower_launches_what_the_leader_did(
         follower.follow(launcher.loop, _KERNELS, leases)
     assert line.heard == len(line.words)
     assert machine.now_s > led
-
-
-def test_a_kernel_alone_is_repeated_as_often_by_all(machine: Any) -> None:
-    launcher, line = machine.launcher(**_TIMED_STEP), Line()
-    launcher.pace = LeadingRank(line.say)
-    with launcher.loop(_KERNELS[:1]) as loop:
-        while not loop.progress().launches:
-            SystemClock().sleep_s(1e-3)
-    kernels = len(machine.launched[-1][1])
-    line.words.append(Done())
-
-    slower = machine.launcher(**{name: 3 * takes_s for name, takes_s in _TIMED_STEP.items()})
-    slower.pace = follower = FollowingRank(line.hear)
-    follower.follow(slower.loop, _KERNELS, ClockLeases(SimpleNamespace()))
-    assert len(machine.launched[-1][1]) == kernels

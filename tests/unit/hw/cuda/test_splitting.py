@@ -160,12 +160,6 @@ def test_numbers_that_sizes_are_made_of_are_remembered(tape: Tape) -> None:
     assert Parts(fake_torch(tape)).sizes == set()
 
 
-def test_what_runs_between_two_parts_does_not_end_one(tape: Tape) -> None:
-    parts, result = run(tape, lambda _fake: torch.tensor([2, 1, 2]).unique(return_counts=True))
-    assert [part.tolist() for part in result] == [[1, 2], [1, 2]]  # type: ignore[attr-defined]
-    assert parts.between == {"aten::_unique2": 1}
-
-
 def _recorded(fake: Any) -> Any:
     event = fake.cuda.Event()
     event.recorded = 1
@@ -184,13 +178,6 @@ def test_an_event_that_takes_the_time_is_recorded_between_parts(tape: Tape) -> N
     parts, result = run(tape, step)
     assert result == (1.0, [1, 2, 1])
     assert parts.between == {"Event.record": 3, "Event.elapsed_time": 1}
-
-
-def test_events_are_recorded_as_ever_where_nothing_is_captured(tape: Tape) -> None:
-    fake = fake_torch(tape)
-    with splitting(fake, Parts(fake), backend="CPU"):
-        fake.cuda.Event(enable_timing=True).record()
-    assert tape.said == []
 
 
 EIGEN = [("aten::linalg_eigh", "aten::_linalg_eigh")]
@@ -214,32 +201,6 @@ def test_an_operator_that_no_graph_holds_runs_between_parts(tape: Tape) -> None:
     assert len(tape.said) == said
 
 
-def test_operators_that_wait_are_run_between_parts_where_they_have_a_kernel() -> None:
-    def found(*seen: tuple[str, ...]) -> set[str]:
-        return set(waiting_operators(torch, seen, backend="CPU"))
-
-    assert found(*EIGEN) == {"aten::_linalg_eigh", "aten::_linalg_eigh.eigenvalues"}
-    assert found(("aten::item", "aten::_local_scalar_dense")) == set()  # ended a part for anyway
-    assert found(("aten::index", "aten::nonzero")) == set()
-    assert found(("aten::linalg_eigh",), ("mine::nowhere",), ()) == set()
-
-
-def test_an_operator_of_one_s_own_may_wait(tape: Tape) -> None:
-    library = torch.library.Library("underclock_tests", "DEF")
-    library.define("waits(Tensor x) -> Tensor")
-    library.impl("waits", lambda x: x + 1, "CPU")
-    waiting = waiting_operators(torch, [("underclock_tests::waits",)], backend="CPU")
-    fake = fake_torch(tape)
-    parts = Parts(fake)
-    with splitting(fake, parts, waiting=waiting, backend="CPU"):
-        parts.begin()
-        result = torch.ops.underclock_tests.waits(torch.ones(1))
-        parts.end()
-    assert result.item() == 2.0
-    assert parts.between == {"underclock_tests::waits": 1}
-    library._destroy()  # noqa: SLF001 - its only way to end
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("wait", "said"),
@@ -257,18 +218,6 @@ def test_waiting_for_the_gpu_ends_a_part(
     first, second = ["begin", "end", "replay"], ["begin", "end", "replay"]
     assert tape.said == [*first, *([said] if said else []), *second]
     assert sum(parts.between.values()) == 1
-
-
-def test_copies_of_numbers_and_on_one_device_stay_in_the_part(tape: Tape) -> None:
-    x = torch.zeros(3)
-    # A tensor of the host is written by one of the host: nobody waits for a GPU.
-    fake = fake_torch(tape)
-    parts = Parts(fake)
-    with splitting(fake, parts, backend="CPU"):
-        x.copy_(torch.ones(3))
-        x[1:].copy_(torch.tensor(2))
-        x[2] = 3.5
-    assert x.tolist() == [1.0, 2.0, 3.5]
 
 
 def test_pytorch_is_as_before_however_the_block_ends(tape: Tape) -> None:
@@ -309,20 +258,3 @@ def test_a_capture_that_failed_is_given_up(tape: Tape) -> None:
     assert not parts.graphs
     parts.abandon()  # twice is no harm
     assert tape.said == ["begin", "end", "reset"]
-
-
-def test_an_error_between_two_parts_begins_no_other(tape: Tape) -> None:
-    parts = Parts(fake_torch(tape))
-    parts.begin()
-    with pytest.raises(ValueError, match="no"), parts.paused("it"):
-        raise ValueError("no")
-    assert tape.said == ["begin", "end", "replay"]
-    assert not parts.capturing
-
-
-def test_all_parts_are_replayed_in_turn_and_given_back(tape: Tape) -> None:
-    parts, _ = run(tape, lambda _fake: torch.ones(1).item())
-    tape.said.clear()
-    parts.replay()
-    parts.release()
-    assert tape.said == ["replay", "replay", "reset", "reset"]
