@@ -10,7 +10,7 @@ import pytest
 from small_training import plan
 from underclock.hw.clock import SystemClock
 from underclock.ledger import LedgerGpu, LedgerRun, SavedAgainst, read_runs, totals
-from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Segment, Status, Strategy
+from underclock.records import AUTO, Arm, Cost, Evidence, Plan, Status, Strategy
 from underclock.records.runs import ArmLine, Line, RunLine, StepLine
 from underclock.runtime.controller.booking import Booking, RunTally
 from underclock.runtime.controller.gauges import Gauge, TelemetryBuffer
@@ -115,23 +115,6 @@ def test_blocks_at_auto_tell_what_steps_under_the_plan_would_have_drawn() -> Non
     assert run.against is SavedAgainst.BLOCKS
 
 
-def test_two_arms_save_each_against_auto_and_equal_ones_nothing() -> None:
-    lines: list[Line] = [
-        _run(arms="auto,plan,best-fixed"),
-        _steps("auto", 1, 100.0),
-        _steps("auto-again", 1, 100.0),
-        _steps("plan", 1, 80.0),
-        _steps("best-fixed", 1, 90.0),
-        _compared("plan", -0.2),
-        _compared("best-fixed", -0.1),
-        _compared("auto-again", 0.3),
-    ]
-    (entry, _) = _booked(lines)
-
-    assert entry.auto_j == pytest.approx(400.0)
-    assert entry.steps == 4
-
-
 def test_a_promise_is_of_steps_that_followed_the_plan_throughout() -> None:
     lines: list[Line] = [
         _run(),
@@ -149,19 +132,6 @@ def test_a_promise_is_of_steps_that_followed_the_plan_throughout() -> None:
     assert entry.auto_j == pytest.approx(300.0 + 270.0 / 0.9)
     assert entry.auto_interval_j == pytest.approx((300.0 + 270.0 / 0.92, 300.0 + 270.0 / 0.88))
     assert run.against is SavedAgainst.PROMISE
-
-
-def test_a_promise_is_as_good_as_its_evidence_and_blocks_as_good_as_the_run() -> None:
-    simulated = _promising(evidence=Evidence.SIMULATED)
-    promised = _run_of([_run(), _steps("plan", 1, 27.0)], simulated)
-    blocks = _run_of(
-        [_run(arms="auto,plan"), _steps("plan", 1, 27.0), _compared("plan", -0.1)], simulated
-    )
-
-    assert promised is not None
-    assert blocks is not None
-    assert promised.evidence is Evidence.SIMULATED
-    assert blocks.evidence is Evidence.MEASURED
 
 
 @pytest.mark.parametrize(
@@ -227,24 +197,6 @@ def test_where_nobody_can_tell_it_says_why(lines: list[Line], made: Plan | None,
     assert why in _booked(lines, made)[0].untold
 
 
-def test_a_plan_that_sets_nothing_saves_nothing_by_definition() -> None:
-    made = _promising(None)
-    assert made.schedule is not None
-    whole = msgspec.structs.replace(
-        made.schedule,
-        segments=(Segment(launches=len(made.order), core_mhz=None, mem_mhz=None),),
-        switches=0,
-    )
-    made = msgspec.structs.replace(made, schedule=whole)
-    steps = [_steps("plan", 10, 30.0), _steps("best-fixed", 10, 27.0)]
-    for arms, saved_j in (("", 0.0), ("auto,plan", 0.0), ("auto,plan,best-fixed", 30.0)):
-        compared = (_compared("plan", -0.1), _compared("best-fixed", -0.1))
-        lines: list[Line] = [_run(arms=arms), *steps, *compared]
-        entry = _booked(lines, made)[0]
-        assert entry.energy_j is not None
-        assert entry.auto_j == pytest.approx(entry.energy_j + saved_j)
-
-
 @pytest.mark.parametrize("made", [_promising(), None])
 def test_a_run_that_sets_nothing_is_booked_whole_and_saves_nothing(made: Plan | None) -> None:
     shown = [_shown(5000.0), TelemetryBuffer()]
@@ -281,61 +233,6 @@ def _shown(energy_j: float, *limits_w: float) -> TelemetryBuffer:
     gauges += [dataclasses.replace(gauges[-1], at_s=101.0, limit_w=limit_w) for limit_w in limits_w]
     shown.add(gauges)
     return shown
-
-
-@pytest.mark.parametrize("limits_w", [(), (350.0,), (350.0, 300.0)])
-def test_what_no_step_drew_saves_nothing_and_a_limit_that_was_changed_ends_the_promise(
-    limits_w: tuple[float, ...],
-) -> None:
-    shown = _shown(5000.0, *limits_w)
-    tally = RunTally(_promising(), _GPUS[:1], 0, {}, lambda _gpu: shown)
-    for line in (_run(), _steps("plan", 10, 27.0), _steps("reduced", 10, 27.0)):
-        tally.add(line)
-    run = tally.run(60.0)
-    assert run is not None
-    (entry,) = run.gpus
-
-    if len(limits_w) > 1:
-        assert "the power limit was changed" in entry.untold
-        assert entry.energy_j == 5000.0
-    else:
-        assert entry.untold_j == 270.0
-        assert entry.auto_j == pytest.approx(4730.0 + 270.0 / 0.9 - 270.0)
-
-
-def test_single_steps_that_are_not_the_plans_are_left_out_and_more_joules_save_no_more() -> None:
-    short, long = (
-        msgspec.structs.replace(_steps("plan", 10, energy_j), time_s=time_s)
-        for time_s, energy_j in ((0.05, 13.0), (0.15, 41.0))
-    )
-    (mixed, _) = _booked([_run(), short, _steps("plan", 10, 29.0), long])
-    (others, _) = _booked([_run(), short, long])
-
-    assert (mixed.energy_j, mixed.untold_j) == (290.0, 540.0)
-    assert mixed.auto_j == pytest.approx(290.0 + 270.0 * (1.0 / 0.9 - 1.0))  # the plan draws 270
-    assert mixed.untold_why == "steps took over 10 % more or less than the plan's"
-    assert (others.energy_j, others.auto_j) == (540.0, None)
-    assert others.untold == f"cannot tell, because {mixed.untold_why}"
-
-
-@pytest.mark.parametrize(
-    ("gpus", "first", "environment", "job", "ranks"),
-    [
-        (1, 0, {"SLURM_JOB_ID": "17", "RANK": "5"}, "slurm 17", [5]),
-        (2, 8, {"SLURM_JOB_ID": "17", "UNDERCLOCK_JOB": "mine"}, "mine", [8, 9]),
-        (1, 0, {"RANK": "first"}, "small", [0]),
-    ],
-)
-def test_jobs_have_the_names_that_users_know_and_ranks_their_own(
-    gpus: int, first: int, environment: dict[str, str], job: str, ranks: list[int]
-) -> None:
-    tally = RunTally(_promising(), _GPUS[:gpus], first, environment)
-    tally.add(_run())
-    run = tally.run(60.0)
-
-    assert run is not None
-    assert (run.job, [each.rank for each in run.gpus]) == (job, ranks)
-    assert len(run.plan) == 16
 
 
 def test_it_is_written_as_it_goes_on_and_at_the_end(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from followed import CLOCK, Asked, Given, Virtual
-from small_training import files_of, plan
-from underclock.errors import DataError, NotPermittedError, UnderclockError
+from small_training import plan
+from underclock.errors import NotPermittedError, UnderclockError
 from underclock.hw.settable import Setting, Value
 from underclock.records import Clocks, ThrottleReason
 from underclock.records.runs import AskLine, EndLine, EventLine, Line, StepLine
-from underclock.runtime.controller.follow import Follow, GpuController, begin
+from underclock.runtime.controller.follow import Follow, GpuController
 from underclock.runtime.controller.gauges import Gauge, Gauges, TelemetryBuffer
 from underclock.runtime.controller.log import Log, read_log
 from underclock.runtime.controller.polling import Polling, PollingThread
@@ -27,7 +27,6 @@ from underclock.runtime.policy.policy import policy_of
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page, word_of
 from underclock.runtime.trainer.sites import marked, scheduled
-from underclock.runtime.undo.ownership import RUNTIME_DIR
 
 _LAUNCH_S = 1e-3
 PLAN = plan(launch_s=_LAUNCH_S)
@@ -128,14 +127,6 @@ def test_a_trainer_that_was_started_again_is_counted_with_those_before(
     assert end.restarts == len(counts) - 1
 
 
-def test_what_is_said_last_is_in_the_log_however_soon_the_run_ends(bench: Bench) -> None:
-    follow = bench.follow(None)
-    bench.steps(follow, 3)
-    follow.followers[0].machine.events.append((bench.clock.now_s(), "said last"))
-
-    assert "said last" in [line.text for line in bench.lines() if isinstance(line, EventLine)]
-
-
 def test_a_dry_run_asks_for_the_same_and_sets_nothing(bench: Bench) -> None:
     bench.steps(bench.follow(None), 5)
 
@@ -226,20 +217,6 @@ def test_a_trainer_that_refuses_leaves_clocks_to_the_driver(bench: Bench) -> Non
     ]
 
 
-def test_a_clock_that_a_refusing_trainer_leaves_set_is_told(bench: Bench) -> None:
-    def fail() -> None:
-        raise NotPermittedError("the right was taken away")
-
-    follow = bench.follow(Asked(fail))
-    bench.page.tell(pages.REFUSED, "the step is not the plan's")
-
-    with pytest.raises(WorkDone, match="the step is not the plan's"):
-        bench.until(follow, bench.clock.now_s() + 1.0)
-
-    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
-    assert "the core STAYS set for now: the right was taken away" in told
-
-
 def test_a_page_that_was_removed_is_told(bench: Bench) -> None:
     follow = bench.follow(Asked())
     bench.page.tell(pages.WAITING)
@@ -248,19 +225,6 @@ def test_a_page_that_was_removed_is_told(bench: Bench) -> None:
 
     (line,) = [line for line in bench.lines() if isinstance(line, EventLine)]
     assert "somebody removed the page of marks" in line.text
-
-
-def test_a_page_that_was_removed_before_it_was_opened_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(RUNTIME_DIR, str(tmp_path / "runs"))
-    run = files_of(PLAN, (("GPU-x", 0),))
-    Path(run.gpus[0].page).unlink()
-
-    with pytest.raises(DataError, match=r"cannot open the page of marks .*: No such file"):
-        begin({}, {"run": str(run.folder)})
-
-    run.remove()
 
 
 def _gauge(at_s: float, energy_j: float | None, limit_w: float | None = None) -> Gauge:
@@ -300,104 +264,6 @@ def test_a_counter_that_falls_tells_nothing_of_the_step_in_which_it_did() -> Non
     assert shown.upto_s() == pytest.approx(3.8)
 
 
-def test_a_counter_that_stands_still_tells_nothing_until_it_climbs_again() -> None:
-    shown = TelemetryBuffer()
-    words = shown.add([_gauge(0.2 * i, 40.0 * min(i, 6)) for i in range(10)])
-    waits_s = shown.upto_s()  # it may just climb seldom
-    words += shown.add([_gauge(0.2 * i, 40.0 * max(6, i - 8)) for i in range(10, 20)])
-
-    assert waits_s == pytest.approx(1.2)
-    assert words == ("the energy counter stands still: what steps draw is not known",)
-    assert _energies(shown) == [pytest.approx(100.0), *[None] * 4, pytest.approx(100.0)]
-
-
-def test_a_power_limit_that_somebody_else_sets_is_told(bench: Bench) -> None:
-    follow = bench.follow(Asked())
-    bench.shown.given = [
-        _gauge(bench.clock.now_s(), None, limit_w) for limit_w in (350.0, 350.0, None, 320.0)
-    ]
-    bench.until(follow, bench.clock.now_s() + 0.3)
-
-    (line,) = [
-        line for line in bench.lines() if isinstance(line, EventLine) if "limit" in line.text
-    ]
-    assert "somebody changed the power limit from 350 to 320 W" in line.text
-
-
-def test_a_step_has_what_the_driver_showed_meanwhile(bench: Bench) -> None:
-    follow = bench.follow(Asked())
-    begins_s = bench.clock.now_s()
-    bench.shown.given = [
-        Gauge(
-            at_s=begins_s + 0.02 * index,
-            clocks=Clocks(core_mhz=1500, mem_mhz=9501),
-            reasons=ThrottleReason.NONE,
-            power_w=200.0,
-            temperature_c=50.0,
-            energy_j=4.0 * index,
-        )
-        for index in range(40)
-    ]
-    bench.steps(follow, 4)
-
-    step = [line for line in bench.lines() if isinstance(line, StepLine)][1]
-    assert (step.core_mhz, step.mem_mhz, step.power_w) == (1500, 9501, 200.0)
-    assert step.energy_j == pytest.approx(200.0 * step.time_s, rel=1e-6)
-
-
-def test_a_gpu_that_cannot_be_read_holds_up_no_line(bench: Bench) -> None:
-    follow = bench.follow(Asked())
-    bench.shown.error = "the GPU fell off the bus"
-    bench.steps(follow, 3)
-
-    steps = [line for line in bench.lines() if isinstance(line, StepLine)]
-    assert [line.energy_j for line in steps] == [None, None]
-    told = [line.text for line in bench.lines() if isinstance(line, EventLine)]
-    assert told == ["the GPU cannot be read: the GPU fell off the bus"]  # once
-
-
-def test_readings_that_no_step_needs_any_more_are_forgotten() -> None:
-    shown = TelemetryBuffer()
-    shown.add(
-        [
-            Gauge(
-                at_s=0.1 * index,
-                clocks=Clocks(core_mhz=1500),
-                reasons=ThrottleReason.NONE,
-                power_w=200.0,
-                energy_j=float(index) if index % 2 == 0 else None,
-            )
-            for index in range(100)
-        ]
-    )
-    shown.drop_before(5.05)
-    shown.drop_before(-1.0)
-    step = PassedStep(
-        number=0,
-        began_s=5.1,
-        time_s=1.0,
-        state=State.FOLLOWING,
-        planned=0,
-        asked=0,
-        closely=False,
-    )
-
-    assert len(shown) == 50
-    line = shown.line(0, step, "")
-    assert line.energy_j == pytest.approx(10.0)
-    assert (line.hits, line.late_s, line.error_s) == (None, (), ())
-
-
-def test_lines_are_written_when_there_is_time(tmp_path: Path) -> None:
-    log = Log(tmp_path / "log.jsonl")
-    log.write(EventLine(gpu=0, at_s=0.0, text="first"))
-    assert not (tmp_path / "log.jsonl").read_bytes()
-    log.flush()
-
-    assert len(read_log(tmp_path / "log.jsonl")) == 1
-    log.close()
-
-
 def test_a_full_disk_loses_lines_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
     log = Log(Path("/dev/full"))
     log.write(EventLine(gpu=0, at_s=0.0, text="lost"))
@@ -427,13 +293,6 @@ def test_a_line_that_a_full_disk_cuts_does_not_spoil_the_next(tmp_path: Path) ->
 
     assert log.lost == 2
     assert [line.text for line in read_log(path) if isinstance(line, EventLine)] == ["whole"]
-
-
-def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"line":"event","gpu":0,"at_s":1.0,"text":"a"}\n{"line":"eve')
-
-    assert [line.text for line in read_log(path) if isinstance(line, EventLine)] == ["a"]
 
 
 class Reads:
@@ -475,49 +334,6 @@ def test_gauges_are_read_until_they_are_closed() -> None:
     assert (first.power_w, first.energy_j, first.clocks.core_mhz) == (200.0, 5.0, 1500)
     assert first.limit_w is None
     assert gauges.error == "the GPU is gone"
-
-
-def test_gauges_say_when_the_counter_climbed() -> None:
-    gauges = Gauges(Reads(), CLOCK, exactly=True)  # type: ignore[arg-type]
-    _wait(lambda: len(gauges._taken) > 4)  # noqa: SLF001 - taking would empty it
-    (first, *others) = gauges.taken()
-    gauges.close()
-    assert [gauge.energy_s is None for gauge in others[:4]] == [True, True, True, False]
-    shown = TelemetryBuffer()
-    shown.add(
-        [
-            dataclasses.replace(first, at_s=9.0, energy_s=at_s, energy_j=j)
-            for at_s, j in ((1.0, 10.0), (2.0, 20.0))
-        ]
-    )
-
-    assert first.energy_s is not None
-    assert first.energy_s <= first.at_s
-    assert shown.upto_s() == 2.0
-
-
-def test_gauges_are_read_seldom_until_somebody_wants_to_know() -> None:
-    gauges = Gauges(Reads(), CLOCK, closely_s=0.0)  # type: ignore[arg-type]
-    _wait(lambda: bool(gauges._taken))  # noqa: SLF001 - taking would empty it
-    CLOCK.sleep_s(0.3)
-    seldom = gauges.taken()
-    gauges.read_closely(5.0)
-    _wait(lambda: len(gauges._taken) > 1)  # noqa: SLF001
-    one, other, *_ = gauges.taken()
-    gauges.close()
-
-    assert len(seldom) == 1
-    assert 0.1 <= other.at_s - one.at_s < 0.5
-
-
-def test_a_step_that_stands_still_is_read_closely(bench: Bench) -> None:
-    follow = bench.follow(Asked())
-    bench.steps(follow, 3)
-    assert bench.shown.closely_s == 0.0
-    bench.until(follow, bench.clock.now_s() + 1.0)
-    bench.lines()
-
-    assert bench.shown.closely_s > 0.0
 
 
 def _wait(condition: Callable[[], bool]) -> None:

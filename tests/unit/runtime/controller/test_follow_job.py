@@ -148,12 +148,3 @@ def test_ranks_that_never_came_are_said_to_lack_and_not_to_have_no_optimizer(
 
     assert ranks.events()[-1] == f"no step was seen: {reason}"
     assert not any("optimiser" in words for words in ranks.events())
-
-
-def test_a_rank_that_refuses_is_told_of_before_those_that_end(ranks: Ranks) -> None:
-    ranks.pages[0].tell(pages.REFUSED, "another schedule")
-    ranks.wait(0.3)
-    ranks.pages[1].tell(pages.REFUSED, "another schedule too")
-    with pytest.raises(WorkDone, match=r"^another schedule$"):
-        ranks.wait(0.3)
-    assert not any(value for asked in ranks.setters for _, value in asked.values)

@@ -92,19 +92,6 @@ def test_few_questions_tell_the_energy_of_a_block(
         assert told_j == pytest.approx(true_j, abs=off_j)
 
 
-@pytest.mark.parametrize("into_s", [0.0, 0.03, 0.0999])
-def test_a_climb_is_told_when_it_comes(into_s: float) -> None:
-    board = Board(0.1, 0.0, (350.0, 350.0))
-    board.sleep_s(into_s)
-    climbs = EnergyCounterSampler(board.energy_j, board)
-
-    for _ in range(20):
-        before_s = board.now
-        at_s, energy_j = climbs.next()
-        assert before_s - 4e-3 < at_s <= board.now
-        assert board.drawn_j(at_s) == pytest.approx(energy_j, abs=350.0 * 0.003)
-
-
 def test_a_counter_that_stands_still_is_given_up_soon_and_found_again() -> None:
     board = Board(0.1, 4.8e-3, (500.0, 500.0))
     climbs = EnergyCounterSampler(board.energy_j, board)

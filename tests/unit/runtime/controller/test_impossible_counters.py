@@ -39,15 +39,6 @@ def _counted(seed: int, count: int) -> list[tuple[float, float]]:
     return readings
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_counter_that_can_be_is_added_up(seed: int) -> None:
-    readings = _counted(seed, 60)
-
-    drawn_j = _shown(readings).energy_j
-
-    assert drawn_j == pytest.approx(readings[-1][1] - readings[0][1])
-
-
 @pytest.mark.parametrize("scale", [30.0, 1e3, 1e6])
 @pytest.mark.parametrize("seed", range(3))
 def test_of_a_counter_in_another_unit_nothing_is_known(seed: int, scale: float) -> None:
@@ -66,11 +57,3 @@ def test_of_a_run_in_which_the_counter_leapt_nothing_is_known(seed: int) -> None
 
     assert shown.energy_j is None
     assert "1 readings of the energy counter cannot be" in shown.dropped()
-
-
-@pytest.mark.parametrize(("count", "dropped", "known"), [(60, 1, False), (2500, 2, True)])
-def test_a_reading_in_a_thousand_may_be_odd(count: int, dropped: int, *, known: bool) -> None:
-    shown = _shown(_counted(1, count), dropped=dropped)
-
-    assert (shown.energy_j is not None) is known
-    assert f"{dropped} readings" in shown.dropped()

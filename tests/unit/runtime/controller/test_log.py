@@ -46,18 +46,6 @@ def test_a_step_that_is_told_stands_for_those_before_it() -> None:
     assert summary_of([*first, *later, *later]).error_p99_s == 1e-4
 
 
-def test_steps_of_several_gpus_stand_for_their_own() -> None:
-    lines = [_step(0, gpu=1), _step(1, gpu=1), _step(0, hits=0), _step(2, gpu=1, hits=2)]
-
-    assert summary_of(lines).hits == pytest.approx(0.75)
-
-
-def test_where_no_step_is_told_nothing_is_known() -> None:
-    summary = summary_of([_step(0), _step(1)])
-
-    assert (summary.hits, summary.error_p50_s, summary.late_p99_s) == (None, None, None)
-
-
 def _shown_step(number: int, energy_j: float | None) -> StepLine:
     return StepLine(
         gpu=0,

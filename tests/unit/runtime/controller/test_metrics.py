@@ -71,14 +71,6 @@ def test_steps_and_asks_are_counted_and_what_is_missing_is_not(metrics: Metrics)
     ]
 
 
-def test_a_gauge_is_what_was_seen_last(metrics: Metrics) -> None:
-    metrics.write(_step(20.0, power_w=200.0))
-    metrics.write(_step(20.0, power_w=100.0))
-
-    assert f"hw_power_watts{{{_ID}}} 100.0" in _scraped(metrics)
-    assert f"hw_energy_joules_total{{{_ID}}} 25.0" in _scraped(metrics)  # the counter stood still
-
-
 def test_a_port_that_is_taken_or_none_is_refused(metrics: Metrics) -> None:
     for port in (metrics.server.server_port, 70_000):
         with pytest.raises(NotSupportedError, match=f"cannot serve metrics on port {port}: "):

@@ -190,29 +190,6 @@ def test_what_is_no_message_ends_the_connection_alone(message: Any, nodes: Nodes
     nodes.join()
 
 
-def test_a_rank_is_spoken_for_by_its_own_machine(nodes: Nodes) -> None:
-    with socket.create_connection(nodes.address) as other:
-        other.sendall(framed({"plan": _DIGEST, "ranks": [2]}) + framed({"rank": 0}))
-        nodes.tend(nodes.decides)
-    assert "it spoke of rank 0, which is another machine's" in nodes.words[-1]
-    nodes.now_s += 1.0
-    nodes.tend()
-    assert "the job is at auto for good" in nodes.words[-1]
-
-
-def test_who_says_nothing_is_not_who_decides(nodes: Nodes) -> None:
-    nodes.decides.close()
-    with socket.create_server(nodes.address) as server:
-        nodes.now_s += 1.0
-        nodes.tend(nodes.told)
-        server.accept()[0].close()
-        nodes.tend(nodes.told)
-    assert not nodes.words
-    policy = JobPolicy(_PLAN, window=0, ahead=AHEAD)
-    nodes.decides = _with_peers(DecidingRanks(policy, nodes.address, _DIGEST), range(2))
-    nodes.join()
-
-
 def test_an_order_that_the_plan_has_not_is_not_followed(nodes: Nodes) -> None:
     nodes.decides.close()
     with socket.create_server(nodes.address) as server:

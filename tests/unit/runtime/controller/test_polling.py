@@ -1,8 +1,6 @@
 """When a page is looked at, and when a mark is taken to have been reached."""
 
-import sys
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -10,7 +8,6 @@ from underclock.records import Clocks
 from underclock.records.latencies import LatencyTable
 from underclock.runtime.controller.polling import Polling
 from underclock.runtime.machine.machine import Machine
-from underclock.runtime.machine.position import Position
 from underclock.runtime.machine.timetable import Timetable, timetable
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
@@ -134,80 +131,3 @@ def test_steps_that_are_known_are_seen_by_the_marks_that_are_needed(bench: Bench
     assert {mark - 1 for mark, _ in bench.seen[before + 1 :]} <= position.wanted
     bench.steps(5)
     assert len({mark for mark, _ in bench.seen[before:]}) == len(MARKS)  # one step was seen closely
-
-
-def test_steps_that_differ_are_seen_closely(bench: Bench) -> None:
-    position = bench.machine.position
-    at_s = 0.0
-    for step in range(14):
-        for index in range(len(MARKS)):
-            bench.machine.saw(index + 1, at_s)
-            at_s += 2 * LAUNCH_S * (0.7, 1.0, 1.3)[step % 3]
-
-    assert position.closely
-
-
-def test_what_lasts_how_long_is_kept_apart_for_clocks_that_are_held() -> None:
-    machine = Machine(table())
-    at_s = 0.0
-
-    def steps(count: int, factor: float) -> None:
-        nonlocal at_s
-        for _ in range(count):
-            for index in range(len(MARKS)):
-                machine.saw(index + 1, at_s)
-                at_s += 2 * LAUNCH_S * factor
-        machine.saw(1, at_s)
-
-    steps(5, 1.0)
-    machine.hold(Clocks(core_mhz=1500))
-    steps(5, 0.8)
-    assert machine.position.intervals.step_s == pytest.approx(0.16 * 0.8)
-    machine.follow(machine.timetable)
-    assert machine.position.intervals.step_s == pytest.approx(0.16)
-    machine.hold(Clocks(core_mhz=1500))
-    assert machine.position.intervals.step_s == pytest.approx(0.16 * 0.8)
-
-
-def test_nothing_is_expected_after_a_mark_that_is_none() -> None:
-    position = Position(table())
-
-    assert position.after_s(99, 1.0) == float("inf")
-    assert position.reaches_s(3, 0) == float("inf")
-
-
-def test_one_looks_early_where_it_is_not_known_how_fast_a_step_goes(bench: Bench) -> None:
-    position = bench.machine.position
-    for stretch in (1.0, 1.05, 0.95) * 5:
-        begins_s = bench.clock.now
-        for index, launch in enumerate(MARKS):
-            bench.until(begins_s + launch * LAUNCH_S * stretch)
-            bench.mark(index + 1)
-        bench.until(begins_s + len(CLOCKS) * LAUNCH_S * stretch)
-    bench.mark(1)
-    bench.until(bench.clock.now + 1e-3)
-
-    assert position.mark == 0
-    unsure_s = position.unsure_s
-    assert unsure_s == pytest.approx(0.07 * (position.next_mark_s() - position.at_s), rel=0.3)
-    assert position.next_mark_s() - bench.polling.next_s >= 3.0 * unsure_s - 1e-9
-
-
-def test_a_look_that_finds_nothing_runs_little_code(bench: Bench) -> None:
-    """What counts is how much each wake-up touches: it runs some hundred times a second."""
-    bench.steps(12)
-    called: list[str] = []
-
-    def note(frame: FrameType, event: str, _of: object) -> None:
-        if event == "call":
-            called.append(frame.f_code.co_name)
-
-    bench.clock.now = bench.polling.next_s
-    sys.setprofile(note)
-    try:
-        found = bench.polling.poll()
-    finally:
-        sys.setprofile(None)
-
-    assert found is None
-    assert len(called) <= 6, called

@@ -63,22 +63,6 @@ def _started_controller(pipe: tuple[int, int]) -> ControllerProcess:
     return ControllerProcess(process, os.fdopen(pipe[0], "rb", 0, closefd=False))
 
 
-def test_who_waits_for_a_controller_is_interrupted(
-    pipe: tuple[int, int], taken_by_another_thread: threading.Thread
-) -> None:
-    controller = _started_controller(pipe)
-    taken_by_another_thread.start()
-    begun_s = CLOCK.now_s()
-
-    late = threading.Timer(5.0, os.write, (pipe[1], b'{"state": "armed"}\n'))
-    late.start()
-    with pytest.raises(_CameError):
-        controller.armed()
-
-    late.cancel()
-    assert CLOCK.now_s() - begun_s < 2.0
-
-
 def test_what_waited_for_signals_before_hears_of_them(pipe: tuple[int, int]) -> None:
     os.set_blocking(pipe[1], False)
     before = signal.set_wakeup_fd(pipe[1])
@@ -129,13 +113,3 @@ def test_a_controller_that_says_nothing_is_killed_in_time(
         assert process.returncode == -signal.SIGKILL
         controller.close()
     assert "its watchdog undoes what it set" in late.value.hint
-
-
-def test_a_thread_that_takes_no_signals_just_waits(pipe: tuple[int, int]) -> None:
-    found: list[list[int]] = []
-    os.write(pipe[1], b"x")
-    thread = threading.Thread(target=lambda: found.append(can_be_read([pipe[0]], 1.0)))
-    thread.start()
-    thread.join()
-
-    assert found == [[pipe[0]]]

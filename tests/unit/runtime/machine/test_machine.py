@@ -1,6 +1,5 @@
 """What the machine asks for and when, driven by a step played on a time of its own."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -67,43 +66,6 @@ def test_a_step_of_another_length_is_known_after_its_first_marks(factor: float) 
     assert [outcome.late_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=1e-3)
 
 
-def test_one_odd_stretch_moves_nothing_that_comes_later() -> None:
-    player = played()
-    lasts_s = usual(player.machine.timetable)
-    player.steps(9, lasts_s)
-    player.machine.passed()
-    player.step([0.03, *lasts_s[1:]])
-    player.machine.saw(1, player.now_s)
-
-    (step,) = player.machine.passed()
-    assert [outcome.late_s for outcome in step.outcomes] == pytest.approx([0.0] * 2, abs=2e-4)
-    began_s = player.steps(1, lasts_s)
-    assert player.asked(began_s)[0][0] == pytest.approx(0.035, abs=1e-4)
-
-
-def _rank(*waits_s: float) -> tuple[Player, list[float]]:
-    """Play a rank that computes 20 ms and waits, in turn; first by waits as they usually are."""
-    table = dataclasses.replace(table_of(), busy=frozenset({0, 2, 4, 6}))
-    player = Player(Machine(table))
-    for wait_s in waits_s:
-        player.steps(10, [0.02, wait_s] * 4)
-    return player, [0.02, waits_s[-1]] * 4
-
-
-def test_how_long_a_rank_waits_says_nothing_of_its_pace() -> None:
-    player, lasts_s = _rank(1e-4)
-    began_s = player.step([0.02, 0.01, 0.021, *lasts_s[3:]])
-
-    assert player.asked(began_s)[1] == (pytest.approx(0.0913 - CALL_S - DELAY_S, abs=1e-4), 900)
-
-
-def test_waits_are_learned_where_a_rank_did_not_wait_before() -> None:
-    player, lasts_s = _rank(0.0, 0.01)
-    began_s = player.step(lasts_s)
-
-    assert player.asked(began_s)[0] == (pytest.approx(0.06 - CALL_S - DELAY_S, abs=1e-4), 1500)
-
-
 def test_a_change_waits_for_a_late_mark_before_it() -> None:
     player = played((0, 3, 4))
     lasts_s = usual(player.machine.timetable)
@@ -122,17 +84,6 @@ def test_marks_that_are_not_seen_are_done_without() -> None:
         began_s = player.step(usual(table), skipped=(3, 4))
 
     assert player.asked(began_s)[0] == (pytest.approx(0.035, abs=1e-4), 1500)
-
-
-def test_what_is_overdue_gives_way_to_what_is_newer() -> None:
-    clocks = (SLOW, FAST, Clocks(core_mhz=1200), SLOW)
-    machine = Machine(table_of(clocks, marks=(0, 3)), first=SLOW)
-    machine.saw(1, 0.0)
-    assert machine.ask(0.0) is None
-    machine.saw(2, 0.03)  # all three are overdue, and the newest is what holds already
-
-    assert machine.ask(0.03) is None
-    assert machine.locks[Domain.CORE].mhz == 900
 
 
 def test_a_lock_is_not_replaced_before_it_was_followed() -> None:
@@ -159,19 +110,6 @@ def test_of_two_clocks_at_one_launch_calls_follow_each_other() -> None:
     asked = [(at_s, ask.domain) for at_s, ask in player.calls if at_s >= began_s][:2]
     assert [at_s - began_s for at_s, _ in asked] == pytest.approx([0.034, 0.035])
     assert {domain for _, domain in asked} == set(Domain)
-
-
-def test_a_stall_of_the_memory_is_no_longer_launch() -> None:
-    clocks = (Clocks(mem_mhz=9501),) * 4 + (Clocks(mem_mhz=5001),) * 4
-    machine = Machine(table_of(clocks, latencies=switches(stall_s=5e-3)))
-    player = Player(machine)
-    lasts_s = usual(machine.timetable)
-    lasts_s[4] += 5e-3
-    lasts_s[0] += 5e-3
-    began_s = player.steps(6, lasts_s)
-
-    assert [at_s for at_s, _ in player.asked(began_s)] == pytest.approx([0.040, 0.085], abs=2e-4)
-    assert machine.position.intervals.step_s == pytest.approx(0.08, abs=1e-3)
 
 
 def test_calls_that_take_longer_are_asked_for_earlier() -> None:
@@ -204,17 +142,6 @@ def test_delays_are_learned_where_the_clock_is_looked_at_often() -> None:
 
     change = machine.timetable.changes[Domain.CORE][0]
     assert machine.latencies.lead_s(change) == pytest.approx(CALL_S + 2e-3)
-
-
-def test_another_timetable_takes_over_within_the_step() -> None:
-    player = played()
-    machine = player.machine
-    player.steps(2, usual(machine.timetable))
-    third = Clocks(core_mhz=1200)
-    machine.follow(table_of((third,) * 4 + (FAST,) * 4))
-    player.run(player.now_s + 2e-3)
-
-    assert player.calls[-1][1].to_mhz == 1200
 
 
 def test_marks_that_do_not_match_the_plan_are_told() -> None:
@@ -313,20 +240,3 @@ def test_steps_that_nobody_counts_are_told_once(first: int) -> None:
     assert [step.counted for step in machine.passed()] == [False, False]
     assert [text for _, text in machine.events if "not counted" in text]
     assert len(machine.events) == 1
-
-
-def test_one_mark_a_step_will_do_where_steps_are_numbered() -> None:
-    player = played((0,))
-    for number in range(5):
-        began_s = player.now_s
-        player.machine.saw(1, began_s, number)
-        player.run(began_s + 0.08)
-
-    lead_s = CALL_S + DELAY_S
-    assert player.asked(began_s) == [
-        (pytest.approx(0.04 - lead_s), 1500),
-        (pytest.approx(0.08 - lead_s), 900),
-    ]
-    passed = player.machine.passed()
-    assert [step.time_s for step in passed] == pytest.approx([0.08] * 4)
-    assert [step.steps for step in passed] == [1] * 4

@@ -58,18 +58,6 @@ def test_a_step_that_stands_still_waits_at_a_low_clock_and_comes_back() -> None:
     assert step.stalled_s == pytest.approx(1.0 - LAUNCH_S, abs=1e-3)
 
 
-def test_a_step_that_stands_still_for_long_is_told_of_once() -> None:
-    player = played(low_mhz=300)
-    _, still_s = stand_still(player, power_w=150.0)
-
-    low = Clocks(core_mhz=300)
-    for later_s in (0.5, 2.5, 3.5):
-        player.machine.observed(low, NO_REASON, still_s + later_s, power_w=150.0)
-    assert player.machine.events == [
-        (still_s + 2.5, "no mark was seen for 3.5 s: the step stands still")
-    ]
-
-
 @pytest.mark.parametrize("power_w", [590.0, None])
 def test_a_counter_that_sticks_while_the_gpu_works_leaves_clocks_to_the_driver(
     power_w: float | None,
@@ -82,17 +70,6 @@ def test_a_counter_that_sticks_while_the_gpu_works_leaves_clocks_to_the_driver(
         player.run(player.now_s + 0.1)
     assert state(player.machine) is State.STALLED
     assert player.calls[-1][1].to_mhz is None
-
-
-def test_first_steps_may_take_as_long_as_they_like() -> None:
-    player = played(low_mhz=300)
-    player.step([5.0] * 8)
-
-    assert state(player.machine) is State.FOLLOWING
-    assert player.machine.events == []
-    began_s = player.steps(12, usual(player.machine.timetable))
-    assert player.machine.events == []
-    assert player.asked(began_s)[0] == (pytest.approx(0.035, abs=1e-3), 1500)
 
 
 def test_a_counter_that_runs_backwards_is_not_believed_until_it_makes_sense() -> None:
@@ -113,17 +90,6 @@ def test_a_counter_that_runs_backwards_is_not_believed_until_it_makes_sense() ->
     assert state(machine) is State.FOLLOWING
     assert machine.events[-1][1] == "marks make sense again"
     assert machine.passed()[-1].state is State.FOLLOWING
-
-
-def test_a_mark_that_the_step_has_not_got_is_not_believed() -> None:
-    player = played()
-    player.machine.saw(0, 0.0)
-    assert state(player.machine) is State.WAITING
-    player.machine.saw(1, 0.0)
-    player.machine.saw(99, 0.01)
-    assert state(player.machine) is State.LOST
-    player.machine.saw(98, 0.02)
-    assert len(player.machine.events) == 1
 
 
 def test_held_clocks_need_no_marks_and_steps_are_counted_all_the_same() -> None:
@@ -221,13 +187,6 @@ def test_a_lock_is_found_not_to_be_followed_though_stretches_are_short() -> None
     told = [_read(lock, 0.1 * step, 1800) for step in range(11)]
 
     assert told == [False] * 10 + [True]
-
-
-def test_a_lock_that_is_followed_later_than_believed_is_no_such() -> None:
-    lock = Lock(Domain.CORE)
-    for step in range(40):
-        _read(lock, 0.1 * step, 900 if step % 3 == 0 else 1800)
-        assert lock.state is not LockState.OVERRULED
 
 
 def _read(lock: Lock, at_s: float, mhz: int) -> bool:

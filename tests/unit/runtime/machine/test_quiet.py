@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from playing import CALL_S, DELAY_S, Player, state, table_of, usual
+from playing import CALL_S, Player, state, table_of, usual
 from underclock.records import AUTO
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import State
@@ -32,35 +32,6 @@ def _disturbed(player: Player, steps: int) -> list[object]:
         if at_s + player.call_s > began_s + table.upto_s[first] + 1e-9
         and at_s < began_s + table.upto_s[end] - 1e-9
     ]
-
-
-def test_what_is_due_in_communication_is_asked_for_before_it() -> None:
-    quiet = ((3, 4), (7, 8))
-    player = _player(quiet)
-    assert not _disturbed(player, 4)
-    began_s = player.steps(2, usual(player.machine.timetable))
-    due_s = 0.03 - CALL_S - 2e-3  # for the fifth launch, which begins at 40 ms: not 5 ms before
-    assert (pytest.approx(due_s), 1500) in player.asked(began_s)
-    assert (pytest.approx(due_s + 0.04), 900) in player.asked(began_s)
-
-
-def test_what_is_due_elsewhere_is_asked_for_when_it_is() -> None:
-    player = _player(((1, 2),))
-    began_s = player.steps(4, usual(player.machine.timetable))
-    assert player.asked(began_s)[0] == (pytest.approx(0.04 - CALL_S - DELAY_S), 1500)
-
-
-def test_a_call_for_which_there_is_no_room_is_made_as_soon_as_communication_has_ended() -> None:
-    quiet = ((3, 4), (5, 8), (1, 2))
-    player = _player(tuple(sorted(quiet)), call_s=0.015)
-    usual_s = usual(player.machine.timetable)
-    for _ in range(12):  # it learns what calls take
-        began_s = player.step(usual_s)
-    asked = player.asked(began_s)
-    assert {mhz for _, mhz in asked} == {900, 1500}
-    for at_s, _ in asked:
-        in_ms = round(1e3 * float(at_s)) % 80  # type: ignore[arg-type]
-        assert any(start <= in_ms < start + 2 or 20 <= in_ms < 30 for start in (0, 20, 40))
 
 
 def test_auto_is_asked_for_after_communication_unless_that_never_ends() -> None:

@@ -36,13 +36,6 @@ def test_a_plans_schedule_becomes_changes_round_and_round() -> None:
     assert [core.launch(number) for number in (-1, 0, 1, 2)] == [-1, 0, 2, 3]
 
 
-def test_calls_take_a_part_of_a_round() -> None:
-    table = LatencyTable.constant(6e-3, call_s=3e-3)
-    made = timetable([SLOW, FAST, FAST], table, [0.1] * 3, (0,))
-
-    assert made.calls == pytest.approx(0.02)  # there and back, of 0.3 s
-
-
 def test_another_timetable_is_expected_to_take_what_this_one_took_against_its_plan() -> None:
     intervals = Intervals(timetable([SLOW, FAST, FAST], TABLE, [0.1, 0.1, 0.2], (0, 2)))
     intervals.learn([0.4, 0.2])  # twice as long as planned between the first marks
@@ -98,26 +91,3 @@ def test_a_lock_that_is_overruled_says_by_what(reasons: ThrottleReason, words: s
     assert made.why.startswith("core 1500 MHz was asked for and ")
     assert made.observe(FAST, ThrottleReason.NONE, 10e-3)
     assert (made.state, made.why) == (LockState.IN_FORCE, "")
-
-
-def test_what_tells_nothing_changes_nothing() -> None:
-    made = lock()
-
-    assert not made.observe(Clocks(), ThrottleReason.NONE, 9e-3)
-    assert not made.observe(SLOW, ThrottleReason.GPU_IDLE, 9e-3)
-    made.refuse(0.01)
-    assert not made.observe(FAST, ThrottleReason.NONE, 0.02)
-    assert not Lock(Domain.CORE).observe(FAST, ThrottleReason.NONE, 0.0)
-
-
-def test_auto_is_any_clock_and_the_memory_may_be_a_little_off() -> None:
-    back = Lock(Domain.CORE)
-    back.ask(None, 0.0)
-    back.accept(0.0, 1.0)
-    assert back.observe(SLOW, ThrottleReason.NONE, 0.1)
-    assert not back.is_below(SLOW)
-    memory = Lock(Domain.MEMORY)
-    memory.ask(5001, 0.0)
-    memory.accept(0.0, 1.0)
-    assert memory.observe(Clocks(mem_mhz=5005), ThrottleReason.NONE, 0.1)
-    assert memory.state is LockState.IN_FORCE

@@ -17,7 +17,6 @@ from underclock.runtime.policy.arms import (
     ArmName,
     Arms,
     ExpectedRun,
-    paired_change,
     parse_arms,
 )
 
@@ -137,28 +136,6 @@ def test_one_round_decides_nothing_and_a_round_that_runs_does_not_count() -> Non
     assert (then.time_change, then.energy_change) == (plan.time_change, plan.energy_change)
 
 
-def test_without_energy_only_time_is_told() -> None:
-    arms = Arms(names=TWO, block=4, settling=1)
-    run(arms, 4, energy=False)
-    (plan,) = arms.differences(_PROMISED)
-
-    assert plan.energy_change is None
-    assert plan.verdict == "cannot tell, because what steps drew is not known"
-    assert plan.time_change == pytest.approx(0.01, abs=2e-3)
-
-
-def test_stalled_steps_do_not_count() -> None:
-    arms = Arms(names=TWO, block=3, settling=0)
-    for _ in range(4):
-        after(arms, time_s=1.0, energy_j=1.0)
-        after(arms, time_s=60.0, energy_j=1.0, stalled=True)
-        after(arms, time_s=1.0, energy_j=1.0)
-    (plan,) = arms.differences()
-
-    assert plan.steps == 4
-    assert plan.time_change == pytest.approx(0.0)
-
-
 def test_a_job_warms_up_first() -> None:
     arms = Arms(names=TWO, block=4, settling=1, warming=10)
     begins = [
@@ -216,13 +193,6 @@ def test_there_is_no_verdict_on_what_cannot_be(
         assert arms.differences(fits)[0].verdict == "kept"
 
 
-def test_pairs_cancel_what_both_share() -> None:
-    shared = np.random.default_rng(0).uniform(1.0, 3.0, 8)
-    change = paired_change([(each, each * 0.9) for each in shared.tolist()])
-
-    assert change.interval == pytest.approx((-0.1, -0.1))
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -238,14 +208,6 @@ def test_pairs_cancel_what_both_share() -> None:
 def test_arms_that_cannot_be_compared_are_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         parse_arms(text, has_fixed=False)
-
-
-def test_arms_are_read_in_the_order_given() -> None:
-    assert parse_arms(" plan, auto ,best-fixed", has_fixed=True) == (
-        ArmName.PLAN,
-        ArmName.AUTO,
-        ArmName.BEST_FIXED,
-    )
 
 
 def test_auto_can_be_compared_with_itself() -> None:

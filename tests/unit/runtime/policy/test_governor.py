@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from invented import SERVING_PLAN as PLAN
-from invented import serving_bucket
 from underclock.records import AUTO, Clocks, Pass
 from underclock.records.serving import ServingPlan
-from underclock.runtime.policy.governor import CALM_S, MOST_CALM_S, Governor, Note, fastest
+from underclock.runtime.policy.governor import CALM_S, MOST_CALM_S, Governor, Note
 from underclock.runtime.trainer.notes import BEGIN, END, LATE
 
 SLOW, MIDDLE, FAST = (Clocks(core_mhz=mhz) for mhz in (900, 1200, 1800))
@@ -65,18 +64,6 @@ def test_a_step_has_the_clocks_of_the_smallest_bucket_that_it_fits_into() -> Non
     assert asked == [(1.0 + 2 * LATENCY_S, SLOW), (2.0, MIDDLE)]
 
 
-def test_what_the_table_has_not_is_left_to_the_driver() -> None:
-    governor = Governor(PLAN, 0.0)
-    said = [
-        (1.0, _begin(Pass.DECODE, 5)),
-        (2.0, _begin(Pass.DECODE, 33)),
-        (3.0, _begin(Pass.DECODE, 5)),
-        (4.0, _begin(Pass.MIXED, 5)),
-    ]
-
-    assert _asked(governor, said, 5.0) == [(1.0, SLOW), (2.0, AUTO), (3.0, SLOW), (4.0, AUTO)]
-
-
 def test_clocks_go_up_at_once_and_down_after_what_a_change_and_one_back_take() -> None:
     governor = Governor(PLAN, LATENCY_S)
     said = [
@@ -86,14 +73,6 @@ def test_clocks_go_up_at_once_and_down_after_what_a_change_and_one_back_take() -
     ]
 
     assert _asked(governor, said, 3.0)[1:] == [(2.0, FAST), (2.005 + 2 * LATENCY_S, SLOW)]
-
-
-def test_phases_that_alternate_faster_than_clocks_change_leave_them_up() -> None:
-    governor = Governor(PLAN, LATENCY_S)
-    phases = [Pass.PREFILL, Pass.DECODE] * 100
-    said = [(1.0 + 0.002 * i, _begin(phase, 1)) for i, phase in enumerate(phases)]
-
-    assert _asked(governor, said, 1.4) == [(1.0 + 2 * LATENCY_S, FAST)]
 
 
 def test_where_deadlines_are_known_the_cheapest_clocks_that_keep_them_are_held() -> None:
@@ -126,14 +105,6 @@ def test_it_sinks_to_the_lowest_where_rising_again_takes_no_longer_than_it_may(
     )
 
     assert asked[-1] == (2.02, clocks)
-
-
-def test_without_decode_an_idle_gpu_is_left_to_the_driver() -> None:
-    plan = msgspec.structs.replace(PLAN, buckets=(serving_bucket(Pass.PREFILL, 4, FAST),))
-
-    asked = _asked(Governor(plan, 0.0), [(1.0, _begin(Pass.PREFILL, 1)), (2.0, Note(END))], 3.0)
-
-    assert asked == [(1.0, FAST), (2.0, AUTO)]
 
 
 def test_a_late_request_means_auto_at_once_and_for_a_while() -> None:
@@ -186,8 +157,3 @@ def test_it_changes_no_faster_than_the_gpu_can_and_ends_where_it_should(
     times_s = [each_s for each_s, _ in asked]
     assert all(b - a >= latency_s - 2e-6 for a, b in itertools.pairwise(times_s))
     assert governor.asked == SLOW
-
-
-@given(st.lists(st.builds(Clocks, core_mhz=st.none() | st.integers(1, 9)), min_size=1, max_size=5))
-def test_the_fastest_of_some_clocks_is_none_slower_than_any(some: list[Clocks]) -> None:
-    assert fastest(*some).rank == max(each.rank for each in some)

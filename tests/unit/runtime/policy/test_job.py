@@ -1,14 +1,12 @@
 """What the ranks of a job do together: when they are held, and when a straggler sets the pace."""
 
-import statistics
-
 import numpy as np
 import pytest
 
-from made_jobs import CLOCKS_MHZ, all_at, cost, iteration_s, job, job_plan
-from underclock.records.job import Held, JobPlan
+from made_jobs import all_at, cost, iteration_s, job, job_plan
+from underclock.records.job import JobPlan
 from underclock.runtime.policy.guard import Stage
-from underclock.runtime.policy.job import JobPolicy, Order, planned_points
+from underclock.runtime.policy.job import JobPolicy, Order
 
 _REPLICAS = job(data=2, reduce_s=1e-3)
 _ALONE = job()
@@ -49,20 +47,6 @@ class Trains:
                     self.orders.append((len(self.times_s), new))
 
 
-def test_the_points_are_the_frontiers_and_the_chosen_one_among_them() -> None:
-    points, chosen = planned_points(job_plan(_ALONE, row=2))
-    assert (len(points), chosen) == (len(CLOCKS_MHZ), 1)
-    assert points[0].busy_s == pytest.approx((0.12, 0.12))  # 4 microbatches of 10 and 20 ms
-
-    mixed = tuple(
-        tuple(held and Held(row=1, then=6, share=0.5) for held in rank)
-        for rank in all_at(_ALONE, 1)
-    )
-    points, chosen = planned_points(job_plan(_ALONE, clocks=mixed))
-    assert len(points) == len(CLOCKS_MHZ) + 1
-    assert points[chosen].busy_s == pytest.approx((0.132, 0.132))
-
-
 def test_nothing_is_held_before_every_rank_has_armed() -> None:
     policy = JobPolicy(job_plan(_ALONE), window=0)
     policy.armed(0)
@@ -100,13 +84,6 @@ def test_iterations_slower_than_promised_take_all_to_auto_and_then_to_a_faster_p
     before = len(job_.orders)
     job_.train(50)
     assert len(job_.orders) == before
-
-
-def test_a_plan_without_a_faster_one_leaves_all_at_auto() -> None:
-    job_ = Trains(job_plan(_ALONE, row=1))
-    job_.plans_fault = 1.05
-    job_.train(150)
-    assert job_.orders[-1][1].points == (None, None)
 
 
 def test_a_job_that_is_slower_at_auto_too_keeps_its_plan() -> None:
@@ -153,26 +130,6 @@ def test_replicas_take_the_plan_of_a_straggler_within_20_iterations(
     assert job_.policy.stage is Stage.PLAN
 
 
-def test_a_straggler_that_is_there_from_the_beginning_is_found() -> None:
-    job_ = Trains(job_plan(_REPLICAS, row=1))
-    job_.slower = [1.0, 1.0, 1.1, 1.1]
-    job_.train(60)
-    assert job_.policy.order.points == (3, 3, 0, 0)
-
-
-def test_a_straggler_that_gets_worse_and_better_is_followed() -> None:
-    job_ = Trains(job_plan(_REPLICAS, row=1))
-    job_.train(40)
-    points = []
-    for slower in (1.06, 1.13, 1.06):
-        job_.slower = [1.0, 1.0, slower, 1.0]  # one stage of it
-        job_.train(40)
-        points.append(job_.policy.order.points)
-    assert points[0][2:] == points[1][2:] == (0, 0)
-    assert 0 < points[0][0] < points[1][0]  # type: ignore[operator]
-    assert points[2] == points[0]
-
-
 @pytest.mark.untraced
 def test_noise_makes_no_straggler() -> None:
     job_ = Trains(job_plan(_REPLICAS, row=1), noise=0.01)
@@ -203,20 +160,6 @@ def test_a_rank_that_is_lost_takes_all_to_auto_for_good() -> None:
     job_.train(50)
     assert job_.policy.order is order
     assert cost(_ALONE, all_at(_ALONE, 1)).time_change == 0.0
-
-
-def test_a_replica_that_only_seems_slower_is_not_slowed_as_if_it_were_well() -> None:
-    plan = job_plan(job(data=3, reduce_s=1e-3), row=1)
-    job_ = Trains(plan, noise=0.025)
-    job_.slower = [1.0, 1.0, 1.15, 1.15, 1.05, 1.05]
-    job_.train(120)
-    points = job_.policy.order.points
-    assert points[2:4] == (0, 0)
-    assert points[0] is not None
-    assert points[4] is not None
-    assert points[0] > points[4]
-    at_once_s = iteration_s(plan.job, plan.clocks, tuple(job_.slower))
-    assert statistics.fmean(job_.times_s[-20:]) < 1.02 * at_once_s
 
 
 @pytest.mark.untraced

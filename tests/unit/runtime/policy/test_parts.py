@@ -8,12 +8,12 @@ import pytest
 from made_jobs import CLOCKS_MHZ, all_at, job, job_plan
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, Segment
-from underclock.records.job import Held, Instruction, InstructionKind, Job, JobPlan, Rank
+from underclock.records.job import Held, Job, JobPlan
 from underclock.records.latencies import Domain
 from underclock.runtime.machine.machine import Machine
 from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.policy.job import JobPolicy
-from underclock.runtime.policy.parts import RankPart, digest_of, parts_of
+from underclock.runtime.policy.parts import RankPart, parts_of
 from underclock.runtime.policy.ranks import JobRanks, RankPolicy
 
 _JOB = job(data=2, transfer_s=(1e-3,), reduce_s=2e-3)
@@ -47,21 +47,6 @@ def test_every_plan_of_the_frontier_takes_an_iteration_in_each_rank() -> None:
             busy_s = [schedule.launch_s[at] for at in part.busy]
             assert math.fsum(busy_s) == pytest.approx(point.busy_s[rank])
         assert math.fsum(part.auto_s) == pytest.approx(policy.auto.busy_s[rank])
-
-
-def test_begins_and_ends_of_what_it_computes_are_marked_and_counted() -> None:
-    part = parts_of(job_plan(_JOB))[0]
-    events = [(site.event, site.path, site.occurrence, site.total) for site in part.sites]
-    assert events[:5] == [
-        ("step", "", 0, 1),
-        ("begins", "forward 0", 0, 4),
-        ("ends", "forward 0", 0, 4),
-        ("begins", "forward 0", 1, 4),
-        ("ends", "forward 0", 1, 4),
-    ]
-    assert len(part.marks) == 1 + 2 * 8
-    assert list(part.marks) == sorted(set(part.marks))
-    assert set(part.busy) == {site.launch for site in part.sites if site.event == "begins"}
 
 
 def test_it_is_quiet_from_the_end_of_what_it_computes_until_it_computes_again() -> None:
@@ -100,16 +85,6 @@ def test_else_it_waits_at_the_clock_of_what_it_ran_up_to_a_latency_before_what_c
     assert schedule.aims_s[begins[2]] == -plan.latency_s
 
 
-def test_where_it_waits_less_than_a_change_takes_clocks_change_as_it_begins_to() -> None:
-    plan = msgspec.structs.replace(_mixed(Held(row=_ROW), job()), latency_s=0.03)
-    chosen, (part, _) = _chosen(plan)
-    schedule = part.schedules[chosen]
-    begins = [site.launch for site in part.sites if site.event == "begins"]
-    assert schedule.launch_s[begins[2] - 1] == pytest.approx(0.02)
-    assert schedule.clocks[begins[2] - 1] == schedule.clocks[begins[2]] == _FAST
-    assert not any(schedule.aims_s[begins[2] - 1 : begins[2] + 1])
-
-
 def test_a_second_clock_begins_at_its_share_of_the_instruction() -> None:
     chosen, parts = _chosen(_mixed(Held(row=_ROW, then=1, share=0.25)))
     part = parts[0]
@@ -123,41 +98,6 @@ def test_a_second_clock_begins_at_its_share_of_the_instruction() -> None:
     assert first + 1 not in part.marks
 
 
-def test_recomputing_is_seen_as_the_begin_of_its_backward() -> None:
-    def again(rank: Rank) -> Rank:
-        some: list[Instruction] = []
-        for each in rank.instructions:
-            if each.kind is InstructionKind.BACKWARD:
-                kind = InstructionKind.RECOMPUTE
-                some.append(msgspec.structs.replace(each, kind=kind, profile="stage 0 forward"))
-            some.append(each)
-        end = Instruction(kind=InstructionKind.OPTIMIZER, profile="stage 0 forward")
-        return msgspec.structs.replace(rank, instructions=(*some, end))
-
-    alone = job(stages=1)
-    made = msgspec.structs.replace(alone, ranks=tuple(map(again, alone.ranks)))
-    part = parts_of(job_plan(made))[0]
-    backward = next(site for site in part.sites if site.path == "backward 0")
-    assert backward.launch in part.busy
-    assert backward.launch + 2 in part.busy  # its own, which nothing marks
-    assert backward.launch + 2 not in part.marks
-    assert (part.sites[-1].event, part.sites[-1].path) == ("begins", "optimizer")
-
-
-def test_communication_beside_what_is_computed_is_quiet_too() -> None:
-    beside = Instruction(kind=InstructionKind.COLLECTIVE, time_s=0.012, stream=1)
-    alone = job(stages=1, microbatches=2)
-    ranks = tuple(
-        msgspec.structs.replace(rank, instructions=(*rank.instructions, beside))
-        for rank in alone.ranks
-    )
-    part = parts_of(job_plan(msgspec.structs.replace(alone, ranks=ranks)))[0]
-    ((first, end),) = part.quiet  # while the first forward runs, and into the next instruction
-    assert first in part.marks
-    assert part.busy[0] in range(first, end)
-    assert part.busy[-1] not in range(first, end)
-
-
 def test_clocks_inside_instructions_are_refused() -> None:
     plan = job_plan(_JOB)
     name = "stage 0 forward"
@@ -169,11 +109,6 @@ def test_clocks_inside_instructions_are_refused() -> None:
     job_ = msgspec.structs.replace(plan.job, profiles=profiles)
     with pytest.raises(UsageError, match="clocks inside of instructions"):
         parts_of(msgspec.structs.replace(plan, job=job_))
-
-
-def test_plans_are_told_apart() -> None:
-    assert digest_of(job_plan(_JOB)) == digest_of(job_plan(_JOB))
-    assert digest_of(job_plan(_JOB)) != digest_of(job_plan(_JOB, row=2))
 
 
 def _ranks(plan: JobPlan, window: int = 0) -> tuple[JobPolicy, list[RankPolicy], list[Machine]]:

@@ -23,10 +23,8 @@ from underclock.runtime.machine.steps import PassedStep, State
 from underclock.runtime.machine.timetable import timetable_of
 from underclock.runtime.policy.policy import (
     Policy,
-    budget_of,
     policy_of,
     without_least_paying,
-    without_locks,
 )
 from underclock.runtime.trainer.sites import marked, scheduled
 
@@ -60,14 +58,6 @@ def _run(policy: Policy, count: int, time_s: float = 0.11) -> list[str]:
 
 def _holds(machine: Machine) -> Clocks | None:
     return machine._held  # noqa: SLF001 - what it was told to hold is seen in no other way
-
-
-def test_without_guard_or_arms_the_plan_is_followed_from_the_first_step() -> None:
-    machine = _machine()
-    policy = policy_of(machine, PLAN, arms="", window=0)
-
-    assert (policy.label, _run(policy, 50), _holds(machine)) == ("plan", [], None)
-    assert policy.differences() == ()
 
 
 def test_a_guard_learns_at_auto_lets_the_plan_be_and_takes_a_slow_one_back() -> None:
@@ -134,15 +124,6 @@ def test_a_guard_is_not_deceived_by_steps_that_are_seen_together(many: tuple[int
     assert (policy.label, _holds(machine)) == ("plan", None)
 
 
-def test_a_guard_judges_nothing_that_may_be_several_steps() -> None:
-    machine = _machine()
-    policy = policy_of(machine, PLAN, arms="", window=5)
-    for number in range(40):
-        policy.passed(dataclasses.replace(_step(number), counted=False))
-
-    assert (policy.label, _holds(machine)) == ("learning", AUTO)
-
-
 @pytest.mark.parametrize(
     ("takes_s", "block", "steps", "said"),
     [
@@ -185,18 +166,6 @@ def test_blocks_are_sized_by_steps_as_seen_and_the_run_says_how_long_a_verdict_t
     assert warming == block
 
 
-def test_steps_that_are_interrupted_count_for_no_arm() -> None:
-    policy = policy_of(_machine(), PLAN, arms="auto,plan", window=0)
-    for number in range(400):
-        is_late = policy.label == "plan" and number % 20 == 0
-        policy.passed(_step(number, 0.9 if is_late else 0.11))
-        policy.known(_step(number, 0.9 if is_late else 0.11), 180.0 if is_late else 20.0)
-
-    (line,) = policy.differences()
-    assert line.time_change == pytest.approx(0.0)
-    assert line.energy_change == pytest.approx(0.0)
-
-
 def test_of_another_step_there_will_be_no_verdict_and_the_run_says_so_at_once() -> None:
     policy = policy_of(_machine(), _planned(5.9e-4), arms="auto,plan", window=0)
     words = [policy.passed(dataclasses.replace(_step(at), time_s=0.697)) for at in range(20)]
@@ -226,29 +195,6 @@ def test_a_lock_that_the_cap_overrules_is_left_away() -> None:
     assert all(pair.core_mhz is None for pair in machine.timetable.clocks)
 
 
-def test_a_lock_overruled_while_the_plan_rests_is_left_away_later() -> None:
-    machine = _machine()
-    policy = policy_of(machine, PLAN, arms="", window=5)
-    (first, *_) = (at for at, pair in enumerate(machine.timetable.clocks) if pair.core_mhz)
-    policy.capped(frozenset([first]))
-    assert _holds(machine) == AUTO
-
-    _run(policy, 7)
-
-    assert all(pair.core_mhz is None for pair in machine.timetable.clocks)
-
-
-@pytest.mark.parametrize(
-    ("changes", "budget"), [({}, 0.05), ({"max_slowdown": None}, 0.0), ({"max_slowdown": 0.0}, 0.0)]
-)
-def test_the_budget_is_the_plans_or_what_it_promised(
-    changes: dict[str, object], budget: float
-) -> None:
-    changed: Plan = msgspec.structs.replace(PLAN, **changes)
-
-    assert budget_of(changed) == budget
-
-
 def schedule(*segments: tuple[int, int | None, float | None]) -> ClockSchedule:
     made = tuple(
         Segment(launches=count, core_mhz=mhz, mem_mhz=None, pays_j=pays_j)
@@ -267,16 +213,6 @@ def cores(some: ClockSchedule) -> list[tuple[int, int | None]]:
     return [(each.launches, each.core_mhz) for each in some.segments]
 
 
-def test_what_pays_least_runs_on_at_the_clocks_before() -> None:
-    plan = schedule((2, 900, 5.0), (2, 1500, 9.0), (1, 1200, 0.1), (3, 1400, 7.0))
-    reduced = without_least_paying(plan, share=0.25)
-
-    assert reduced is not None
-    assert cores(reduced) == [(2, 900), (3, 1500), (3, 1400)]
-    assert reduced.switches == 3
-    assert len(reduced.launch_s) == 8
-
-
 def test_half_of_the_stretches_go_and_no_two_beside_each_other() -> None:
     plan = schedule((1, 900, 0.1), (1, 1500, 0.2), (1, 1200, 0.3), (1, 1400, 9.0))
     reduced = without_least_paying(plan)
@@ -286,16 +222,3 @@ def test_half_of_the_stretches_go_and_no_two_beside_each_other() -> None:
     assert cores(reduced) == [(1, 1400), (2, 1500), (1, 1400)]
     assert reduced.switches == 2
     assert timetable_of(reduced, (0,)).planned == 2
-
-
-def test_what_is_not_known_to_pay_little_stays() -> None:
-    assert without_least_paying(schedule((1, 900, None), (1, 1500, None))) is None
-    assert without_least_paying(schedule((2, 900, 1.0))) is None
-
-
-def test_locks_above_the_cap_are_left_to_the_driver_and_become_one() -> None:
-    plan = schedule((2, 900, None), (2, 1845, None), (1, 1860, None), (3, 1200, None))
-    freed = without_locks(plan, {2, 4})
-
-    assert cores(freed) == [(2, 900), (3, None), (3, 1200)]
-    assert freed.switches == 3

@@ -1,7 +1,5 @@
 """Steps that are counted as they are put on the stream, by hand and by graphs that are replayed."""
 
-import gc
-import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -102,27 +100,6 @@ def test_a_process_that_replaces_another_counts_on(bench: Bench) -> None:
     assert page.reached() == (1, 4)
 
 
-def test_every_mark_that_a_replay_writes_is_of_its_own_step(bench: Bench) -> None:
-    for mark in (1, 2, 3):
-        bench.put(mark)
-    graph = bench.captured([2, 3, 1, 2])  # the optimiser steps within it
-    page = bench.stream.page
-    assert page.enqueued == 1  # what is captured has not run
-
-    bench.put(1)
-    bench.stream.seen.clear()
-    for _ in range(3):
-        graph.replay()  # type: ignore[attr-defined]
-    told = [pair for pair, _ in itertools.groupby(bench.stream.seen)]
-
-    assert told == [
-        (1, 2), *((2, 2), (3, 2), (1, 3), (2, 3)), *((3, 3), (1, 4), (2, 4)), *((3, 4), (1, 5)),
-        (2, 5),
-    ]  # fmt: skip
-    assert page.enqueued == 5
-    assert not bench.failed
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     parts=st.lists(
@@ -156,24 +133,6 @@ def test_numbers_of_steps_never_go_back_and_end_at_what_was_put_there(
         assert (numbers[-1], page.enqueued) == (steps, steps)
         begun = [number for (mark, number) in dict.fromkeys(bench.stream.seen) if mark == 1]
         assert begun == list(range(1, steps + 1))  # each step's first mark, once
-
-
-def test_graphs_are_as_before_once_nobody_counts(bench: Bench) -> None:
-    before = Graphs(bench.stream).kind.replay
-    bench.counting.close()
-    bench.stream.seen.clear()
-    graph = bench.captured([2])
-    graph.replay()  # type: ignore[attr-defined]
-
-    assert bench.graphs.kind.replay.__name__ == before.__name__ == "replay"
-    assert bench.stream.seen == [(2, 0)]
-
-
-def test_a_graph_that_is_gone_is_forgotten(bench: Bench) -> None:
-    bench.captured([2, 1])
-    gc.collect()
-
-    assert not bench.counting._graphs  # noqa: SLF001 - nothing else shows it
 
 
 def test_a_mark_is_read_with_its_step_whatever_begins_anew(bench: Bench) -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from made_jobs import job, job_plan
-from underclock.errors import DataError
 from underclock.runtime.policy.parts import parts_of
-from underclock.runtime.trainer import instructions, marking
+from underclock.runtime.trainer import instructions
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page, mark_of
@@ -155,18 +154,3 @@ def test_hooks_are_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert base.__dict__["backward_one_chunk"] is other
     monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.schedules", raising=False)
     assert instructions.schedule_of() == "this is none of PyTorch's"
-
-
-@pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize(
-    ("world", "local", "reason"),
-    [
-        (4, 0, "this job has a world size of 1, and the plan is for 4 ranks"),
-        (1, 2, "this is rank 0 of the job, and its GPU has the clocks of rank 2"),
-    ],
-)
-def test_a_job_of_other_ranks_than_planned_is_refused(world: int, local: int, reason: str) -> None:
-    with pytest.raises(DataError, match=reason):
-        marking._check_world(torch, world, local)  # noqa: SLF001 - what a page is opened after
-    marking._check_world(torch, 1, 0)  # noqa: SLF001
-    marking._check_world(torch, 0, 3)  # noqa: SLF001 - a plan for one GPU, on several

@@ -62,12 +62,6 @@ def test_new_files_stay_and_old_ones_may_be_read(tmp_path: Path) -> None:
     assert not (tmp_path / "look" / KEPT).exists()
 
 
-def test_where_it_is_allowed_files_are_replaced(tmp_path: Path) -> None:
-    (tmp_path / "last.pt").write_text("old")
-    run(tmp_path, "open('last.pt', 'w').write('new')", protect=False)
-    assert (tmp_path / "last.pt").read_text() == "new"
-
-
 def test_a_checkpoint_that_pytorch_writes_is_put_back(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "last.pt").write_text("old")

@@ -1,7 +1,6 @@
 """Marks in real training steps of PyTorch's on the CPU."""
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from small_training import Model, Trains, batches, launches, train, training
-from underclock.errors import UsageError
+from small_training import Model, Trains, launches, train, training
 from underclock.runtime.trainer import page as pages
-from underclock.runtime.trainer.marks import Marker, ascending
+from underclock.runtime.trainer.marks import Marker
 from underclock.runtime.trainer.page import Page
 from underclock.runtime.trainer.sites import MarkSite, sites_of
 
@@ -117,21 +115,6 @@ def test_the_loss_is_the_same_to_the_last_bit(marked: Callable[..., Noted]) -> N
     assert stream.marks
 
 
-def test_evaluation_in_between_marks_nothing(marked: Callable[..., Noted], model: Model) -> None:
-    sites = all_places()
-    stream = marked(sites)
-    steps = training(model, 4)
-    for _ in range(4):
-        next(steps)
-        model.eval()
-        with torch.no_grad():
-            model(next(batches(2))[0])
-        model.train()
-
-    every = list(range(1, len(sites) + 1))
-    assert stream.marks == [*every, *every, 1]
-
-
 def test_what_is_done_again_in_the_backward_pass_marks_nothing(
     marked: Callable[..., Noted], page: Page
 ) -> None:
@@ -215,48 +198,6 @@ def test_another_models_step_is_refused_and_training_goes_on(
     assert not model.first._forward_hooks  # noqa: SLF001 - there is no other way to ask
 
 
-def test_a_stream_that_fails_ends_the_marks_and_not_the_training(
-    marked: Callable[..., Noted], model: Model, page: Page, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken(Noted):
-        def mark(self, word: int) -> None:
-            raise OSError(f"no mark {pages.mark_of(word)}")
-
-    stream = marked(all_places(), Broken())
-
-    assert len(train(model, 5)) == 5
-
-    assert (page.state, page.sentence) == (pages.REFUSED, "no mark 1")
-    assert stream.closed
-    assert capsys.readouterr().err.count("without marks") == 1
-
-
-def test_a_second_optimiser_begins_no_steps(marked: Callable[..., Noted], model: Model) -> None:
-    stream = marked([MarkSite(launch=0, event="step")])
-    other = nn.Linear(1, 1)
-    second = torch.optim.SGD(other.parameters(), lr=0.1)
-    for _ in training(model, 4):
-        second.step()
-
-    assert stream.marks == [1, 1, 1]
-
-
-def test_a_page_that_another_process_has_is_left_alone(
-    model: Model, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def taken() -> Page:
-        raise UsageError("another process marks the steps of GPU 0 already")
-
-    stream = Noted()
-    marker = Marker([("step", "", 0, 1)], taken, lambda _page, _optimizer: stream)
-    marker.attach(torch)
-
-    train(model, 3)
-
-    assert not stream.marks
-    assert "without marks: another process marks" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_data_loader_mark_nothing(
     marked: Callable[..., Noted], model: Model, page: Page, start: str
@@ -289,17 +230,6 @@ class HostNoted(Noted):
         self._page.write(word)
 
 
-def test_a_marker_does_not_keep_the_optimiser(marked: Callable[..., Noted], model: Model) -> None:
-    marked(all_places())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.step()
-    alive = weakref.ref(optimizer)
-
-    del optimizer
-
-    assert alive() is None
-
-
 def test_nothing_is_set_up_while_a_graph_is_captured(
     marked: Callable[..., Noted], model: Model, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,8 +246,3 @@ def test_nothing_is_set_up_while_a_graph_is_captured(
 
     assert page.state == pages.MARKING
     steps.close()
-
-
-def test_the_most_that_ascends() -> None:
-    assert ascending([5, 1, 2, 9, 3, 4, 4]) == {1, 2, 3, 4}
-    assert ascending([]) == set()

@@ -34,24 +34,6 @@ def test_a_prompt_may_take_what_waiting_left_unless_others_wait() -> None:
     assert Pace(0.1).first_within_s(0.0, 0.0, 0) == 0.0
 
 
-def test_a_prompt_may_take_what_those_that_wait_for_tokens_have_left() -> None:
-    pace = Pace(0.1, 1.0)
-    pace.began("one", 0.0)
-    assert pace.first_within_s(0.0, 0.3, 0) < 0.0  # it is not ahead yet
-
-    for _ in range(5):
-        pace.stepped()
-    assert pace.first_within_s(0.2, 0.3, 0) == pytest.approx(4 * 0.07 - 0.2)
-
-
-def test_late_requests_take_slowing_away_no_further_than_it_slows() -> None:
-    pace = Pace(1.0, 1.0)
-    for number in range(100):
-        pace.began(number, 0.0, waited_s=2.0)
-
-    assert pace.rise_s() == pytest.approx(0.6)
-
-
 @settings(max_examples=10)
 @given(st.integers(0, 2**32), st.sampled_from([0.9, 0.99]))
 def test_as_many_are_in_time_as_are_to_be(seed: int, quantile: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.errors import DataError, UsageError
+from underclock.errors import DataError
 from underclock.runtime.trainer import page as pages
 from underclock.runtime.trainer.page import Page
 
@@ -50,14 +50,6 @@ def test_a_device_that_writes_to_the_address_is_seen(path: Path) -> None:
         assert (mine.address + pages.MARK_OFFSET) % 64 == 0
 
 
-def test_a_long_sentence_is_cut(path: Path) -> None:
-    with closing(Page.open(path)) as page:
-        page.tell(pages.REFUSED, "no " * 500)
-
-        assert page.sentence.startswith("no no")
-        assert page.marks == (0, 3, 9)
-
-
 def test_one_process_only_has_a_page(path: Path) -> None:
     script = (
         "import sys; from underclock.runtime.trainer.page import Page; "
@@ -70,11 +62,6 @@ def test_one_process_only_has_a_page(path: Path) -> None:
         )
 
     assert ended.stdout == "False\n"
-
-
-def test_a_page_is_not_written_over(path: Path) -> None:
-    with pytest.raises(UsageError, match="is there already"):
-        Page.create(path, digest=DIGEST, marks=(0,))
 
 
 @pytest.mark.parametrize("marks", [(), tuple(range(65536))])
@@ -121,9 +108,3 @@ def test_a_page_behind_a_link_is_refused(path: Path, tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="symbolic link"):
         Page.open(tmp_path / "link.page")
-
-
-def test_closing_twice_is_harmless(path: Path) -> None:
-    page = Page.open(path)
-    page.close()
-    page.close()

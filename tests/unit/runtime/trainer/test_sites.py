@@ -17,7 +17,6 @@ from small_training import launches, plan
 from underclock.errors import UsageError
 from underclock.records import Pass, Strategy
 from underclock.records.work import MODULE_MARK, module_calls, module_calls_text
-from underclock.runtime.policy.parts import digest_of
 from underclock.runtime.trainer.marks import BACK, BACKWARD_END, ENTER, LEAVE, STEP
 from underclock.runtime.trainer.sites import (
     LEAST_APART_S,
@@ -38,50 +37,10 @@ def _places(*some: tuple[str, Pass]) -> list[tuple[int, str, str, int, int]]:
     return [(p.launch, p.event, p.path, p.occurrence, p.total) for p in sites_of(modules, passes)]
 
 
-def test_modules_begin_and_end_and_passes_end() -> None:
-    found = _places(("a", F), ("b", F), ("b", F), ("", F), ("b", B), ("a", B), ("", O))
-
-    assert found == [
-        (0, STEP, "", 0, 1),
-        (1, ENTER, "b", 0, 1),
-        (3, LEAVE, "b", 0, 1),
-        (4, BACK, "b", 0, 1),
-        (5, BACK, "a", 0, 1),
-        (6, BACKWARD_END, "", 0, 1),
-    ]
-
-
-def test_the_outermost_module_that_begins_is_the_place() -> None:
-    found = _places(("first", F), ("h.0.fc", F), ("h.0", F), ("h.1.fc", F), ("h.1", F))
-
-    assert found[1:] == [
-        (1, ENTER, "h.0", 0, 1),
-        (2, LEAVE, "h.0.fc", 0, 1),
-        (3, ENTER, "h.1", 0, 1),
-        (4, LEAVE, "h.1.fc", 0, 1),
-    ]
-
-
-def test_gradients_that_are_gathered_are_told_apart() -> None:
-    found = _places(*[("a", F), ("a", B)] * 2, ("", O))
-
-    assert found[1:] == [
-        (1, BACKWARD_END, "", 0, 2),
-        (2, BACKWARD_END, "", 0, 2),
-        (4, BACKWARD_END, "", 1, 2),
-    ] or [each[1] for each in found[1:]] == [BACK, BACKWARD_END, BACK, BACKWARD_END]
-
-
 def test_what_is_done_again_in_the_backward_pass_cannot_be_marked_there() -> None:
     found = _places(("a", F), ("b", F), ("b", B), ("a", B), ("b", B), ("a", B))
 
     assert BACK not in {event for _, event, *_ in found}
-
-
-def test_without_modules_passes_alone_can_be_marked() -> None:
-    passes = [F, F, B, N, B, O]
-
-    assert [site.launch for site in sites_of((), passes)] == [0, 5]
 
 
 def test_every_change_has_a_mark_at_it_or_right_before() -> None:
@@ -109,11 +68,6 @@ def test_a_plan_without_a_schedule_holds_one_pair_or_says_that_it_cannot() -> No
     other = msgspec.structs.replace(one.kernels[first], core_mhz=1005)
     with pytest.raises(UsageError, match="nothing says when clocks change"):
         marked(msgspec.structs.replace(one, kernels=one.kernels | {first: other}))
-
-
-def test_the_digest_tells_plans_apart() -> None:
-    assert digest_of(plan()) == digest_of(plan())
-    assert digest_of(plan()) != digest_of(plan(low_mhz=1200))
 
 
 @given(
@@ -160,30 +114,6 @@ def test_no_mark_is_overtaken_before_anybody_can_have_seen_it(
         assert min(abs(starts_s[site.launch] - each) for each in near) < LEAST_APART_S or (
             site in kept
         )
-
-
-def test_a_mark_that_comes_at_once_after_the_step_s_leaves_the_step_s_to_be_seen() -> None:
-    known = [MarkSite(launch=each, event=ENTER) for each in (0, 1, 3, 4)]
-
-    kept = seen_apart(known, [1e-6, 15e-6, 1e-3, 5e-3, 50e-6])
-
-    assert [site.launch for site in kept] == [0, 3]
-
-
-def test_a_short_step_with_one_place_that_matters_gets_another_near_its_middle() -> None:
-    known = [MarkSite(launch=each, event=ENTER) for each in (0, 2, 5, 8)]
-
-    sites = chosen(known, [0], [1e-3] * 10, 1.0)
-
-    assert [site.launch for site in sites] == [0, 5]
-
-
-def test_a_step_of_which_only_the_beginning_can_be_marked_has_one_mark() -> None:
-    made = plan()
-    forward = tuple(msgspec.structs.replace(each, pass_=F) for each in made.runs)
-
-    sites, _ = marked(msgspec.structs.replace(made, runs=forward, modules=()))
-    assert [site.launch for site in sites] == [0]
 
 
 @pytest.mark.untraced
@@ -254,23 +184,6 @@ def test_a_model_encloses_its_children() -> None:
         (6, BACK, "Gpt", 0, 1),
         (8, BACK, "tokens", 0, 1),
         (9, BACKWARD_END, "", 0, 1),
-    ]
-
-
-def test_roots_called_in_turn_and_modules_called_by_others_are_kept_apart() -> None:
-    found = _places(
-        ("Judge > net > .0", F),
-        ("Judge", F),
-        ("Maker > net > .0", F),
-        ("Maker > net.0", F),
-        ("Judge > net > .0", F),
-    )
-
-    assert found[1:] == [
-        (1, LEAVE, "net", 0, 3),
-        (2, ENTER, "net", 1, 3),
-        (3, LEAVE, "net", 1, 3),
-        (4, ENTER, "Judge", 1, 2),
     ]
 
 

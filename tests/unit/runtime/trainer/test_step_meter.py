@@ -57,15 +57,6 @@ def test_steps_have_the_mean_of_the_time_and_energy_of_their_own_gpu(
     assert busy.core_mhz > 1000.0
 
 
-@pytest.mark.parametrize(("passed_s", "steps"), [(0.2, 20), (4.0, 0)])
-def test_steps_that_were_too_short_have_no_energy(
-    machine: SimulatedMachine, passed_s: float, steps: int
-) -> None:
-    meter = meter_of(machine, 0)
-    machine.clock.sleep_s(passed_s)
-    assert meter.window(steps) is None
-
-
 @pytest.mark.parametrize("kind", [FaultKind.COUNTER_RESTARTS, FaultKind.COUNTER_STUCK])
 def test_a_counter_that_falls_or_stands_still_tells_no_energy(kind: FaultKind) -> None:
     faults = FaultScript(

@@ -10,7 +10,7 @@ import pytest
 
 from underclock.errors import NotSupportedError
 from underclock.runtime.trainer.page import Page
-from underclock.runtime.trainer.streams import CudaStream, HostStream
+from underclock.runtime.trainer.streams import CudaStream
 
 _DEVICE_OFFSET = 1 << 40  # where the GPU sees what the host has elsewhere
 
@@ -65,22 +65,6 @@ def test_the_gpu_writes_on_the_stream_that_is_current(page: Page) -> None:
     stream.close()
 
 
-def test_an_older_driver_has_the_call_under_its_older_name(page: Page) -> None:
-    driver = Driver()
-    driver.cuStreamWriteValue32 = driver.cuStreamWriteValue32_v2  # type: ignore[attr-defined]
-    del driver.cuStreamWriteValue32_v2
-
-    CudaStream(page, lambda: 0, driver).mark(2)
-
-    assert page.reached()[0] == 2
-
-
-def test_a_page_that_was_registered_already_will_do(page: Page) -> None:
-    CudaStream(page, lambda: 0, Driver(register=712)).mark(2)
-
-    assert page.reached()[0] == 2
-
-
 @pytest.mark.parametrize(
     ("codes", "reason"),
     [
@@ -118,11 +102,3 @@ def test_without_a_driver_there_are_no_marks(page: Page, monkeypatch: pytest.Mon
 
     with pytest.raises(NotSupportedError, match="no libcuda"):
         CudaStream(page, lambda: 0)
-
-
-def test_the_host_writes_at_once(page: Page) -> None:
-    stream = HostStream(page)
-    stream.mark(2)
-    stream.close()
-
-    assert page.reached()[0] == 2
