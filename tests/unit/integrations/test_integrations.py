@@ -206,15 +206,6 @@ def test_accelerate_holds_while_its_trackers_are_open(
     assert told.events == ["held plan.json", "given back"]
 
 
-def test_a_callback_without_its_library_answers_to_every_hook_and_to_nothing_else() -> None:
-    callback = underclock.lightning_callback("plan.json")
-
-    assert callback.on_step_end("args", state=1) is None
-    assert callback.summary is None
-    with pytest.raises(AttributeError, match="UnderclockCallback has no state_of_mind"):
-        _ = callback.state_of_mind
-
-
 def _snippet(section: str) -> str:
     """Return the block of Python below a heading of the documentation."""
     _, _, below = _DOCS.read_text().partition(f"\n## {section}\n")

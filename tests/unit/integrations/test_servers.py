@@ -40,12 +40,6 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return made
 
 
-def test_the_three_calls(heard: Heard) -> None:
-    run_snippet(PAGE, 'governor.begin("prefill", batch=1')
-
-    assert heard.said[1:] == [("prefill", 1, 900), ("decode", 12, 1400), ("end",)]
-
-
 def test_a_pace() -> None:
     names = run_snippet(PAGE, "Pace(")
 

@@ -15,7 +15,7 @@ import pytest
 from made_entries import gpu, run, untold
 from underclock import ledger
 from underclock.errors import DataError
-from underclock.ledger import LEDGER, append_run, ledger_path, read_runs
+from underclock.ledger import LEDGER, append_run, read_runs
 
 _WRITING = """
 import sys
@@ -50,18 +50,6 @@ def test_the_last_line_of_a_run_stands_for_the_earlier_ones(tmp_path: Path) -> N
     assert len(path.read_text().splitlines()) == 3
     assert [oct(each.stat().st_mode & 0o777) for each in (path, path.parent)] == ["0o600", "0o700"]
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.untraced
-def test_two_jobs_write_at_once_and_begin_the_file_together(tmp_path: Path) -> None:
-    path, count = tmp_path / "ledger.jsonl", 12
-    writers = [_writer(path, name, count) for name in ("one", "other")]
-
-    assert [each.wait() for each in writers] == [0, 0]
-    for each in writers:
-        each.communicate()
-    runs, notes = read_runs(path)
-    assert (len(runs), notes) == (2 * count, ())
 
 
 @pytest.mark.untraced
@@ -163,10 +151,3 @@ def test_a_writer_that_was_stopped_holds_up_no_other_one(
         append_run(path, run(gpu(gpu="gpu 1"), run="run 2"))
 
     assert len(read_runs(path)[0]) == 2
-
-
-def test_the_user_says_where_it_is_or_that_there_is_none() -> None:
-    assert ledger_path({LEDGER: "/a/b.jsonl"}) == Path("/a/b.jsonl")
-    assert ledger_path({LEDGER: ""}) is None
-    assert ledger_path({"XDG_DATA_HOME": "/data"}) == Path("/data/underclock/ledger.jsonl")
-    assert ledger_path({}) == Path.home() / ".local/share/underclock/ledger.jsonl"

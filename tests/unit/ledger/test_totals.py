@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from made_entries import BEGAN_S, HOUR_S, KWH_J, gpu, run, untold
+from made_entries import BEGAN_S, HOUR_S, KWH_J, gpu, run
 from underclock.ledger import (
     COUNTER,
     HEAT,
@@ -31,22 +31,6 @@ def test_one_run_is_what_it_drew_against_auto() -> None:
     reach_j = math.hypot(0.05, COUNTER * 0.1, HEAT * 0.1) * KWH_J
     assert total.saved_interval_j == pytest.approx((0.1 * KWH_J - reach_j, 0.1 * KWH_J + reach_j))
     assert (total.runs, total.gpus, total.gpu_s, total.steps) == (1, 1, HOUR_S, 100)
-
-
-def test_what_cannot_be_told_is_apart() -> None:
-    (total,) = totals([run(gpu(), untold(gpu="gpu 1")), run(untold(), run="run 2")])
-
-    assert (total.runs, total.gpus, total.energy_j) == (1, 1, 0.9 * KWH_J)
-    assert total.untold_j == pytest.approx(1.8 * KWH_J)
-    assert total.why == ("cannot tell, because 2 rounds are too few",)
-
-
-def test_steps_of_which_it_cannot_be_told_are_apart_from_the_rest_of_their_run() -> None:
-    (total,) = totals([run(gpu(untold_j=7.0))])
-
-    assert (total.energy_j, total.saved_j) == pytest.approx((0.9 * KWH_J, 0.1 * KWH_J))
-    assert (total.untold_j, total.runs) == (7.0, 1)
-    assert "neither auto nor as planned" in total.why[0]
 
 
 def test_evidence_is_never_added_up_nor_are_promises_and_blocks() -> None:

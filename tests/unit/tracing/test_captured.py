@@ -47,15 +47,6 @@ def test_a_size_that_a_step_does_not_take_is_refused(script: Path) -> None:
         trace(f"{script}:step", batch=8)
 
 
-@pytest.mark.untraced
-def test_a_step_needs_a_gpu(script: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(NotSupportedError, match="CUDA"):
-        trace(load_step(f"{script}:step"))
-
-
 @pytest.mark.parametrize(
     ("operators", "cause"),
     [
@@ -81,13 +72,6 @@ def test_a_step_on_several_gpus_is_refused() -> None:
     assert "torchrun" in refused.value.hint
 
 
-def test_a_step_on_another_gpu_than_the_current_one_is_refused() -> None:
-    seen = [TracedActivity(kind=NodeKind.KERNEL, start_s=0, duration_s=1, device=1)]
-    with pytest.raises(UsageError, match="on GPU 1, and GPU 0 is the current one") as refused:
-        check_one_device(seen, 0)
-    assert "set_device(1)" in refused.value.hint
-
-
 BLIND: Mapping[str, Any] = {"traceEvents": []}
 SEEN: Mapping[str, Any] = {
     "traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 0.0, "dur": 1.0}]
@@ -109,7 +93,3 @@ def test_a_look_that_saw_nothing_is_taken_again_from_the_same_state(
 
     assert looked_again(look, lambda: done.append("again"), looks) is traces[taken - 1]
     assert done == ["look", *["again", "look"] * (taken - 1)]
-
-
-def test_a_rank_looks_once() -> None:
-    assert looked_again(lambda: BLIND, lambda: pytest.fail("others do not look again"), 1) is BLIND

@@ -9,15 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock.app.backends import default_measuring, open_measurer
+from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
 from underclock.campaign.grid import Campaign, survey
 from underclock.core.tracing.recapture import Recaptured
 from underclock.errors import MeasurementError, NotSupportedError, UsageError
-from underclock.hw.measurer import QUICK
 from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import READ_ONLY, may_set, nvml_session
-from underclock.records import AUTO, Kernel, Launch, MeasurementSettings, Step, StepSource
+from underclock.hw.nvml_calls import nvml_session
+from underclock.records import AUTO, Kernel, Launch, Step, StepSource
 from underclock.records.work import Traced
 from underclock.store import read_samples
 from underclock.testing import simulated_driver
@@ -26,7 +25,6 @@ from underclock.tracing.held import (
     algorithm_notes,
     held_launcher,
     is_source,
-    may_lock,
     neighbour_notes,
     step_now,
     trace,
@@ -64,25 +62,7 @@ class PartitionedGpu(NvmlGpu):
         return True
 
 
-class TestDefaultMeasuring:
-    @pytest.mark.parametrize("spec", ["nvml:0", "nvml:", "nvml"])
-    def test_a_real_gpu_is_measured_briefly(self, spec: str) -> None:
-        assert default_measuring(spec) == QUICK
-
-    @pytest.mark.parametrize("spec", ["sim:rtx3080ti", "replay:nvml.csv"])
-    def test_anything_else_is_measured_as_in_the_paper(self, spec: str) -> None:
-        assert default_measuring(spec) == MeasurementSettings()
-
-    def test_an_unknown_gpu_has_none(self) -> None:
-        with pytest.raises(UsageError, match="unknown GPU 'cuda:0'"):
-            default_measuring("cuda:0")
-
-
 class TestNeighbours:
-    def test_this_process_is_no_neighbour(self) -> None:
-        assert neighbour_notes({OURS: 1.0}) == ()
-        assert neighbour_notes({}) == ()
-
     def test_each_other_process_is_named_with_its_share_where_known(self) -> None:
         first, second = neighbour_notes({OTHERS: None, OURS: 0.5, THEIRS: 0.25})
 
@@ -133,11 +113,6 @@ class TestStepNow:
 
         assert "measure and plan again" in caught.value.hint
 
-    def test_many_changes_are_named_in_part(self) -> None:
-        (note,) = algorithm_notes([f"'{n}' runs f" for n in range(5)])
-        assert "'2' runs f; and 2 more; what" in note
-        assert "'3'" not in note
-
 
 @dataclass
 class FakeLauncher:
@@ -184,29 +159,6 @@ class TestCapturedNow:
             assert header.kernels == measurer.step.kernels
             assert note in header.warnings
 
-    def test_other_numbers_of_launches_are_for_measuring_only(self, found: list[Step]) -> None:
-        found.append(step(conv("to_nhwc"), conv("fprop")))
-        traced = step(conv("winograd"), source=SOURCE)
-
-        with simulated_driver("rtx3080ti"):
-            with open_measurer("nvml:0", step=traced, run=lambda: "ran", anew=True) as measurer:
-                assert measurer.step is not None
-                assert len(measurer.step.order) == 2
-            with (
-                pytest.raises(MeasurementError, match="other kernels than were planned for"),
-                open_measurer("nvml:0", step=traced, run=lambda: "ran"),
-            ):
-                pass
-
-    def test_a_step_that_is_as_it_was_is_told_of_in_no_note(self, found: list[Step]) -> None:
-        found.append(TRACED)
-        with (
-            simulated_driver("rtx3080ti"),
-            open_measurer("nvml:0", step=TRACED, run=lambda: "ran") as measurer,
-        ):
-            assert measurer.step == TRACED
-            assert not [each for each in measurer.notes() if "algorithms" in each]
-
 
 class TestRefusedBeforePyTorch:
     @pytest.mark.parametrize("wanted", [None, workload("gpt3-125m", {"layers": 1})])
@@ -219,14 +171,6 @@ class TestRefusedBeforePyTorch:
 
         assert "underclock trace" in caught.value.hint
         assert list(tmp_path.iterdir()) == []
-
-    def test_a_gpu_that_is_not_there(self) -> None:
-        with (
-            simulated_driver("rtx3080ti"),
-            pytest.raises(UsageError, match="there is no GPU 1"),
-            open_measurer("nvml:1", step=TRACED),
-        ):
-            pass
 
     def test_a_gpu_split_into_instances_whose_clocks_are_one(self) -> None:
         with (
@@ -244,26 +188,6 @@ class TestRefusedBeforePyTorch:
             open_measurer("nvml:0", step=TRACED, run=StepFile(folder=tmp_path)),
         ):
             pass
-
-
-class TestMayLock:
-    def test_read_only_mode_forbids_it_to_anyone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(READ_ONLY, "1")
-        assert not may_lock()
-
-    @pytest.mark.parametrize("value", [None, "", "0"])
-    def test_else_it_may_whom_the_driver_lets(
-        self, value: str | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv(READ_ONLY, raising=False)
-        if value is not None:
-            monkeypatch.setenv(READ_ONLY, value)
-        assert may_lock() == may_set()
-
-    @pytest.mark.parametrize("root", [True, False])
-    def test_the_driver_decides(self, *, root: bool) -> None:
-        with simulated_driver("a40", root=root), nvml_session():
-            assert may_lock() == root
 
 
 class TestSource:

@@ -34,11 +34,6 @@ def _step(*operators: str, ranks: int = 2) -> Step:
 _DDP = _step("aten::mm", "nccl::allreduce")
 
 
-@pytest.mark.parametrize("told", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])
-def test_a_process_alone_has_no_rank(told: dict[str, str]) -> None:
-    assert ProcessRank.of(told) is None
-
-
 def test_a_rank_writes_a_file_of_its_own() -> None:
     rank = ProcessRank.of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"})
     assert rank == _SECOND
@@ -61,13 +56,6 @@ def test_a_rank_that_makes_no_sense_is_a_sentence(told: dict[str, str]) -> None:
     assert "torchrun" in refused.value.hint
 
 
-def test_the_same_step_on_every_rank_needs_no_word(tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    assert told_of_ranks(_DDP, path, _FIRST) == ()
-    write_document(_SECOND.file(path), _DDP)
-    assert told_of_ranks(_DDP, path, _FIRST) == ()
-
-
 def test_another_step_on_a_rank_is_said(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     write_document(_SECOND.file(path), _step("aten::mm", "aten::add", "nccl::allreduce"))
@@ -83,23 +71,12 @@ def test_stages_of_a_pipeline_run_different_steps(operator: str, tmp_path: Path)
     assert told_of_ranks(_step("aten::mm", operator), path, _FIRST) == ()
 
 
-def test_a_file_that_is_being_written_is_left_to_the_rank_that_writes_it(tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    _SECOND.file(path).write_text('{"kind": "st')
-    assert told_of_ranks(_DDP, path, _FIRST) == ()
-
-
 def test_a_rank_reads_its_own_file_where_there_is_one(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     assert _SECOND.own(path) == path
     write_document(_SECOND.file(path), _DDP)
     assert _SECOND.own(path) == tmp_path / "step.rank1.json"
     assert _FIRST.own(path) == path
-
-
-def test_a_step_without_collectives_waits_for_nobody() -> None:
-    for step in (_step("aten::mm"), _step("aten::mm", "nccl::allreduce", ranks=1)):
-        assert ProcessRank.needed(step, {"RANK": "1", "WORLD_SIZE": "2"}) is None
 
 
 def test_a_step_with_collectives_has_a_rank_that_leads() -> None:

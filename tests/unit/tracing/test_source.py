@@ -4,16 +4,13 @@ import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from underclock.app import main
 from underclock.errors import UsageError
-from underclock.records import Kernel, Step, StepSource
-from underclock.store import write_document
-from underclock.testing import simulated_driver
+from underclock.records import StepSource
 from underclock.tracing.source import StepFile, TrainingCommand, source_of, source_of_command
 
 _CODE = (
@@ -40,21 +37,6 @@ def test_a_source_is_relative_to_the_file_that_names_it(script: Path, tmp_path: 
         file="code/train.py", function="step", sha256=digest
     )
     assert source_of(f"{script}:step", tmp_path / "other").file == "../mine/code/train.py"
-
-
-def test_what_is_as_it_was_is_run_and_the_user_told_first(script: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    def tell(sentence: str) -> None:
-        assert not _ran(script)
-        told.append(sentence)
-
-    folder = tmp_path / "mine"
-    step = StepFile(folder=folder, tell=tell).load(source_of(f"{script}:step", folder))
-
-    assert callable(step)
-    assert step() == 7
-    assert told == [f"running {script}:step as the training step"]
 
 
 def test_a_script_is_found_with_its_steps_and_arguments(script: Path, tmp_path: Path) -> None:
@@ -92,11 +74,6 @@ def test_a_command_that_trains_is_named_by_what_it_runs(
     assert TrainingCommand.of(given).name == name
 
 
-def test_a_launcher_is_named_again_where_its_script_is_run_again(script: Path) -> None:
-    command = TrainingCommand.of(["env", sys.executable, str(script)])
-    assert source_of_command(command, script.parent) is None
-
-
 @pytest.mark.parametrize(
     ("words", "latest", "sentence"),
     [
@@ -110,22 +87,6 @@ def test_commands_that_cannot_be_looked_at_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         TrainingCommand.of(words, latest=latest)
-
-
-@pytest.mark.parametrize("given", [{"file": ""}, {"steps": None}, {"sha256": "1"}])
-def test_a_source_that_names_nothing_is_refused(given: dict[str, Any]) -> None:
-    good: dict[str, Any] = {"file": "train.py", "sha256": "0" * 64, "steps": (20, 21)}
-    StepSource(**good)
-    with pytest.raises(ValueError, match=r"source|sha256"):
-        StepSource(**good | given)
-
-
-def test_sizes_of_a_function_are_whole_numbers_by_name() -> None:
-    good: dict[str, Any] = {"file": "serve.py", "sha256": "0" * 64, "function": "decode"}
-    assert StepSource(**good, arguments=("batch=8",)).sizes == {"batch": 8}
-    for bad in ("batch", "batch=", "batch=x", "=8", "a b=8"):
-        with pytest.raises(ValueError, match="a function's sizes are NAME=N"):
-            StepSource(**good, arguments=(bad,))
 
 
 @pytest.mark.parametrize(
@@ -205,22 +166,3 @@ def test_a_step_that_was_never_traced_has_nothing_to_run() -> None:
     with pytest.raises(UsageError, match="a step that was traced on one") as refused:
         StepFile().load(None)
     assert "underclock trace" in refused.value.hint
-
-
-def test_it_is_said_which_file_runs_and_one_that_changed_is_refused(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The simulated driver stands in for a real GPU, as far as PyTorch is not asked."""
-    path = script.parent / "step.json"
-    source = source_of(f"{script}:step", script.parent)
-    write_document(path, Step(name="s", kernels=(Kernel(name="a"),), order=(0,), source=source))
-    script.write_text(_CODE + "# changed\n")
-    arguments = ["measure", str(path), "-o", "s.db", "--gpu", "nvml:0"]
-    said = []
-    for more in ([], ["--source", f"{script}:step"]):
-        with simulated_driver("rtx3080ti"), pytest.raises(SystemExit):
-            main([*arguments, *more])
-        said.append(capsys.readouterr().err)
-
-    assert "the file changed since the step was traced" in said[0]
-    assert f"running {script}:step as the training step" in said[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from underclock.records import SERVING, Kernel, Kind, Pass, Step
+from underclock.records import Kernel, Kind, Pass, Step
 from underclock.store import read_document
 
 pytestmark = pytest.mark.slow
@@ -38,13 +38,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
 
 def _collectives(step: Step) -> list[Kernel]:
     return [kernel for kernel in step.kernels if kernel.kind is Kind.COLLECTIVE]
-
-
-def test_both_ranks_have_one_step(steps: list[Step]) -> None:
-    assert steps[0].order == steps[1].order
-    assert steps[0].kernels == steps[1].kernels
-    passes = {kernel.pass_ for kernel in steps[0].kernels}
-    assert passes >= set(Pass) - {Pass.OTHER, *SERVING}
 
 
 def test_collectives_are_those_of_sequence_parallelism_with_what_a_rank_sends(

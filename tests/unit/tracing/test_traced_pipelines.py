@@ -15,9 +15,7 @@ from traced_ranks import BACKWARD_S, FORWARD_S, durations_s
 from underclock.core.job.network import network_of
 from underclock.core.tracing.job_traces import traced_job
 from underclock.core.tracing.rank_trace import rank_trace
-from underclock.records import Step
 from underclock.records.job import Job
-from underclock.store import read_document
 from underclock.tracing import job_files
 
 pytestmark = pytest.mark.slow
@@ -115,15 +113,3 @@ def test_the_iteration_takes_what_it_took(folder: Path) -> None:
     assert max(as_seen) < 1.01
     assert statistics.median(as_seen) > 0.85
     assert statistics.median(by_medians) == pytest.approx(1.0, abs=0.15)
-
-
-def test_a_slower_last_stage_keeps_its_neighbour_waiting(folder: Path) -> None:
-    job = _job(folder, "1F1B")
-    network, taken_s = network_of(job), durations_s(job)
-    slower_s = np.where(network.rank == 1, 1.5, 1.0) * taken_s
-    assert network.blocked_s(slower_s)[0] > 1.5 * network.blocked_s(taken_s)[0]
-
-
-def test_every_rank_has_its_step_too(folder: Path) -> None:
-    steps = [read_document(folder / f"1F1B.rank{rank}.json", Step) for rank in (0, 1)]
-    assert all(step.is_assumed and step.order for step in steps)
