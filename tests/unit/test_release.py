@@ -44,16 +44,6 @@ def test_every_extra_is_explained() -> None:
     )
 
 
-def test_images_install_extras_that_there_are() -> None:
-    for image in ("Dockerfile", "cuda.Dockerfile"):
-        text = (ROOT / "deploy" / image).read_text()
-        named = re.findall(r"EXTRAS=([\w,]+)", text) or re.findall(r"\[([\w,]+)\]\"", text)
-        assert named
-        assert {extra for each in named for extra in each.split(",")} <= set(
-            PROJECT["optional-dependencies"]
-        )
-
-
 def test_the_wheel_is_tested_on_every_python_that_it_names_before_it_is_published() -> None:
     named = {
         each.rsplit(" ", maxsplit=1)[1]

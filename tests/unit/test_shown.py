@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from invented import LATENCY_PLAN
-from underclock.errors import NotSupportedError
 from underclock.records import (
     AUTO,
     Aggregate,
@@ -31,7 +30,6 @@ from underclock.records import (
     Window,
 )
 from underclock.store import read_samples
-from underclock.workloads import workload
 
 NASTY = "<script>alert('x')</script>\x1b[2J"
 GPU = GpuInfo(name="RTX")
@@ -176,25 +174,6 @@ def test_a_notebook_shows_a_small_table_and_reads_no_name_as_markup(
     assert "\x1b" not in repr(named)
 
 
-def test_a_notebook_shows_every_way_of_choosing_clocks_and_how_sure_it_is() -> None:
-    sure = msgspec.structs.replace(PLAN.arms[1], energy_interval=(-0.21, -0.19))
-    seen = _Seen(msgspec.structs.replace(PLAN, arms=(PLAN.arms[0], sure))._repr_html_())
-
-    assert "auto" in seen.text
-    assert "kernel_global (the plan)" in seen.text
-    assert "-20.00 % energy at +1.00 % time (-21.00 % to -19.00 % energy, 95 %)" in seen.text
-
-
-def test_a_record_of_much_fits_a_screen() -> None:
-    step = workload("gpt3-xl")
-    for record in (step, SAMPLES.samples[0], PLAN.kernels["k1"], step.kernels[0]):
-        assert len(repr(record)) < 700
-        assert repr(record).startswith(type(record).__name__ + "(")
-        assert "\x1b" not in repr(record)
-    assert "order=<" in repr(step)
-    assert "energy_change=-0.2" in repr(CHOICE)
-
-
 class _Frame:
     """Stands for a pandas DataFrame: rows of cells, written as CSV with empty cells for none."""
 
@@ -249,10 +228,3 @@ def test_the_frame_of_a_plan_has_what_its_schedule_holds(monkeypatch: pytest.Mon
             sum(held.launch_s)
         )
         assert {row["energy_j"] for row in rows} == ({2.0} if energies_j else {None})
-
-
-def test_without_pandas_a_frame_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(NotSupportedError) as caught:
-        PLAN.to_pandas()
-    assert caught.value.hint == "pip install pandas"

@@ -180,25 +180,3 @@ def test_a_planted_wait_is_found(planted: str) -> None:
 
     assert found[0] == "Rank.hear"
     assert found[1].split("(")[0] in planted
-
-
-@pytest.mark.parametrize(
-    "bounded",
-    [
-        "table.get('key')",
-        "queue.get(timeout=1.0)",
-        "event.wait(1.0)",
-        "', '.join(words)",
-        "thread.join(LONGEST_S)",
-        "select.select([fd], [], [], 0.0)",
-        "os.waitpid(pid, os.WNOHANG)",
-        "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
-        "ray.get(task, timeout=60.0)",
-        "subprocess.run(['true'], timeout=1.0)",
-        "while not event.query():\n    if clock.now_s() > until_s: raise Late",
-        "while time.monotonic() < until:\n    time.sleep(1.0)",
-        "while stack:\n    stack.pop()",
-    ],
-)
-def test_what_is_bounded_is_not_taken_for_a_wait(bounded: str) -> None:
-    assert list(waits_in(bounded)) == []

@@ -3,17 +3,14 @@
 import dataclasses
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from calibration import (
     Calibrated,
     MeanErrors,
     calibrate,
-    design,
     errors_by_kernel,
     errors_of,
-    held_out,
 )
 from gpu_specs import SPECS
 from underclock.errors import DataError
@@ -102,11 +99,6 @@ def test_a_sweep_without_noise_is_explained(calibrated: Calibrated, sweep: Sampl
     assert calibrated.limit_w == 1000.0
 
 
-def test_kernels_that_overlap_nothing_are_recognised(calibrated: Calibrated) -> None:
-    assert calibrated.kernels["k3"].serial
-    assert not calibrated.kernels["k2"].serial
-
-
 def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: SampleSet) -> None:
     results = errors_by_kernel(calibrated, sweep, _LIMIT_W, 4)
     total = MeanErrors.over(list(results.values()))
@@ -115,28 +107,6 @@ def test_a_few_rows_predict_the_rest(calibrated: Calibrated, sweep: SampleSet) -
     assert total.rows == len(sweep.samples) - 4 * len(_KERNELS)
     assert total.time < 0.03
     assert total.power < 0.03
-
-
-def test_kernels_left_out_are_predicted_too(sweep: SampleSet) -> None:
-    errors = held_out(sweep, _SPEC.constants, _LIMIT_W, 4)
-
-    assert errors.rows == len(sweep.samples) - 4 * len(_KERNELS)
-    assert errors.time < 0.06
-    assert errors.power < 0.06
-
-
-def test_all_rows_as_points_leave_nothing_to_predict(
-    calibrated: Calibrated, sweep: SampleSet
-) -> None:
-    assert errors_by_kernel(calibrated, sweep, _LIMIT_W, 15) == {}
-
-
-def test_the_chosen_rows_are_distinct_and_apart(calibrated: Calibrated, sweep: SampleSet) -> None:
-    mine = [sample for sample in sweep.samples if sample.kernel == "k2"]
-    picked = design(calibrated, mine, 4).tolist()
-
-    assert len(set(picked)) == 4
-    assert len({mine[row].asked.core_mhz for row in picked}) == 4
 
 
 def test_rows_at_the_cap_are_predicted_with_it() -> None:
@@ -148,16 +118,6 @@ def test_rows_at_the_cap_are_predicted_with_it() -> None:
     assert capped
     assert calibrated.limit_w >= 0.93 * 300.0
     assert errors_of(calibrated, capped).rows == len(capped)
-
-
-def test_memory_clocks_that_nobody_named_are_the_fastest() -> None:
-    fastest = [s for s in _profile().samples if s.asked.mem_mhz == 9501]
-    nameless = [
-        msgspec.structs.replace(s, asked=Clocks(core_mhz=s.asked.core_mhz)) for s in fastest
-    ]
-    sweep = having(_profile(), samples=tuple(nameless))
-
-    assert errors_of(calibrate(sweep, _SPEC.constants, _LIMIT_W), sweep.samples).time < 0.01
 
 
 @pytest.mark.parametrize(
@@ -174,28 +134,3 @@ def test_a_sweep_that_says_too_little_is_refused(
     few = tuple(s for s in whole.samples if keep(s.asked))
     with pytest.raises(DataError, match=sentence):
         calibrate(having(whole, samples=few), _SPEC.constants, _LIMIT_W)
-
-
-def test_clocks_in_hertz_are_refused() -> None:
-    whole = _profile()
-    hertz = tuple(
-        msgspec.structs.replace(s, asked=Clocks(core_mhz=1_000_000 * (s.asked.core_mhz or 1)))
-        for s in whole.samples
-    )
-    with pytest.raises(DataError, match="MHz is none that a GPU has"):
-        calibrate(having(whole, samples=hertz), _SPEC.constants, _LIMIT_W)
-
-
-def test_pooling_weighs_by_rows() -> None:
-    parts = [MeanErrors(time=0.1, power=0.2, rows=1), MeanErrors(time=0.0, power=0.0, rows=3)]
-    total = MeanErrors.over(parts)
-
-    assert (total.time, total.power, total.rows) == pytest.approx((0.025, 0.05, 4))
-
-
-def test_a_constant_that_is_held_stays_as_it_was(sweep: SampleSet, calibrated: Calibrated) -> None:
-    held = calibrate(sweep, _SPEC.constants, _LIMIT_W, held=["leak_per_c", "knee_mhz"])
-
-    assert held.gpu.leak_per_c == pytest.approx(_SPEC.constants.leak_per_c)
-    assert held.gpu.knee_mhz == pytest.approx(_SPEC.constants.knee_mhz)
-    assert calibrated.gpu.knee_mhz != pytest.approx(_SPEC.constants.knee_mhz, rel=1e-6)
