@@ -4,7 +4,6 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,15 +14,13 @@ from underclock.gpus.models import (
     GA100,
     HOPPER,
     GpuModel,
-    Latency,
     Meter,
     Sensors,
-    SwitchingModel,
     gpu_model,
 )
 from underclock.hw.simulated.costs import GAIN_WITHIN
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.rig import Rig, simulated_driver
+from underclock.hw.simulated.rig import Rig
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings
 
@@ -46,19 +43,6 @@ def _usage_w(gpu: VirtualGpu) -> float:
 
 def _instant_w(gpu: VirtualGpu) -> float:
     return gpu.gauges.shown_w(gpu.gauges.sensors.instant, gpu.now_s, gpu.energy_j, gpu.power_w)
-
-
-@pytest.mark.parametrize(("sensors", "tick_s"), [(AMPERE, 0.1), (HOPPER, 0.1), (_VOLTA, 0.01)])
-def test_the_energy_counter_is_a_staircase(sensors: Sensors, tick_s: float) -> None:
-    gpu = VirtualGpu(_with(sensors), seed=0)
-    gpu.begin([_HEAVY])
-    seen = []
-    for _ in range(2000):
-        gpu.advance(1e-3)
-        seen.append(gpu.counter_mj)
-
-    assert len(set(seen)) == pytest.approx(2.0 / tick_s, abs=1.1)
-    assert seen == sorted(seen)
 
 
 @settings(max_examples=25)
@@ -99,37 +83,6 @@ def test_looking_changes_nothing_that_is_seen_later(steps_s: list[float]) -> Non
     assert watched.counter_mj == pytest.approx(alone.counter_mj, abs=20)
 
 
-def test_the_usual_power_reading_averages_over_a_second() -> None:
-    gpu = VirtualGpu(_MODEL, seed=0)
-    gpu.advance(5.0)
-    idle_w = gpu.power_w
-    gpu.begin([_HEAVY])
-    gpu.advance(0.5)
-
-    assert _usage_w(gpu) == pytest.approx((idle_w + gpu.power_w) / 2, rel=0.03)
-
-    gpu.advance(0.6)
-    assert _usage_w(gpu) == pytest.approx(gpu.power_w, rel=0.03)
-
-
-@pytest.mark.parametrize(("name", "share"), [("a100", 1.0), ("h200", 0.1), ("a40", 0.1)])
-def test_every_model_measures_as_its_architecture_does(
-    name: str, share: float, gemm: Kernel
-) -> None:
-    with simulated_driver(name) as machine:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        machine.clock.sleep_s(5.0)
-        idle_w = machine.gpus[0].power_w
-        with machine.run(gemm):
-            machine.clock.sleep_s(0.15)
-            busy_w = machine.gpus[0].power_w
-            shown_w = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
-
-    # At the last update, 0.1 s into the load, an average over a second had seen a tenth of it.
-    assert shown_w == pytest.approx(idle_w + share * (busy_w - idle_w), rel=0.05)
-
-
 @pytest.mark.parametrize("sensors", [GA100, HOPPER])
 def test_a_quarter_of_the_time_is_sampled_so_a_load_can_hide(sensors: Sensors) -> None:
     # Draws much for 75 ms and little for the 25 ms that end with the sensor's tick.
@@ -140,42 +93,6 @@ def test_a_quarter_of_the_time_is_sampled_so_a_load_can_hide(sensors: Sensors) -
     mean_w = gpu.energy_j - before_j
 
     assert _instant_w(gpu) < 0.6 * mean_w
-
-
-def test_a_whole_sample_hides_nothing() -> None:
-    gpu = VirtualGpu(_with(AMPERE), seed=0)
-    gpu.begin([_HEAVY, _LIGHT])
-    before_j = gpu.energy_j
-    gpu.advance(1.0)
-
-    assert _instant_w(gpu) == pytest.approx(gpu.energy_j - before_j, rel=0.02)
-
-
-def test_the_instantaneous_field_is_updated_every_100_ms(rig: Rig) -> None:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    device = rig.device
-    device.begin([KernelConstants(fixed_s=0.013, work_j_per_v2=2.0), KernelConstants(fixed_s=0.01)])
-    rig.clock.sleep_s(0.2)
-    seen = []
-    for _ in range(100):
-        (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
-        assert value.nvmlReturn == pynvml.NVML_SUCCESS
-        seen.append(value.value.uiVal)
-        rig.clock.sleep_s(0.01)
-
-    assert len(set(seen)) == pytest.approx(10, abs=1)
-
-
-def test_a_field_that_is_not_there_spoils_no_other(rig: Rig) -> None:
-    del rig
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    known, unknown = pynvml.nvmlDeviceGetFieldValues(
-        handle,
-        [pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT],
-    )
-
-    assert known.nvmlReturn == pynvml.NVML_SUCCESS
-    assert unknown.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 @settings(max_examples=20)
@@ -195,18 +112,6 @@ def test_the_gain_bends_what_sensors_show_and_never_the_truth(unit: int) -> None
     assert _instant_w(bent) == pytest.approx(gain * _instant_w(exact))
 
 
-def test_the_truth_behind_a_gain_stays_on_the_device(elementwise: Kernel) -> None:
-    with simulated_driver("rtx3080ti", unit=7) as machine, machine.run(elementwise):
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        machine.clock.sleep_s(10.0)
-        device = machine.gpus[0]
-
-        shown_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-        assert abs(device.unit.gain - 1.0) > 5e-3
-        assert shown_j == pytest.approx(device.unit.gain * device.energy_j, rel=0.01)
-
-
 def _blocked_s(rig: Rig, calls: int) -> list[float]:
     taken_s = []
     for _ in range(calls):
@@ -223,17 +128,6 @@ def test_reading_energy_blocks_as_long_as_on_an_h200(rig: Rig) -> None:
     assert _percentile(taken_s, 0.99) == pytest.approx(15e-3, rel=0.15)
 
 
-def test_other_reads_take_a_microsecond(rig: Rig) -> None:
-    before_s = rig.clock.now_s()
-    for _ in range(100):
-        rig.gpu.power_w()
-        rig.gpu.observed()
-        rig.gpu.temperature_c()
-        rig.gpu.throttle_reasons()
-
-    assert rig.clock.now_s() - before_s < 1e-3
-
-
 @pytest.mark.untraced
 def test_setting_a_clock_blocks_as_long_as_on_an_a800(rig: Rig) -> None:
     taken_s = []
@@ -245,22 +139,6 @@ def test_setting_a_clock_blocks_as_long_as_on_an_a800(rig: Rig) -> None:
     assert statistics.median(taken_s) == pytest.approx(4.5e-3, rel=0.05)
     assert statistics.mean(taken_s) == pytest.approx(6e-3, rel=0.05)
     assert _percentile(taken_s, 0.99) == pytest.approx(13e-3, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("shares", "points_s"),
-    [((0.0, 1.0), (1.0,)), ((0.1, 1.0), (1.0, 2.0)), ((0.0, 1.0), (2.0, 1.0))],
-)
-def test_a_latency_that_is_no_distribution_is_refused(
-    shares: tuple[float, ...], points_s: tuple[float, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"share|fall"):
-        Latency(shares=shares, points_s=points_s)
-
-
-def test_switching_backwards_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
-        SwitchingModel(core_s=-1.0)
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

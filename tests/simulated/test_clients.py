@@ -10,10 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.records import Clocks, Kernel
+from underclock.records import Kernel
 from underclock.testing import SimulatedMachine, simulated_driver
 
 
@@ -71,24 +68,3 @@ def test_nvitop_reads_every_gpu(client: Callable[[str], Any], gemm: Kernel) -> N
         assert busy.total_volatile_uncorrected_ecc_errors() == nvitop.NA
         assert list(busy.processes()) == [os.getpid()]
         assert list(idle.processes()) == []
-
-
-def test_nvitop_sees_what_a_lease_does(client: Callable[[str], Any], elementwise: Kernel) -> None:
-    with (
-        simulated_driver("rtx3080ti") as machine,
-        machine.run(elementwise),
-        _nvitop(client, machine) as nvitop,
-        nvml_session(),
-    ):
-        device = nvitop.Device(0)
-        with ClockLeases(NvmlGpu()).hold(Clocks(core_mhz=1050, mem_mhz=5001)):
-            machine.clock.sleep_s(1.0)
-            assert (device.sm_clock(), device.memory_clock()) == (1050, 5001)
-        machine.clock.sleep_s(1.0)
-        assert device.sm_clock() > 1050
-
-
-def test_no_client_leaves_anything_behind(client: Callable[[str], Any]) -> None:
-    del client
-    assert not [name for name in sys.modules if name.startswith("nvitop")]
-    assert vars(pynvml)["_nvmlGetFunctionPointer"].__module__ == "pynvml"

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from made_switches import switch
 from simulated_steps import Executed
 from simulated_steps import execute as control
 from underclock.gpus.models import GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import Clocks, Kernel, Step
-from underclock.records.latencies import Domain, LatencyTable
+from underclock.records.latencies import LatencyTable
 from underclock.runtime.simulated import Scheduled, StepLengths
 from underclock.testing import Fault, FaultKind, FaultScript
 
@@ -29,7 +28,6 @@ _BELIEVED = LatencyTable.constant(0.02, call_s=_CALL_S)  # which is what `_EXACT
 
 # None of them reaches the power cap.
 _SLOW, _FAST = Clocks(core_mhz=900, mem_mhz=9501), Clocks(core_mhz=1200, mem_mhz=9501)
-_LOW_MEM = Clocks(core_mhz=1200, mem_mhz=5001)
 _PAIRS = {
     "rtx3080ti": (_SLOW, _FAST),
     "a100": (Clocks(core_mhz=900), Clocks(core_mhz=1200)),
@@ -112,38 +110,6 @@ def _segments(launches: Sequence[Kernel], pair: Sequence[Clocks], count: int) ->
     return [pair[i * count // len(launches) % 2] for i in range(len(launches))]
 
 
-def test_a_schedule_with_one_setting_is_the_step_at_that_lock(launches: list[Kernel]) -> None:
-    clocks = _LOW_MEM
-    predicted_s = [1e-3] * len(launches)
-    with simulated_rig("rtx3080ti") as rig:
-        executed = control(
-            rig,
-            launches,
-            _under([clocks] * len(launches), _BELIEVED, predicted_s),
-            steps=3,
-        )
-    with (
-        simulated_rig("rtx3080ti") as rig,
-        ClockLeases(rig.gpu).hold(clocks),
-        rig.launcher.loop(launches) as loop,
-    ):
-        rig.clock.sleep_s(150.0)
-        before, before_j, before_s = loop.progress(), rig.device.energy_j, rig.clock.now_s()
-        rig.clock.sleep_s(60.0)
-        after = loop.progress()
-        power_w = (rig.device.energy_j - before_j) / (rig.clock.now_s() - before_s)
-
-    step_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
-    assert executed.time_s == pytest.approx([step_s] * 3, rel=1e-3)
-    assert executed.energy_j == pytest.approx([step_s * power_w] * 3, rel=1e-3)
-    assert (executed.planned, executed.switches, executed.misses_s, executed.dropped) == (
-        0,
-        (0,) * 3,
-        (),
-        0,
-    )
-
-
 @pytest.mark.parametrize("name", _PAIRS)
 def test_launches_add_up_where_delays_are_known_and_segments_longer(
     name: str, launches: list[Kernel]
@@ -154,85 +120,6 @@ def test_launches_add_up_where_delays_are_known_and_segments_longer(
     _check_sum(executed, name, launches, clocks)
     assert executed.switches == (executed.planned,) * 3
     assert max(map(abs, executed.misses_s)) < 1e-4
-
-
-def _stalling() -> LatencyTable:
-    switches = (
-        switch(Domain.CORE, 0.02, call_s=_CALL_S),
-        switch(Domain.MEMORY, 0.02, call_s=_CALL_S, stall_s=0.01),
-    )
-    return LatencyTable(evidence=None, gpu=None, switches=switches)
-
-
-def test_memory_stalls_come_on_top(launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_FAST, _LOW_MEM), 4)
-    executed = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
-
-    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
-    assert executed.switches == (4,) * 3
-    assert max(map(abs, executed.misses_s)) < 1e-4
-    assert executed.time_s == pytest.approx([sum_s + 4 * 0.01] * 3, rel=1e-3)
-
-
-def test_of_two_clocks_at_one_boundary_one_is_asked_for_early(launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_SLOW, _LOW_MEM), 4)
-    executed = _executed("rtx3080ti", launches, clocks, _EXACT, _stalling())
-
-    assert (executed.planned, executed.switches) == (8, (8,) * 3)
-    assert sorted(executed.misses_s) == pytest.approx([-_CALL_S] * 12 + [0.0] * 12, abs=2e-3)
-    assert (executed.early(2e-3), executed.late(2e-3)) == (12, 0)
-
-
-def test_segments_shorter_than_the_delay_are_shown_as_they_run(launches: list[Kernel]) -> None:
-    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(launches))]
-    executed = _executed("rtx3080ti", launches, clocks, _EXACT)
-    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
-
-    assert 0 < executed.dropped < executed.planned * 3
-    assert (
-        executed.dropped
-        == executed.planned * 3 - sum(executed.switches)
-        == executed.planned * 3 - len(executed.misses_s)
-    )
-    assert executed.late(1e-3) > len(executed.misses_s) / 2
-    assert abs(statistics.fmean(executed.time_s) / sum_s - 1) > 2e-3
-
-
-def test_what_jitters_misses_on_both_sides_and_little_in_all(launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    jittery = SwitchingModel(target_spread=0.0, jitter=0.2)
-    executed = _executed("rtx3080ti", launches, clocks, jittery, steps=20)
-    sum_s = sum(_times_s("rtx3080ti", launches, clocks))
-
-    assert statistics.pstdev(executed.misses_s) == pytest.approx(0.005, rel=0.4)
-    assert min(executed.early(1e-3), executed.late(1e-3)) > 10
-    assert statistics.fmean(executed.time_s) == pytest.approx(sum_s, rel=0.01)
-    assert len(set(executed.time_s)) > 10
-
-
-@pytest.mark.parametrize(("believed_s", "miss_s"), [(0.01, 0.01), (0.03, -0.01)])
-def test_a_wrong_belief_of_the_delay_shows(
-    launches: list[Kernel], believed_s: float, miss_s: float
-) -> None:
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    table = LatencyTable.constant(believed_s, call_s=_CALL_S)
-    executed = _executed("rtx3080ti", launches, clocks, _EXACT, table)
-
-    # Launches that run at clocks they were not planned for take other times than predicted.
-    assert executed.misses_s == pytest.approx([miss_s] * 12, abs=4e-3)
-    assert (executed.early(5e-3), executed.late(5e-3)) == ((12, 0) if miss_s < 0 else (0, 12))
-
-
-def test_wrong_durations_are_put_right_launch_by_launch(launches: list[Kernel]) -> None:
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    predicted_s = [0.8 * time_s for time_s in _times_s("rtx3080ti", launches, clocks)]
-    with simulated_rig(_model("rtx3080ti", _EXACT)) as rig:
-        executed = control(rig, launches, _under(clocks, _BELIEVED, predicted_s), steps=3)
-
-    # Off by a fifth of what is ahead when it asks: the lead, and a launch's worth.
-    longest_s = max(predicted_s)
-    assert max(map(abs, executed.misses_s)) < 0.25 * (0.025 + longest_s)
-    assert executed.switches == (4,) * 3
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -267,26 +154,6 @@ def test_changes_are_aimed_where_the_schedule_says(launches: list[Kernel]) -> No
         executed = control(rig, launches, aimed, steps=2, warm_s=10.0)
 
     assert sorted(executed.misses_s) == pytest.approx([-3e-3] * 2 + [2e-3] * 2, abs=5e-4)
-
-
-def test_auto_gives_the_clock_back(launches: list[Kernel]) -> None:
-    back = Clocks(core_mhz=1200)
-    clocks = _segments(launches, (_LOW_MEM, back), 2)
-    executed = _executed("rtx3080ti", launches, clocks, _FREE, LatencyTable.free())
-
-    _check_sum(executed, "rtx3080ti", launches, clocks)
-    assert executed.switches == (2,) * 3
-
-
-def test_a_lock_that_is_not_followed_shows(launches: list[Kernel]) -> None:
-    model = dataclasses.replace(_model("rtx3080ti", None), ignored_locks=(Domain.CORE,))
-    clocks = _segments(launches, (_SLOW, _FAST), 4)
-    with simulated_rig(model) as rig:
-        executed = control(
-            rig, launches, _under(clocks, _BELIEVED, [1e-3] * len(launches)), steps=2
-        )
-
-    assert (executed.planned, executed.switches, executed.dropped) == (4, (0, 0), 8)
 
 
 def test_a_clock_that_the_driver_refuses_is_given_back_and_asked_for_no_more(

@@ -1,7 +1,5 @@
 """What goes wrong on demand, and what a user of lease and measurer sees of it."""
 
-from collections.abc import Callable
-
 import pynvml
 import pytest
 from hypothesis import given, settings
@@ -11,10 +9,9 @@ from benches import bench
 from underclock.errors import DeviceError, MeasurementError, NotPermittedError
 from underclock.hw.base import Reading
 from underclock.hw.lease import ClockLeases
-from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.simulated.faults import REASON_HARD_SLOWDOWN, REASON_SOFT_SLOWDOWN
-from underclock.hw.simulated.rig import Rig, arm_faults, simulated_rig
+from underclock.hw.simulated.rig import Rig, simulated_rig
 from underclock.records import AUTO, Clocks, Kernel
 from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
 
@@ -46,15 +43,6 @@ def test_permission_revoked_inside_a_lease_is_told_and_leaves_the_lock_to_undo_l
         rig.clock.sleep_s(10.0)
         rig.gpu.unlock()
         assert _locks(rig) == []
-
-
-def test_permission_revoked_before_a_lease_locks_nothing() -> None:
-    with simulated_rig("rtx3080ti", faults=_script(FaultKind.PERMISSION_REVOKED, at_s=0.0)) as rig:
-        rig.clock.sleep_s(1.0)
-        with pytest.raises(NotPermittedError), ClockLeases(rig.gpu).hold(_PAIR):
-            pytest.fail("the block must not run")
-        assert rig.device.core_lock is None
-        assert (rig.gpu.power_w() or 0.0) > 0
 
 
 def test_a_lock_that_fails_half_way_is_undone(elementwise: Kernel) -> None:
@@ -112,47 +100,6 @@ def test_of_a_lost_gpu_every_call_says_so_and_its_neighbour_still_answers(
             pytest.fail("nothing can be launched")
 
 
-def test_a_lost_gpu_comes_back_as_from_a_reset() -> None:
-    faults = _script(FaultKind.GPU_LOST, at_s=5.0, for_s=10.0)
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        rig.device.limit_power(200.0)
-        with pytest.raises(DeviceError, match="GPU is lost"), ClockLeases(rig.gpu).hold(_PAIR):
-            rig.clock.sleep_s(6.0)
-        assert _locks(rig) == [(1050, 1050), (5001, 5001)]
-
-        rig.clock.sleep_s(10.0)
-        assert _locks(rig) == []
-        assert rig.gpu.observed().core_mhz == rig.gpu.supported_core_mhz()[0]
-        assert rig.gpu.info().power_limit_w == 350.0
-
-
-@pytest.mark.parametrize(
-    "call", [lambda gpu: gpu.lock(Clocks(core_mhz=900)), lambda gpu: gpu.energy_j()]
-)
-def test_a_gpu_may_be_lost_in_the_middle_of_a_call(call: Callable[[NvmlGpu], None]) -> None:
-    faults = _script(FaultKind.GPU_LOST, at_s=1.001)
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        rig.clock.sleep_s(1.0)
-        with pytest.raises(DeviceError, match="GPU is lost"):
-            call(rig.gpu)
-        assert rig.device.core_lock is None
-
-
-def test_a_window_in_which_the_counter_goes_back_is_measured_again(elementwise: Kernel) -> None:
-    faults = _script(FaultKind.COUNTER_RESTARTS, at_s=28.0)
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        measurer = bench(rig)
-        with measurer.hold(_PAIR):
-            again = measurer.measure([elementwise])
-            with rig.launcher.loop([elementwise]):
-                power_w = rig.device.power_w
-
-        (words,) = [note for note in measurer.notes() if "measured again" in note]
-        assert words.startswith("1 windows")
-        assert again.energy_j / again.time_s == pytest.approx(power_w, rel=0.02)
-        assert rig.device.core_lock is None
-
-
 def _reading(faults: FaultScript | None) -> tuple[Reading, float]:
     """Return one reading and the true power at its end."""
     with simulated_rig("rtx3080ti", faults=faults) as rig:
@@ -202,69 +149,3 @@ def test_a_thermal_slowdown_shows_in_clock_reason_and_reading_and_ends(
     assert [found & reason for found in reasons] == [0, reason, 0]
     assert cores_mhz[1] <= left * highest_mhz < cores_mhz[0]
     assert cores_mhz[2] > left * highest_mhz
-
-
-def test_a_lease_holds_through_a_slowdown_and_is_undone(elementwise: Kernel) -> None:
-    faults = _script(FaultKind.HARD_SLOWDOWN, at_s=5.0)
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        measurer = bench(rig)
-        with measurer.hold(Clocks(core_mhz=1500)):
-            reading = measurer.measure([elementwise])
-        # Slower than asked is physics and no error: the reading says what it ran at, and why.
-        assert reading.observed is not None
-        assert (reading.observed.core_mhz or 0) < 1500
-        assert (reading.throttle_reasons or 0) & 0x40
-        assert rig.device.core_lock is None
-
-
-def test_the_same_script_and_seed_give_the_same_run() -> None:
-    def run(seed: int) -> list[float]:
-        faults = FaultScript(
-            [
-                Fault(at_s=3.0, kind=FaultKind.SOFT_SLOWDOWN, for_s=4.0),
-                Fault(at_s=9.0, kind=FaultKind.COUNTER_RESTARTS, gpu=1),
-            ]
-        )
-        seen = []
-        with (
-            simulated_driver("rtx3080ti", count=2, seed=seed, faults=faults) as machine,
-            nvml_session(),
-            machine.run(_COPY, gpu=1),
-        ):
-            gpus = [NvmlGpu(i) for i in range(2)]
-            for i in range(40):
-                gpus[i % 2].lock(Clocks(core_mhz=600 + 15 * i))
-                machine.clock.sleep_s(0.3)
-                for gpu in gpus:
-                    seen += [gpu.energy_j(), gpu.power_w() or 0.0, gpu.observed().core_mhz or 0]
-                seen.append(machine.clock.now_s())
-        return seen
-
-    assert run(1) == run(1)
-    assert run(1) != run(2)
-
-
-def test_a_fault_set_down_late_happens_at_once() -> None:
-    with simulated_driver("rtx3080ti") as machine:
-        machine.clock.sleep_s(10.0)
-        before_j = machine.gpus[0].energy_j
-        arm_faults(_script(FaultKind.SOFT_SLOWDOWN, at_s=5.0), machine.gpus)
-        machine.clock.sleep_s(1e-3)
-
-        assert machine.gpus[0].throttle_reasons & REASON_SOFT_SLOWDOWN
-        assert machine.gpus[0].energy_j > before_j
-
-
-@pytest.mark.parametrize(("at_s", "for_s"), [(-1.0, 1.0), (1.0, 0.0)])
-def test_a_fault_that_never_comes_is_refused(at_s: float, for_s: float) -> None:
-    with pytest.raises(ValueError, match="begins at or after"):
-        Fault(at_s=at_s, kind=FaultKind.GPU_LOST, for_s=for_s)
-
-
-def test_a_fault_of_a_gpu_that_is_not_there_is_refused() -> None:
-    script = _script(FaultKind.GPU_LOST, at_s=1.0, gpu=2)
-    with (
-        pytest.raises(ValueError, match="no GPU 2"),
-        simulated_driver("rtx3080ti", count=2, faults=script),
-    ):
-        pass

@@ -6,12 +6,11 @@ import pytest
 
 from benches import bench
 from fake_gpu import FakeClock, SteadyGpu
-from underclock.errors import MeasurementError, NotAppliedError
+from underclock.errors import MeasurementError
 from underclock.hw.base import Reading
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.rig import Rig
 from underclock.hw.watching import InterferenceCheck
 from underclock.records import AUTO, Clocks, Kernel, MeasurementSettings, ThrottleReason
-from underclock.testing import Fault, FaultKind, FaultScript
 
 _BRIEF = MeasurementSettings(warm_s=1.0, kernel_warm_s=1.0, window_s=1.0)
 
@@ -52,16 +51,6 @@ def test_a_gpu_alone_is_measured(rig: Rig, elementwise: Kernel, gemm: Kernel) ->
             assert _measured(rig, kernel, Clocks(core_mhz=mhz), None).observed
 
 
-@pytest.mark.parametrize("kind", [FaultKind.SOFT_SLOWDOWN, FaultKind.HARD_SLOWDOWN])
-def test_a_slowdown_with_a_reason_is_physics(kind: FaultKind, elementwise: Kernel) -> None:
-    faults = FaultScript([Fault(at_s=5.0, kind=kind)])
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        reading = _measured(rig, elementwise, Clocks(core_mhz=1905), None)
-
-    assert reading.throttle_reasons
-    assert ((reading.observed or AUTO).core_mhz or 0) < 1905
-
-
 @dataclass
 class FakeGpu(SteadyGpu):
     """Runs at whatever it is told to."""
@@ -89,26 +78,6 @@ def _check(gpu: FakeGpu, *before: Clocks) -> InterferenceCheck:
     return check
 
 
-@pytest.mark.parametrize(("locked", "runs"), [(1500, 1470), (1905, 1860), (2100, 1860)])
-def test_what_it_boosted_to_before_it_must_reach_again(locked: int, runs: int) -> None:
-    gpu = FakeGpu()
-    check = _check(gpu, AUTO)
-    gpu.core_mhz = runs
-
-    with pytest.raises(MeasurementError, match="another program sets clocks on this GPU"):
-        check.read(Clocks(core_mhz=locked))
-
-
-@pytest.mark.parametrize(("runs", "celsius"), [(1500, 60.0), (1485, 60.0), (1890, 60.0)])
-def test_a_bin_below_is_nothing(runs: int, celsius: float) -> None:
-    gpu = FakeGpu()
-    check = _check(gpu, AUTO)
-    gpu.core_mhz, gpu.celsius = runs, celsius
-
-    locked = 1500 if runs <= 1500 else 2100
-    assert check.read(Clocks(core_mhz=locked)).observed.core_mhz == runs
-
-
 def test_heat_since_then_explains_a_bin_every_few_degrees() -> None:
     gpu = FakeGpu()
     check = _check(gpu, AUTO)
@@ -118,15 +87,6 @@ def test_heat_since_then_explains_a_bin_every_few_degrees() -> None:
 
     with pytest.raises(MeasurementError):
         check.read(Clocks(core_mhz=1905))
-
-
-def test_before_it_boosted_only_the_impossible_is_refused() -> None:
-    gpu = FakeGpu(core_mhz=1300)
-    check = _check(gpu)
-    assert check.read(Clocks(core_mhz=2100)).observed.core_mhz == 1300
-    gpu.core_mhz = 900
-    with pytest.raises(MeasurementError):
-        check.read(Clocks(core_mhz=2100))
 
 
 def test_a_reason_that_shows_a_moment_later_explains_it() -> None:
@@ -145,13 +105,3 @@ def test_any_reason_but_rest_explains_a_low_clock(reason: ThrottleReason) -> Non
     gpu.reasons = ThrottleReason.GPU_IDLE
     with pytest.raises(MeasurementError):
         _check(gpu).read(Clocks(core_mhz=1500))
-
-
-def test_a_gpu_that_never_followed_a_lock_ignores_them() -> None:
-    with pytest.raises(NotAppliedError, match="core asked 900 MHz"):
-        _check(FakeGpu()).read(Clocks(core_mhz=900))
-
-
-def test_a_clock_that_cannot_be_read_tells_nothing() -> None:
-    assert _check(FakeGpu(core_mhz=None)).read(Clocks(core_mhz=900)).observed == AUTO
-    assert _check(FakeGpu(core_mhz=300, cores_mhz=())).read(AUTO).observed.core_mhz == 300

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from underclock.campaign.switches import Bench, measure_moves, measure_switches
-from underclock.errors import NotAppliedError, NotPermittedError
+from underclock.errors import NotPermittedError
 from underclock.gpus.models import Bounds, GpuModel, Latency, SwitchingModel, gpu_model
 from underclock.hw.base import SMALL_S
 from underclock.hw.simulated.rig import Rig, simulated_rig
@@ -118,17 +118,6 @@ def test_a_clock_that_the_driver_accepts_and_does_not_follow_is_said_not_to_be_r
     assert all("accepted it, NVML reports 9251 MHz, and small" in warning for warning in warnings)
 
 
-def test_where_no_clock_is_reached_there_is_no_table() -> None:
-    ignored = Fault(at_s=0.0, kind=FaultKind.LOCKS_IGNORED)
-    with (
-        _rig(_model("a100", SwitchingModel()), ignored) as (_, bench),
-        pytest.raises(
-            NotAppliedError, match=r"core 900 MHz was not reached: .* NVML reports 1410 MHz"
-        ),
-    ):
-        _measured(bench, 900)
-
-
 def test_a_memory_that_cannot_be_locked_leaves_the_core_and_a_warning() -> None:
     with _rig(_model("h200", SwitchingModel())) as (_, bench):
         switches, warnings = measure_switches(bench, (900, 1500), 1, _nothing)
@@ -163,11 +152,3 @@ def test_the_drivers_own_moves_are_as_sudden_as_the_simulators() -> None:
             assert seen.every_s < 1e-3
     kernels, nvml = (seen.transition.n for seen in ups)
     assert kernels == pytest.approx(nvml, rel=0.25)
-
-
-def test_a_gpu_below_its_power_limit_moves_no_clock() -> None:
-    model = dataclasses.replace(gpu_model("h200"), limit_w=(960.0, 200.0, 960.0))
-    with simulated_rig(model, read_only=True) as rig:
-        bench = Bench(gpu=rig.gpu, kernels=VirtualSmallKernels(rig.device), clock=rig.clock)
-
-        assert measure_moves(bench, 2.0, _nothing) == ((), ())

@@ -3,13 +3,12 @@
 import pytest
 
 from benches import bench
-from underclock.errors import DeviceError, NotPermittedError, UsageError
+from underclock.errors import NotPermittedError, UsageError
 from underclock.gpus.models import link_of
 from underclock.hw.base import Capability
-from underclock.hw.simulated.faults import FaultKind
 from underclock.hw.simulated.rig import Rig
 from underclock.physics.costs import busy_w, duration_s
-from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, MeasurementSettings, Mix, Step
+from underclock.records import AUTO, Clocks, Evidence, Kernel, Kind, MeasurementSettings, Mix
 from underclock.workloads import workload
 
 
@@ -73,59 +72,11 @@ def test_coload_that_brings_the_cap_is_no_interference(
             assert reading.core_mhz <= 1920
 
 
-def test_what_runs_alone_and_untimed_is_measured_as_ever(rig: Rig, gemm: Kernel) -> None:
-    reading = bench(rig).measure([gemm])
-
-    assert (reading.core_mhz, reading.core_spread_mhz, reading.durations) == (None, None, None)
-
-
-def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel) -> None:
-    measurer = bench(rig, MeasurementSettings(window_s=1.0))
-    window_ends_s = rig.clock.now_s() + MeasurementSettings().kernel_warm_s + 1.9
-    rig.device.agenda.add(window_ends_s, lambda: rig.device.fail(FaultKind.GPU_LOST))
-    with pytest.raises(DeviceError, match="fell off the bus"):
-        measurer.measure([gemm], mix=Mix(idle_s=0.01), timed=True)
-
-
-def test_windows_are_whole_ticks_of_the_counter(rig: Rig, gemm: Kernel) -> None:
-    reading = bench(rig, MeasurementSettings(window_s=1.0)).measure([gemm])
-
-    assert reading.window_s is not None
-    assert reading.window_s >= 1.0 - 0.01
-    assert reading.window_s == pytest.approx((reading.ticks or 0) * 0.1, abs=0.01)
-
-
-def test_a_long_launch_stretches_the_window(rig: Rig, step: Step) -> None:
-    launches = [step.kernels[i] for i in step.order]
-    reading = bench(rig, MeasurementSettings(window_s=1.0, launches=10)).measure(launches)
-
-    assert reading.window_s is not None
-    assert reading.window_s >= 9 * reading.time_s
-
-
-@pytest.mark.untraced
-def test_a_few_whole_rounds_of_a_step_with_coload_are_enough(rig: Rig, step: Step) -> None:
-    launches = [step.kernels[i] for i in step.order]
-    measuring = MeasurementSettings(kernel_warm_s=0.5, window_s=0.1, launches=20)
-    alone, coload = (
-        bench(rig, measuring).measure(launches, mix=mix) for mix in (Mix(), Mix(idle_s=0.1))
-    )
-    for reading, least in ((alone, 20), (coload, 5)):
-        assert reading.window_s is not None
-        assert least - 1 <= reading.window_s / reading.time_s < least + 4
-
-
 def test_warming_ends_at_a_steady_temperature(rig: Rig, gemm: Kernel) -> None:
     temperature_c = bench(rig).warm([gemm])
 
     assert rig.clock.now_s() >= 100.0
     assert temperature_c == pytest.approx(rig.device.temperature_c, abs=1.0)
-
-
-def test_warming_stops_at_its_limit(rig: Rig, gemm: Kernel) -> None:
-    bench(rig, MeasurementSettings(warm_s=0.0, steady_c=1e-9, longest_warm_s=60.0)).warm([gemm])
-
-    assert rig.clock.now_s() == pytest.approx(60.0, abs=1.0)
 
 
 def test_only_pairs_that_hold_together_are_offered(rig: Rig) -> None:
@@ -157,34 +108,6 @@ def test_where_clocks_may_not_be_set_that_is_said_before_the_driver_is_asked(rig
         pytest.fail("the block must not run")
     with measurer.hold(AUTO):
         assert rig.device.core_lock is None
-
-
-def test_a_lease_that_was_left_open_is_given_back_around_it(rig: Rig) -> None:
-    measurer = bench(rig)
-    with measurer.leases:
-        lease = measurer.hold(Clocks(core_mhz=1050))  # kept: it would unlock as it is collected
-        lease.__enter__()
-        assert rig.device.core_lock == (1050, 1050)
-
-    assert rig.device.core_lock is None
-
-
-def test_nothing_stays_locked_after_measuring(rig: Rig, gemm: Kernel) -> None:
-    measurer = bench(rig)
-    with measurer.hold(Clocks(core_mhz=1050, mem_mhz=5001)):
-        measurer.measure([gemm])
-
-    assert rig.device.core_lock is None
-    assert rig.device.mem_lock is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"window_s": 0.0}, {"launches": 0}, {"kernel_warm_s": -1.0}, {"settle_s": -1.0}],
-)
-def test_a_protocol_that_measures_nothing_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"window|waiting"):
-        MeasurementSettings(**options)  # type: ignore[arg-type]
 
 
 def test_what_is_assumed_of_collectives_is_said_once_one_ran(rig: Rig, gemm: Kernel) -> None:

@@ -1,22 +1,18 @@
 """Kernels with co-load on a simulated GPU, timed inside."""
 
-import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from underclock.errors import DeviceError, MeasurementError, UsageError
-from underclock.gpus.models import gpu_model
+from underclock.errors import MeasurementError
 from underclock.hw.base import Durations, Progress
 from underclock.hw.rounds import Round
 from underclock.hw.simulated.costs import Costs, heater
-from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.faults import FaultKind
-from underclock.hw.simulated.launcher import VirtualLauncher
 from underclock.hw.simulated.rig import Rig, simulated_rig
-from underclock.physics.costs import duration_s, idle_w
+from underclock.physics.costs import duration_s
 from underclock.records import Clocks, Kernel, Kind, Mix, Step
 
 
@@ -36,30 +32,6 @@ def _timed(
         return _rate_s(before, loop.progress()), durations, rig.device.core_mhz
 
 
-@pytest.mark.parametrize(
-    "mix",
-    [
-        None,
-        Mix(),
-        Mix(launches=7),
-        Mix(launches=7, hot=2),
-        Mix(launches=3, idle_s=0.004),
-        Mix(launches=2, hot=1, idle_s=0.01),
-        Mix(launches=0, hot=1, idle_s=0.01),
-    ],
-)
-def test_durations_add_up_to_the_round(rig: Rig, elementwise: Kernel, mix: Mix | None) -> None:
-    round_s, durations, _ = _timed(rig, [elementwise], mix)
-
-    mix = mix or Mix()
-    inside_s = (
-        mix.launches * sum(durations.kernel_s)
-        + mix.hot * (durations.hot_s or 0.0)
-        + (durations.idle_s or 0.0)
-    )
-    assert inside_s == pytest.approx(round_s, rel=2e-3)
-
-
 def test_durations_of_a_step_are_those_of_its_launches_at_the_clock_it_runs_at(
     rig: Rig, step: Step
 ) -> None:
@@ -76,17 +48,6 @@ def test_durations_of_a_step_are_those_of_its_launches_at_the_clock_it_runs_at(
     for kernel, took_s in zip(launches, durations.kernel_s, strict=True):
         true_s = duration_s(model.constants, model.kernel(kernel), 1200.0, mem_mhz)
         assert took_s == pytest.approx(true_s, rel=2e-3)
-
-
-def test_one_whole_round_is_seen_however_short_the_look(rig: Rig, step: Step) -> None:
-    launches = [step.kernels[i] for i in step.order]
-    _, durations, core_mhz = _timed(rig, launches, Mix(idle_s=0.05), for_s=1e-3)
-
-    assert len(durations.kernel_s) == len(launches)
-    assert all(took_s > 0 for took_s in durations.kernel_s)
-    # A GPU idles by counting core cycles, and the clock moves meanwhile.
-    highest_mhz = rig.device.model.core_mhz[-1]
-    assert durations.idle_s == pytest.approx(0.05 * highest_mhz / core_mhz, rel=0.03)
 
 
 @pytest.mark.parametrize("hot", [0, 40])
@@ -120,72 +81,6 @@ def test_coload_between_launches_leaves_a_long_step_at_one_clock(
 
     assert period_s[0] > 0.1 > 2 * period_s[1]
     assert apart_mhz[1] < 0.6 * apart_mhz[0]
-
-
-def test_durations_are_of_the_time_asked_for_only(rig: Rig, gemm: Kernel) -> None:
-    rig.device.limit_power(350.0)
-    with rig.launcher.loop([gemm], Mix(idle_s=1e-3)) as loop:
-        rig.clock.sleep_s(2.0)
-        fast = loop.durations(0.5)
-        rig.device.limit_power(200.0)
-        rig.clock.sleep_s(2.0)
-        slow = loop.durations(0.5)
-
-    assert slow.kernel_s[0] > 1.1 * fast.kernel_s[0]
-
-
-def test_idling_lets_a_capped_clock_rise_and_a_heater_lowers_it(
-    rig: Rig, gemm: Kernel, elementwise: Kernel
-) -> None:
-    rig.device.limit_power(280.0)
-    _, alone, alone_mhz = _timed(rig, [gemm], Mix())
-    _, thinned, thinned_mhz = _timed(rig, [gemm], Mix(idle_s=0.02))
-    _, cool, cool_mhz = _timed(rig, [elementwise], Mix())
-    _, heated, heated_mhz = _timed(rig, [elementwise], Mix(launches=5, hot=3))
-
-    assert thinned_mhz > alone_mhz + 50
-    assert thinned.kernel_s[0] < alone.kernel_s[0]
-    assert heated_mhz < cool_mhz - 20
-    assert heated.kernel_s[0] >= cool.kernel_s[0] * (1 - 1e-3)
-
-
-def test_coload_alone_can_run(rig: Rig) -> None:
-    with rig.launcher.loop([], Mix(idle_s=0.01)) as loop:
-        rig.clock.sleep_s(60.0)
-        device = rig.device
-        # A busy GPU's clocks draw what they draw, and nothing else does.
-        true_w = idle_w(
-            device.constants, device.core_mhz, float(device.mem_mhz), device.temperature_c
-        )
-        assert device.core_mhz > 1800
-        assert device.power_w == pytest.approx(true_w, rel=0.02)
-        assert loop.durations(0.1).kernel_s == ()
-
-
-def test_nothing_at_all_is_refused_before_anything_runs(rig: Rig) -> None:
-    with pytest.raises(ValueError, match="no co-load"), rig.launcher.loop([]):
-        pytest.fail("the block must not run")
-    assert rig.device.running is None
-
-
-def test_a_model_without_throughput_is_heated_by_its_hottest_product() -> None:
-    model = gpu_model("a40")
-    own = dataclasses.replace(model, throughput=None)
-    assert heater(own) in [kernel.constants for kernel in model.own]
-
-
-def test_a_model_that_knows_no_kernel_has_no_heater() -> None:
-    bare = dataclasses.replace(gpu_model("rtx3080ti"), throughput=None, own=())
-    launcher = VirtualLauncher(VirtualGpu(bare, seed=0))
-    with pytest.raises(UsageError, match="no heater"), launcher.loop([], Mix(hot=1)):
-        pytest.fail("the block must not run")
-
-
-def test_a_gpu_lost_while_launches_are_timed_is_an_error(rig: Rig, gemm: Kernel) -> None:
-    with rig.launcher.loop([gemm], Mix(idle_s=0.01)) as loop:
-        rig.device.agenda.add(0.5, lambda: rig.device.fail(FaultKind.GPU_LOST))
-        with pytest.raises(DeviceError, match="fell off the bus"):
-            loop.durations(1.0)
 
 
 def test_a_gpu_that_was_lost_for_a_moment_is_not_waited_for_for_ever(
@@ -264,18 +159,3 @@ def test_no_kernel_exceeds_the_peak_of_power_though_the_clock_reads_boost(hot_ri
     assert durations.kernel_s[0] == pytest.approx(held.duration_s, rel=2e-3)
     assert durations.kernel_s[0] > 1.01 * free.duration_s
     assert durations.idle_s == pytest.approx(0.01, rel=2e-3)
-
-
-def test_kernels_below_the_peak_run_at_the_clock_that_is_read(hot_rig: Rig) -> None:
-    model = hot_rig.device.model
-    costs = [
-        Costs(model.constants, model.core_mhz, peak_w).at(heater(model), 1500.0, 3201)
-        for peak_w in (model.peak_w, None)
-    ]
-
-    assert costs[0].duration_s == costs[1].duration_s
-
-
-def test_a_peak_below_the_power_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="below the greatest power limit"):
-        dataclasses.replace(gpu_model("h200"), peak_w=650.0)

@@ -158,14 +158,6 @@ def test_a_gpu_that_does_not_answer_hides_no_other(
     assert any(note.startswith(f"nvml:{lost} does not answer") for note in found.notes)
 
 
-def test_a_gpu_without_limits_and_clock_list_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    _lacks(monkeypatch, *_LIMITS, *_CLOCKS, code=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with simulated_driver("rtx3080ti"):
-        (gpu,) = examine("nvml:0").gpus
-
-    assert (gpu.power_limit_w, gpu.core_mhz, gpu.mem_mhz) == (None, (), ())
-
-
 def test_a_gpu_that_is_split_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def split(_driver: object, _gpu: object, now: CArgument, pending: CArgument) -> int:
         return put(now, 1) | put(pending, 1)

@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from underclock.app.launching import others_on_gpus
-from underclock.errors import DeviceError, NotSupportedError, UsageError
+from underclock.errors import NotSupportedError, UsageError
 from underclock.gpus.models import gpu_model
 from underclock.hw import nvml
 from underclock.hw.nvml import NvmlGpu, shown_by_cuda
 from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.costs import UnitVariation
 from underclock.hw.simulated.device import VirtualGpu
-from underclock.hw.simulated.rig import Rig
 from underclock.hw.simulated.work import Neighbour
 from underclock.physics.constants import KernelConstants
 from underclock.records import Kernel
-from underclock.testing import Fault, FaultKind, FaultScript, simulated_driver
+from underclock.testing import simulated_driver
 
 _MODEL = gpu_model("rtx3080ti")
 _OURS = KernelConstants(fixed_s=1e-3, work_j_per_v2=0.1)
@@ -43,37 +41,6 @@ def test_a_neighbour_takes_its_share_of_the_time(share: float) -> None:
     assert _launch_s(shared) == pytest.approx(_launch_s(alone) / (1.0 - share), rel=0.01)
 
 
-def test_a_neighbour_draws_power_while_this_process_rests() -> None:
-    gpu = VirtualGpu(_MODEL, seed=0)
-    gpu.advance(1.0)
-    idle_w = gpu.power_w
-    gpu.join(Neighbour(pid=1234, kernel=_THEIRS, share=0.5))
-    assert gpu.throttle_reasons == 0
-    before_j = gpu.energy_j
-    gpu.advance(10.0)
-    shared_w = (gpu.energy_j - before_j) / 10.0
-    gpu.leave(1234)
-    gpu.advance(1.0)
-
-    assert shared_w > 2 * idle_w
-    assert gpu.power_w < 2 * idle_w
-    assert gpu.throttle_reasons == pynvml.nvmlClocksEventReasonGpuIdle
-
-
-@pytest.mark.untraced
-def test_the_power_cap_counts_the_neighbour(gemm: Kernel) -> None:
-    gpu = VirtualGpu(_MODEL, seed=0)
-    gpu.limit_power(250.0)
-    gpu.join(Neighbour(pid=1234, kernel=_MODEL.kernel(gemm), share=0.5))
-    gpu.begin([_MODEL.kernel(gemm)])
-    gpu.advance(20.0)
-    before_j = gpu.energy_j
-    gpu.advance(10.0)
-
-    assert gpu.capped
-    assert (gpu.energy_j - before_j) / 10.0 == pytest.approx(250.0 - _MODEL.cap_margin_w, abs=4.0)
-
-
 def test_the_driver_lists_the_processes_and_what_they_use(gemm: Kernel) -> None:
     with simulated_driver("rtx3080ti") as machine:
         pynvml.nvmlInit()
@@ -95,19 +62,6 @@ def test_the_driver_lists_the_processes_and_what_they_use(gemm: Kernel) -> None:
             pynvml.nvmlDeviceGetProcessUtilization(handle, 0)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_share_that_is_none_or_all_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="share"):
-        Neighbour(pid=1, kernel=_THEIRS, share=share)
-
-
-def test_neighbours_that_leave_no_time_are_refused() -> None:
-    gpu = VirtualGpu(_MODEL, seed=0)
-    gpu.join(Neighbour(pid=1, kernel=_THEIRS, share=0.6))
-    with pytest.raises(ValueError, match="no time"):
-        gpu.join(Neighbour(pid=2, kernel=_THEIRS, share=0.4))
-
-
 def test_units_of_a_model_differ_and_unit_0_is_the_model(gemm: Kernel) -> None:
     def watts(unit: int, seed: int = 0) -> float:
         gpu = VirtualGpu(_MODEL, seed=seed, unit=unit)
@@ -124,80 +78,12 @@ def test_units_of_a_model_differ_and_unit_0_is_the_model(gemm: Kernel) -> None:
     assert all(watts(unit) == pytest.approx(watts(0), rel=0.12) for unit in range(8))
 
 
-def test_a_unit_is_the_same_whatever_the_noise() -> None:
-    for number in range(5):
-        first, other = (VirtualGpu(_MODEL, seed=seed, unit=number) for seed in (1, 2))
-        assert first.unit == other.unit == UnitVariation.of(_MODEL.name, number)
-        assert first.constants == other.constants
-    assert UnitVariation.of(_MODEL.name, 1) != UnitVariation.of("another model", 1)
-
-
-def test_a_machine_numbers_its_units(gemm: Kernel) -> None:
-    with simulated_driver("rtx3080ti", count=3, unit=4) as machine:
-        assert [gpu.unit for gpu in machine.gpus] == [
-            UnitVariation.of(_MODEL.name, n) for n in (4, 5, 6)
-        ]
-        with machine.run([gemm, gemm], gpu=2):
-            machine.clock.sleep_s(10.0)
-        assert machine.gpus[2].energy_j > 2 * machine.gpus[0].energy_j
-
-
-def test_every_gpu_of_a_machine_has_a_name_of_its_own() -> None:
-    with simulated_driver("rtx3080ti", count=3), nvml_session():
-        names = [NvmlGpu(index).uuid() for index in range(3)]
-
-        assert len(set(names)) == 3
-        assert all(name.startswith("GPU-") for name in names)
-        assert names[1] == pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1))
-
-
-@pytest.mark.parametrize("model", ["rtx3080ti", "a100"], ids=["no MIG there", "MIG is off"])
-def test_a_gpu_in_one_piece_is_not_partitioned(model: str) -> None:
-    with simulated_driver(model), nvml_session():
-        assert NvmlGpu().is_partitioned() is False
-
-
-def test_a_gpu_at_rest_has_no_neighbours(rig: Rig) -> None:
-    assert rig.gpu.neighbours() == {}
-
-
-def test_every_process_is_told_with_its_share(gemm: Kernel) -> None:
-    with simulated_driver("rtx3080ti", count=2) as machine, nvml_session():
-        with machine.shared(gemm, pid=1234, share=0.25), machine.run(gemm):
-            machine.clock.sleep_s(1.0)
-
-            assert NvmlGpu(0).neighbours() == {1234: 0.25, os.getpid(): 0.75}
-            assert NvmlGpu(1).neighbours() == {}
-        assert NvmlGpu(0).neighbours() == {}
-
-
 def test_another_job_on_the_gpu_is_named_with_a_traced_step(gemm: Kernel) -> None:
     with simulated_driver("rtx3080ti", count=2) as machine, nvml_session():
         assert others_on_gpus() == ()
         with machine.shared(gemm, pid=os.getppid(), share=0.25):
             (note,) = others_on_gpus()
     assert note.startswith(f"process {os.getppid()} also computes on nvml:0: the step was timed")
-
-
-def test_a_share_that_was_not_sampled_yet_is_unknown_not_zero(gemm: Kernel) -> None:
-    with (
-        simulated_driver("rtx3080ti") as machine,
-        nvml_session(),
-        machine.shared(gemm, pid=1234, share=0.25),
-    ):
-        assert NvmlGpu().neighbours() == {1234: None}
-
-
-def test_a_lost_gpu_has_no_list_of_neighbours() -> None:
-    faults = FaultScript([Fault(at_s=1.0, kind=FaultKind.GPU_LOST)])
-    with simulated_driver("rtx3080ti", faults=faults) as machine, nvml_session():
-        gpu = NvmlGpu()
-        machine.clock.sleep_s(2.0)
-
-        with pytest.raises(DeviceError, match="could not read the processes"):
-            gpu.neighbours()
-        with pytest.raises(DeviceError, match="could not read the MIG mode"):
-            gpu.is_partitioned()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 import dataclasses
 import statistics
-import sys
-import threading
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -12,15 +9,12 @@ import pytest
 from benches import bench
 from underclock.errors import NotAppliedError
 from underclock.gpus.models import SwitchingModel, gpu_model, reported_latency
-from underclock.hw.lease import ClockLeases, check_applied
-from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
+from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.hw.simulated.rig import simulated_rig
 from underclock.physics.constants import KernelConstants
 from underclock.records import Clocks, Kernel
 from underclock.records.latencies import Domain
-from underclock.testing import simulated_driver
 
 _MODEL = dataclasses.replace(gpu_model("rtx3080ti"), p2_mem_mhz=None)
 _STEADY = KernelConstants(fixed_s=1e-3)
@@ -43,15 +37,6 @@ def _core_delay_s(gpu: VirtualGpu, mhz: int) -> float:
     return gpu.now_s - started_s
 
 
-def _mem_delay_s(gpu: VirtualGpu, mhz: int) -> float:
-    started_s = gpu.now_s
-    gpu.lock_mem((mhz, mhz))
-    while gpu.mem_mhz != mhz:
-        gpu.advance(1e-4)
-        assert gpu.now_s < started_s + 5.0
-    return gpu.now_s - started_s
-
-
 def test_a_clock_follows_its_lock_after_the_targets_own_delay() -> None:
     gpu = _gpu(_EXACT)
     targets = [600, 900, 1200, 1500]
@@ -60,26 +45,6 @@ def test_a_clock_follows_its_lock_after_the_targets_own_delay() -> None:
 
     assert delays_s == pytest.approx(usual_s, abs=2e-4)
     assert max(delays_s) > 1.1 * min(delays_s)
-
-
-def test_until_then_it_runs_where_it_ran() -> None:
-    gpu = _gpu(_EXACT)
-    before_mhz = gpu.core_mhz
-    gpu.lock_core((900, 900))
-    gpu.advance(0.9 * _EXACT.usual_s(_MODEL.name, Domain.CORE, (900, 900)))
-
-    assert gpu.core_mhz == before_mhz
-    assert gpu.core_lock == (900, 900)
-
-
-def test_memory_switches_are_much_dearer() -> None:
-    switching = SwitchingModel()
-    core_s = [switching.usual_s("any", Domain.CORE, (mhz, mhz)) for mhz in range(210, 2100, 15)]
-    mem_s = [switching.usual_s("any", Domain.MEMORY, (mhz, mhz)) for mhz in range(210, 2100, 15)]
-
-    assert statistics.median(core_s) == pytest.approx(switching.core_s, rel=0.15)
-    assert statistics.median(mem_s) > 3 * statistics.median(core_s)
-    assert _mem_delay_s(_gpu(), 5001) > 2 * _core_delay_s(_gpu(), 1200)
 
 
 def test_a_target_is_as_slow_on_every_unit_and_jitters_from_switch_to_switch() -> None:
@@ -106,14 +71,6 @@ def test_a_later_lock_replaces_one_that_has_not_landed() -> None:
     assert gpu.core_mhz == 1500
 
 
-def test_without_a_delay_the_clock_changes_at_once() -> None:
-    gpu = _gpu(SwitchingModel(core_s=0.0, mem_s=0.0, mem_stall_s=0.0))
-    gpu.lock_core((900, 900))
-    gpu.lock_mem((5001, 5001))
-
-    assert (gpu.core_mhz, gpu.mem_mhz) == (900, 5001)
-
-
 def test_nothing_executes_while_the_memory_clock_changes() -> None:
     def launches(stall_s: float, mhz: int) -> int:
         gpu = _gpu(SwitchingModel(mem_stall_s=stall_s))
@@ -128,38 +85,6 @@ def test_nothing_executes_while_the_memory_clock_changes() -> None:
     assert launches(0.25, _MODEL.mem_mhz[-1]) == launches(0.0, _MODEL.mem_mhz[-1])
 
 
-def test_a_stalled_gpu_draws_less_and_its_loop_goes_on_counting_time() -> None:
-    gpu = VirtualGpu(
-        dataclasses.replace(_MODEL, switching=SwitchingModel(mem_s=0.0, mem_stall_s=0.5)), seed=0
-    )
-    gpu.begin([KernelConstants(fixed_s=1e-3, work_j_per_v2=0.2)])
-    gpu.advance(1.0)
-    busy_w = gpu.power_w
-    gpu.lock_mem((5001, 5001))
-    gpu.advance(0.25)
-
-    assert gpu.power_w < 0.6 * busy_w
-    assert gpu.running is not None
-    assert gpu.running.elapsed_s == pytest.approx(1.25)
-    gpu.advance(0.5)
-    assert gpu.power_w > 0.6 * busy_w
-
-
-def test_a_lock_may_be_accepted_and_not_followed(elementwise: Kernel) -> None:
-    model = dataclasses.replace(_MODEL, ignored_locks=(Domain.MEMORY,))
-    asked = Clocks(core_mhz=1050, mem_mhz=5001)
-    with (
-        simulated_rig(model) as rig,
-        rig.launcher.loop([elementwise]),
-        ClockLeases(rig.gpu).hold(asked),
-    ):
-        rig.clock.sleep_s(2.0)
-        assert rig.device.mem_lock == (5001, 5001)
-        assert rig.gpu.observed() == Clocks(core_mhz=1050, mem_mhz=9501)
-        with pytest.raises(NotAppliedError, match="memory asked 5001 MHz, found 9501 MHz"):
-            check_applied(rig.gpu, asked)
-
-
 def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) -> None:
     model = dataclasses.replace(_MODEL, ignored_locks=(Domain.CORE,))
     with simulated_rig(model) as rig:
@@ -170,40 +95,6 @@ def test_a_bench_does_not_measure_at_clocks_it_did_not_get(elementwise: Kernel) 
         ):
             measurer.measure([elementwise])
         assert rig.device.core_lock is None
-
-
-@pytest.fixture
-def _eager_threads() -> Iterator[None]:
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before_s)
-
-
-@pytest.mark.usefixtures("_eager_threads")
-def test_setters_on_several_gpus_take_their_time_one_after_another() -> None:
-    calls, start = 100, threading.Barrier(4)
-    with simulated_driver("rtx3080ti", count=4) as machine, nvml_session():
-        gpus = [NvmlGpu(i) for i in range(4)]
-
-        def lock_often(i: int) -> None:
-            start.wait()
-            for _ in range(calls):
-                gpus[i].lock(Clocks(core_mhz=900 + 15 * i))
-
-        started_s = machine.clock.now_s()
-        threads = [threading.Thread(target=lock_often, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-        # Every call takes 3.5 ms at the least, and 6 ms in the mean.
-        assert machine.clock.now_s() - started_s == pytest.approx(4 * calls * 6e-3, rel=0.2)
-        assert {gpu.now_s for gpu in machine.gpus} == {machine.clock.now_s()}
-        assert [gpu.core_lock for gpu in machine.gpus] == [
-            (900 + 15 * i, 900 + 15 * i) for i in range(4)
-        ]
 
 
 def test_computing_demotes_the_memory_clock_where_the_model_says_so(elementwise: Kernel) -> None:
@@ -218,23 +109,6 @@ def test_computing_demotes_the_memory_clock_where_the_model_says_so(elementwise:
             with ClockLeases(rig.gpu).hold(Clocks(mem_mhz=9501)):
                 rig.clock.sleep_s(1.0)
                 assert rig.gpu.observed().mem_mhz == 9501
-
-
-def test_elsewhere_computing_stays_at_the_highest_memory_clock(elementwise: Kernel) -> None:
-    with simulated_rig(_MODEL) as rig, rig.launcher.loop([elementwise]):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        assert pynvml.nvmlDeviceGetPerformanceState(handle) == pynvml.NVML_PSTATE_0
-        assert rig.gpu.observed().mem_mhz == 9501
-
-
-def test_a_lock_over_a_range_lets_the_clock_move_in_it() -> None:
-    gpu = _gpu()
-    gpu.lock_core((600, 1200))
-    gpu.advance(1.0)
-    assert gpu.core_mhz == 1200
-    gpu.end()
-    gpu.advance(1.0)
-    assert gpu.core_mhz == 600
 
 
 @pytest.mark.parametrize(

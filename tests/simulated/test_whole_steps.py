@@ -11,18 +11,15 @@ import pytest
 from rich.console import Console
 
 from benches import bench
-from made_switches import switch
 from simulated_steps import Executed
 from simulated_steps import execute as control
 from underclock.app.report import write_report
 from underclock.app.validating import validate
-from underclock.campaign.loop import WholeSteps, run_in_turns, switching_model
-from underclock.errors import DataError, DeviceError, NotSupportedError, UsageError
-from underclock.gpus.models import SwitchingModel
-from underclock.hw.lease import ClockLeases
+from underclock.campaign.loop import WholeSteps, run_in_turns
+from underclock.errors import DataError, NotSupportedError, UsageError
 from underclock.hw.measurer import GpuMeasurer
 from underclock.hw.simulated.costs import Costs, LaunchCost
-from underclock.hw.simulated.rig import Rig, simulated_rig
+from underclock.hw.simulated.rig import simulated_rig
 from underclock.records import (
     AUTO,
     Accounting,
@@ -37,7 +34,6 @@ from underclock.records import (
     Granularity,
     Kernel,
     MeasurementSettings,
-    Mix,
     Objective,
     Plan,
     Segment,
@@ -47,11 +43,10 @@ from underclock.records import (
     Validation,
     Verdict,
 )
-from underclock.records.latencies import Domain, LatencyTable
+from underclock.records.latencies import LatencyTable
 from underclock.report import validation_table
-from underclock.runtime.simulated import Scheduled, ScheduledLauncher
+from underclock.runtime.simulated import Scheduled
 from underclock.store import read_document, write_document
-from underclock.testing import Fault, FaultKind, FaultScript
 from underclock.workloads import workload
 
 pytestmark = pytest.mark.slow
@@ -231,72 +226,6 @@ def test_where_nothing_is_capped_free_switching_is_the_sum_of_what_launches_cost
     assert executed.switches == (executed.planned,) * 2 == (len(launches),) * 2
 
 
-def test_auto_in_every_launch_is_the_step_at_auto_under_its_cap(step: Step) -> None:
-    launches = _kernels(step)
-    executed = _run("rtx3080ti", step, [AUTO] * len(launches))
-    with simulated_rig("rtx3080ti") as rig:
-        freed = control(
-            rig,
-            launches,
-            _under([AUTO] * len(launches), LatencyTable.free(), [1e-3] * len(launches)),
-            steps=2,
-            warm_s=5.0,
-        )
-
-    assert executed == freed
-    assert executed.planned == 0
-
-
-def test_the_cap_holds_launches_that_bring_their_clocks(step: Step) -> None:
-    launches = _kernels(step)
-    high = [Clocks(core_mhz=1920)] * (len(launches) - 1) + [Clocks(core_mhz=1905)]
-    executed = _run("rtx3080ti", step, high)
-
-    assert sum(executed.energy_j) / sum(executed.time_s) < 350.0
-
-
-def test_a_launcher_of_a_schedule_runs_that_step_and_nothing_beside_it(
-    rig: Rig, tiny: Step
-) -> None:
-    launches = _kernels(tiny)
-    launcher = ScheduledLauncher(rig, Scheduled(clocks=(_SLOW,) * len(launches)))
-    with pytest.raises(ValueError, match="nothing beside"), launcher.loop(launches[1:]):
-        pass
-    with pytest.raises(ValueError, match="nothing beside"), launcher.loop(launches, Mix(hot=1)):
-        pass
-    assert launcher.notes() == ()
-    with launcher.loop(launches) as loop:
-        rig.clock.sleep_s(1.0)
-        assert loop.progress().launches > 1
-    assert rig.device.core_lock is None
-
-
-def test_windows_hold_whole_rounds(step: Step) -> None:
-    launches = _kernels(step)
-    with (
-        simulated_rig("rtx3080ti") as rig,
-        ClockLeases(rig.gpu).hold(_FAST),
-        rig.launcher.loop(launches) as loop,
-    ):
-        rig.clock.sleep_s(20.0)
-        before, begun_j, begun_s = loop.progress(), rig.device.energy_j, rig.clock.now_s()
-        rig.clock.sleep_s(100.0)
-        after = loop.progress()
-        power_w = (rig.device.energy_j - begun_j) / (rig.clock.now_s() - begun_s)
-    round_s = (after.elapsed_s - before.elapsed_s) / (after.launches - before.launches)
-    for warm_s in (0.5, 0.7, 0.9):  # windows that begin in three places of the step
-        settings = msgspec.structs.replace(_BRIEF, kernel_warm_s=warm_s, window_s=2.0)
-        with simulated_rig("rtx3080ti") as rig:
-            rig.device.temperature_c = 55.0
-            measurer = bench(rig, settings)
-            with measurer.hold(_FAST):
-                reading = measurer.measure(launches)
-        assert reading.time_s == pytest.approx(round_s, rel=1e-3)
-        assert reading.energy_j == pytest.approx(power_w * round_s, rel=5e-3)
-        assert reading.window_s is not None
-        assert abs(reading.window_s / round_s - round(reading.window_s / round_s)) < 1e-6
-
-
 def test_a_plan_is_validated_on_whole_steps_with_switching_taken_as_free(
     tiny: Step, info: GpuInfo
 ) -> None:
@@ -346,16 +275,6 @@ def test_a_schedule_runs_as_it_is_and_its_own_promise_is_judged(
     assert slower.plan_time_s != validation.plan_time_s  # the GPU's own switching is far slower
 
 
-def test_a_schedule_that_holds_one_pair_and_a_plan_that_does_need_no_runtime(
-    tiny: Step, info: GpuInfo
-) -> None:
-    held = _plan(tiny, info, [_SLOW])
-    scheduled = _scheduled(tiny, info, _segments(tiny, _SLOW), LatencyTable.constant(0.1))
-    one, other = _validated(held), _validated(scheduled)
-
-    assert one.plan_time_s == other.plan_time_s
-
-
 def test_what_cannot_run_a_step_under_the_plan_is_refused(tiny: Step, info: GpuInfo) -> None:
     plan = _plan(tiny, info, [_SLOW, _FAST])
     with pytest.raises(NotSupportedError, match="cannot run a schedule of clocks"):
@@ -364,15 +283,6 @@ def test_what_cannot_run_a_step_under_the_plan_is_refused(tiny: Step, info: GpuI
         _validated(plan, gpu="replay:t.csv")
     with pytest.raises(UsageError, match="has no order of launches"):
         _validated(_plan(tiny, info, [_SLOW, _FAST], order=()))
-
-
-def test_a_fixed_clock_that_is_auto_or_the_plan_is_left_away(tiny: Step, info: GpuInfo) -> None:
-    plan = _plan(tiny, info, [_SLOW, _FAST], fixed=_FAST)
-    one = _plan(tiny, info, [_SLOW], fixed=_SLOW)
-    auto = msgspec.structs.replace(plan, fixed=AUTO)
-
-    for given, only_plan in ((one, False), (auto, False), (plan, True)):
-        assert _validated(given, repeats=1, only_plan=only_plan).others == ()
 
 
 def test_every_repeat_begins_with_another_arm(tiny: Step) -> None:
@@ -400,12 +310,6 @@ def test_evidence_does_not_mix(tiny: Step, info: GpuInfo) -> None:
         _validated(_plan(tiny, info, [_SLOW], evidence=Evidence.REPLAYED))
 
 
-def test_what_is_promised_of_kernels_alone_is_said(tiny: Step, info: GpuInfo) -> None:
-    isolated = _plan(tiny, info, [_SLOW, _FAST], accounting=Accounting.ISOLATED)
-    (told,) = _validated(isolated).warnings
-    assert "the verdict is about the whole step" in told
-
-
 def test_what_sets_nothing_is_not_run(tiny: Step, info: GpuInfo) -> None:
     still = _scheduled(tiny, info, _segments(tiny, AUTO), LatencyTable.constant(0.1))
     for plan in (_plan(tiny, info, [AUTO]), still):
@@ -424,70 +328,3 @@ def test_a_plan_of_another_gpu_is_refused(tiny: Step, info: GpuInfo) -> None:
     foreign = _scheduled(tiny, info, _segments(tiny, _SLOW, _FAST), others)
     with pytest.raises(DataError, match="those of another"):
         _validated(foreign)
-
-
-def test_without_a_feasible_fixed_clock_two_arms_take_turns(tiny: Step, info: GpuInfo) -> None:
-    assert _validated(_plan(tiny, info, [_SLOW, _FAST], fixed=None)).others == ()
-
-
-def test_a_gpu_lost_in_its_turn_is_an_error(tiny: Step) -> None:
-    launches = _kernels(tiny)
-    clocks = [(_SLOW, _FAST)[i % 2] for i in range(len(launches))]
-    faults = FaultScript((Fault(kind=FaultKind.GPU_LOST, at_s=3.0),))
-    with simulated_rig("rtx3080ti", faults=faults) as rig:
-        held, led = (
-            GpuMeasurer(rig.gpu, launcher, rig.clock, evidence=Evidence.SIMULATED, measuring=_BRIEF)
-            for launcher in (
-                rig.launcher,
-                ScheduledLauncher(rig, Scheduled(clocks=tuple(clocks))),
-            )
-        )
-        whole = WholeSteps(measurer=held, led=led, kernels=launches)
-        with pytest.raises(DeviceError, match="lost"):
-            whole.run(clocks, 0)
-
-
-def test_assumed_latencies_are_the_simulated_gpus_and_measured_ones_are_not() -> None:
-    assumed = switching_model(LatencyTable.constant(0.006, call_s=0.002))
-
-    assert assumed is not None
-    assert (assumed.core_s, assumed.mem_s, assumed.jitter, assumed.mem_stall_s) == (
-        0.006,
-        0.006,
-        0.0,
-        0.0,
-    )
-    assert assumed.setter.points_s == (0.002, 0.002)
-    assert switching_model(None) is None
-    assert switching_model(_measured()) is None
-    stalls = switching_model(msgspec.structs.replace(_measured(), evidence=None, gpu=None))
-    assert stalls == SwitchingModel(
-        setter=assumed.setter,
-        core_s=0.0,
-        mem_s=0.02,
-        target_spread=0.0,
-        jitter=0.1,
-        mem_stall_s=0.01,
-    )
-
-
-def _measured() -> LatencyTable:
-    one = switch(Domain.MEMORY, 0.02, call_s=0.002, jitter_s=0.002, stall_s=0.01)
-    return LatencyTable(evidence=Evidence.SIMULATED, gpu=GpuInfo(name="G"), switches=(one,))
-
-
-@pytest.mark.parametrize(
-    ("launch_s", "words"),
-    [((1.0,), "2 launches and has 1 durations"), ((1.0, 0.0), "positive and finite")],
-)
-def test_a_schedule_whose_durations_make_no_sense_is_refused(
-    launch_s: tuple[float, ...], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        ClockSchedule(
-            segments=(Segment(launches=2, core_mhz=900, mem_mhz=None),),
-            switches=0,
-            latency="1ms",
-            latencies=LatencyTable.constant(1e-3),
-            launch_s=launch_s,
-        )

@@ -135,30 +135,6 @@ def test_a_plan_that_does_not_fit_sets_nothing(
     assert rig.is_clean()
 
 
-def test_another_board_will_do_when_asked(
-    plan_for: Callable[..., Path],
-    interrupted_once_set: list[tuple[object, ...]],
-    rig: Rig,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["apply", str(plan_for(gpu={"uuid": "GPU-1", "driver": "100.0"})), "--anyway"])
-
-    assert interrupted_once_set
-    warned = capsys.readouterr().err
-    assert "made on board GPU-1" in warned
-    assert "made under driver 100.0" in warned
-    assert rig.is_clean()
-
-
-def test_a_gpu_of_this_process_alone_is_refused(
-    plan_for: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["apply", str(plan_for()), "--gpu", "sim:rtx3080ti"])
-
-    assert "gone with this process" in capsys.readouterr().err
-
-
 def test_without_permission_it_says_so(
     plan_for: Callable[..., Path],
     control: Control,
@@ -194,15 +170,6 @@ def test_restore_undoes_what_was_left(rig: Rig, capsys: pytest.CaptureFixture[st
     assert rig.is_clean()
 
 
-def test_restore_of_nothing_says_so(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["restore", "--json"])
-
-    assert capsys.readouterr().out == "[]\n"
-    main(["restore"])
-    assert capsys.readouterr().out == "nothing was left behind\n"
-    assert rig.is_clean()
-
-
 def test_restore_leaves_a_run_that_goes_on_alone(
     rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,16 +180,6 @@ def test_restore_leaves_a_run_that_goes_on_alone(
     assert f"set by another Underclock: process {os.getpid()}" in capsys.readouterr().out
     assert not rig.is_clean()
     one.end()
-
-
-def test_restore_of_another_gpu_leaves_this_one(rig: Rig) -> None:
-    _left_by_a_run(rig)
-
-    main(["restore", "--gpu", "nvml:1"])
-    assert not rig.is_clean()
-
-    main(["restore", "--gpu", "nvml:0"])
-    assert rig.is_clean()
 
 
 def test_restore_that_is_refused_ends_with_the_drivers_code(

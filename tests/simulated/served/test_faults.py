@@ -13,9 +13,9 @@ import pytest
 from fault_bench import Bench
 from small_training import plan, with_memory
 from underclock.app.doctor import examine
-from underclock.errors import DeviceError, NotPermittedError, UnderclockError, UsageError
+from underclock.errors import DeviceError, UnderclockError, UsageError
 from underclock.hw.clock import SystemClock
-from underclock.hw.nvml_calls import READ_ONLY, nvml_session
+from underclock.hw.nvml_calls import nvml_session
 from underclock.hw.settable import SettableNvmlGpu, Setting
 from underclock.records.runs import StepLine
 from underclock.runtime.holding.run import HowToRun, Ran, run
@@ -237,15 +237,6 @@ def test_what_stays_set_is_told_with_when_it_will_not(bench: Bench) -> None:
     bench.comes(bench.is_clean)
 
 
-def test_a_log_that_cannot_be_read_again_is_not(bench: Bench) -> None:
-    """`/dev/full` takes nothing and, read, never ends. Arms are without a guard, by default."""
-    command = [sys.executable, "-S", "-c", "raise SystemExit(0)"]
-
-    ran = run(plan(), command, bench.how(log=Path("/dev/full"), dry=True, arms="auto,plan"))
-
-    assert (ran.code, ran.summary.steps) == (0, 0)
-
-
 def test_where_there_can_be_no_lock_nothing_is_set_and_the_reason_is_told(bench: Bench) -> None:
     """A full disk is the benchmark's; here something else is in the way."""
     (bench.folder / f"{examine('nvml:0').gpus[0].gpu.uuid}.lock").mkdir()
@@ -254,17 +245,6 @@ def test_where_there_can_be_no_lock_nothing_is_set_and_the_reason_is_told(bench:
         run(plan(), [sys.executable, "-S", "-c", "raise SystemExit(9)"], bench.how())
 
     assert bench.state() == (None, None, 350.0, False)
-
-
-def test_without_permission_each_way_says_why_it_is_closed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(READ_ONLY, "1")
-
-    with pytest.raises(NotPermittedError, match=READ_ONLY) as refused:
-        run(plan(), [sys.executable, "-S", "-c", "raise SystemExit(9)"], bench.how())
-
-    assert refused.value.hint
 
 
 def test_a_run_mends_what_another_left_and_a_third_is_refused(bench: Bench) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from made_jobs import GPU, job, slow_forwards
-from small_training import UNCOMPILED
+from made_jobs import job, slow_forwards
 from underclock.errors import DataError, UsageError
 from underclock.hw.nvml_calls import SIMULATOR
 from underclock.records import GpuInfo
@@ -85,30 +84,6 @@ def test_each_rank_is_held_by_its_part_and_given_back(control: Control, tmp_path
     assert any("order 1: steps are as promised" in words for words in _events(log))
 
 
-@pytest.mark.slow
-def test_another_job_than_the_plans_trains_at_auto(control: Control, tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    reason = "this job has a world size of 1, and the plan is for 2 ranks"
-    ran = run(
-        _plan(unit_s=5e-3), [sys.executable, "-c", UNCOMPILED + _ALONE], HowToRun(window=0, log=log)
-    )
-
-    assert ran.code == 0
-    assert _as_found(control)
-    assert any(reason in words for words in _events(log)), _events(log)
-    assert not [each for each in read_log(log) if isinstance(each, AskLine)]
-
-
-_ALONE = """
-import time
-import torch
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-for _ in range(5):
-    optimizer.step()
-    time.sleep(0.1)
-"""
-
-
 def _refused(plan: JobPlan, how: HowToRun) -> Ran:
     return run(plan, [sys.executable, "-c", "raise SystemExit(9)"], how)
 
@@ -148,21 +123,3 @@ def test_what_no_rank_can_hold_is_refused_before_anything_runs(
     assert _as_found(control)
     folder = Path(os.environ[RUNTIME_DIR])
     assert not folder.exists() or not [*folder.glob("run-*")]
-
-
-def test_one_rank_on_another_gpu_than_planned_is_named(control: Control) -> None:
-    plan = _plan()
-    first, second = plan.job.ranks
-    ranks = first, msgspec.structs.replace(second, gpu=GpuInfo(name="A40"))
-    other = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, ranks=ranks))
-    with pytest.raises(DataError, match="rank 1 is planned for A40, and its GPU is RTX 3080 Ti"):
-        _refused(other, HowToRun())
-    told: list[str] = []
-    ranks = (
-        first,
-        msgspec.structs.replace(second, gpu=msgspec.structs.replace(GPU, uuid="GPU-elsewhere")),
-    )
-    other = msgspec.structs.replace(plan, job=msgspec.structs.replace(plan.job, ranks=ranks))
-    assert _refused(other, HowToRun(dry=True, tell=told.append)).code == 9
-    assert any("rank 1 was planned on board GPU-elsewhere" in words for words in told)
-    assert _as_found(control)

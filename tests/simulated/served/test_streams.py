@@ -1,8 +1,5 @@
 """What another process puts in a row for a served GPU, and when its marks arrive."""
 
-import math
-import os
-import signal
 import struct
 import subprocess
 import sys
@@ -12,11 +9,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DeviceError, UsageError
-from underclock.hw.nvml import NvmlGpu
-from underclock.hw.nvml_calls import nvml_session
-from underclock.hw.simulated.launcher import VirtualLauncher
-from underclock.hw.simulated.rig import simulated_rig
-from underclock.records import Clocks, Kernel, Step
+from underclock.records import Kernel, Step
 from underclock.runtime.trainer.streams import ServedStream
 from underclock.store import write_document
 from underclock.testing import Control, Served, served_gpus
@@ -73,55 +66,6 @@ def test_marks_arrive_in_order_when_what_lies_before_them_is_done(
     assert control.truth()["launches"] == 4  # the third mark begins the second step
 
 
-def test_a_step_lasts_as_long_as_on_a_gpu_of_this_process(
-    bench: _Bench, stream: ServedStream, control: Control
-) -> None:
-    stream.work(0, 4)
-    stream.synchronise()
-    begun = control.truth()
-    for _ in range(5):
-        stream.work(0, 4)
-    stream.synchronise()
-    took_s = (control.truth()["now_s"] - begun["now_s"]) / 5
-    with simulated_rig("rtx3080ti") as rig:
-        kernels = [bench.step.kernels[index] for index in bench.step.order]
-        with VirtualLauncher(rig.device, rig.clock).loop(kernels) as loop:
-            rig.clock.sleep_s(1.0)
-            progress = loop.progress()
-
-    # Not shorter, but for noise; asking and answering may take a while on a busy machine.
-    assert progress.elapsed_s / progress.launches * 0.99 < took_s
-
-
-def test_it_runs_at_the_clocks_that_it_has_by_then(
-    stream: ServedStream, served: Served, comes: Callable[[Callable[[], bool]], None]
-) -> None:
-    gpu = served.gpus[0]
-    loop = gpu.running
-    assert loop is not None
-    lasted_s = []
-    for bounds in (None, (810, 810)):
-        gpu.lock_mem(bounds)
-        comes(lambda: bounds is None or gpu.mem_mhz == 810)  # noqa: B023 - called at once
-        stream.work(0, 4)
-        stream.synchronise()
-        lasted_s.append(loop.took_s[0])
-    assert lasted_s[1] - lasted_s[0] > 1.5 * lasted_s[0]
-
-
-def test_it_is_a_process_of_its_own_to_who_looks(
-    bench: _Bench, stream: ServedStream, served: Served
-) -> None:
-    with nvml_session():
-        assert list(NvmlGpu().neighbours() or ()) == [os.getpid()]
-        other = bench.connect()
-        assert len(NvmlGpu().neighbours() or ()) == 1  # the same process, twice
-        other.close()
-        assert NvmlGpu(1).neighbours() == {}
-    assert served.gpus[0].running is not None
-    stream.synchronise()
-
-
 def test_two_processes_share_a_gpu(bench: _Bench, stream: ServedStream, control: Control) -> None:
     other = bench.connect()
     stream.work(0, 4)
@@ -160,25 +104,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     stream.close()
 
 
-def test_who_launches_far_ahead_waits(bench: _Bench, served: Served) -> None:
-    stream = bench.connect()
-    for _ in range(300):  # 1200 launches
-        stream.work(0, 4)
-    stream.synchronise()
-    loop = served.gpus[0].running
-    assert loop is not None
-    assert loop.launches == 1200
-    stream.close()
-
-
-def test_a_page_that_was_unlinked_is_still_written(bench: _Bench, stream: ServedStream) -> None:
-    with bench.page.open("rb") as page:
-        bench.page.unlink()
-        stream.mark(1)
-        stream.synchronise()
-        assert struct.unpack_from("<I", page.read(), _OFFSET) == (1,)
-
-
 @pytest.mark.parametrize(
     ("put", "words"),
     [
@@ -196,16 +121,6 @@ def test_what_cannot_be_done_is_told_when_one_waits(
     with pytest.raises(UsageError, match=words):
         stream.synchronise()
     stream.synchronise()  # and once only
-
-
-def test_without_a_page_there_are_launches_and_no_writes(bench: _Bench) -> None:
-    stream = ServedStream.connect(bench.socket, step=bench.file)
-    stream.work(0, 4)
-    stream.synchronise()
-    stream.write(64, 1)
-    with pytest.raises(UsageError, match="no page"):
-        stream.synchronise()
-    stream.close()
 
 
 def test_a_gpu_that_is_not_there_or_loaded_already_is_refused(
@@ -239,51 +154,3 @@ def test_a_server_that_ends_is_said(tmp_path: Path, socket: Path) -> None:
     with pytest.raises(DeviceError, match="gone"):
         stream.synchronise()
     stream.close()
-
-
-def test_power_is_borrowed_across_gaps_and_idling_draws_less(
-    bench: _Bench, stream: ServedStream, served: Served
-) -> None:
-    del bench
-    stream.work(0, 4)
-    stream.synchronise()
-    gpu = served.gpus[0]
-    served.clock.sleep_s(0.05)
-    idle_w = gpu.power_w
-    assert gpu.core_mhz > 1500  # a process that computes keeps its clocks while it waits
-    assert math.isfinite(idle_w)
-    assert gpu.load() == (0.0, 0.0)
-    with_clock = Clocks(core_mhz=420)
-    gpu.lock_core((420, 420))
-    served.clock.sleep_s(0.1)
-    assert gpu.core_mhz == with_clock.core_mhz
-    assert gpu.power_w < idle_w
-
-
-def test_a_child_that_was_forked_off_keeps_nothing_alive(
-    bench: _Bench, served: Served, comes: Callable[[Callable[[], bool]], None]
-) -> None:
-    program = f"""
-import os, signal
-from underclock.runtime.trainer.streams import ServedStream
-stream = ServedStream.connect({str(bench.socket)!r}, step={str(bench.file)!r},
-                              page={str(bench.page)!r})
-stream.work(0, 4)
-stream.synchronise()
-child = os.fork()
-if child == 0:
-    signal.pause()
-print(child, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    child = int(_first_line([sys.executable, "-c", program]))
-    comes(lambda: served.gpus[0].running is None)
-    os.kill(child, signal.SIGKILL)
-
-
-def _first_line(command: list[str]) -> str:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        process.wait(30)
-    return line
