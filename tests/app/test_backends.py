@@ -1,17 +1,11 @@
 """From what is written after ``--gpu`` to what answers, and what it is asked for in vain."""
 
-from pathlib import Path
-
 import pytest
 
-from underclock.app.backends import open_measurer
 from underclock.app.doctor import examine
 from underclock.errors import NotSupportedError, UsageError
 from underclock.hw.base import Capability
 from underclock.hw.gpu_names import GpuKind, parse_gpu
-from underclock.records import AUTO, Evidence, Kernel
-
-_TABLE = "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1.0,100,100\n"
 
 
 @pytest.mark.parametrize(
@@ -64,28 +58,3 @@ def test_what_a_gpu_cannot_do_is_refused() -> None:
     schedule = Capability.SCHEDULE
     with pytest.raises(NotSupportedError, match=f"'nvml:0' cannot {schedule}: this version"):
         parse_gpu("nvml:0").need(schedule)
-
-
-def test_a_unit_is_known_wherever_its_model_is() -> None:
-    (finding,) = examine("sim:a100#3").gpus
-
-    assert (finding.spec, finding.evidence) == ("sim:a100#3", Evidence.SIMULATED)
-    with pytest.raises(UsageError, match="no simulated GPU is called 'rtx9999'"):
-        examine("sim:rtx9999#1")
-
-
-def test_what_measures_says_what_it_can(tmp_path: Path) -> None:
-    table = tmp_path / "t.csv"
-    table.write_text(_TABLE)
-    with open_measurer(f"replay:{table}") as measurer:
-        assert measurer.capabilities == frozenset()
-        assert measurer.repeats(Kernel(name="a"), AUTO) == 1
-        assert measurer.repeats(Kernel(name="b"), AUTO) == 0
-    with open_measurer("sim:a100") as measurer:
-        assert measurer.capabilities == {
-            Capability.READ,
-            Capability.RUN,
-            Capability.LOCK,
-            Capability.MIX,
-        }
-        assert measurer.repeats(Kernel(name="a"), AUTO) is None

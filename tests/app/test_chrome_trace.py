@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from invented import LATENCY_PLAN
-from underclock import Clocks, Kernel, Plan, Strategy
+from underclock import Kernel, Plan
 from underclock.app import main
 from underclock.store import save
 
@@ -25,9 +25,6 @@ HELD: Plan = replace(
     runs=(Kernel(name="a", count=6), Kernel(name="b", count=4)),
     order=(0, 1, 0, 1, 0, 1, 0, 1, 0, 0),
     schedule=replace(SCHEDULE, launch_j=(2.0,) * 10),
-)
-FREE: Plan = replace(
-    HELD, chosen=Strategy.KERNEL_GLOBAL, schedule=None, arms=HELD.arms[:-1], latency_curve=()
 )
 
 
@@ -70,25 +67,6 @@ def test_a_planned_step_is_a_timeline_with_clocks_power_and_joules() -> None:
     auto = counters(events, 0)
     assert auto["core clock (MHz)"][:2] == [(0, 1800), (round(1e6 * 0.25 / 6, 6), 1700)]
     assert auto["energy (J)"][-1][1] == pytest.approx(160.0)
-
-
-def test_what_is_not_known_of_every_launch_has_no_counter() -> None:
-    vague = replace(
-        HELD, schedule=SCHEDULE, kernels={**KERNELS, "b": LATENCY_PLAN.kernels["kernel2"]}
-    )
-    events = events_of(vague)
-
-    assert counters(events, 1) == {}
-    assert counters(events, 0).keys() == {"power (W)", "energy (J)"}
-    assert all("energy_j" not in e["args"] for e in events if e["ph"] == "X" and e["pid"] == 1)
-
-
-def test_a_plan_with_free_switching_is_a_timeline_of_its_choices() -> None:
-    events = events_of(FREE)
-
-    runs = [each for each in events if each["ph"] == "X" and each["pid"] == 1]
-    assert sum(each["dur"] for each in runs) == pytest.approx(1e6 * 2 * 0.25 * 1.001)
-    assert runs[0]["args"]["clocks"] == str(Clocks(core_mhz=1680))
 
 
 def test_a_plan_without_an_order_of_launches_has_no_timeline(

@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,20 +112,6 @@ def test_the_demo_leaves_its_files_and_a_table(
     code, error = fails("demo")
     assert code == 2
     assert "--force" in error
-
-
-@pytest.mark.slow
-def test_a_measured_campaign_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
-    assert "50 kernels" in capsys.readouterr().out
-    found = _json(
-        "measure step.json --gpu sim:rtx3080ti -o s.db --core-mhz 1050:1260:210,auto "
-        "--mem-mhz auto --window 1s,500ms",
-        capsys,
-    )
-
-    assert found["settings"] == 3
-    assert found["samples"] == found["expected"]
 
 
 @pytest.mark.slow
@@ -245,17 +229,6 @@ def test_a_dash_sends_a_document_to_stdout(capsys: pytest.CaptureFixture[str]) -
     assert not Path("-").exists()
 
 
-def test_the_help_shows_nine_commands_first(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
-    first, more = capsys.readouterr().out.split("Commands:")[1].split("More:")
-    names = [line.split()[0] for line in first.splitlines() if line.strip()]
-
-    assert names == ["demo", "tune", "run", "saved", "plan", "measure", "trace", "report", "doctor"]
-    shown = {line.split()[0] for line in more.splitlines() if re.match(r"  \S", line)}
-    assert shown | {"Exit"} >= set(cli.list_commands(click.Context(cli))) - set(names)
-    assert not shown & set(names)
-
-
 @pytest.mark.parametrize(("flag", "word"), [("-h", "Usage"), ("-V", "version")])
 def test_short_flags_everybody_tries(
     flag: str, word: str, capsys: pytest.CaptureFixture[str]
@@ -265,24 +238,11 @@ def test_short_flags_everybody_tries(
     assert word in capsys.readouterr().out
 
 
-def test_commands_take_the_short_help_too(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "-h"])
-
-    assert "Example: underclock plan" in capsys.readouterr().out
-
-
 def test_everything_printed_is_escaped_in_one_place() -> None:
     folder = Path(underclock.app.__file__).parent
     echoing = {path.name for path in folder.glob("*.py") if "click.echo(" in path.read_text()}
 
     assert echoing == {"output.py"}
-
-
-def test_a_campaign_says_how_much_of_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["measure", "--gpu", "replay:sweep.csv", "-o", "samples.db"])
-
-    said = capsys.readouterr().out
-    assert "5 samples of 2 kernels, each at 2.5 of 3 clock pairs on average" in said
 
 
 def test_a_step_whose_modules_are_missing(fails: Fails) -> None:
@@ -332,34 +292,6 @@ def test_a_step_that_cannot_be_isolated_is_measured_and_planned_whole(
     assert code == 2
 
 
-def test_every_rank_writes_a_file_of_its_own_and_says_which_differ(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank, batch in (("0", "1"), ("1", "2")):
-        monkeypatch.setenv("RANK", rank)
-        sizes = f"--size layers=1 --size batch={batch}"
-        main(["trace", "gpt3-125m", *sizes.split(), "-o", "step.json"])
-    assert Path("step.rank0.json").is_file()
-    assert Path("step.rank1.json").is_file()
-    assert not Path("step.json").exists()
-    assert "rank 0 runs another step than rank 1" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_what_a_trace_warns_of_is_said_again_when_it_is_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["trace", "gpt3-125m", "--size", "layers=1", "-o", "step.json"])
-    body = json.loads(Path("step.json").read_text()) | {"warnings": ["one launch has no name"]}
-    Path("step.json").write_text(json.dumps(body))
-    capsys.readouterr()
-    main(["measure", "step.json", "--gpu", "sim:rtx3080ti", "-o", "s.db", "--core-mhz", "auto"])
-    assert "warning: one launch has no name" in capsys.readouterr().err
-    main(["plan", "s.db"])
-    assert "warning: one launch has no name" in capsys.readouterr().err
-
-
 def test_an_interrupt_ends_with_the_shells_code(
     monkeypatch: pytest.MonkeyPatch, fails: Fails
 ) -> None:
@@ -389,19 +321,6 @@ def test_doctor_shows_the_simulated_gpu_and_how_far_to_trust_it(
     monkeypatch.setenv(READ_ONLY, "1")
     main(["doctor"])
     assert f"refused: {READ_ONLY} is set" in capsys.readouterr().out
-
-
-def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
-    command = f"{sys.executable} -m underclock trace gpt3-xl --json | head -c 10"
-    ended = subprocess.run(
-        ["/bin/bash", "-c", f"set -o pipefail; {command}"],
-        capture_output=True,
-        check=False,
-        env=os.environ,
-    )
-
-    assert b"Traceback" not in ended.stderr
-    assert b"Exception" not in ended.stderr
 
 
 _STUCK = """
@@ -437,17 +356,6 @@ def test_where_the_gpu_does_not_come_back_the_command_does(options: tuple[str, .
     said = ended.stdout if options else ended.stderr
     for words in ("did not end", "launched were: a product", "compute it otherwise"):
         assert words in said
-
-
-def test_options_stay_few() -> None:
-    counts = {
-        name: sum(isinstance(param, click.Option) for param in command.params)
-        for name in cli.list_commands(click.Context(cli))
-        if (command := cli.get_command(click.Context(cli), name)) is not None
-    }
-
-    assert max(counts.values()) <= 14  # of `measure`, which takes what it measures for
-    assert sum(counts.values()) <= 7 * len(counts)
 
 
 @pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))

@@ -9,7 +9,7 @@ from underclock.campaign.grid import Campaign
 from underclock.core.model.costs import Costs
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.hw.measurer import BRISK
-from underclock.records import AUTO, Accounting, Evidence, SampleSet
+from underclock.records import AUTO, Accounting, SampleSet
 from underclock.workloads import workload
 from windows import having
 
@@ -59,11 +59,3 @@ def test_samples_that_no_model_fits_are_taken_as_certain_unless_a_model_is_asked
     assert "costs are taken as certain, for no model can be fitted" in taken.table.warnings[-1]
     with pytest.raises(CannotFitError):
         costs_of(only_auto, None, raw=False, isolated=False)
-
-
-def test_a_replayed_table_that_is_whole_is_taken_as_it_is(sample_set: SampleSet) -> None:
-    replayed = having(sample_set, evidence=Evidence.REPLAYED, in_situ=())
-    unnumbered = msgspec.structs.replace(replayed, expected_samples=None)
-
-    assert costs_of(replayed, None, raw=None, isolated=False).risk is None
-    assert costs_of(unnumbered, None, raw=None, isolated=False).risk is None

@@ -44,19 +44,6 @@ def test_what_one_clock_costs_is_what_whole_steps_say(steered: SampleSet) -> Non
     assert every.bound is Strategy.KERNEL_GLOBAL
 
 
-def test_while_kernels_lack_the_step_is_planned_as_one(steered: SampleSet) -> None:
-    kernels = [window for window in steered.windows if window.kernel][:9]
-    steps = [window for window in steered.windows if not window.kernel]
-    partly = msgspec.structs.replace(steered, windows=(*steps, *kernels))
-
-    made = plan(partly, _GOAL, latency="free")
-
-    assert made.headline == plan(whole_steps(steered) or steered, _GOAL).headline
-    assert made.headline.energy_interval is not None
-    low, high = made.headline.energy_interval
-    assert high - low < 0.06
-
-
 def test_answers_come_while_samples_are_taken(
     steered: SampleSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

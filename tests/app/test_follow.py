@@ -11,7 +11,7 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import follow, follows
-from underclock.errors import MeasurementError, NotSupportedError, UsageError
+from underclock.errors import MeasurementError, UsageError
 from underclock.hw import lockstep
 from underclock.hw.lockstep import RankPace
 from underclock.records import Clocks, Kernel, Launch, Mix, Pass, Step, StepSource
@@ -154,9 +154,3 @@ def test_only_the_first_rank_measures_and_only_others_follow(be: Be) -> None:
     for step in (DDP, ALONE):
         with pytest.raises(UsageError, match="there is no other rank to follow"):
             follow(step, gpu="nvml:0")
-
-
-def test_ranks_that_do_not_run_are_asked_for() -> None:
-    with pytest.raises(NotSupportedError, match="collectives among 2 ranks") as refused:
-        follows(DDP, "nvml:0")
-    assert "torchrun" in refused.value.hint

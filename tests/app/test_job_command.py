@@ -34,15 +34,6 @@ def test_a_job_is_written_and_described(capsys: pytest.CaptureFixture[str]) -> N
     assert {each.time_s for each in made.ranks[0].instructions} == {None, 0.005, 0.002}
 
 
-def test_what_waiting_draws_and_the_gpu_are_as_said(capsys: pytest.CaptureFixture[str]) -> None:
-    main(f"{USUAL} --blocked-power 75 --gpu-name A100 --json".split())
-    said = capsys.readouterr()
-    made = json.loads(said.out)
-    assert made["ranks"][0]["waiting"] == [{"core_mhz": None, "power_w": 75.0}]
-    assert made["gpu"]["name"] == "A100"
-    assert not said.err
-
-
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
@@ -60,12 +51,6 @@ def test_what_is_no_job_is_refused(
     ended, said = fails(f"{USUAL} {more}")
     assert ended == code
     assert message in said
-
-
-def test_an_unknown_schedule_names_those_there_are(fails: Callable[[str], tuple[int, str]]) -> None:
-    code, said = fails(USUAL.replace("1f1b", "1f2b"))
-    assert code == 2
-    assert "1f2b" in said
 
 
 @pytest.mark.untraced

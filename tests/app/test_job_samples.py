@@ -6,15 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock import Campaign, measure, pipeline_job, trace
+from underclock import pipeline_job
 from underclock.app import main
 from underclock.app.stages import stage_costs, with_costs
 from underclock.errors import DataError
-from underclock.hw.measurer import BRISK
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, Pass, SampleSet, Window
 from underclock.records.job import Job, Profile, ProfileRow
 from underclock.records.latencies import LatencyTable
-from underclock.store import SampleFile, read_document, read_samples, write_document
+from underclock.store import SampleFile, read_document, write_document
 
 CORES = (900, 1200, 1500, None)
 USUAL = "job 1f1b --stages 2 --microbatches 3"
@@ -93,21 +92,6 @@ def test_a_table_of_one_stage_is_that_of_all(capsys: pytest.CaptureFixture[str])
     assert not any(row.inside for row in profile.rows)
 
 
-def test_stages_of_their_own_have_their_own_costs() -> None:
-    main(f"{USUAL} --samples fast.csv --samples slow.csv -o job.json".split())
-    profiles = read_document(Path("job.json"), Job).profiles
-    for kind in ("forward", "backward"):
-        fast, slow = (profiles[f"stage {at} {kind}"].rows for at in range(2))
-        assert [row.time_s for row in slow] == pytest.approx([2.0 * row.time_s for row in fast])
-
-
-def test_stages_on_unlike_gpus_have_each_its_own() -> None:
-    ranks = pipeline_job(
-        "gpipe", samples=[stage(), stage(), stage(gpu="H")], stages=3, microbatches=2
-    ).ranks
-    assert [rank.gpu and rank.gpu.name for rank in ranks] == [None, None, "H"]
-
-
 @pytest.mark.parametrize(("latency", "inside"), [("free", True), ("12ms", True), ("40ms", False)])
 def test_clocks_change_inside_where_latency_leaves_time(latency: str, *, inside: bool) -> None:
     costs = stage_costs(None, [stage()], latency, stages=2)
@@ -115,13 +99,6 @@ def test_clocks_change_inside_where_latency_leaves_time(latency: str, *, inside:
     assert any(row.inside for row in rows) == inside
     assert any("a bound" in words for words in costs.warnings) == (latency == "free")
     assert sum(not row.inside for row in rows) == len(CORES)
-
-
-def test_without_auto_the_highest_clock_is_auto_and_said_so() -> None:
-    costs = stage_costs(None, [stage(cores=CORES[:-1])], None, stages=2)
-    profile = costs.profiles["stage 0 forward"]
-    assert profile.rows[profile.auto].core_mhz == 1500
-    assert any("no auto row is used" in words for words in costs.warnings)
 
 
 @pytest.mark.parametrize(
@@ -162,25 +139,6 @@ def test_samples_that_are_no_stages_are_refused_by_name() -> None:
         stage_costs(None, [stage(), stage(evidence=Evidence.SIMULATED)], None, stages=2)
     with pytest.raises(DataError, match="those of H, not of G"):
         stage_costs(None, [stage()], "other.latency.json", stages=2)
-
-
-@pytest.mark.untraced
-def test_a_simulated_stage_is_the_step_as_it_ran_and_as_sure(tmp_path: Path) -> None:
-    path = tmp_path / "stage.db"
-    campaign = Campaign(core_mhz=(1050, 1470, None), mem_mhz=(None,))
-    step = trace("gpt3-xl", layers=2, batch=8)
-    measure(step, gpu="sim:rtx3080ti", to=path, campaign=campaign, measuring=BRISK)
-    costs = stage_costs(None, [path], "6ms", stages=2)
-    total_s = 0.0
-    for kind in ("forward", "backward", "optimizer"):
-        profile = costs.profiles[f"stage 1 {kind}"]
-        auto = profile.rows[profile.auto]
-        total_s += auto.time_s
-        assert auto.time_error_s == 0.0
-        assert all(row.time_error_s < 0.05 * row.time_s for row in profile.rows)
-        assert 0.0 < profile.rows[0].energy_error_j < 0.05 * (profile.rows[0].energy_j or 0.0)
-    runs = [window.time_s for window in read_samples(path).in_situ]
-    assert total_s == pytest.approx(sum(runs) / len(runs))
 
 
 def test_samples_say_what_a_traced_job_takes_of_energy() -> None:

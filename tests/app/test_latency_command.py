@@ -11,11 +11,11 @@ from underclock.app import latency, main
 from underclock.app.latency import measure_latency
 from underclock.app.switching import named_latencies
 from underclock.campaign.switches import measure_moves
-from underclock.errors import NotAppliedError, NotSupportedError, UnderclockError, UsageError
+from underclock.errors import NotSupportedError, UnderclockError
 from underclock.hw.nvml import NvmlGpu
 from underclock.hw.nvml_calls import READ_ONLY
 from underclock.hw.simulated.rig import simulated_driver
-from underclock.records import Clocks, Evidence
+from underclock.records import Evidence
 from underclock.records.latencies import DriverMoves, LatencyTable
 from underclock.store import read_document
 
@@ -107,20 +107,6 @@ def test_no_target_can_be_asked_for_without_permission(
     assert "without --targets the driver's own moves are watched" in said
 
 
-def test_repeats_are_one_at_least() -> None:
-    with pytest.raises(UsageError, match="cannot repeat 0 times"):
-        measure_latency("sim:a100", repeats=0)
-
-
-def test_a_gpu_whose_clock_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unread(_gpu: NvmlGpu) -> Clocks:
-        raise NotSupportedError("could not read the clock: Not Supported")
-
-    monkeypatch.setattr(NvmlGpu, "observed", unread)
-    with pytest.raises(NotSupportedError, match="nothing shows when this GPU changes clocks: coul"):
-        measure_latency("sim:a100")
-
-
 def test_a_gpu_in_pieces_and_one_without_pytorch_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated_driver("a100"):
         with pytest.raises(NotSupportedError, match="which PyTorch with CUDA runs: ") as caught:
@@ -129,9 +115,3 @@ def test_a_gpu_in_pieces_and_one_without_pytorch_for_it(monkeypatch: pytest.Monk
         monkeypatch.setattr(NvmlGpu, "is_partitioned", lambda _: True)
         with pytest.raises(NotSupportedError, match="split into MIG instances"):
             measure_latency("nvml:0")
-
-
-def test_a_driver_that_follows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NvmlGpu, "lock", lambda _gpu, _clocks: None)
-    with pytest.raises(NotAppliedError, match="core 900 MHz was not reached: the driver accepted"):
-        measure_latency("sim:a100", targets=(900,))

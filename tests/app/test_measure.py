@@ -9,7 +9,7 @@ import pytest
 
 from underclock.app.backends import open_measurer
 from underclock.app.measuring import measure
-from underclock.campaign.grid import Campaign, Grid, settings_of
+from underclock.campaign.grid import Campaign, settings_of
 from underclock.errors import UsageError
 from underclock.records import AUTO, Clocks, Evidence, MeasurementSettings, SampleSet, Step
 from underclock.store import SampleFile, write_document
@@ -66,14 +66,6 @@ def test_every_kernel_is_measured_at_every_pair_as_often_as_asked(
     assert sample_set.fingerprint == step.fingerprint
 
 
-def test_a_finished_campaign_takes_no_more_samples(step: Step, finished: Path) -> None:
-    first = SampleFile.read(finished)
-    told: list[str] = []
-
-    assert _measure(step, finished, progress=lambda tally: told.append(tally.doing)) == first
-    assert told == ["done"]
-
-
 def test_a_killed_campaign_loses_nothing_and_goes_on(step: Step, tmp_path: Path) -> None:
     path, step_file = tmp_path / "samples.db", tmp_path / "step.json"
     write_document(step_file, step)
@@ -119,19 +111,6 @@ def test_two_campaigns_do_not_mix_in_one_file(
     assert SampleFile.read(finished) == before
 
 
-def test_the_coarse_grid_is_the_papers() -> None:
-    with open_measurer("sim:rtx3080ti") as measurer:
-        coarse = settings_of(measurer, Campaign(grid=Grid.COARSE))
-        full = settings_of(measurer, Campaign(grid=Grid.FULL))
-
-    cores = sorted({c.core_mhz for c in coarse if c.core_mhz})
-    assert cores == list(range(210, 2101, 210))
-    assert coarse[0] == AUTO
-    assert set(coarse) < set(full)
-    # 127 clocks of the paper's driver and one more of this one; each with 4 memories and auto.
-    assert len(full) > 128 * 5
-
-
 def test_clocks_the_gpu_lacks_are_refused_with_the_nearest() -> None:
     with (
         open_measurer("sim:rtx3080ti") as measurer,
@@ -154,23 +133,8 @@ def test_a_table_brings_its_own_kernels(tmp_path: Path) -> None:
     )
 
 
-def test_repeats_of_a_table_are_its_own_rows(tmp_path: Path) -> None:
-    table = tmp_path / "sweep.csv"
-    table.write_text(_TABLE)
-    sample_set = measure(
-        gpu=f"replay:{table}", to=tmp_path / "samples.db", campaign=Campaign(repeats=2)
-    )
-
-    assert [s.time_s for s in sample_set.samples if s.asked == Clocks(core_mhz=900)] == [1.1, 1.2]
-
-
 def test_a_table_answers_only_for_kernels_it_has(step: Step, tmp_path: Path) -> None:
     table = tmp_path / "sweep.csv"
     table.write_text(_TABLE)
     with pytest.raises(UsageError, match="cannot answer for"):
         measure(step, gpu=f"replay:{table}", to=tmp_path / "samples.db")
-
-
-def test_no_repeats_are_no_campaign() -> None:
-    with pytest.raises(ValueError, match="repeats"):
-        Campaign(repeats=0)

@@ -41,14 +41,6 @@ def test_boards_are_merged_and_planned_together(
     assert "1.db and 1.db hold the same measurements" in words
 
 
-def test_one_board_of_a_merged_file_is_planned_by_itself(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["merge", "1.db", "-o", "one.db"])
-    assert "of one board in one.db" in capsys.readouterr().out
-    assert read_samples(folder / "one.db") == read_samples(folder / "1.db")
-
-
 @pytest.mark.untraced
 def test_a_campaigns_file_is_named_after_host_and_gpu(
     folder: Path, capsys: pytest.CaptureFixture[str], fails: Callable[[str], tuple[int, str]]

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 import subprocess
 import sys
@@ -11,18 +10,14 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from underclock import Tally
 from underclock.app import main
 from underclock.app.output import (
-    PlainLines,
     clean,
     counted_bar,
     progress_bar,
     share_bar,
-    times_text,
 )
 from underclock.errors import DeviceError
 
@@ -38,11 +33,6 @@ def _in_a_folder_with_an_evil_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"{_EVIL},{_EVIL},,,1.0,100,100\n"
         f"{_EVIL},{_EVIL},900,5001,1.0,80,80\n"
     )
-
-
-@pytest.mark.parametrize("text", ["plain", "two\nlines\tand a tab", "Größe ≤ 3 %", ""])
-def test_text_without_control_characters_stays_as_it_is(text: str) -> None:
-    assert clean(text) == text
 
 
 def test_control_characters_are_written_out() -> None:
@@ -62,12 +52,6 @@ def test_no_command_lets_a_name_steer_the_terminal(
 
     assert said.out + said.err
     assert not any(mark in said.out + said.err for mark in _STEERS)
-
-
-def test_json_stays_json_of_the_same_names(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "sweep.csv", "--json"])
-
-    assert json.loads(capsys.readouterr().out)["gpu"]["name"] == _EVIL
 
 
 def test_what_stays_locked_is_said_beside_the_error(
@@ -124,51 +108,10 @@ def _tally(done: int, total: int | None, gpu_s: float, time_limit_s: float | Non
     return Tally(done=done, total=total, gpu_s=gpu_s, doing="a at auto", time_limit_s=time_limit_s)
 
 
-def test_a_campaign_with_an_end_shows_how_much_is_left(shown: _Terminal) -> None:
-    with redirect_stderr(shown), progress_bar("measuring") as show:
-        show(_tally(10, 40, 60.0))
-    assert "10/40" in _plain(shown)
-    assert "1 min of GPU time" in _plain(shown)
-    assert "a at auto" in _plain(shown)
-
-
-def test_a_campaign_without_an_end_pretends_to_none(shown: _Terminal) -> None:
-    with redirect_stderr(shown), progress_bar("measuring") as show:
-        show(_tally(51, None, 60.0))
-    words = _plain(shown)
-    assert "51 " in words
-    assert "51/51" not in words
-    assert "left" not in words
-
-
-def test_each_phase_is_named_and_has_its_own_share(shown: _Terminal) -> None:
-    with redirect_stderr(shown), progress_bar("measuring") as show:
-        for phase in ("first look", "samples of highest value"):
-            show(
-                Tally(done=3, total=None, gpu_s=9.0, doing="", phase=phase, phase_s=1.0, left_s=3.0)
-            )
-    words = _plain(shown)
-    assert "measuring: samples of highest value" in words
-
-
 def test_names_cannot_speak_to_the_terminal(shown: _Terminal) -> None:
     with redirect_stderr(shown), progress_bar("measuring") as show:
         show(Tally(done=1, total=2, gpu_s=1.0, doing="[red]x\x1b]0;owned\x07"))
     assert "[red]x\\u001b]0;owned\\u0007" in _plain(shown)
-
-
-def test_a_computation_shows_its_share_once_it_is_known(shown: _Terminal) -> None:
-    with redirect_stderr(shown), share_bar("predicting") as show:
-        show(0.25)
-    assert "predicting" in _plain(shown)
-    assert "25%" in _plain(shown)
-
-
-def test_pieces_of_work_are_counted_and_named(shown: _Terminal) -> None:
-    with redirect_stderr(shown), counted_bar("planning") as show:
-        show(3, 11, "at 6 ms\x1b[2J")
-    assert "3/11" in _plain(shown)
-    assert "at 6 ms\\u001b[2J" in _plain(shown)
 
 
 def test_nothing_is_said_of_what_is_soon_over(capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,57 +153,3 @@ def test_plain_lines_come_where_stderr_is_piped() -> None:
         assert "\x1b" not in pipe.getvalue()
         before = len(lines)
         assert not pipe.came.acquire(timeout=0.03) or len(pipe.getvalue().splitlines()) == before
-
-
-class _Clock:
-    """Time that a test lets pass."""
-
-    now = 100.0
-
-    def now_s(self) -> float:
-        return self.now
-
-    def sleep_s(self, duration_s: float) -> None:
-        self.now += duration_s
-
-
-def test_a_line_says_how_long_each_phase_takes() -> None:
-    clock = _Clock()
-    lines = PlainLines("measuring", clock)
-    clock.sleep_s(10.0)
-    assert lines.line() == "measuring: 0:00:10"
-    lines.show(description="measuring: first", completed=0.5, total=1.0, count="1/2")
-    clock.sleep_s(30.0)
-    assert lines.line() == "measuring: first: 1/2; 0:00:40, 0:00:30 left"
-    lines.show(description="measuring: second", completed=0.0, total=None, count="3")
-    assert lines.line() == "measuring: second: 3; 0:00:40"
-    clock.sleep_s(6.0)
-    lines.show(description="measuring: second", completed=3, total=4)
-    assert lines.line() == "measuring: second: 3; 0:00:46, 0:00:02 left"
-
-
-@pytest.mark.parametrize(
-    ("tally", "share"),
-    [
-        (_tally(10, 40, 60.0), 0.25),
-        (_tally(10, None, 60.0), None),
-        (_tally(10, None, 60.0, 120.0), 0.5),
-        (_tally(10, 40, 60.0, 120.0), 0.5),  # whichever ends it first
-        (_tally(50, 40, 60.0), 1.0),
-        (_tally(0, 0, 0.0), None),
-        (Tally(done=1, total=None, gpu_s=9.0, doing="", phase_s=1.0, left_s=3.0), 0.25),
-        (Tally(done=1, total=None, gpu_s=9.0, doing="", phase_s=0.0, left_s=0.0), None),
-        (Tally(done=1, total=2, gpu_s=9.0, doing="", phase_s=1.0, left_s=3.0), 0.5),
-    ],
-)
-def test_how_much_of_a_campaign_is_done(tally: Tally, share: float | None) -> None:
-    assert tally.share == share
-
-
-@given(st.floats(0, 1e6), st.none() | st.floats(0, 1e6))
-def test_times_are_said(elapsed_s: float, left_s: float | None) -> None:
-    words = times_text(elapsed_s, left_s)
-
-    assert words.endswith(" left") == (left_s is not None)
-    assert times_text(None, None) == "0:00:00"
-    assert times_text(3.9, 61.0) == "0:00:03, 0:01:01 left"

@@ -1,6 +1,5 @@
 """Pages in a browser: quick, silent, offline, for keyboards, telephones, dark rooms and paper."""
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,15 +144,6 @@ def settle(page: Page) -> None:
     page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
 
-def until(page: Page, comes: Callable[[], bool]) -> None:
-    """Wait until something comes, for a hundred frames at most."""
-    for _ in range(100):
-        if comes():
-            return
-        settle(page)
-    raise AssertionError("it did not come")
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", _KINDS)
 def test_axe_finds_nothing_serious(kind: str, dark: bool, opened: Opened) -> None:  # noqa: FBT001
@@ -200,19 +190,6 @@ def test_a_page_of_10_000_kernels_is_small_and_opens_at_once(folder: Path, opene
     assert page.evaluate(shapes) < 400_000
 
 
-def test_a_page_of_50_000_kernels_opens_and_says_what_it_leaves_out(opened: Opened) -> None:
-    page = opened("too_many")
-
-    assert "All 50000 kernels, 10000 of them one by one" in page.inner_text("main")
-    page.locator("#table-kernels input").fill("others")
-    shown = page.locator("#table-kernels tbody tr:not(.gap)")
-    assert shown.count() == 1
-    assert "40000 others" in shown.inner_text()
-    page.locator(".stage").focus()
-    page.keyboard.press("End")
-    assert "50000 of 50000" in page.locator(".tip").inner_text()
-
-
 def test_a_timeline_is_zoomed_and_walked_with_the_keyboard_alone(opened: Opened) -> None:
     page = opened("plan")
     stage = page.locator(".stage")
@@ -246,62 +223,6 @@ def test_a_timeline_is_zoomed_and_walked_with_the_keyboard_alone(opened: Opened)
     page.keyboard.press("0")
     settle(page)
     assert seen_s(page) == pytest.approx(whole)
-
-
-def test_a_timeline_is_zoomed_by_wheel_and_by_dragging(opened: Opened) -> None:
-    page = opened("plan")
-    page.locator("#timeline").scroll_into_view_if_needed()
-    box = page.locator(".stage").bounding_box()
-    assert box is not None
-    whole = seen_s(page)
-    x, y = box["x"] + box["width"] / 2, box["y"] + 120
-
-    page.mouse.move(x, y)
-    assert page.locator(".tip").is_visible()
-    scrolled = page.evaluate("scrollY")
-    page.mouse.wheel(0, 10)  # a page that is passed scrolls on
-    until(page, lambda: page.evaluate("scrollY") != scrolled)
-    assert seen_s(page) == whole
-    page.mouse.wheel(0, -10)
-    until(page, lambda: page.evaluate("scrollY") == scrolled)
-    page.keyboard.down("Control")
-    page.mouse.wheel(0, -300)
-    until(page, lambda: seen_s(page)[1] < whole[1])
-    page.keyboard.up("Control")
-    page.get_by_role("button", name="Whole").click()
-    settle(page)
-    assert seen_s(page) == pytest.approx(whole)
-
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 100, y, steps=3)
-    page.mouse.up()
-    settle(page)
-    first, last = seen_s(page)
-    assert whole[0] < first < last < whole[1]
-    assert (last - first) / (whole[1] - whole[0]) == pytest.approx(
-        100 / (box["width"] - 80), rel=0.02
-    )
-
-
-def test_clocks_differ_in_height_as_in_colour_and_what_the_driver_sets_is_hatched(
-    opened: Opened,
-) -> None:
-    page = opened("plan")
-
-    heights = page.evaluate(
-        "[...document.querySelectorAll('#timeline path[class^=c]')].filter(e => /^c\\d$/.test("
-        "e.getAttribute('class'))).map(e => [e.getAttribute('class'), /v-([\\d.]+)/.exec("
-        "e.getAttribute('d'))[1]])"
-    )
-
-    by_colour: dict[str, float] = {}
-    for colour, height in heights:
-        by_colour.setdefault(colour, float(height))
-    assert len(by_colour) >= 3
-    assert sorted(by_colour.values()) == [by_colour[each] for each in sorted(by_colour)]
-    assert len(set(by_colour.values())) == len(by_colour)
-    assert page.locator('#timeline path[fill="url(#hatch)"]').count() == 2
 
 
 def test_sliders_move_through_stored_frontiers_and_say_where_they_are(opened: Opened) -> None:
@@ -368,15 +289,3 @@ def test_on_paper_everything_is_there_and_nothing_that_is_pressed(opened: Opened
     assert not page.locator("#timeline button").first.is_visible()
     assert page.locator("#timeline svg").is_visible()
     assert "Printed are the first 100 of 10000 kernels." in page.inner_text("#table-kernels")
-
-
-def test_a_run_page_leads_with_what_was_saved_and_whether_the_promise_was_kept(
-    opened: Opened,
-) -> None:
-    page = opened("run")
-
-    assert page.inner_text("h1").startswith(f"{MINUS}10.00 % energy at +0.30 % time")
-    top = page.locator(".verdict").bounding_box()
-    assert top is not None
-    assert top["y"] < 900  # without scrolling
-    assert json.dumps(page.locator(".verdict").inner_text()).count("Kept") == 1

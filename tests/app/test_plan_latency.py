@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from underclock import Campaign, Goal, LatencyTable, measure, plan, trace
+from underclock import Campaign, LatencyTable, measure, trace
 from underclock.app import main, planning
 from underclock.hw.measurer import BRISK
 from underclock.records import (
@@ -21,7 +21,6 @@ from underclock.records import (
     SampleSet,
     Window,
 )
-from underclock.report.answer import switching_sentence
 from underclock.store import SampleFile, read_samples, write_document
 
 pytestmark = pytest.mark.slow
@@ -109,32 +108,6 @@ def test_without_a_latency_what_is_reported_of_such_gpus_is_planned_for(
     assert plan["schedule"]["latencies"]["switches"][0]["delay_s"] == 0.15  # type: ignore[index]
 
 
-def test_what_was_measured_of_the_gpu_comes_before_what_is_reported(
-    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copied = tmp_path / "samples.db"
-    copied.write_bytes(samples.read_bytes())
-    write_document(copied.with_suffix(".latency.json"), LatencyTable.constant(5e-3))
-    plan = planned(capsys, copied)
-    assert plan["latency_range_s"] is None
-    assert plan["schedule"]["latency"] == "as assumed"  # type: ignore[index]
-
-
-def test_of_a_gpu_of_which_nothing_is_reported_some_latencies_stand_beside_the_bound(
-    samples: Path,
-) -> None:
-    known = read_samples(samples)
-    gpu = msgspec.structs.replace(known.gpu, name="a GPU of tomorrow")
-    made = plan(
-        msgspec.structs.replace(known, gpu=gpu), Goal(max_slowdown=0.01), latency="known", raw=True
-    )
-    assert made.schedule is None
-    assert made.bound == made.chosen == made.headline.name
-    assert [point.latency_s for point in made.latency_curve] == [1e-3, 6e-3, 0.15]
-    said = str(switching_sentence(made))
-    assert "How long a GPU of tomorrow takes is not known: it would be -" in said
-
-
 def test_python_plans_by_default_what_the_command_line_does(
     samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,30 +115,6 @@ def test_python_plans_by_default_what_the_command_line_does(
     made = planning.plan(samples)
     assert json.loads(capsys.readouterr().out) == json.loads(msgspec.json.encode(made))
     assert (made.max_slowdown, made.chosen) == (0.01, "achievable")
-
-
-@pytest.mark.parametrize("latency", ["free", "ideal", "0", "0ms"])
-def test_switching_may_be_taken_as_free(
-    samples: Path, capsys: pytest.CaptureFixture[str], latency: str
-) -> None:
-    plan = planned(capsys, samples, "--latency", latency)
-    assert "achievable" not in [arm["name"] for arm in plan["arms"]]  # type: ignore[attr-defined]
-    assert plan["schedule"] is None
-    assert plan["latency_curve"] == []
-
-
-def test_a_person_sees_the_curve_with_known_hardware_and_so_does_the_page(
-    at_6ms: tuple[Path, str], tmp_path: Path
-) -> None:
-    (plan, out), page = at_6ms, tmp_path / "page.html"
-    assert "achievable here" in out
-    assert "Hopper" in out
-    assert max(map(len, out.splitlines())) <= 80
-
-    assert run("report", plan, "-o", page) == 0
-    text = page.read_text()
-    assert "If changing clocks took longer" in text
-    assert "6ms, assumed" in text
 
 
 def test_measured_latencies_are_looked_for_beside_the_samples(
@@ -211,18 +160,6 @@ def test_latencies_of_another_gpu_are_refused(
     write_document(path, other)
     assert run("plan", samples, "--latency", path) == 4
     assert "those of H100" in capsys.readouterr().err
-
-
-def test_where_a_budget_gives_nothing_the_answer_is_what_more_time_would_give(
-    samples: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ("--latency", "6ms", "--max-switches", "4", "--max-slowdown", "0")
-    assert run("plan", samples, *given) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("No saving to promise, simulated on RTX 3080 Ti:")
-    assert "no schedule was found that surely saves energy at ≤ 0 % slower" in said
-    assert "time budgets, not promised" in said
-    assert "+0.00 %" not in said
 
 
 def test_a_budget_that_no_schedule_meets_is_refused_with_the_bound_and_the_fastest(

@@ -12,22 +12,17 @@ from score import score
 from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.app.report import write_report
-from underclock.app.validating import validate
 from underclock.campaign.grid import Campaign
-from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError, InfeasibleError
 from underclock.records import (
     AUTO,
     Accounting,
     Clocks,
     Evidence,
-    Granularity,
     MeasurementSettings,
-    Objective,
     Plan,
     SampleSet,
     Strategy,
-    Verdict,
 )
 from underclock.report.answer import headline
 from underclock.workloads import workload
@@ -35,7 +30,6 @@ from underclock.workloads import workload
 # Two kernels that can lend each other time: b gives 0.1 s, a takes it.
 _TABLE = (Path(__file__).parents[1] / "data/tables/two_kernels.csv").read_text()
 _QUICK = MeasurementSettings(kernel_warm_s=1.0, window_s=1.0)
-_COLD = msgspec.structs.replace(_QUICK, warm_s=1.0, steady_s=1.0, launches=1)
 
 
 @pytest.fixture
@@ -93,46 +87,11 @@ def test_the_json_holds_what_the_readme_names(table: Path) -> None:
     assert body["kernels"]["a"]["mem_mhz"] is None
 
 
-def test_samples_at_one_clock_pair_ask_for_other_clocks(table: Path) -> None:
-    assert not [words for words in plan(table).warnings if "measure at other clocks" in words]
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join([lines[0], *(line for line in lines if ",,," in line)]) + "\n")
-
-    (told,) = [words for words in plan(table).warnings if "measure at other clocks" in words]
-
-    assert "every sample is at one pair of clocks" in told
-
-
-def test_samples_replayed_from_a_table_plan_like_the_table(table: Path, tmp_path: Path) -> None:
-    replayed = measure(gpu=f"replay:{table}", to=tmp_path / "samples.db")
-
-    first, second = plan(replayed), plan(table)
-    assert msgspec.structs.replace(first, provenance=second.provenance) == second
-    assert first.provenance is not None
-    assert second.provenance is not None
-    assert first.provenance.table == second.provenance.table
-    assert plan(tmp_path / "samples.db") == first
-
-
 def test_a_budget_nobody_can_keep_says_what_could_be(table: Path) -> None:
     with pytest.raises(InfeasibleError, match=r"-20\.00 %") as caught:
         plan(table, underclock.Goal(max_slowdown=-0.2))
 
     assert "-5.00 %" in caught.value.hint
-
-
-@pytest.mark.parametrize("granularity", list(Granularity))
-def test_the_chosen_arm_is_the_one_asked_for(table: Path, granularity: Granularity) -> None:
-    made = plan(table, underclock.Goal(granularity=granularity, max_slowdown=0.5))
-
-    assert made.chosen in {Strategy.KERNEL_GLOBAL, Strategy.PASS, Strategy.BEST_FIXED}
-    total_j = sum(
-        {"a": {AUTO: 100, Clocks(core_mhz=900): 60}, "b": {AUTO: 100, Clocks(core_mhz=900): 95}}[
-            name
-        ][choice.clocks]
-        for name, choice in made.kernels.items()
-    )
-    assert made.promise.energy_j == total_j
 
 
 def test_a_score_on_the_plans_own_table_is_its_promise(table: Path) -> None:
@@ -176,71 +135,6 @@ def test_auto_of_a_simulated_step_is_the_step_as_it_ran(
     assert made.promise.energy_change < -0.08
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("raw", [True, False])
-def test_auto_of_kernels_alone_is_their_sum(simulated: SampleSet, *, raw: bool) -> None:
-    made = plan(simulated, underclock.Goal(max_slowdown=0.01), raw=raw, isolated=not raw)
-    alone = cost_table(simulated)
-
-    assert made.accounting is Accounting.ISOLATED
-    assert made.arm(Strategy.AUTO).time_s == pytest.approx(alone.auto_time_s)
-    assert made.arm(Strategy.AUTO).energy_j == pytest.approx(alone.auto_energy_j)
-    assert made.closure == alone.closure
-
-
-@pytest.mark.slow
-def test_validation_compares_all_pairs_with_the_promise(simulated_plan: Plan) -> None:
-    promise = simulated_plan.promise
-    validation = validate(simulated_plan, gpu="sim:rtx3080ti", repeats=3, measuring=_QUICK)
-
-    assert validation.evidence is Evidence.SIMULATED
-    assert len(validation.auto_time_s) == len(validation.plan_energy_j) == 3
-    assert validation.promised_energy_change == promise.energy_change
-    assert (
-        validation.energy_change.best
-        <= validation.energy_change.mean
-        <= validation.energy_change.worst
-    )
-    assert validation.energy_change.mean == pytest.approx(promise.energy_change, abs=0.003)
-    assert validation.time_change.mean == pytest.approx(promise.time_change, abs=0.001)
-    assert 0 <= validation.pairs_keeping_energy <= 9
-    assert len(set(validation.plan_energy_j)) == 3
-
-
-@pytest.mark.slow
-def test_the_same_seed_validates_the_same(simulated_plan: Plan) -> None:
-    first, again = (
-        validate(simulated_plan, gpu="sim:rtx3080ti", repeats=1, measuring=_COLD) for _ in range(2)
-    )
-
-    assert first == again
-
-
-def test_what_lies_within_the_interval_of_a_promise_keeps_it(table: Path) -> None:
-    made = plan(table, underclock.Goal(max_slowdown=0.2))
-    given = made.promise.energy_change
-    repeats = _noisy_table(table, 4)
-
-    def verdict(promised: float, margin: float | None) -> Verdict | None:
-        interval = None if margin is None else (promised - margin, promised + margin)
-        arms = tuple(
-            msgspec.structs.replace(
-                arm,
-                energy_j=made.promise.energy_j * (1.0 + promised) / (1.0 + given),
-                energy_change=promised,
-                energy_interval=interval,
-            )
-            if arm.name is made.chosen
-            else arm
-            for arm in made.arms
-        )
-        return judged(msgspec.structs.replace(made, arms=arms), repeats, repeats=4).verdict
-
-    assert verdict(given - 0.02, None) is Verdict.NOT_KEPT
-    assert verdict(given - 0.02, 0.01) is Verdict.NOT_KEPT
-    assert verdict(given - 0.02, 0.04) is Verdict.KEPT
-
-
 def test_a_score_is_as_sure_as_the_table_s_repeats(table: Path) -> None:
     made = plan(table)
     assert "of this table" in headline(made)
@@ -250,23 +144,6 @@ def test_a_score_is_as_sure_as_the_table_s_repeats(table: Path) -> None:
     repeated = score(made, _noisy_table(table, 4)).arms[-1]
     assert repeated.energy_interval is not None
     assert repeated.energy_interval[0] < (repeated.energy_change or 0) < repeated.energy_interval[1]
-
-
-def test_a_plan_of_a_table_with_repeats_has_an_interval(table: Path) -> None:
-    made = plan(_noisy_table(table, 10), underclock.Goal(max_slowdown=0.2))
-    arm = made.arm(made.chosen)
-
-    assert arm.energy_interval is not None
-    assert arm.energy_interval[1] - arm.energy_interval[0] > 1e-4
-    assert "of this table" not in headline(made)
-    assert plan(table, underclock.Goal(max_slowdown=0.2), raw=True).promise.energy_change < 0
-
-
-def test_a_plan_without_a_time_budget_counts_no_pairs_that_keep_it(table: Path) -> None:
-    made = plan(table, underclock.Goal(objective=Objective.EDP))
-    validation = judged(made, table, repeats=1)
-
-    assert validation.pairs_keeping_time is None
 
 
 def _noisy_table(table: Path, rows: int, *, less: float = 0.0) -> Path:
@@ -296,22 +173,6 @@ def test_pairs_keep_the_time_budget_to_the_tolerance_that_the_verdict_uses(table
     assert usual.pairs_keeping_time == sum(pair <= 0.0005 + 1e-9 for pair in pairs)
     assert (strict.pairs_keeping_time or 0) < (usual.pairs_keeping_time or 0) < 100
     assert loose.pairs_keeping_time == 100
-
-
-def test_a_promise_that_holds_is_called_kept(table: Path) -> None:
-    made = plan(_noisy_table(table, 10), raw=True)
-    validation = judged(made, table)
-
-    assert validation.verdict is Verdict.KEPT
-    assert validation.further_repeats is None
-    assert validation.energy_interval is not None
-    assert (
-        validation.energy_interval[0]
-        < validation.energy_change.mean
-        < validation.energy_interval[1]
-    )
-    assert validation.time_interval is not None
-    assert (validation.tolerance, validation.max_slowdown) == (0.001, 0.01)
 
 
 def test_a_report_refuses_another_plans_validation(table: Path, tmp_path: Path) -> None:

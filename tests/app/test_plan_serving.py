@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from underclock import Campaign, ServingBudget, ServingPlan, load, measure, plan_serving, trace
+from underclock import Campaign, ServingPlan, load, measure, plan_serving, trace
 from underclock.app import main
 from underclock.errors import DataError
 from underclock.hw.measurer import BRISK
-from underclock.records import ALONE, Clocks, Pass, SampleSet
+from underclock.records import ALONE, Pass, SampleSet
 from underclock.records.serving import Basis
 from underclock.runtime.policy.governor import Governor, Note
 from underclock.runtime.trainer.notes import BEGIN
@@ -84,28 +84,6 @@ def test_a_folder_of_samples_becomes_a_table_that_a_governor_holds(
 
 
 @pytest.mark.slow
-def test_times_are_those_of_the_step_as_it_runs_at_a_clock(samples: list[SampleSet]) -> None:
-    """Against the same steps run whole at locks, which the plan knew nothing of."""
-    from underclock.app.backends import open_measurer
-
-    step = trace("llama3-8b-decode", batch=8, context=1024, layers=2)
-    launches = [step.kernels[k] for k in step.order]
-    clocks = Clocks(core_mhz=1500)
-    with open_measurer("sim:h200", measuring=HASTY, step=step) as measurer:
-        taken = {}
-        for each in (Clocks(), clocks):
-            with measurer.hold(each):
-                measurer.warm(launches)
-                taken[each] = measurer.measure(launches)
-    made = plan_serving(samples, ServingBudget(max_slowdown=0.5))
-    cost = next(each for each in made.buckets[1].frontier if each.clocks == clocks)
-    real = taken[clocks].time_s / taken[Clocks()].time_s
-    assert cost.time_s / made.buckets[1].auto.time_s == pytest.approx(real, abs=0.01)
-    drawn = taken[clocks].energy_j / taken[Clocks()].energy_j
-    assert cost.energy_j / made.buckets[1].auto.energy_j == pytest.approx(drawn, abs=0.03)
-
-
-@pytest.mark.slow
 def test_a_budget_that_nothing_keeps_says_which_would(
     family: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,13 +147,6 @@ def test_families_that_make_no_table_are_refused(
     with pytest.raises(DataError, match=words) as caught:
         plan_serving(changed(samples))
     assert hint in caught.value.hint
-
-
-@pytest.mark.slow
-def test_a_mixed_step_says_its_tokens(samples: Family) -> None:
-    mixed = _of_pass(samples[0], Pass.DECODE, Pass.PREFILL)
-    (bucket,) = plan_serving([renamed(mixed, workload="m-mixed-b8-c1k-t520")]).buckets
-    assert (bucket.pass_, bucket.context, bucket.tokens) == (Pass.MIXED, 1024, 520)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from underclock.app.raying import measure_together
 from underclock.campaign.grid import Campaign, Grid
 from underclock.errors import DataError, DeviceError, NotSupportedError, StuckError, UsageError
 from underclock.hw.interrupts import InterruptedBySignal, interruptible
-from underclock.records import Kernel, MeasurementSettings, Step
+from underclock.records import MeasurementSettings, Step
 from underclock.store import read_parts, read_samples, write_document
 from underclock.workloads import workload
 
@@ -227,13 +227,6 @@ def test_a_gpu_that_falls_silent_ends_the_campaign(
         )
     assert "the same command goes on" in caught.value.hint
     assert list((tmp_path / "a.db.parts").glob("0-of-1.*.db"))
-
-
-def test_a_step_that_only_runs_whole_is_measured_without_ray(tmp_path: Path) -> None:
-    whole = Step(name="s", kernels=(Kernel(name="k"),), order=(0,), obstacle="a graph is captured")
-    for step in (whole, None):
-        with pytest.raises(UsageError, match="only runs whole"):
-            measure_together(step, gpus=["sim:rtx3080ti"], to=tmp_path / "a.db")
 
 
 def test_no_ray_is_said(

@@ -52,34 +52,6 @@ def test_measure_says_what_it_will_take(capsys: pytest.CaptureFixture[str]) -> N
     assert "measurements" not in said.out
 
 
-@pytest.mark.slow
-def test_measure_says_which_kernels_it_did_not_come_to(capsys: pytest.CaptureFixture[str]) -> None:
-    _trace()
-    _measure("--grid steer --max-samples 2")
-    assert "it ended before any kernel was run alone" in capsys.readouterr().err
-    _measure("--grid steer --max-samples 12")
-    said = capsys.readouterr().err
-    assert "it ended before any kernel" not in said
-    assert re.search(r"and \d+ more were never run alone and take \d+ % of the step's time", said)
-
-
-def test_a_table_that_answers_at_once_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("t.csv").write_text(
-        "gpu,kernel,core_mhz,mem_mhz,time_s,energy_j,power_w\nG,a,,,1,100,100\n"
-    )
-    main(["measure", "--gpu", "replay:t.csv", "-o", "s.db"])
-    assert "GPU time" not in capsys.readouterr().err
-
-
-def test_the_word_for_a_limit_of_time_is_not_that_of_a_slowdown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _trace()
-    with pytest.raises(SystemExit):
-        _measure("--budget 80s")
-    assert "no such option" in capsys.readouterr().err
-
-
 def test_trace_says_what_it_does_with_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def trace_step(step: object, *, onlooker: Onlooker) -> Any:
         assert step == "step"

@@ -1,7 +1,6 @@
 """`underclock saved` as a shell sees it."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,11 +78,6 @@ def test_runs_are_shown_by_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bert: simulated" in _said("--by job", capsys)
 
 
-def test_an_empty_ledger_says_who_writes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing is in" in _said("", capsys)
-    assert json.loads(_said("--json", capsys))["saved"] == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -108,33 +102,6 @@ def test_what_is_no_rate_is_refused(
 
     assert code == 2
     assert reason in said
-
-
-@pytest.mark.usefixtures("filled")
-def test_lines_that_are_no_runs_are_left_out_with_a_sentence(
-    ledger: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = ledger.read_text().splitlines()
-    odd = lines[0].replace('"began_s":1764547200.0', '"began_s":1e15').replace("run 1", "run 4")
-    ledger.write_text("\n".join([*lines, odd, lines[1][:40]]))
-
-    main(["saved"])
-
-    said = capsys.readouterr()
-    assert "0.10 (0.05 to 0.15)" in said.out
-    assert "line 4 of" in said.err
-    assert "and 1 more" in said.err
-    assert "Traceback" not in said.err
-
-
-def test_a_fifo_in_its_place_is_refused_at_once(
-    ledger: Path, fails: Callable[[str], tuple[int, str]]
-) -> None:
-    os.mkfifo(ledger)
-    code, said = fails("saved")
-
-    assert code == 4
-    assert "is no ordinary file" in said
 
 
 def test_a_ledger_that_is_turned_off_says_so(

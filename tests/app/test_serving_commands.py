@@ -49,23 +49,6 @@ def test_doctor_tells_what_is_locked(socket: Path, capsys: pytest.CaptureFixture
     assert "core locked at 1050 MHz" in capsys.readouterr().out
 
 
-def test_doctor_tells_nothing_locked_of_a_gpu_of_its_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (found,) = _doctor(capsys, "--gpu", "sim:h200")["gpus"]
-    assert found["locked_core_mhz"] is None
-    assert found["power_limit_w"] == 700.0
-
-
-def test_doctor_goes_on_where_nobody_serves(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SIMULATOR, str(tmp_path / "nobody"))
-    found = _doctor(capsys)
-    assert any("no simulated GPU answers" in note for note in found["notes"])
-    assert found["gpus"][0]["spec"].startswith("sim:")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_told_to_end(number: signal.Signals, tmp_path: Path) -> None:
     path, file = tmp_path / "s", tmp_path / "step.json"

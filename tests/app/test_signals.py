@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from underclock.campaign.grid import Campaign
 from underclock.core.planning.best_choice import Goal
 from underclock.gpus.models import Bounds
 from underclock.hw.clock import SystemClock
-from underclock.hw.interrupts import InterruptedBySignal, interruptible, raise_lost_interrupt
+from underclock.hw.interrupts import InterruptedBySignal, interruptible
 from underclock.hw.lease import ClockLeases
 from underclock.hw.simulated.device import VirtualGpu
 from underclock.records import Clocks, Kernel, Kind, MeasurementSettings, Step
@@ -157,15 +156,6 @@ def test_what_a_process_ignores_stays_ignored(folder: Path, tmp_path: Path) -> N
     assert child.code == 0
 
 
-def test_handlers_are_put_back(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    main(["doctor", "--gpu", "sim:a100"])
-    capsys.readouterr()
-
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
 def _ask_and_lose(number: signal.Signals) -> None:
     """Have a signal come where what its handler raises is swallowed, as an import's may be."""
     with contextlib.suppress(BaseException):
@@ -199,15 +189,6 @@ def test_a_signal_that_was_swallowed_ends_what_begins_next(number: signal.Signal
                 begin()
         assert ended.value.exit_code == 128 + number
     assert begun == []
-
-
-def test_without_a_signal_nothing_is_raised() -> None:
-    raise_lost_interrupt()
-    with interruptible():
-        raise_lost_interrupt()
-        thread = threading.Thread(target=raise_lost_interrupt)
-        thread.start()
-        thread.join(10.0)
 
 
 _LOSES = """

@@ -238,15 +238,6 @@ def test_ranks_are_looked_at_in_the_same_step(kind: str) -> None:
     assert "2 ranks: step.rank0.json, step.rank1.json" in done.stdout
 
 
-def test_ranks_of_a_pipeline_have_steps_of_their_own() -> None:
-    done = trace(*_TORCHRUN, "ranks.py", "pipeline")
-
-    assert done.returncode == 0, done.stderr
-    first, last = (read_document(Path(f"step.rank{rank}.json"), Step) for rank in (0, 1))
-    assert "mean" in " ".join(kernel.name for kernel in last.kernels), "the loss is in it"
-    assert "mean" not in " ".join(kernel.name for kernel in first.kernels)
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [

@@ -70,13 +70,6 @@ def test_a_plan_is_carried_over_and_says_how(
 
 
 @pytest.mark.untraced
-@pytest.mark.usefixtures("files")
-def test_samples_serve_without_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("known.db", "step.json", "--latency", "free") == 0
-    assert "kernel, global" in capsys.readouterr().out
-
-
-@pytest.mark.untraced
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -90,27 +90,6 @@ def test_what_is_not_decided_has_a_code_and_says_what_would_decide_it(
     assert "would decide" in last
 
 
-def test_json_carries_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    _table(saved_j=-5.0)
-    with pytest.raises(SystemExit, match="7"):
-        _validate("--json", "--tolerance", "1%")
-    found = json.loads(capsys.readouterr().out)
-
-    assert found["verdict"] == "not kept"
-    assert found["latency"] is None
-    assert found["tolerance"] == 0.01
-    assert found["energy_interval"][0] < found["energy_change"]["mean"]
-    assert len(found["time_interval"]) == 2
-    assert found["further_repeats"] is None
-
-
-def test_a_generous_tolerance_forgives(capsys: pytest.CaptureFixture[str]) -> None:
-    _table(saved_j=-5.0)
-    _validate("--tolerance", "6%")
-
-    assert "tolerance 6 points" in capsys.readouterr().out.splitlines()[-1]
-
-
 @pytest.mark.untraced
 @pytest.mark.parametrize(
     ("more", "sentence"),
@@ -154,17 +133,3 @@ def test_a_plan_that_sets_nothing_is_not_run(capsys: pytest.CaptureFixture[str])
 
     main(["report", "auto.json", "v.json", "-o", "page.html"])
     assert Path("page.html").is_file()
-
-
-def test_a_table_cannot_run_a_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("underclock.app.validating.validate", validate)
-    for gpu, words in (
-        ("replay:sweep.csv", "cannot run kernels"),
-        ("sim:rtx3080ti", "no order of launches"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(["validate", "plan.json", "--gpu", gpu])
-        assert ended.value.code == 2
-        assert words in capsys.readouterr().err
