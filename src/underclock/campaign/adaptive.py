@@ -271,30 +271,26 @@ class Adaptive(WindowPolicy):
         """Return what is missing of the step and its kernels at auto, to which all is compared."""
         kernels = list(self._not_yet(self._kernel(each, self._baseline) for each in self._kernels))
         steps = WHOLE_STEPS if self._whole else 0
-        hurried = self._is_short_of_time()
+        looks = first_looks(self._recorder.samples, self._campaign, whole=self._whole)
+        hurried = (
+            self.limit_s is not None and self.limit_s < _HURRIED * looks * self._bench.takes_s(0.0)
+        )
         if hurried:
             # Looks at a step of some seconds would take all of it, and tell of no kernel.
             if kernels:
                 return kernels
-            steps = min(steps, int(self._lasts_for_a_step(samples, spent_s)))
+            # Whether there is time for a look at the whole step, as long as its kernels are
+            # alone.
+            warm_s = samples.measuring.least_warm_s if samples.measuring else 0.0
+            alone = {s.kernel: s.time_s for s in samples.samples}
+            step_s = sum(kernel.count * alone.get(kernel.name, 0.0) for kernel in self._kernels)
+            steps = min(
+                steps, int(spent_s + warm_s + self._bench.takes_s(step_s) < (self.limit_s or 0.0))
+            )
         missing = steps - len(samples.in_situ)
         # Kernels one by one leave the GPU cooler than the step does.
         runs = [Wanted(timed=False, warm=hurried and not n) for n in range(missing)]
         return runs or kernels
-
-    def _is_short_of_time(self) -> bool:
-        """Whether a time limit may end before each kernel was looked at as often as it is first."""
-        looks = first_looks(self._recorder.samples, self._campaign, whole=self._whole)
-        return self.limit_s is not None and self.limit_s < _HURRIED * looks * self._bench.takes_s(
-            0.0
-        )
-
-    def _lasts_for_a_step(self, samples: SampleSet, spent_s: float) -> bool:
-        """Whether there is time for a look at the whole step, as long as its kernels are alone."""
-        warm_s = samples.measuring.least_warm_s if samples.measuring else 0.0
-        alone = {s.kernel: s.time_s for s in samples.samples}
-        step_s = sum(kernel.count * alone.get(kernel.name, 0.0) for kernel in self._kernels)
-        return spent_s + warm_s + self._bench.takes_s(step_s) < (self.limit_s or 0.0)
 
     def at_once(self, window: Window) -> list[Wanted]:
         """Return what a kernel that the cap held below its clocks is run with there: idling.

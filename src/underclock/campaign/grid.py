@@ -79,10 +79,26 @@ class Campaign:
             given = getattr(self, name)
             if given is not None:
                 object.__setattr__(self, name, member(kinds, given, name))
-        self._check_steering()
-        self._check_ends()
+        if self.clocks is ClockControl.STEER:
+            if self.grid in {Grid.COARSE, Grid.FULL}:
+                raise UsageError(f"a {self.grid} grid is of clocks that are held, not steered")
+            if self.core_mhz or self.mem_mhz or self.repeats > 1:
+                raise UsageError("steering sets no clocks: it decides itself what to visit")
+        if not self.precision > 0:
+            raise UsageError(f"precision must be positive, got {self.precision}")
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise UsageError(f"the time limit must be positive, got {self.time_limit_s} s")
+        if self.max_samples is not None and self.max_samples < 1:
+            raise UsageError(f"max_samples must be at least 1, got {self.max_samples}")
+        limited = self.time_limit_s is not None or self.max_samples is not None
+        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
+            raise UsageError(f"a {self.grid} grid takes no limit: it is measured whole")
         self._check_goals()
-        self._check_near()
+        if self.near is not None:
+            if self.grid in {Grid.COARSE, Grid.FULL} or self.clocks is ClockControl.STEER:
+                raise UsageError("near a plan, an adaptive campaign holds its clocks: name no grid")
+            if self.core_mhz or self.mem_mhz or self.repeats > 1:
+                raise UsageError("near a plan, only its clocks are measured: name no clocks")
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1, got {self.repeats}")
         if self.grid is Grid.ADAPTIVE and self.repeats > 1:
@@ -99,25 +115,6 @@ class Campaign:
                 "only an adaptive campaign at held clocks measures for a time budget: grids and "
                 "steering measure for every plan"
             )
-
-    def _check_near(self) -> None:
-        if self.near is None:
-            return
-        if self.grid in {Grid.COARSE, Grid.FULL} or self.clocks is ClockControl.STEER:
-            raise UsageError("near a plan, an adaptive campaign holds its clocks: name no grid")
-        if self.core_mhz or self.mem_mhz or self.repeats > 1:
-            raise UsageError("near a plan, only its clocks are measured: name no clocks")
-
-    def _check_ends(self) -> None:
-        if not self.precision > 0:
-            raise UsageError(f"precision must be positive, got {self.precision}")
-        if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise UsageError(f"the time limit must be positive, got {self.time_limit_s} s")
-        if self.max_samples is not None and self.max_samples < 1:
-            raise UsageError(f"max_samples must be at least 1, got {self.max_samples}")
-        limited = self.time_limit_s is not None or self.max_samples is not None
-        if self.grid in {Grid.COARSE, Grid.FULL} and limited:
-            raise UsageError(f"a {self.grid} grid takes no limit: it is measured whole")
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -146,14 +143,6 @@ class Campaign:
                 "samples serve every plan",
                 hint="leave it away; `underclock plan` takes it",
             )
-
-    def _check_steering(self) -> None:
-        if self.clocks is not ClockControl.STEER:
-            return
-        if self.grid in {Grid.COARSE, Grid.FULL}:
-            raise UsageError(f"a {self.grid} grid is of clocks that are held, not steered")
-        if self.core_mhz or self.mem_mhz or self.repeats > 1:
-            raise UsageError("steering sets no clocks: it decides itself what to visit")
 
     def steers(self, measurer: Measurer) -> bool:
         """Whether clocks are steered by co-load on a measurer.
@@ -277,7 +266,22 @@ def survey(
     if adaptive and Capability.RUN in measurer.capabilities and not steered:
         settings, unlockable = _that_lock(measurer, settings)
     if campaign.near is not None:
-        settings = _near(campaign.near, settings)
+        # Keep auto, and the clock pairs that a plan holds or that are 5 % off those.
+        planned = {pair for by in campaign.near.held.values() for pair in by}
+        left_mhz = [
+            choice.auto_core_mhz
+            for choice in campaign.near.kernels.values()
+            if choice.auto_core_mhz
+        ]
+        planned |= {Clocks(core_mhz=mhz) for mhz in left_mhz}
+        kept = {AUTO}
+        for clocks in planned:
+            listed = [c for c in settings if c.core_mhz and c.mem_mhz == clocks.mem_mhz]
+            for times in (1.0 - _NEAR, 1.0, 1.0 + _NEAR):
+                if clocks.core_mhz and listed:
+                    mhz = times * clocks.core_mhz
+                    kept.add(min(listed, key=lambda c: abs((c.core_mhz or 0) - mhz)))
+        settings = tuple(clocks for clocks in settings if clocks in kept)
     points = [
         (clocks, [kernel for kernel in kernels if measurer.can_measure(kernel, clocks)])
         for clocks in ([AUTO] if steered else settings)
@@ -309,21 +313,6 @@ def survey(
         warnings=(*(step.warnings if step else ()), *measurer.notes(), *unlockable),
     )
     return header, points
-
-
-def _near(plan: Plan, settings: Sequence[Clocks]) -> tuple[Clocks, ...]:
-    """Keep auto, and the clock pairs that a plan holds or that are 5 % off those."""
-    planned = {pair for by in plan.held.values() for pair in by}
-    left_mhz = [choice.auto_core_mhz for choice in plan.kernels.values() if choice.auto_core_mhz]
-    planned |= {Clocks(core_mhz=mhz) for mhz in left_mhz}
-    kept = {AUTO}
-    for clocks in planned:
-        listed = [c for c in settings if c.core_mhz and c.mem_mhz == clocks.mem_mhz]
-        for times in (1.0 - _NEAR, 1.0, 1.0 + _NEAR):
-            if clocks.core_mhz and listed:
-                mhz = times * clocks.core_mhz
-                kept.add(min(listed, key=lambda c: abs((c.core_mhz or 0) - mhz)))
-    return tuple(clocks for clocks in settings if clocks in kept)
 
 
 def _that_lock(

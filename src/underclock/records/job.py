@@ -294,11 +294,6 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                     raise ValueError(f"no profile is called {each.profile!r}")
                 if each.microbatch is not None and each.microbatch >= self.microbatches:
                     raise ValueError(f"{each} is beyond the job's {self.microbatches} microbatches")
-        self._check_waits()
-        self._check_microbatches()
-        self._check_meetings()
-
-    def _check_waits(self) -> None:
         for wait in self.waits:
             for at, which in (
                 (wait.rank, wait.instruction),
@@ -310,6 +305,8 @@ class Job(ShownRecord, frozen=True, kw_only=True, tag_field="kind", tag="job"):
                     raise ValueError(
                         f"a wait names instruction {which} of rank {at}: there is none"
                     )
+        self._check_microbatches()
+        self._check_meetings()
 
     def _check_microbatches(self) -> None:
         for at, rank in enumerate(self.ranks):
@@ -476,25 +473,22 @@ class JobPlan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="job p
             if costs.get(name) is None:
                 raise ValueError(f"the arm {name!r} has no costs")
         for clocks in (self.clocks, *(point.clocks for point in self.frontier)):
-            self._check_clocks(clocks)
+            # Reject clocks for other instructions than the job's, and rows that profiles lack.
+            if len(clocks) != len(self.job.ranks):
+                raise ValueError(f"clocks of {len(clocks)} ranks for {len(self.job.ranks)}")
+            for at, (held, rank) in enumerate(zip(clocks, self.job.ranks, strict=True)):
+                if len(held) != len(rank.instructions):
+                    raise ValueError(f"rank {at} has clocks for another number of instructions")
+                for each, instruction in zip(held, rank.instructions, strict=True):
+                    if (each is None) != (instruction.profile is None):
+                        raise ValueError(f"the {instruction} of rank {at}: a profile and no clocks")
+                    if each is not None and instruction.profile is not None:
+                        rows = len(self.job.profiles[instruction.profile].rows)
+                        if not 0 <= each.row < rows or not 0 <= (each.then or 0) < rows:
+                            raise ValueError(f"the {instruction} of rank {at} has no such row")
         times = [point.cost.time_s for point in self.frontier]
         if any(a > b for a, b in pairwise(times)):
             raise ValueError("a frontier goes from fast to slow")
-
-    def _check_clocks(self, clocks: tuple[RankClocks, ...]) -> None:
-        """Reject clocks for other instructions than the job's, and rows that profiles lack."""
-        if len(clocks) != len(self.job.ranks):
-            raise ValueError(f"clocks of {len(clocks)} ranks for {len(self.job.ranks)}")
-        for at, (held, rank) in enumerate(zip(clocks, self.job.ranks, strict=True)):
-            if len(held) != len(rank.instructions):
-                raise ValueError(f"rank {at} has clocks for another number of instructions")
-            for each, instruction in zip(held, rank.instructions, strict=True):
-                if (each is None) != (instruction.profile is None):
-                    raise ValueError(f"the {instruction} of rank {at}: a profile and no clocks")
-                if each is not None and instruction.profile is not None:
-                    rows = len(self.job.profiles[instruction.profile].rows)
-                    if not 0 <= each.row < rows or not 0 <= (each.then or 0) < rows:
-                        raise ValueError(f"the {instruction} of rank {at} has no such row")
 
     @property
     def gpu(self) -> GpuInfo:

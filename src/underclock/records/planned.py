@@ -178,7 +178,18 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
         if self.fixed is not None:
             check_mhz(self.fixed, "core_mhz", "mem_mhz")
         check_budget(self.max_slowdown)
-        self._check_arms()
+        # Reject arms that are there twice, and costs that are not what they say against auto.
+        if len({arm.name for arm in self.arms}) < len(self.arms):
+            raise ValueError("every arm is compared once")
+        auto = self.arm("auto").cost
+        curves = (point.frontier for point in self.latency_curve)
+        lines = (self.frontier, self.achievable_frontier, *curves)
+        costs = (*(arm.cost for arm in self.arms), *(cost for line in lines for cost in line))
+        for cost in costs:
+            if cost is not None and auto is not None:
+                of_auto = cost.time_s / auto.time_s, cost.energy_j / auto.energy_j
+                check_agrees("time_change", cost.time_change, of_auto[0] - 1.0)
+                check_agrees("energy_change", cost.energy_change, of_auto[1] - 1.0)
         low, high = self.latency_range_s or (0.0, math.inf)
         if not 0.0 <= low < high:
             raise ValueError(f"a range of latencies must ascend, got {low} to {high} s")
@@ -192,20 +203,6 @@ class Plan(ChosenArm, frozen=True, kw_only=True, tag_field="kind", tag="plan"):
                 raise ValueError(
                     f"the schedule is of {scheduled} launches, the step of {len(self.order)}"
                 )
-
-    def _check_arms(self) -> None:
-        """Reject arms that are there twice, and costs that are not what they say against auto."""
-        if len({arm.name for arm in self.arms}) < len(self.arms):
-            raise ValueError("every arm is compared once")
-        auto = self.arm("auto").cost
-        curves = (point.frontier for point in self.latency_curve)
-        lines = (self.frontier, self.achievable_frontier, *curves)
-        costs = (*(arm.cost for arm in self.arms), *(cost for line in lines for cost in line))
-        for cost in costs:
-            if cost is not None and auto is not None:
-                of_auto = cost.time_s / auto.time_s, cost.energy_j / auto.energy_j
-                check_agrees("time_change", cost.time_change, of_auto[0] - 1.0)
-                check_agrees("energy_change", cost.energy_change, of_auto[1] - 1.0)
 
     def _check_runs(self) -> None:
         names = Counter(kernel.name for kernel in self.runs)

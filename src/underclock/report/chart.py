@@ -226,9 +226,15 @@ def draw(chart: Chart, width_px: int) -> str:
     """
     swatches, plot_top = _legend(chart.series, width_px)
     height_px = plot_top + _PLOT_PX + _BOTTOM_PX
-    y = _y_axis(chart, plot_top, _PLOT_PX)
+    low, high = padded([y for s in chart.series for _, y in s.points if not math.isnan(y)])
+    y = Axis(
+        low, high, plot_top + _PLOT_PX, plot_top, round_ticks(low, high, 6, signed=chart.signed)
+    )
     left_px = 28 + max(text_px(words) for _, words in y.ticks)
-    x = _x_axis(chart, left_px, width_px - _RIGHT_PX)
+    right_px = width_px - _RIGHT_PX
+    low, high = chart.x_limits or padded([x for s in chart.series for x, _ in s.points])
+    most = 8 if right_px - left_px > 400 else 4  # noqa: PLR2004 - a telephone's width
+    x = Axis(low, high, left_px, right_px, round_ticks(low, high, most, signed=chart.signed))
     parts = [*swatches, *_shade(chart, x, y), *_grid(chart, x, y)]
     parts += [part for series in chart.series for part in _series(series, x, y)]
     parts += _labels(chart, x, y)
@@ -244,17 +250,6 @@ def figure(chart: Chart) -> str:
 def both(drawn: Callable[[int], str]) -> str:
     """Return a drawing for wide pages and one for telephones; a page shows the one that fits."""
     return f'<div class="wide">{drawn(_WIDE_PX)}</div><div class="narrow">{drawn(_NARROW_PX)}</div>'
-
-
-def _y_axis(chart: Chart, top_px: float, plot_px: float) -> Axis:
-    low, high = padded([y for s in chart.series for _, y in s.points if not math.isnan(y)])
-    return Axis(low, high, top_px + plot_px, top_px, round_ticks(low, high, 6, signed=chart.signed))
-
-
-def _x_axis(chart: Chart, left_px: float, right_px: float) -> Axis:
-    low, high = chart.x_limits or padded([x for s in chart.series for x, _ in s.points])
-    most = 8 if right_px - left_px > 400 else 4  # noqa: PLR2004 - a telephone's width
-    return Axis(low, high, left_px, right_px, round_ticks(low, high, most, signed=chart.signed))
 
 
 def _shade(chart: Chart, x: Axis, y: Axis) -> list[str]:

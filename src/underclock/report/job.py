@@ -112,7 +112,10 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
         auto: When every instruction runs where nothing is set.
         planned: The same under the plan.
     """
-    shown = _shown_ranks(plan)
+    ranks = plan.job.ranks
+    shown = [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
+        :_MOST_RANKS
+    ]
     points = [(each.cost.time_change, each.cost.energy_change) for each in plan.frontier]
     packer = Packer()
     bands = [
@@ -134,13 +137,6 @@ def job_page(plan: JobPlan, auto: Sequence[Span], planned: Sequence[Span]) -> st
         points=points,
         frontier=_frontier(plan),
     )
-
-
-def _shown_ranks(plan: JobPlan) -> list[int]:
-    ranks = plan.job.ranks
-    return [at for at, rank in enumerate(ranks) if rank.place[1:] == ranks[0].place[1:]][
-        :_MOST_RANKS
-    ]
 
 
 def _track(packer: Packer, plan: JobPlan, rank: int, spans: Sequence[Span]) -> Packed:

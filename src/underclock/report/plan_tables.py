@@ -238,8 +238,14 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
     """Return the table of clocks, what they change, and the best fixed clock."""
     rows = [_row(each) for each in plan.buckets]
     modelled = any(each.chosen.basis is Basis.MODELLED for each in plan.buckets)
+    limits = {"tpot": plan.tpot_s, "ttft": plan.ttft_s}
+    said = [f"{name} {format_duration(each)}" for name, each in limits.items() if each is not None]
+    if said and plan.quantile > 0.5:  # noqa: PLR2004 - the median
+        said[-1] += f" at p{100 * plan.quantile:.0f}"
+    if plan.max_slowdown is not None:
+        said.append(f"at most {format_percent(plan.max_slowdown).removeprefix('+')} slower")
     table = filled(
-        f"{plan.workload} on {plan.gpu.name}: {plan.evidence}; {_budget(plan)}",
+        f"{plan.workload} on {plan.gpu.name}: {plan.evidence}; {', '.join(said)}",
         (
             *words("step"),
             *numbers("clock", "time", "energy", "(95 %)", "fixed", "at auto", "a token"),
@@ -248,10 +254,6 @@ def serving_tables(plan: ServingPlan) -> tuple[RenderableType, ...]:
         "MHz; changes of time and of energy a token against auto; fixed: energy at the best fixed "
         "clock" + ("; * as the model has it, nothing ran there" if modelled else ""),
     )
-    return (Text(_serving_answer(plan), style="bold"), table, *map(Text, _obstacles(plan.buckets)))
-
-
-def _serving_answer(plan: ServingPlan) -> str:
     changes = [each.energy_change for each in plan.buckets]
     fixed = "no fixed clock keeps the budget of every step"
     if plan.fixed is not None:
@@ -260,7 +262,14 @@ def _serving_answer(plan: ServingPlan) -> str:
             f"one clock for all, {format_mhz(plan.fixed.core_mhz)} MHz, "
             f"{change_text(min(of))} to {change_text(max(of))}"
         )
-    return f"{change_text(min(changes))} to {change_text(max(changes))} energy a token; {fixed}"
+    return (
+        Text(
+            f"{change_text(min(changes))} to {change_text(max(changes))} energy a token; {fixed}",
+            style="bold",
+        ),
+        table,
+        *map(Text, _obstacles(plan.buckets)),
+    )
 
 
 def _row(bucket: ServingBucket) -> tuple[str, ...]:
@@ -280,16 +289,6 @@ def _row(bucket: ServingBucket) -> tuple[str, ...]:
 
 def _change(cost: ServingCost | None, bucket: ServingBucket) -> float:
     return 0.0 if cost is None else cost.energy_j / bucket.auto.energy_j - 1.0
-
-
-def _budget(plan: ServingPlan) -> str:
-    limits = {"tpot": plan.tpot_s, "ttft": plan.ttft_s}
-    said = [f"{name} {format_duration(each)}" for name, each in limits.items() if each is not None]
-    if said and plan.quantile > 0.5:  # noqa: PLR2004 - the median
-        said[-1] += f" at p{100 * plan.quantile:.0f}"
-    if plan.max_slowdown is not None:
-        said.append(f"at most {format_percent(plan.max_slowdown).removeprefix('+')} slower")
-    return ", ".join(said)
 
 
 def _obstacles(buckets: Iterable[ServingBucket]) -> Iterable[str]:

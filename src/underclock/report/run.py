@@ -151,6 +151,19 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         )
     steps = [line for line in lines if isinstance(line, StepLine)]
     saved = _saving(summary)
+    # For each arm its steps, and mean time, energy and core clock.
+    rows = []
+    for arm in sorted({step.arm or "plan" for step in steps}, key=_place):
+        mine = [step for step in steps if (step.arm or "plan") == arm]
+        rows.append(
+            (
+                arm,
+                sum(step.steps for step in mine),
+                _mean([(1e3 * step.time_s, step.steps) for step in mine], "ms"),
+                _mean([(step.energy_j, step.steps) for step in mine], "J"),
+                _mean([(step.core_mhz, step.steps) for step in mine], "MHz"),
+            )
+        )
     return rendered(
         "run.html.jinja",
         run=run,
@@ -173,7 +186,7 @@ def run_page(lines: Sequence[Line], summary: RunSummary) -> str:
         ],
         promised=_change(run.energy_change, None),
         promised_time=_change(run.time_change, None),
-        rows=_rows(steps),
+        rows=rows,
     )
 
 
@@ -241,30 +254,16 @@ def _by_arm(
         if some:
             points.setdefault(step.arm or "plan", []).extend(some)
     return tuple(
-        Series(name=arm, points=tuple(some), colour=_COLOURS.get(arm, GREEN), symbol=_symbol(arm))
+        Series(
+            name=arm,
+            points=tuple(some),
+            colour=_COLOURS.get(arm, GREEN),
+            symbol={"auto": "circle", "plan": "square", "best-fixed": "triangle"}.get(
+                arm, "diamond"
+            ),
+        )
         for arm, some in sorted(points.items(), key=lambda each: _place(each[0]))
     )
-
-
-def _symbol(arm: str) -> str:
-    return {"auto": "circle", "plan": "square", "best-fixed": "triangle"}.get(arm, "diamond")
-
-
-def _rows(steps: Sequence[StepLine]) -> list[tuple[str, int, str, str, str]]:
-    """Return for each arm its steps, and mean time, energy and core clock."""
-    rows = []
-    for arm in sorted({step.arm or "plan" for step in steps}, key=_place):
-        mine = [step for step in steps if (step.arm or "plan") == arm]
-        rows.append(
-            (
-                arm,
-                sum(step.steps for step in mine),
-                _mean([(1e3 * step.time_s, step.steps) for step in mine], "ms"),
-                _mean([(step.energy_j, step.steps) for step in mine], "J"),
-                _mean([(step.core_mhz, step.steps) for step in mine], "MHz"),
-            )
-        )
-    return rows
 
 
 def _place(arm: str) -> int:

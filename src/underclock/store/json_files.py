@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol, TextIO, TypeVar, get_args
+from typing import Final, Protocol, TypeVar, get_args
 
 import msgspec
 
@@ -188,29 +188,27 @@ def read_samples(
             hint="make it anew with `underclock measure`",
         )
     if head[:1] == b"[":
-        return read_table(path, _as_csv(path), confirm=confirm)
+        # A table whose rows are objects in a JSON list as CSV.
+        try:
+            rows = msgspec.json.decode(
+                read_bytes(path), type=list[dict[str, str | int | float | None]]
+            )
+            if any(row.keys() != rows[0].keys() for row in rows):
+                raise msgspec.ValidationError("not all rows have the same columns")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise DataError(
+                f"{path} is JSON, and no list of a table's rows: {exc}", hint=_A_TABLE
+            ) from exc
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
+        text.seek(0)
+        return read_table(path, text, confirm=confirm)
     if head[:1] == b"{":
         refuse_gone(path, kind_of(path))
         raise DataError(f"{path} is JSON, not samples", hint=_A_TABLE)
     return read_table(path, confirm=confirm)
-
-
-def _as_csv(path: Path) -> TextIO:
-    """Return a table whose rows are objects in a JSON list as CSV."""
-    try:
-        rows = msgspec.json.decode(read_bytes(path), type=list[dict[str, str | int | float | None]])
-        if any(row.keys() != rows[0].keys() for row in rows):
-            raise msgspec.ValidationError("not all rows have the same columns")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise DataError(
-            f"{path} is JSON, and no list of a table's rows: {exc}", hint=_A_TABLE
-        ) from exc
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
-    writer.writeheader()
-    writer.writerows(rows)
-    text.seek(0)
-    return text
 
 
 def load(path: str | Path, *, yes: bool = False) -> Saved:

@@ -94,6 +94,14 @@ def read_table(
         samples.append(sample)
     windows, slipped = _held(rows, samples)
     powers = _power_warnings(rows, samples) if "power_w" in rows.places else ()
+    body = hashlib.sha256(
+        msgspec.json.encode((gpus[0], tuple(kernels.values()), ())).removesuffix(b"]]")
+    )
+    # The text of all samples at once would take more memory than the samples.
+    for begin in range(0, len(samples), _HASHED_AT_ONCE):
+        some = msgspec.json.encode(samples[begin : begin + _HASHED_AT_ONCE])
+        body.update((b"," if begin else b"") + some[1:-1])
+    body.update(b"]]")
     return SampleSet(
         evidence=evidence,
         gpu=GpuInfo(name=gpus[0]),
@@ -102,7 +110,7 @@ def read_table(
         kernels=tuple(kernels.values()),
         windows=windows,
         expected_samples=len(windows),
-        provenance=Provenance(table=_hash(gpus[0], kernels, samples)),
+        provenance=Provenance(table=body.hexdigest()[:16]),
         warnings=(
             *rows.columns.taken,
             *said,
@@ -111,18 +119,6 @@ def read_table(
             *_repeat_warnings(rows, samples),
         ),
     )
-
-
-def _hash(gpu: str, kernels: dict[str, Kernel], samples: list[Window]) -> str:
-    body = hashlib.sha256(
-        msgspec.json.encode((gpu, tuple(kernels.values()), ())).removesuffix(b"]]")
-    )
-    # The text of all samples at once would take more memory than the samples.
-    for begin in range(0, len(samples), _HASHED_AT_ONCE):
-        some = msgspec.json.encode(samples[begin : begin + _HASHED_AT_ONCE])
-        body.update((b"," if begin else b"") + some[1:-1])
-    body.update(b"]]")
-    return body.hexdigest()[:16]
 
 
 def _rows(path: Path, text: TextIO | None) -> TableRows:

@@ -29,7 +29,7 @@ from underclock.hw.cuda.graphs import cleared_before
 from underclock.hw.cuda.launcher import CudaLauncher
 from underclock.hw.cuda.operands import candidates, check_inputs
 from underclock.hw.cuda.splitting import waiting_operators
-from underclock.hw.cuda.state import Batches, Snapshot, preserved, same_batches
+from underclock.hw.cuda.state import Snapshot, preserved, same_batches
 from underclock.hw.cuda.torch_step import (
     check_same,
     detached_after,
@@ -102,7 +102,12 @@ def running_step(
     """
     library = torch()  # before anything is put aside, which takes PyTorch too
     with quiet(), preserved(step) as at_first, same_batches(library) as batches:
-        run, step = step, _from_first_batch(step, batches)
+
+        def again() -> object:
+            batches.rewind()
+            return step()
+
+        run, step = step, again
         onlooker.tell(TracePhase.WARMING)
         step_s = warm_up(step)
         # Every attempt sets out from here: what a step computes may decide what it launches.
@@ -228,14 +233,6 @@ def as_step(name: str, graph: Captured, calls: Sequence[TracedActivity], plain: 
         cleared=cleared_before(graph.nodes),
         data_sizes=graph.parts.sizes,
     )
-
-
-def _from_first_batch(step: StepFunction, batches: Batches) -> StepFunction:
-    def again() -> object:
-        batches.rewind()
-        return step()
-
-    return again
 
 
 def profiled_only(

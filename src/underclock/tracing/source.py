@@ -218,7 +218,11 @@ def source_of_command(command: TrainingCommand, folder: Path) -> StepSource | No
         again.
     """
     python, *rest = command.words
-    if command.script is None or rest[:1] != [str(command.script)] or not _is_python(python):
+    if (
+        command.script is None
+        or rest[:1] != [str(command.script)]
+        or not Path(python).name.startswith("python")
+    ):
         return None
     steps = (command.latest, command.latest + 1)
     return _source(command.script, folder, steps=steps, arguments=tuple(rest[1:]))
@@ -237,10 +241,6 @@ def is_command(word: str) -> bool:
     if word.endswith(".py"):
         return Path(word).is_file()
     return shutil.which(word) is not None
-
-
-def _is_python(word: str) -> bool:
-    return Path(word).name.startswith("python")
 
 
 def _hash(path: Path) -> str:

@@ -135,7 +135,12 @@ class Shape(ModelShape):
         add = _Builder(self)
         _forward(add)
         _backward(add)
-        _optimizer(add)
+        p = add.shape.rank_parameters
+        add.section = "opt"
+        add.memory("global_norm_squared_kernel", str(p), 2 * p, BF16 * p)
+        add.collective("all-reduce gradient norm", 1, item=_FP32)
+        # Reads gradient, master weight and both moments, writes the last three and the weight.
+        add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)
         return add.step(name, self.as_parameters())
 
 
@@ -298,12 +303,3 @@ def _backward(add: _Builder) -> None:
     add.collective("all-gather embedding gradient", n, c)
     add.memory("wte_backward_kernel", f"{own}xC gather-scatter", nc, 3 * BF16 * nc)
     add.collective("all-reduce replicated gradients", s.replicated_parameters)
-
-
-def _optimizer(add: _Builder) -> None:
-    p = add.shape.rank_parameters
-    add.section = "opt"
-    add.memory("global_norm_squared_kernel", str(p), 2 * p, BF16 * p)
-    add.collective("all-reduce gradient norm", 1, item=_FP32)
-    # Reads gradient, master weight and both moments, writes the last three and the weight.
-    add.memory("adamw_kernel3 (16 launches)", str(p), 15 * p, 28 * p)

@@ -132,7 +132,13 @@ class Ways:
         program, answers = bounding, bounds
         usual = bounds[int(np.argmin(np.abs(np.array(times_s) - mean_s)))]
         if usual is not None:
-            mean_w = self._mean_w(usual.choice, bounding.wait_w)
+            # What ranks draw waiting in the mean with some clocks. Shape (ranks,).
+            each = taken(self.table, usual.choice)
+            blocked_s = self.table.network.blocked_s(each.time_s)
+            waited_j = waiting_j(self.table, each)
+            some = blocked_s > _ROUNDING * each.time_s.max()
+            mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=bounding.wait_w.copy())
+            mean_w = np.maximum(mean_w, bounding.wait_w)
             if (mean_w > bounding.wait_w).any():
                 program = Relaxation.of(self.table, rows, mean_w)
                 answers = program.solved(times_s)
@@ -146,15 +152,6 @@ class Ways:
     def range_s(self, rows: Bools) -> tuple[float, float]:
         """Return the shortest iteration, and the one beyond which more time saves nothing."""
         return Relaxation.of(self.table, rows, self._least_w(rows)).range_s
-
-    def _mean_w(self, choice: RowChoice, least_w: Floats) -> Floats:
-        """Return what ranks draw waiting in the mean with some clocks. Shape (ranks,)."""
-        each = taken(self.table, choice)
-        blocked_s = self.table.network.blocked_s(each.time_s)
-        waited_j = waiting_j(self.table, each)
-        some = blocked_s > _ROUNDING * each.time_s.max()
-        mean_w: Floats = np.divide(waited_j, blocked_s, where=some, out=least_w.copy())
-        return np.maximum(mean_w, least_w)
 
     def _real(self, program: Relaxation, relaxed: Relaxed, time_s: float) -> RowChoice | None:
         """Return clocks that can be held: relaxed ones where nothing is late, or rows."""

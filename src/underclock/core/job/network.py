@@ -8,7 +8,6 @@ ended, each after its lag.
 Shape letters: n instructions, A activities, D draws of durations (any leading shape).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +16,7 @@ import numpy as np
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Sweep
 from underclock.errors import DataError
-from underclock.records.job import Instruction, Job
+from underclock.records.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +138,12 @@ def network_of(job: Job) -> Network:
     """
     firsts = np.cumsum([0, *(len(rank.instructions) for rank in job.ranks)])
     every = [each for rank in job.ranks for each in rank.instructions]
-    activity = _activities(every)
+    numbers: dict[tuple[str, int], int] = {}
+    keys = (
+        ("alone", i) if each.meeting is None else ("meets", each.meeting)
+        for i, each in enumerate(every)
+    )
+    activity = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     waits: list[dict[int, float]] = [{} for _ in range(int(activity.max()) + 1)]
 
     def wait(of: int, on: int, lag_s: float = 0.0) -> None:
@@ -174,16 +178,6 @@ def network_of(job: Job) -> Network:
             "that rank's instructions",
         )
     return network
-
-
-def _activities(every: Sequence[Instruction]) -> Ints:
-    """Number activities in the order in which instructions come: what meets has one number."""
-    numbers: dict[tuple[str, int], int] = {}
-    keys = (
-        ("alone", i) if each.meeting is None else ("meets", each.meeting)
-        for i, each in enumerate(every)
-    )
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def _in_circle(network: Network) -> int:

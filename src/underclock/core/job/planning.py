@@ -98,7 +98,20 @@ def plan_job(job: Job, goal: JobGoal) -> JobPlan:
     Raises:
         DataError: Ranks wait in a circle, or energies are not known.
     """
-    _check_energy(job)
+    every = (each.profile for rank in job.ranks for each in rank.instructions)
+    used = {name for name in every if name is not None}
+    if not used:
+        raise DataError(
+            "no instruction of this job has a profile, so no clocks can be chosen",
+            hint="say what instructions cost at several clocks: --profile profile.csv",
+        )
+    for name in sorted(used):
+        if not job.profiles[name].has_energy:
+            raise DataError(
+                f"profile {name!r} says what takes how long, and not what it takes of energy",
+                hint="give a profile with energy per clock (stage,instruction,frequency,time,"
+                "energy), or samples of one stage",
+            )
     return _Planner.of(job, goal).plan()
 
 
@@ -320,23 +333,6 @@ def _directions(rank: Rank) -> Iterator[InstructionKind]:
             continue
         pass_ = each.kind if each.kind in COMPUTES else pass_
         yield each.kind
-
-
-def _check_energy(job: Job) -> None:
-    every = (each.profile for rank in job.ranks for each in rank.instructions)
-    used = {name for name in every if name is not None}
-    if not used:
-        raise DataError(
-            "no instruction of this job has a profile, so no clocks can be chosen",
-            hint="say what instructions cost at several clocks: --profile profile.csv",
-        )
-    for name in sorted(used):
-        if not job.profiles[name].has_energy:
-            raise DataError(
-                f"profile {name!r} says what takes how long, and not what it takes of energy",
-                hint="give a profile with energy per clock (stage,instruction,frequency,time,"
-                "energy), or samples of one stage",
-            )
 
 
 def usable(profile: Profile) -> Bools:

@@ -258,11 +258,9 @@ class Groups:
         groups, clocks = np.nonzero(common)
         return groups, clocks
 
-    def _costs_j(self, budget_s: float) -> Floats:
-        """Return what each group costs at each clock, less what waiting would draw. Shape (G, C).
-
-        A rank's wait is shared out among its groups by how long they are busy at auto.
-        """
+    def chosen(self, budget_s: float) -> RowChoice | None:
+        """Return good clocks within a budget; ``None`` where none are as fast."""
+        # What each group costs at each clock, less what waiting would draw. Shape (G, C).
         pair, group, cell = self._cells
         rows, table = self.table.at_clocks[pair], self.table
         rank = np.array([of for of, _ in table.pairs])[pair]
@@ -275,11 +273,7 @@ class Groups:
         above_w = (wait_w - self.wait_w[rank, None]) * (share * table.rank_weight[rank])[:, None]
         cost_j = np.zeros((int(group.max()) + 1, rows.shape[1]))
         np.add.at(cost_j, group, energy_j + above_w * budget_s)
-        return cost_j
-
-    def chosen(self, budget_s: float) -> RowChoice | None:
-        """Return good clocks within a budget; ``None`` where none are as fast."""
-        cost_j = self._costs_j(budget_s)[self._columns]
+        cost_j = cost_j[self._columns]
         cuts: list[Floats] = []
         mixed = self._mixed(cost_j, budget_s, cuts)
         start = None if mixed is None else self._faster(mixed)
@@ -290,7 +284,11 @@ class Groups:
             at = self._exchanged(start, cost_j, np.array(cuts), most_s)
             longest_s, cut = self._longest(self._only(at))
             if longest_s <= most_s * (1.0 + _ENOUGH):
-                return self._choice(at)
+                clocks = np.where(self.of >= 0, self._columns[1][at][self.of], 0)
+                row = np.where(
+                    self.table.pair >= 0, self.table.at_clocks[self.table.pair, clocks], 0
+                )
+                return RowChoice.rows(row)
             cuts.append(cut)
 
     def _mixed(self, cost_j: Floats, budget_s: float, cuts: list[Floats]) -> Floats | None:
@@ -392,8 +390,3 @@ class Groups:
         part[group, clock] = picked
         cell_s: Floats = (part[self._cells[1]] * self._times_s).sum(axis=1)
         return cell_s
-
-    def _choice(self, at: Ints) -> RowChoice:
-        clocks = np.where(self.of >= 0, self._columns[1][at][self.of], 0)
-        row = np.where(self.table.pair >= 0, self.table.at_clocks[self.table.pair, clocks], 0)
-        return RowChoice.rows(row)

@@ -255,17 +255,16 @@ class _Profiles:
                 f"a chunk is taken for one of {parts} even parts of its rank's stage, assumed"
             )
         if name not in self.used:
-            self.used[name] = _part(self.given[source], parts)
+            profile = self.given[source]
+            rows = (row.scaled(1.0 / parts) for row in profile.rows if not row.inside)
+            self.used[name] = (
+                profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
+            )
         return name
 
     def _warn(self, sentence: str) -> None:
         if sentence not in self.warnings:
             self.warnings.append(sentence)
-
-
-def _part(profile: Profile, parts: int) -> Profile:
-    rows = (row.scaled(1.0 / parts) for row in profile.rows if not row.inside)
-    return profile if parts == 1 else msgspec.structs.replace(profile, rows=tuple(rows))
 
 
 def _meets(schedule: str, shape: Layout) -> bool:

@@ -143,7 +143,10 @@ def estimate(
     whole = bool(sample_set.in_situ and sample_set.order and auto.is_auto and not isolated)
     if not (whole or sample_set.mixed):
         return _of_kernels_alone(sample_set, measured, weights, before)
-    settings = _locked(offered_settings(sample_set, auto), sample_set)
+    locked = tuple(
+        clocks for clocks in offered_settings(sample_set, auto) if clocks.core_mhz is not None
+    )
+    settings = with_boost(locked, sample_set)
     odd: tuple[str, ...] = ()
     if known is None:
         odd = odd_repeats(sample_set)
@@ -292,12 +295,6 @@ def bounded(log_s: Floats, core_mhz: Floats, mem_mhz: Floats) -> Floats:
     slowest = np.maximum(_SLOWER * core_mhz.max() / core_mhz, by_memory)
     low = np.median(at_best + ahead, axis=1) + math.log(_FASTER)
     return np.clip(log_s, low, np.median(at_best, axis=1) + np.log(slowest))
-
-
-def _locked(offered: Sequence[Clocks], sample_set: SampleSet) -> tuple[Clocks, ...]:
-    """Return the settings of a step under its cap: those that lock the core clock, and boost."""
-    locked = tuple(clocks for clocks in offered if clocks.core_mhz is not None)
-    return with_boost(locked, sample_set)
 
 
 def at_locked_clocks(

@@ -26,7 +26,7 @@ from underclock.core.steering import HEATER, SteeredRows, steered_rows
 from underclock.core.step.whole_step import STEADY_C, FitRow
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
-from underclock.records import Kind, SampleSet, Window
+from underclock.records import Kind, SampleSet
 
 KIND_NUMBERS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: COLLECTIVE}
 """What a kernel mostly does, as the small number that rows know it by."""
@@ -125,7 +125,20 @@ def _alone(
     for sample, at_cap, counts in zip(sample_set.samples, capped, weights.T.tolist(), strict=True):
         is_free = sample.asked.core_mhz is None
         if not at_cap and (is_free or holds(sample)):
-            row = _row(sample, index[sample.kernel], boosted_mhz, own_mem_mhz)
+            # A sample as a row.
+            core = sample.asked.core_mhz
+            windows = _FREE_WINDOWS if core is None else 1.0
+            seen = sample.observed.core_mhz if sample.observed else None
+            row = FitRow(
+                kernel=index[sample.kernel],
+                core_mhz=float(core or seen or boosted_mhz),
+                mem_mhz=ran_mem_mhz(sample, own_mem_mhz),
+                log_s=math.log(sample.time_s),
+                log_w=math.log(sample.energy_j / sample.time_s),
+                temperature_c=STEADY_C if sample.temperature_c is None else sample.temperature_c,
+                time_windows=windows,
+                power_windows=windows,
+            )
             (free if is_free else locked).append(row.counted(*counts))
     return locked, free
 
@@ -141,20 +154,3 @@ def _columns(rows: Sequence[FitRow], errors: int) -> dict[str, Any]:
         "common": np.stack([np.zeros_like(of_power), of_power]),
         **columns,
     }
-
-
-def _row(sample: Window, kernel: int, boosted_mhz: float, auto_mem_mhz: float) -> FitRow:
-    """Return a sample as a row."""
-    core = sample.asked.core_mhz
-    windows = _FREE_WINDOWS if core is None else 1.0
-    seen = sample.observed.core_mhz if sample.observed else None
-    return FitRow(
-        kernel=kernel,
-        core_mhz=float(core or seen or boosted_mhz),
-        mem_mhz=ran_mem_mhz(sample, auto_mem_mhz),
-        log_s=math.log(sample.time_s),
-        log_w=math.log(sample.energy_j / sample.time_s),
-        temperature_c=STEADY_C if sample.temperature_c is None else sample.temperature_c,
-        time_windows=windows,
-        power_windows=windows,
-    )

@@ -37,7 +37,6 @@ from underclock.core.planning.chance_constraint import (
 from underclock.core.solvers import (
     Effort,
     Problem,
-    Solution,
     infeasible,
     least_product,
     solution_of,
@@ -284,7 +283,16 @@ def best_choice(
     )
     if together and any(_is_held(table, task, each) for each in seen):
         held = within_confidence(goal.max_slowdown, below, risk, tolerance_of(table))
-        candidate = _better(table, candidate, held, goal.max_slowdown, risk)
+        # The better of a choice made without a cap and one made below it, as they settle.
+        free = candidate
+        if risk is None and free is not None:
+            # Nobody looked at how it settles.
+            late = choice_cost(table, free.setting).time_change > goal.max_slowdown + _ROUNDING
+            free = None if late else free
+        kept = [each for each in (free, held) if each is not None]
+        candidate = min(
+            kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None
+        )
     candidate = _lowered(table, task, risk, candidate)
     # Auto is as fast as auto, whatever else is unsure.
     if goal.max_slowdown >= 0 and (candidate is None or _costs_more(table, candidate, risk)):
@@ -359,25 +367,28 @@ def _is_held(table: CostTable, task: Task, candidate: Candidate) -> bool:
     return is_held(table, candidate.setting[cap.order])
 
 
-def _better(
-    table: CostTable,
-    free: Candidate | None,
-    below: Candidate | None,
-    max_slowdown: float,
-    risk: RiskModel | None,
-) -> Candidate | None:
-    """Return the better of a choice made without a cap and one made below it, as they settle."""
-    if risk is None and free is not None:
-        # Nobody looked at how it settles.
-        late = choice_cost(table, free.setting).time_change > max_slowdown + _ROUNDING
-        free = None if late else free
-    kept = [each for each in (free, below) if each is not None]
-    return min(kept, key=lambda each: choice_cost(table, each.setting).energy_j, default=None)
-
-
 def _free(table: CostTable, task: Task, effort: Effort) -> Candidate | None:
     """Return the best choice of expected costs, whatever its windows."""
-    solution = _solve(table, task, effort)
+    goal, problem = task.goal, task.problem
+    if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
+        # Let every group choose for itself; of equals the faster.
+        cost = problem.energy_j.copy()
+        if goal.objective in TIME_POWER:
+            cost = cost * problem.time_s ** TIME_POWER[goal.objective]
+        if goal.objective is Objective.WASTE:
+            limit_s = task.groups.auto_s(table) * (1.0 + task.max_slowdown) * (1.0 + _ROUNDING)
+            cost[problem.time_s > limit_s[:, None]] = math.inf
+        least = cost.min(axis=1)
+        if not np.isfinite(least).all():
+            solution = infeasible()
+        else:
+            choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
+            solution = solution_of(problem, choice)
+    elif goal.objective in TIME_POWER:
+        solution = least_product(problem, power=TIME_POWER[goal.objective])
+    else:
+        budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
+        solution = solve(dataclasses.replace(problem, budget_s=budget_s), effort)
     if solution.status is Status.INFEASIBLE:
         return None
     proof = Proof(status=solution.status, gap=solution.gap)
@@ -402,28 +413,3 @@ def _below(table: CostTable, task: Task, effort: Effort, aim: Aim) -> Candidate 
             return None
         setting, _ = fast
     return Candidate(setting=setting, proof=proof_of_held(table, task.groups, effort, setting))
-
-
-def _solve(table: CostTable, task: Task, effort: Effort) -> Solution:
-    goal, problem = task.goal, task.problem
-    if task.aggregate is Aggregate.LOCAL or goal.objective is Objective.ENERGY:
-        return _solve_alone(problem, task.groups.auto_s(table), goal, task.max_slowdown)
-    if goal.objective in TIME_POWER:
-        return least_product(problem, power=TIME_POWER[goal.objective])
-    budget_s = table.auto_time_s * (1.0 + task.max_slowdown)
-    return solve(dataclasses.replace(problem, budget_s=budget_s), effort)
-
-
-def _solve_alone(problem: Problem, auto_s: Floats, goal: Goal, max_slowdown: float) -> Solution:
-    """Let every group choose for itself; of equals the faster."""
-    cost = problem.energy_j.copy()
-    if goal.objective in TIME_POWER:
-        cost = cost * problem.time_s ** TIME_POWER[goal.objective]
-    if goal.objective is Objective.WASTE:
-        limit_s = auto_s * (1.0 + max_slowdown) * (1.0 + _ROUNDING)
-        cost[problem.time_s > limit_s[:, None]] = math.inf
-    least = cost.min(axis=1)
-    if not np.isfinite(least).all():
-        return infeasible()
-    choice = np.where(cost == least[:, None], problem.time_s, math.inf).argmin(axis=1)
-    return solution_of(problem, choice)

@@ -82,7 +82,21 @@ def achieved(
         risk: How sure the costs of the step are; ``None`` takes them as certain.
     """
     starts = [choice[problem.order] for choice in per_kernel]
-    for stricter in _stricter(table, problem):
+    # The same problem at longer latencies, then within less time.
+    longest_s = float(problem.dwell_s.max())
+    off = ~np.eye(len(problem.dwell_s), dtype=np.bool_)
+    budget = problem.budget_s / table.auto_time_s - 1.0
+    slower = [
+        dataclasses.replace(problem, dwell_s=np.where(off, np.maximum(problem.dwell_s, each_s), 0))
+        for each_s in sorted(LATENCIES_S, reverse=True)
+        if longest_s < each_s < 0.5 * table.auto_time_s
+    ]
+    shorter = [
+        dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + each))
+        for each in BUDGETS
+        if each < budget - _SMALL
+    ]
+    for stricter in slower + shorter:
         if table.power_cap is None:
             kept = solve(stricter, Effort.QUICK, starts)
             found = None if kept.status is Status.INFEASIBLE else kept.choice
@@ -111,27 +125,6 @@ def achieved(
     )
     arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
     return Achieved(arm, schedule, step.budget)
-
-
-def _stricter(table: CostTable, problem: SequenceProblem) -> list[SequenceProblem]:
-    """Return the same problem at longer latencies, then within less time.
-
-    Its solutions keep these rules too, so a slower GPU or less time never saves more.
-    """
-    longest_s = float(problem.dwell_s.max())
-    off = ~np.eye(len(problem.dwell_s), dtype=np.bool_)
-    budget = problem.budget_s / table.auto_time_s - 1.0
-    slower = [
-        dataclasses.replace(problem, dwell_s=np.where(off, np.maximum(problem.dwell_s, each_s), 0))
-        for each_s in sorted(LATENCIES_S, reverse=True)
-        if longest_s < each_s < 0.5 * table.auto_time_s
-    ]
-    shorter = [
-        dataclasses.replace(problem, budget_s=table.auto_time_s * (1.0 + each))
-        for each in BUDGETS
-        if each < budget - _SMALL
-    ]
-    return slower + shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

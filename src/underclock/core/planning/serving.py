@@ -91,7 +91,14 @@ def served(
         nothing changes them, ``None`` where none keeps the budget of every step.
     """
     steps = sorted(steps, key=lambda step: (step.phase, step.batch, step.context))
-    fixed = _fixed(steps, budget)
+    ratios: dict[Clocks, list[float]] = {}
+    for step in steps:
+        for cost in step.costs[1:]:
+            if budget.keeps(cost, step):
+                share = cost.energy_j / step.costs[0].energy_j
+                ratios.setdefault(cost.clocks, []).append(share)
+    everywhere = {clocks: sum(of) for clocks, of in ratios.items() if len(of) == len(steps)}
+    fixed = min(everywhere, key=lambda clocks: everywhere[clocks], default=None)
     return tuple(_bucket(step, budget, fixed) for step in steps), fixed
 
 
@@ -140,14 +147,3 @@ def frontier(costs: Sequence[ServingCost]) -> tuple[ServingCost, ...]:
         if not best or cost.energy_j < best[-1].energy_j:
             best.append(cost)
     return tuple(best)
-
-
-def _fixed(steps: Sequence[ServedStep], budget: ServingBudget) -> Clocks | None:
-    ratios: dict[Clocks, list[float]] = {}
-    for step in steps:
-        for cost in step.costs[1:]:
-            if budget.keeps(cost, step):
-                share = cost.energy_j / step.costs[0].energy_j
-                ratios.setdefault(cost.clocks, []).append(share)
-    everywhere = {clocks: sum(of) for clocks, of in ratios.items() if len(of) == len(steps)}
-    return min(everywhere, key=lambda clocks: everywhere[clocks], default=None)

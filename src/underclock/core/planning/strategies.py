@@ -66,7 +66,21 @@ def compare_strategies(
     """Choose clocks by each of the strategies, and look at other budgets."""
     solved = solve_strategies(table, goal, risk)
     groups = grouped(table, goal.granularity)
-    frontier = _frontier(table, groups)
+    # Choices on the lower convex hull, and of a step those within its power cap.
+    times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
+    if table.power_cap is not None:
+        # Time rises and power falls along the frontier.
+        first = int(np.argmax(energies_j <= table.power_cap.limit_w * times_s))
+        times_s, energies_j = times_s[first:], energies_j[first:]
+    if table.heat is not None and table.power_cap is not None:
+        # A point of the frontier is many settings; where most time is spent they are near boost.
+        means_w: Floats = energies_j / times_s
+        w_per_c = np.full_like(means_w, table.heat.w_per_c[table.power_cap.boost])
+        energies_j = times_s * (means_w + table.heat.extra_w(means_w, table.auto_w, w_per_c))
+    time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
+    frontier = tuple(
+        against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
+    )
     # Under a cap the frontier begins with the fastest choice that the cap leaves alone.
     held = table.power_cap is not None and goal.aggregate is Aggregate.GLOBAL
     return ComparedStrategies(
@@ -184,21 +198,3 @@ def _fastest_change(table: CostTable, groups: Grouped, aggregate: Aggregate) -> 
     if aggregate is Aggregate.LOCAL:
         return float((fastest_s / groups.auto_s(table)).max()) - 1.0
     return math.fsum(fastest_s) / table.auto_time_s - 1.0
-
-
-def _frontier(table: CostTable, groups: Grouped) -> tuple[Cost, ...]:
-    """Return choices on the lower convex hull, and of a step those within its power cap."""
-    times_s, energies_j = supported(Problem(time_s=groups.time_s, energy_j=groups.energy_j))
-    if table.power_cap is not None:
-        # Time rises and power falls along the frontier.
-        first = int(np.argmax(energies_j <= table.power_cap.limit_w * times_s))
-        times_s, energies_j = times_s[first:], energies_j[first:]
-    if table.heat is not None and table.power_cap is not None:
-        # A point of the frontier is many settings; where most time is spent they are near boost.
-        means_w: Floats = energies_j / times_s
-        w_per_c = np.full_like(means_w, table.heat.w_per_c[table.power_cap.boost])
-        energies_j = times_s * (means_w + table.heat.extra_w(means_w, table.auto_w, w_per_c))
-    time_s, energy_j = subsampled(times_s, energies_j, _FRONTIER_POINTS)
-    return tuple(
-        against_auto(table, s, j) for s, j in zip(time_s.tolist(), energy_j.tolist(), strict=True)
-    )

@@ -113,16 +113,12 @@ class Cyclic:
             offer_cycles(best, search)
             _mix_until_best(best, search, enough, self.max_mixes)
         if ring.rounded:
-            bound = min(bound, _rounded_down(problem, search))
+            # A bound for the true dwell, when what was solved had it rounded up.
+            ring = ring_of(problem, int(search.ring.first[0]), down=True)
+            down = replace(search, ring=ring or search.ring)
+            down.visit(search.time, search.switch)
+            bound = min(bound, down.bound)
         return best.answer(bound)
-
-
-def _rounded_down(problem: SequenceProblem, search: DualSearch) -> float:
-    """Return a bound for the true dwell, when what was solved had it rounded up."""
-    ring = ring_of(problem, int(search.ring.first[0]), down=True)
-    down = replace(search, ring=ring or search.ring)
-    down.visit(search.time, search.switch)
-    return down.bound
 
 
 @dataclass(slots=True)
@@ -341,7 +337,14 @@ def _may_cross(problem: SequenceProblem, source: Ints, target: Ints) -> Bools:
     before = turned(source, 1)
     since_s = turned(_time_in_segment(problem, source), 1)
     until_s = _time_in_segment(problem, target[::-1], problem.order[::-1])[::-1]
-    after = _next_setting(target)
+    # The setting of the segment after each invocation's own. Shape (n,).
+    starts = np.flatnonzero(target != turned(target, 1))
+    if len(starts) == 0:
+        after = target
+    else:
+        lengths = np.diff(np.append(starts, starts[0] + len(target)))
+        following = np.repeat(turned(target[starts], -1), lengths)
+        after = turned(following, starts[0])
     changes = before != target
     slack = 1.0 - DWELL_SLACK
     last_s = np.where(changes, until_s, since_s + until_s)
@@ -382,16 +385,6 @@ def _time_in_segment(problem: SequenceProblem, choice: Ints, order: Ints | None 
     lengths = np.diff(np.append(starts, starts[0] + len(choice)))
     since_s: Floats = turned(total_s - np.repeat(paid_s, lengths), starts[0])
     return since_s
-
-
-def _next_setting(choice: Ints) -> Ints:
-    """Return the setting of the segment after each invocation's own. Shape (n,)."""
-    starts = np.flatnonzero(choice != turned(choice, 1))
-    if len(starts) == 0:
-        return choice
-    lengths = np.diff(np.append(starts, starts[0] + len(choice)))
-    following = np.repeat(turned(choice[starts], -1), lengths)
-    return turned(following, starts[0])
 
 
 def _window_costs(

@@ -133,7 +133,15 @@ class Tree:
             # The group at the break is fixed at each setting that may lead below the best choice.
             group = int(self.steps.group[node.fits])
             settings = np.flatnonzero(self.quanta.available[group])
-            bounds = self._bounds(node.fixed, group, settings)
+            # The relaxed optimum with one more group at each setting; inf if too slow.
+            groups = np.array(list(node.fixed), np.int64)
+            time, energy = self._beyond(groups, np.array(list(node.fixed.values()), np.int64))
+            more_time, more_energy = self._beyond(np.full(len(settings), group), settings)
+            left = self.spare - time.sum() - more_time
+            taken, less = self._along(np.append(groups, group), left)
+            saved = np.interp(taken, self.taken, self.saved) - less
+            bounds = energy.sum() + more_energy - saved - 64 * _EPSILON * self.most_energy
+            bounds = np.where(left >= 0, bounds, np.inf)
             low = bounds <= self.best - 1
             for bound, setting in zip(bounds[low].tolist(), settings[low].tolist(), strict=True):
                 heapq.heappush(nodes, (bound, met := met + 1, node.fixed | {group: setting}))
@@ -181,17 +189,6 @@ class Tree:
         if node.energy + energy < self.best:
             self.best, self.choice = node.energy + energy, node.base.copy()
             self.choice[list(moves)] = list(moves.values())
-
-    def _bounds(self, fixed: dict[int, int], group: int, settings: Ints) -> Floats:
-        """Return the relaxed optimum with one more group at each setting; inf if too slow."""
-        groups = np.array(list(fixed), np.int64)
-        time, energy = self._beyond(groups, np.array(list(fixed.values()), np.int64))
-        more_time, more_energy = self._beyond(np.full(len(settings), group), settings)
-        left = self.spare - time.sum() - more_time
-        taken, less = self._along(np.append(groups, group), left)
-        saved = np.interp(taken, self.taken, self.saved) - less
-        bounds = energy.sum() + more_energy - saved - 64 * _EPSILON * self.most_energy
-        return np.where(left >= 0, bounds, np.inf)
 
     def _decide(self, node: Node, max_labels: int) -> float:
         """Decide all groups that may move; return the least bound lost for want of labels."""

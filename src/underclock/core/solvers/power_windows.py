@@ -164,7 +164,17 @@ class _Search:
                 return  # what is best without a limit is within it
             if self.least_j <= self.bound_j * (1.0 + _ENOUGH):
                 return
-            farthest = self._promising()
+            # The multipliers at which the least of all choices met is greatest. Shape (C,).
+            drawn_j = np.array([self._drawn(met) for met in self._met])
+            cost_j = np.array([met.cost_j for met in self._met])
+            unit_j = float(cost_j.max()) or 1.0
+            answer = linprog(
+                [-1.0, *np.zeros(len(self._counts))],
+                A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
+                b_ub=cost_j / unit_j,
+                bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
+            )
+            farthest: Floats = answer.x[1:]
             best = np.append(best, np.zeros(len(farthest) - len(best)))
             here = best + _PART * (farthest - best)
         for harder in _HARDER:
@@ -200,20 +210,6 @@ class _Search:
                 self.best, self.least_j = met.choice, judged_j
         self._met.append(met)
         return met
-
-    def _promising(self) -> Floats:
-        """Return the multipliers at which the least of all choices met is greatest. Shape (C,)."""
-        drawn_j = np.array([self._drawn(met) for met in self._met])
-        cost_j = np.array([met.cost_j for met in self._met])
-        unit_j = float(cost_j.max()) or 1.0
-        answer = linprog(
-            [-1.0, *np.zeros(len(self._counts))],
-            A_ub=np.column_stack([np.ones(len(cost_j)), -drawn_j / unit_j]),
-            b_ub=cost_j / unit_j,
-            bounds=[(None, None), *[(0.0, _HIGHEST)] * len(self._counts)],
-        )
-        multipliers: Floats = answer.x[1:]
-        return multipliers
 
     def _drawn(self, met: _Met) -> Floats:
         """Return what a choice draws beyond the limit, as each constraint counts it. Shape (C,)."""

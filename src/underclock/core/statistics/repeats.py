@@ -75,9 +75,22 @@ class Weighed:
 
 def weighed(runs: Runs) -> Weighed:
     """Weigh the repeats of every row by how far they are from each other."""
-    among = _neighbours(runs)
+    # The rows of each kernel and how much alike their clocks are: so they scatter alike.
+    among = []
+    for k in range(int(runs.kernel.max()) + 1):
+        rows = np.flatnonzero(runs.kernel == k)
+        log_mhz = runs.log_mhz[rows]
+        free = np.isnan(log_mhz)
+        log_mhz = np.where(free, log_mhz[~free].max(initial=0.0), log_mhz)
+        apart = (log_mhz[:, None] - log_mhz) / _REACH
+        among.append((rows, np.exp(-0.5 * apart**2)))
     freedom = runs.taken - 1.0
-    weight, mean = np.ones(len(runs.log)), _medians(runs)
+    # The median of every row, from which an odd run shows as odd. Shape (C,).
+    ordered = runs.log[np.lexsort((runs.log, runs.row))]
+    taken = runs.taken.astype(np.int64)
+    first = np.cumsum(taken) - taken
+    medians: Floats = 0.5 * (ordered[first + (taken - 1) // 2] + ordered[first + taken // 2])
+    weight, mean = np.ones(len(runs.log)), medians
     scatter = np.full(len(runs.kernel), _USUAL)
     for _ in range(_ROUNDS):
         off = runs.log - mean[runs.row]
@@ -91,15 +104,6 @@ def weighed(runs: Runs) -> Weighed:
     # A row that was run once has nothing to be odd against.
     alone = freedom[runs.row] == 0.0
     return Weighed(mean=mean, scatter=scatter, weight=np.where(alone, 1.0, weight), off=off)
-
-
-def _medians(runs: Runs) -> Floats:
-    """Return the median of every row, from which an odd run shows as odd. Shape (C,)."""
-    ordered = runs.log[np.lexsort((runs.log, runs.row))]
-    taken = runs.taken.astype(np.int64)
-    first = np.cumsum(taken) - taken
-    medians: Floats = 0.5 * (ordered[first + (taken - 1) // 2] + ordered[first + taken // 2])
-    return medians
 
 
 def counts_for(square: Floats, scatter: Floats) -> Floats:
@@ -118,22 +122,6 @@ def counts_for(square: Floats, scatter: Floats) -> Floats:
     # Within a deviation nothing is odd, and no run counts for more than a usual one.
     weight: Floats = 1.0 / ((1.0 - odd) + odd * np.maximum(away2, 1.0))
     return weight
-
-
-def _neighbours(runs: Runs) -> list[tuple[Ints, Floats]]:
-    """Return the rows of each kernel and how much alike their clocks are: so they scatter alike.
-
-    Auto counts as the fastest locked clock.
-    """
-    kernels = []
-    for k in range(int(runs.kernel.max()) + 1):
-        rows = np.flatnonzero(runs.kernel == k)
-        log_mhz = runs.log_mhz[rows]
-        free = np.isnan(log_mhz)
-        log_mhz = np.where(free, log_mhz[~free].max(initial=0.0), log_mhz)
-        apart = (log_mhz[:, None] - log_mhz) / _REACH
-        kernels.append((rows, np.exp(-0.5 * apart**2)))
-    return kernels
 
 
 def _scatter(

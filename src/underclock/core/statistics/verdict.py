@@ -15,7 +15,6 @@ such an interval holds the truth.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -165,23 +164,16 @@ def judge(
     sides = [Verdict.of(change.interval, bound) for change, bound in bounded]
     further, verdict = None, Verdict.of_all(sides)
     if verdict is Verdict.INCONCLUSIVE:
-        further = _further_repeats(
-            [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
-        )
+        # How many more repeats would probably decide changes that are to be within bounds.
+        undecided = [each for each, side in zip(bounded, sides, strict=True) if side is verdict]
+        needed = [(_needed(*each), each[0].mean > each[1]) for each in undecided]
+        broken = [count for count, is_broken in needed if is_broken]
+        if broken:
+            further = min((count for count in broken if count is not None), default=None)
+        else:
+            known = [count for count, _ in needed if count is not None]
+            further = max(known) if len(known) == len(needed) else None
     return Judgement(verdict=verdict, further_repeats=further)
-
-
-def _further_repeats(undecided: Sequence[tuple[MeanChange, float]]) -> int | None:
-    """Return how many more repeats would probably decide changes that are to be within bounds.
-
-    To break one bound is enough for ``not kept``; for ``kept`` every bound must be seen to hold.
-    """
-    needed = [(_needed(*each), each[0].mean > each[1]) for each in undecided]
-    broken = [count for count, is_broken in needed if is_broken]
-    if broken:
-        return min((count for count in broken if count is not None), default=None)
-    known = [count for count, _ in needed if count is not None]
-    return max(known) if len(known) == len(needed) else None
 
 
 def _needed(change: MeanChange, bound: float) -> int | None:

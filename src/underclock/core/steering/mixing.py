@@ -199,7 +199,26 @@ def mix_at(
     if not limit_w < heater.power_w < conditions.held_w:
         return None
     ratio = own.time_s * (limit_w - own.power_w) / (heater.time_s * (heater.power_w - limit_w))
-    return _heated(ratio, own.time_s, heater.time_s, most_launches)
+    # The round with so many heaters for each launch, nearly.
+    coload_s = ratio * heater.time_s
+    if coload_s > _MOST_SHARE * (coload_s + own.time_s) or coload_s + own.time_s > _LONGEST_S:
+        return None
+    best, off = None, math.inf
+    hot = 0
+    while best is None or (
+        off > _EXACT and hot * (own.time_s / ratio + heater.time_s) < LONGEST_ROUND_S
+    ):
+        hot += 1
+        # More of them with so few heaters run at a clock of their own before each.
+        most = min(most_launches, max(int(hot * (LONGEST_ROUND_S - heater.time_s) / own.time_s), 1))
+        launches = min(max(round(hot / ratio), 1), most)
+        miss = abs(math.log(hot / launches / ratio))
+        if launches == 1 and ratio > 1.0:
+            hot = max(hot, round(ratio))
+            miss = abs(math.log(hot / ratio))
+        if miss < off:
+            best, off = Mix(launches=launches, hot=hot, idle_s=METER_S), miss
+    return best
 
 
 def thinned(core_mhz: float, seen: DrawAtClock, idle_w: float, limit_w: float) -> Mix | None:
@@ -249,27 +268,6 @@ def _idling(own: DrawAtClock, limit_w: float, idle_w: float | None, launches: in
     if per_launch_s > _MOST_SHARE * (per_launch_s + own.time_s):
         return None
     return launches * per_launch_s
-
-
-def _heated(ratio: float, own_s: float, heater_s: float, most_launches: int) -> Mix | None:
-    """Return the round with so many heaters for each launch, nearly."""
-    coload_s = ratio * heater_s
-    if coload_s > _MOST_SHARE * (coload_s + own_s) or coload_s + own_s > _LONGEST_S:
-        return None
-    best, off = None, math.inf
-    hot = 0
-    while best is None or (off > _EXACT and hot * (own_s / ratio + heater_s) < LONGEST_ROUND_S):
-        hot += 1
-        # More of them with so few heaters run at a clock of their own before each.
-        most = min(most_launches, max(int(hot * (LONGEST_ROUND_S - heater_s) / own_s), 1))
-        launches = min(max(round(hot / ratio), 1), most)
-        miss = abs(math.log(hot / launches / ratio))
-        if launches == 1 and ratio > 1.0:
-            hot = max(hot, round(ratio))
-            miss = abs(math.log(hot / ratio))
-        if miss < off:
-            best, off = Mix(launches=launches, hot=hot, idle_s=METER_S), miss
-    return best
 
 
 def spread_out(mix: Mix, launches_s: Sequence[float], heater_s: float) -> Mix:

@@ -447,7 +447,16 @@ def grouped(table: CostTable, granularity: Granularity) -> Grouped:
         return Grouped(np.zeros(len(table.kernels), dtype=np.int64), time_s[None], energy_j[None])
     if granularity is Granularity.KERNEL:
         each = Grouped(np.arange(len(table.kernels)), table.time_s, table.energy_j)
-        return _left_at_auto(table, _choosable(table, each))
+        # Leave kernels that nothing is known of no choice but auto; they ask for boost then.
+        groups = _choosable(table, each)
+        if table.left is None:
+            return groups
+        time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
+        boost = cap_of(table).boost
+        for costs, known in ((time_s, table.time_s), (energy_j, table.energy_j)):
+            costs[table.left] = np.inf
+            costs[table.left, table.baseline] = known[table.left, boost]
+        return Grouped(groups.member, time_s, energy_j)
     if granularity is Granularity.PASS:
         passes = list(dict.fromkeys(kernel.pass_ for kernel in table.kernels))
         member = np.array([passes.index(kernel.pass_) for kernel in table.kernels])
@@ -468,18 +477,6 @@ def _choosable(table: CostTable, groups: Grouped) -> Grouped:
         return groups
     time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
     time_s[:, table.baseline] = energy_j[:, table.baseline] = np.inf
-    return Grouped(groups.member, time_s, energy_j)
-
-
-def _left_at_auto(table: CostTable, groups: Grouped) -> Grouped:
-    """Leave kernels that nothing is known of no choice but auto; they ask for boost then."""
-    if table.left is None:
-        return groups
-    time_s, energy_j = groups.time_s.copy(), groups.energy_j.copy()
-    boost = cap_of(table).boost
-    for costs, known in ((time_s, table.time_s), (energy_j, table.energy_j)):
-        costs[table.left] = np.inf
-        costs[table.left, table.baseline] = known[table.left, boost]
     return Grouped(groups.member, time_s, energy_j)
 
 

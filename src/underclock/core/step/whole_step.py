@@ -130,24 +130,22 @@ def as_one(sample_set: SampleSet) -> SampleSet:
         elif window.mix == ALONE and window.asked.is_auto:
             windows += [window.untimed(), _as_kernel(window, sample_set, longer)]
         elif window.mix == ALONE:
-            windows.append(_at_lock(window))
+            # The step by itself at a lock as a window of its one kernel, at the clock it had.
+            asked_mhz = window.asked.core_mhz
+            held = asked_mhz is not None and abs(window.at_mhz - asked_mhz) <= HALF_BIN_MHZ
+            core_mhz = asked_mhz if held else round(window.at_mhz)
+            windows.append(
+                msgspec.structs.replace(
+                    window.untimed(),
+                    kernel=WHOLE.name,
+                    observed=Clocks(core_mhz=core_mhz, mem_mhz=window.asked.mem_mhz),
+                )
+            )
         # Where co-load comes too rarely, the step does not run at the clock that was read.
         elif not (window.asked.is_auto and is_uneven(window)):
             windows.append(_as_kernel(window, sample_set, longer))
     return msgspec.structs.replace(
         sample_set, kernels=(WHOLE,), order=(0,), modules=(), windows=tuple(windows), lacking={}
-    )
-
-
-def _at_lock(window: Window) -> Window:
-    """Return the step by itself at a lock as a window of its one kernel, at the clock it had."""
-    asked_mhz = window.asked.core_mhz
-    held = asked_mhz is not None and abs(window.at_mhz - asked_mhz) <= HALF_BIN_MHZ
-    core_mhz = asked_mhz if held else round(window.at_mhz)
-    return msgspec.structs.replace(
-        window.untimed(),
-        kernel=WHOLE.name,
-        observed=Clocks(core_mhz=core_mhz, mem_mhz=window.asked.mem_mhz),
     )
 
 

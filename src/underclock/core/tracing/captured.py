@@ -101,22 +101,15 @@ def captured_step(
     return traced_step(
         name,
         nodes,
-        _timed_as(aligned, paired(nodes, calls) or aligned),
+        tuple(
+            one
+            if ran is None or one is None or ran.pass_ is not one.pass_
+            else msgspec.structs.replace(one, waited_for=ran.waited_for)
+            for ran, one in zip(aligned, paired(nodes, calls) or aligned, strict=True)
+        ),
         cleared=cleared,
         warnings=[words for words in notes if words],
         data_sizes=data_sizes,
-    )
-
-
-def _timed_as(
-    aligned: Sequence[TracedActivity | None], matched: Sequence[TracedActivity | None]
-) -> tuple[TracedActivity | None, ...]:
-    """Return what asked for each node with the share that was waited for when it ran."""
-    return tuple(
-        one
-        if ran is None or one is None or ran.pass_ is not one.pass_
-        else msgspec.structs.replace(one, waited_for=ran.waited_for)
-        for ran, one in zip(aligned, matched, strict=True)
     )
 
 

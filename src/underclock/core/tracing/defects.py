@@ -172,10 +172,6 @@ def _is_nccl(event: _Event) -> bool:
     return str(event["name"]).startswith(NCCL)
 
 
-def _stream(event: _Event) -> int:
-    return int(event.get("args", {}).get("stream", 0))
-
-
 def _of_one_gpu(gpu: Sequence[_Event], name: str) -> tuple[int, list[_Event]]:
     """Return the device that computes most, and what ran there."""
     busy_us: dict[int, float] = defaultdict(float)
@@ -228,7 +224,7 @@ def _by_stream(gpu: Sequence[_Event]) -> list[list[_Event]]:
     streams: dict[int, list[_Event]] = defaultdict(list)
     for event in gpu:
         if not _is_nccl(event):
-            streams[_stream(event)].append(event)
+            streams[int(event.get("args", {}).get("stream", 0))].append(event)
     return list(streams.values())
 
 

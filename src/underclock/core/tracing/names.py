@@ -74,11 +74,28 @@ class _Tensor:
 
 def named(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
     """Give traced kernels their names, each its own."""
-    rows = _forward_rows(kernels)
+    # How many rows the products of the forward pass have, by module.
+    rows: defaultdict[str, set[str]] = defaultdict(set)
+    for kernel in kernels:
+        factors = _factors(kernel.launch.operator, kernel.launch.shapes) if kernel.launch else []
+        if kernel.pass_ is Pass.FORWARD and factors:
+            for module in _modules(kernel):
+                rows[module].add(factors[0].sizes.split("x")[-2])
     alike: defaultdict[str, list[int]] = defaultdict(list)
     launches = [kernel.launch for kernel in kernels if kernel.launch is not None]
     for at, (kernel, launch) in enumerate(zip(kernels, launches, strict=True)):
-        alike[_name(kernel, launch, rows)].append(at)
+        modules = _modules(kernel)
+        more = f"+{len(modules) - 1}" if len(modules) > 1 else ""
+        where = modules[0] if modules else ""
+        operator, role = _operator(launch), ""
+        if operator == "copy_":
+            operator = _copy(_tensors(launch.shapes))
+        elif operator == "mm" and kernel.pass_ is Pass.BACKWARD:
+            known = [rows[module] for module in modules if module in rows]
+            role = _gradient(_factors(launch.operator, launch.shapes), set().union(*known))
+        pass_word = _PASS_WORD.get(kernel.pass_, str(kernel.pass_))
+        words = [where, more, operator, role or ("" if pass_word in operator else pass_word)]
+        alike[" ".join(word for word in words if word)].append(at)
     names = [""] * len(kernels)
     for name, places in alike.items():
         for at, better in _distinct_names(name, {at: launches[at] for at in places}).items():
@@ -116,21 +133,6 @@ def short(function: str) -> str:
 def starred(module: str) -> str:
     """Return a module path with every layer number as a star."""
     return ".".join("*" if part.isdecimal() else part for part in module.split("."))
-
-
-def _name(kernel: Kernel, launch: Launch, rows: Mapping[str, set[str]]) -> str:
-    modules = _modules(kernel)
-    more = f"+{len(modules) - 1}" if len(modules) > 1 else ""
-    where = modules[0] if modules else ""
-    operator, role = _operator(launch), ""
-    if operator == "copy_":
-        operator = _copy(_tensors(launch.shapes))
-    elif operator == "mm" and kernel.pass_ is Pass.BACKWARD:
-        known = [rows[module] for module in modules if module in rows]
-        role = _gradient(_factors(launch.operator, launch.shapes), set().union(*known))
-    pass_word = _PASS_WORD.get(kernel.pass_, str(kernel.pass_))
-    words = [where, more, operator, role or ("" if pass_word in operator else pass_word)]
-    return " ".join(word for word in words if word)
 
 
 def _operator(launch: Launch) -> str:
@@ -174,17 +176,6 @@ def _gradient(factors: Sequence[_Tensor], rows: set[str]) -> str:
     if of_weight is None:
         of_weight = factors[0].is_transposed
     return "weight gradient" if of_weight else "input gradient"
-
-
-def _forward_rows(kernels: Sequence[Kernel]) -> dict[str, set[str]]:
-    """Return how many rows the products of the forward pass have, by module."""
-    rows: defaultdict[str, set[str]] = defaultdict(set)
-    for kernel in kernels:
-        factors = _factors(kernel.launch.operator, kernel.launch.shapes) if kernel.launch else []
-        if kernel.pass_ is Pass.FORWARD and factors:
-            for module in _modules(kernel):
-                rows[module].add(factors[0].sizes.split("x")[-2])
-    return rows
 
 
 def _distinct_names(name: str, launches: Mapping[int, Launch]) -> dict[int, str]:

@@ -272,17 +272,13 @@ def _tensor(kind: str, size: Sequence[Any], stride: Sequence[Any]) -> str:
     if kind == _LIST:
         return f"{len(size)} tensors[{sum(math.prod(one) for one in size)}]"
     text = f"{DTYPES[kind]}[{'x'.join(map(str, size))}]"
-    if list(stride) != _dense(size):
-        text += f"@{'x'.join(map(str, stride))}"
-    return text
-
-
-def _dense(size: Sequence[int]) -> list[int]:
     strides, step = [], 1
     for length in reversed(size):
         strides.append(step)
         step *= length
-    return strides[::-1]
+    if list(stride) != strides[::-1]:
+        text += f"@{'x'.join(map(str, stride))}"
+    return text
 
 
 def launches_lost(trace: Mapping[str, Any]) -> tuple[int, int]:

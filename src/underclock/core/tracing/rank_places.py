@@ -218,7 +218,25 @@ def placed_ranks(traces: Sequence[RankTrace], number: int) -> list[PlacedRank]:
             stage = rank.stage if piece.stage is None else piece.stage
             mb = None if piece.microbatch is None else number_of[piece.microbatch]
             rank.tasks.append(None if mb is None else (piece.kind, stage, mb))
-    _check_microbatches(ranks, len(ids))
+    # Refuse ranks that do not take every microbatch through their passes once.
+    count = len(ids)
+    for rank in ranks:
+        done = Counter(task for task in rank.tasks if task is not None)
+        for (kind, stage, microbatch), often in done.items():
+            if often > 1:
+                raise DataError(
+                    f"rank {rank.trace.rank} runs the {kind} of microbatch {microbatch} {often} "
+                    f"times on stage {stage}",
+                    hint=f"a rank with several stages says which: {HOW_TO_MARK}",
+                )
+        passes = Counter((kind, stage) for kind, stage, _ in done)
+        for (kind, stage), taken in passes.items():
+            if taken != count and kind is not InstructionKind.RECOMPUTE:
+                raise DataError(
+                    f"rank {rank.trace.rank} takes {taken} of {count} microbatches through the "
+                    f"{kind} of stage {stage}",
+                    hint="every rank of a job takes the same: trace one whole step of all",
+                )
     return ranks
 
 
@@ -251,27 +269,6 @@ def _pipelines(ranks: Sequence[PlacedRank]) -> list[list[PlacedRank]]:
         seen[stages] += 1
         found.setdefault(key, []).append(each)
     return list(found.values())
-
-
-def _check_microbatches(ranks: Sequence[PlacedRank], count: int) -> None:
-    """Refuse ranks that do not take every microbatch through their passes once."""
-    for rank in ranks:
-        done = Counter(task for task in rank.tasks if task is not None)
-        for (kind, stage, microbatch), often in done.items():
-            if often > 1:
-                raise DataError(
-                    f"rank {rank.trace.rank} runs the {kind} of microbatch {microbatch} {often} "
-                    f"times on stage {stage}",
-                    hint=f"a rank with several stages says which: {HOW_TO_MARK}",
-                )
-        passes = Counter((kind, stage) for kind, stage, _ in done)
-        for (kind, stage), taken in passes.items():
-            if taken != count and kind is not InstructionKind.RECOMPUTE:
-                raise DataError(
-                    f"rank {rank.trace.rank} takes {taken} of {count} microbatches through the "
-                    f"{kind} of stage {stage}",
-                    hint="every rank of a job takes the same: trace one whole step of all",
-                )
 
 
 def shared_indices(ranks: Sequence[PlacedRank]) -> list[tuple[int, int, int]]:

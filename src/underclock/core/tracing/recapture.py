@@ -71,7 +71,22 @@ def difference(traced: Step, captured: Step) -> str | None:
     """
     ours, theirs = _both(traced, captured)
     if [calls.key for calls in ours] != [calls.key for calls in theirs]:
-        return _other_calls(ours, theirs)
+        # Say which operators, or shapes of theirs, one side has and the other has not.
+        before, now = _names(ours), _names(theirs)
+        gone = [before[key] for key in before if key not in now]
+        new = [now[key] for key in now if key not in before]
+        often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
+        moved = [before[key] for key in before if key in now and often[0][key] != often[1][key]]
+        words = [
+            f"{what} {first_and_more(names)}"
+            for what, names in (
+                ("without", gone),
+                ("with a new", new),
+                ("at other places or numbers", moved),
+            )
+            if names
+        ]
+        return ", ".join(words) or "its kernels in another order"
     for one, other in zip(ours, theirs, strict=True):
         name = one.kernels[0].name
         if one.modules.isdisjoint(other.modules):
@@ -239,25 +254,6 @@ def _named(
         msgspec.structs.replace(kernel, name=names.get(identity(kernel)) or next(own))
         for kernel in kernels
     )
-
-
-def _other_calls(ours: Sequence[_Calls], theirs: Sequence[_Calls]) -> str:
-    """Say which operators, or shapes of theirs, one side has and the other has not."""
-    before, now = _names(ours), _names(theirs)
-    gone = [before[key] for key in before if key not in now]
-    new = [now[key] for key in now if key not in before]
-    often = Counter(calls.key for calls in ours), Counter(calls.key for calls in theirs)
-    other = [before[key] for key in before if key in now and often[0][key] != often[1][key]]
-    words = [
-        f"{what} {first_and_more(names)}"
-        for what, names in (
-            ("without", gone),
-            ("with a new", new),
-            ("at other places or numbers", other),
-        )
-        if names
-    ]
-    return ", ".join(words) or "its kernels in another order"
 
 
 def _names(calls: Sequence[_Calls]) -> dict[_Key, str]:

@@ -103,7 +103,13 @@ def traced_step(
     launches = [_launch(nodes, group) for group in groups]
     passes = [group.activity.pass_ if group.activity else Pass.OTHER for group in groups]
     found = _pools(launches, passes, data_sizes) if data_sizes else ()
-    keys = _keys(launches, passes, found)
+    # The key that launches of one kernel share: their identity, or their pool's.
+    keys = [(launch.identity, pass_) for launch, pass_ in zip(launches, passes, strict=True)]
+    for pool in found:
+        median = launches[pool.median]
+        identity = _hash((median.identity, median.module, pool.shapes))
+        for member in pool.members:
+            keys[member] = (identity, passes[member])
     alike: dict[_Key, list[int]] = {}
     for at, key in enumerate(keys):
         alike.setdefault(key, []).append(at)
@@ -161,17 +167,6 @@ def _pools(
         for at, launch in enumerate(launches)
     ]
     return (*by_shape, *pools(alike, asked, with_grid, data_sizes))
-
-
-def _keys(launches: Sequence[Launch], passes: Sequence[Pass], found: Sequence[Pool]) -> list[_Key]:
-    """Return the key that launches of one kernel share: their identity, or their pool's."""
-    keys = [(launch.identity, pass_) for launch, pass_ in zip(launches, passes, strict=True)]
-    for pool in found:
-        median = launches[pool.median]
-        identity = _hash((median.identity, median.module, pool.shapes))
-        for member in pool.members:
-            keys[member] = (identity, passes[member])
-    return keys
 
 
 def _modules(groups: Sequence[LaunchGroup]) -> tuple[str, ...]:

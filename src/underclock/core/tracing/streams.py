@@ -184,7 +184,14 @@ def with_shares(
     if not apart.any():
         return tuple(launches)
     seen = streams(launches, waits)
-    taken_s = _without_waiting_s(launches, seen.duration_s)
+    # What launches take, and collectives what the quickest of the same takes.
+    taken_s = seen.duration_s.copy()
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i, one in enumerate(launches):
+        if one.pass_ is Pass.COMMUNICATION and one.shapes:  # else what it sends is unknown
+            alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
+    for places in alike.values():
+        taken_s[places] = seen.duration_s[places].min()
     exposed_s = dataclasses.replace(seen.kept_fed(), duration_s=taken_s).exposed_s(apart)
     shares = np.divide(exposed_s, taken_s, out=np.ones_like(taken_s), where=taken_s > 0.0)
     shares = shares.round(_DIGITS)
@@ -226,22 +233,6 @@ def _apart(launches: Sequence[TracedActivity]) -> Bools:
     main = main_stream(launches)
     apart = [one.pass_ is Pass.COMMUNICATION or is_copied_beside(one, main) for one in launches]
     return np.array(apart, dtype=bool)
-
-
-def _without_waiting_s(launches: Sequence[TracedActivity], duration_s: Floats) -> Floats:
-    """Return what launches take, and collectives what the quickest of the same takes.
-
-    A collective that takes longer than one like it waited for another rank, which may be late in a
-    profile and not in training.
-    """
-    taken_s = duration_s.copy()
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for i, one in enumerate(launches):
-        if one.pass_ is Pass.COMMUNICATION and one.shapes:  # else what it sends is unknown
-            alike.setdefault((one.function, one.operator, one.shapes), []).append(i)
-    for places in alike.values():
-        taken_s[places] = duration_s[places].min()
-    return taken_s
 
 
 def main_stream(launches: Sequence[TracedActivity]) -> int:

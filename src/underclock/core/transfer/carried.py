@@ -169,8 +169,12 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
         step_error=_closing_error(known, expected),
         boards=boards,
     )
+    # Between which times in s the step is expected to lie at auto, with 95 % confidence.
+    error = estimated.step_error[0] * STANDARD[:, None]
+    each = boards.auto[:, 0] / boards.expected[0] * np.exp(error)
+    least, most = estimated.table.auto_time_s * np.quantile(each, WITHIN)
     warnings = (
-        _sentence(sample_set, step, _auto_s(estimated, boards)),
+        _sentence(sample_set, step, (float(least), float(most))),
         *table.warnings,
         *_of_another_model(table, apart),
     )
@@ -425,14 +429,6 @@ def _of_another_model(table: CostTable, apart: Floats) -> tuple[str, ...]:
         "plan is careful; measure the step itself, or some of its kernels with --confirm"
     )
     return (words,) if share >= _MANY else ()
-
-
-def _auto_s(costs: Costs, boards: DrawnCosts) -> tuple[float, float]:
-    """Return between which times in s the step is expected to lie at auto, with 95 % confidence."""
-    error = costs.step_error[0] * STANDARD[:, None]
-    each = boards.auto[:, 0] / boards.expected[0] * np.exp(error)
-    least, most = costs.table.auto_time_s * np.quantile(each, WITHIN)
-    return float(least), float(most)
 
 
 def _closing_error(known: Estimate, table: CostTable) -> tuple[float, float]:
