@@ -23,9 +23,16 @@ from pathlib import Path
 import numpy as np
 
 from underclock.core.model.estimate import at_locked_clocks, estimate
-from underclock.core.model.fitting import MOST_KERNELS, MOST_ROWS, fit_rows, fitted
-from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.most_likely import MOST_KERNELS, MOST_ROWS, fit_rows, fitted
+from underclock.core.model.parameters import (
+    PER_KERNEL,
+    Parameters,
+    Points,
+    Rows,
+    Shared,
+    predicted_rows,
+    unknown_gpu,
+)
 from underclock.records import Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "fitting.md"

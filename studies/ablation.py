@@ -32,7 +32,7 @@ from strange import STRANGE, strange_gpus
 from truth import truth_of
 from underclock.arrays import Floats, Ints
 from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import temperature_of
+from underclock.core.model.most_likely import temperature_of
 from underclock.records import MeasurementSettings, SampleSet
 
 _WHOLE = "(nothing)"

@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 from gpu_specs import SPECS
 from underclock.arrays import Floats
 from underclock.core.model.estimate import estimate
-from underclock.core.model.fitting import fitted
+from underclock.core.model.most_likely import fitted
 from underclock.core.model.parameters import Shared
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.step.whole_step import STEADY_C

@@ -27,12 +27,13 @@ from underclock.core.model.damped_steps import (
 from underclock.core.model.most_likely import learn_priors, restart
 from underclock.core.model.parameters import (
     PER_DRAM_CYCLE,
+    PER_KERNEL,
     Parameters,
     Points,
+    Rows,
     Shared,
     predicted_rows,
 )
-from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import UNKNOWN_MHZ
 from underclock.errors import DataError

@@ -26,7 +26,7 @@ from underclock.app.options import FRACTION, baseline_option, file_argument, jso
 from underclock.app.output import print_json
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.costs import Costs
-from underclock.core.model.row_runs import odd_repeats
+from underclock.core.model.sample_sets import odd_repeats
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import choose_kernels
 from underclock.core.statistics.student import student_quantile

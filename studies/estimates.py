@@ -20,8 +20,8 @@ from steered_h200 import compare, reached
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import at_locked_clocks, estimate
-from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
-from underclock.core.model.rows import Rows
+from underclock.core.model.most_likely import clocks_of, fit_rows, temperature_of
+from underclock.core.model.parameters import Rows
 from underclock.records import ALONE, Clocks, Evidence, SampleSet, Window
 
 Figures: TypeAlias = dict[str, float]

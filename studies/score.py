@@ -15,7 +15,7 @@ from underclock.app.options import file_argument, json_option
 from underclock.app.output import print_json
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
-from underclock.core.model.row_runs import TableRuns, runs_of
+from underclock.core.model.sample_sets import TableRuns, runs_of
 from underclock.core.planning.best_choice import choice_cost, with_intervals
 from underclock.core.statistics.repeats import weighed
 from underclock.core.step.cost_table import CostTable, at_any_clocks, cost_table

@@ -25,8 +25,13 @@ from underclock.arrays import Floats, Ints
 from underclock.core.model import hierarchical_prior as priors
 from underclock.core.model.costs import TWO_SIDED
 from underclock.core.model.estimate import Estimate, at_locked_clocks, estimate
-from underclock.core.model.fitting import clocks_of, fitted, start_of, temperature_of
-from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.most_likely import (
+    FittedModel,
+    clocks_of,
+    fitted,
+    start_of,
+    temperature_of,
+)
 from underclock.core.model.parameters import CORE, DRAM, WORK, Shared
 from underclock.core.model.posterior import Posterior
 from underclock.core.model.sample_rows import rows_of

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.parameters import Points
-from underclock.core.model.rows import Rows
+from underclock.core.model.parameters import Points, Rows
 
 
 def every_clock(kernels: int, core_mhz: Floats, mem_mhz: Sequence[float], warm_c: float) -> Points:

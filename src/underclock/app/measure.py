@@ -289,7 +289,7 @@ def _measure_together(
 
 
 def _show(sample_set: "SampleSet", step: "Step | None", file: Path, *, as_json: bool) -> None:
-    from underclock.core.model.row_runs import odd_repeats
+    from underclock.core.model.sample_sets import odd_repeats
     from underclock.core.steering import steering_notes
     from underclock.core.step.cost_table import unmeasured
 

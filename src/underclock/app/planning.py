@@ -12,8 +12,8 @@ from underclock.app.switching import KNOWN, Achievable, Switching, achievable, s
 from underclock.arrays import Ints
 from underclock.core.model.costs import ONE_SIDED, Costs
 from underclock.core.model.estimate import estimate
-from underclock.core.model.row_runs import odd_rows
 from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.model.sample_sets import odd_rows
 from underclock.core.planning.best_choice import Goal, choices
 from underclock.core.planning.chance_constraint import RiskModel
 from underclock.core.planning.strategies import (

@@ -17,7 +17,7 @@ from underclock.records import Evidence, GpuInfo, SampleSet
 from underclock.records.job import Job, Profile, Waiting
 from underclock.records.latencies import LatencyTable
 from underclock.store import SampleSource, read_samples
-from underclock.store.profiles import read_profiles
+from underclock.store.tables import read_profiles
 
 _WAITING_SHARE = 0.2
 """Of the greatest power of a stage's profile: what waiting draws where it is not given. Measured:

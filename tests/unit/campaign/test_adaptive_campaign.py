@@ -15,7 +15,7 @@ from underclock.app.measuring import measure
 from underclock.app.planning import plan
 from underclock.campaign.grid import Campaign, Grid
 from underclock.core.model.parameters import unknown_gpu
-from underclock.core.model.row_runs import odd_repeats
+from underclock.core.model.sample_sets import odd_repeats
 from underclock.core.planning.best_choice import Goal
 from underclock.errors import UsageError
 from underclock.hw.measurer import BRISK

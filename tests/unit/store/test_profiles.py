@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from underclock.errors import DataError
-from underclock.store.profiles import read_profiles
+from underclock.store.tables import read_profiles
 
 HEADER = "stage,instruction,frequency,time,energy\n"
 

@@ -2,10 +2,14 @@
 
 Whatever is planned asks here: a choice, a schedule, an instruction of a job. Errors are the columns
 of a factor (`posterior`): those that all kernels share add up over kernels before they are squared,
-the others after.
+the rest after.
 
 The clocks are chosen on expected costs and judged on the same errors. That is no winner's curse as
-long as they are honest: expected costs shrink every measurement towards what all others say.
+long as they are honest: expected costs shrink every measurement towards what all the rest say.
+
+A step that draws more is held lower at auto, while a lock below the cap stays where it is: so how
+much slower a plan is differs from draw to draw, even where all kernels take the same at one clock,
+and to one side more than to the other. `DrawnCosts` works out what the cap makes of each draw.
 
 Shape letters: K kernels, S settings with the baseline last, E columns of errors, n launches, D
 draws; a leading 2 is time and energy.
@@ -13,15 +17,79 @@ draws; a leading 2 is time and energy.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from scipy.special import ndtri
 
 from underclock.arrays import Floats, Ints
 from underclock.core.step.cost_table import CostTable, share_of_sum
-from underclock.core.step.drawn_costs import DrawnCosts
+from underclock.core.step.power_cap import LaunchCosts, settled_sums
 from underclock.core.step.power_capped_step import cap_of, step_cost_and_heat
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCosts:
+    """Draws of the costs of a step's launches, from the joint errors of the costs.
+
+    Attributes:
+        launches: What launches cost in each draw. Length D.
+        auto: What the step takes there at auto: time in s, energy in J. Shape (D, 2).
+        expected: The same as expected, not drawn. Shape (2,).
+    """
+
+    launches: tuple[LaunchCosts, ...]
+    auto: Floats
+    expected: Floats
+
+    @classmethod
+    def of(cls, table: CostTable, off: Floats) -> Self:
+        """Draw them.
+
+        Args:
+            table: Expected costs; auto is its last setting.
+            off: By how much logarithms of time and power of kernels at locked settings are off
+                those expected. Shape (D, 2, K, S - 1).
+        """
+        known, each = table.launches, []
+        for time, power in off:
+            time_s, energy_j = known.time_s.copy(), known.energy_j.copy()
+            time_s[:, :-1] *= np.exp(time)
+            energy_j[:, :-1] *= np.exp(time + power)
+            each.append(dataclasses.replace(known, time_s=time_s, energy_j=energy_j))
+        cap = cap_of(table)
+        boosted = np.full(len(cap.order), cap.boost)
+        (expected,) = settled_sums(cap, [known], boosted)
+        return cls(tuple(each), settled_sums(cap, each, boosted), expected)
+
+    def changes(self, table: CostTable, choice: Ints) -> Floats:
+        """Return what a schedule changes in each draw: time and energy. Shape (D, 2).
+
+        Args:
+            choice: Setting of each launch; the baseline asks for boost. Shape (n,).
+        """
+        return _changes(table, choice, self.launches, self.auto)
+
+    def away(self, table: CostTable, choice: Ints) -> Floats:
+        """Return how far what a schedule changes is from what it is expected to. Shape (D, 2).
+
+        Args:
+            choice: Setting of each launch. Shape (n,).
+        """
+        return self.changes(table, choice) - _changes(
+            table, choice, [table.launches], self.expected
+        )
+
+
+def _changes(table: CostTable, choice: Ints, boards: Sequence[LaunchCosts], auto: Floats) -> Floats:
+    """Return what a schedule changes on boards, against what auto takes there. Shape (B, 2)."""
+    cap = cap_of(table)
+    asked = np.where(choice == table.baseline, cap.boost, choice)
+    changes: Floats = settled_sums(cap, boards, asked) / auto - 1.0
+    return changes
+
 
 ONE_SIDED = 1.645  # 95 % of a normal distribution lies below this many deviations
 TWO_SIDED = 1.960  # and within this many

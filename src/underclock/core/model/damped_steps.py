@@ -18,14 +18,16 @@ import numpy as np
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.hierarchical_prior import KernelPrior, typical
 from underclock.core.model.parameters import (
+    COLLECTIVE,
+    PER_KERNEL,
     Parameters,
     Points,
     PredictedRows,
+    Rows,
     Shared,
     gpu_at,
     predicted_rows,
 )
-from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
 from underclock.physics.costs import AtClocks, idle_w
 
 _ITERATIONS = 25

@@ -20,7 +20,15 @@ import numpy as np
 from scipy.special import stdtrit
 
 from underclock.arrays import Bools, Floats
-from underclock.core.model.adjusted import as_at_boost, capped, with_guesses, with_means, with_ratio
+from underclock.core.model.adjusted import (
+    StepRatio,
+    as_at_boost,
+    capped,
+    step_ratio,
+    with_guesses,
+    with_means,
+    with_ratio,
+)
 from underclock.core.model.conditioning import (
     OF_CO_LOAD,
     OF_LOCKS,
@@ -30,16 +38,24 @@ from underclock.core.model.conditioning import (
     likeliest_sizes,
 )
 from underclock.core.model.costs import ONE_SIDED, Costs
-from underclock.core.model.diagnostics import prior_doubt
-from underclock.core.model.entries import measurable, measured_means, offered_settings, with_boost
-from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
-from underclock.core.model.in_step import StepRatio, step_ratio
 from underclock.core.model.left_out import LeftOut, Selection
-from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.most_likely import (
+    FittedModel,
+    clocks_of,
+    fit_rows,
+    prior_doubt,
+    temperature_of,
+)
 from underclock.core.model.observed import Observed, Runs, Targets
+from underclock.core.model.parameters import Rows
 from underclock.core.model.posterior import Posterior, opposite, posterior_of
-from underclock.core.model.row_runs import odd_repeats, sample_weights
-from underclock.core.model.rows import Rows
+from underclock.core.model.sample_rows import (
+    measurable,
+    measured_means,
+    offered_settings,
+    with_boost,
+)
+from underclock.core.model.sample_sets import odd_repeats, sample_weights
 from underclock.core.steering import HEATER, steering_notes
 from underclock.core.step.cost_table import (
     CostTable,

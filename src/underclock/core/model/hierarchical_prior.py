@@ -15,8 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from underclock.arrays import Floats
-from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
-from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
+from underclock.core.model.parameters import COLLECTIVE, CORE, DRAM, FIXED, PER_KERNEL, WORK, Rows
 from underclock.core.tracing.names import short
 from underclock.physics.constants import GpuConstants
 from underclock.records import Kernel, Kind, Pass

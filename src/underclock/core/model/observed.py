@@ -14,8 +14,7 @@ import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
 from underclock.core.model.most_likely import FittedModel
-from underclock.core.model.parameters import CORE, Points, predicted_rows
-from underclock.core.model.rows import Rows
+from underclock.core.model.parameters import CORE, Points, Rows, predicted_rows
 
 _USUAL_RUNS = 3.0  # a kernel's noise of runs leans on other kernels' as on this many of its own
 _HARDLY = 1e-4  # what a disturbed row counts for

@@ -1,4 +1,9 @@
-"""Samples as rows: which of them tell what a clock costs, and sets that cannot be fitted at all."""
+"""Samples as rows: which of them say what a clock costs, and where each kernel has an answer.
+
+Sets that cannot be fitted at all are refused.
+
+Shape letters: K kernels, C settings but the baseline.
+"""
 
 import math
 from collections import Counter
@@ -7,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from underclock.arrays import Floats
+from underclock.arrays import Bools, Floats
 from underclock.core.model.hierarchical_prior import KernelKind, kernel_kind, usual_shares
-from underclock.core.model.parameters import unknown_gpu
-from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
+from underclock.core.model.parameters import COLLECTIVE, PER_KERNEL, Rows, unknown_gpu
 from underclock.core.model.sample_sets import (
     ceiling_mhz,
     check_values,
@@ -20,13 +23,16 @@ from underclock.core.model.sample_sets import (
     memory_mhz,
     own_memory_mhz,
     ran_mem_mhz,
+    sample_weights,
     seen_cap,
 )
-from underclock.core.steering import HEATER, SteeredRows, steered_rows
+from underclock.core.steering import HEATER, SteeredRows, clock_range, steered_rows
+from underclock.core.step.power_cap import HALF_BIN_MHZ
+from underclock.core.step.power_capped_step import memories_like_auto
 from underclock.core.step.whole_step import STEADY_C, FitRow
 from underclock.errors import DataError
 from underclock.physics.constants import GpuConstants
-from underclock.records import Kind, SampleSet
+from underclock.records import Clocks, Kind, SampleSet
 
 KIND_NUMBERS = {Kind.GEMM: 0, Kind.MEMORY: 1, None: 2, Kind.COLLECTIVE: COLLECTIVE}
 """What a kernel mostly does, as the small number that rows know it by."""
@@ -154,3 +160,84 @@ def _columns(rows: Sequence[FitRow], errors: int) -> dict[str, Any]:
         "common": np.stack([np.zeros_like(of_power), of_power]),
         **columns,
     }
+
+
+def offered_settings(sample_set: SampleSet, auto: Clocks) -> tuple[Clocks, ...]:
+    """Return every setting but the baseline, slowest first."""
+    known = dict.fromkeys((*sample_set.settings, *(sample.asked for sample in sample_set.samples)))
+    reach = clock_range(sample_set)
+    return tuple(
+        sorted(
+            (
+                s
+                for s in known
+                if s != auto and not s.is_auto and (reach is None or _is_reached(s, *reach))
+            ),
+            key=lambda clocks: clocks.rank,
+        )
+    )
+
+
+def with_boost(settings: tuple[Clocks, ...], sample_set: SampleSet) -> tuple[Clocks, ...]:
+    """Return settings, with the clock that the GPU boosts to by itself where none comes near it.
+
+    Every kernel ran there at auto, so it is known as well as any, and auto is told from it.
+    """
+    boost_mhz = ceiling_mhz(sample_set.samples)
+    for memory in memories_like_auto(settings, sample_set)[:1]:
+        cores = [c.core_mhz or 0 for c in settings if c.mem_mhz == memory]
+        fastest_mhz = max((mhz for mhz in cores if mhz <= boost_mhz), default=0)
+        if fastest_mhz < boost_mhz - HALF_BIN_MHZ and math.isfinite(boost_mhz):
+            boost = Clocks(core_mhz=round(boost_mhz), mem_mhz=memory)
+            return tuple(sorted((*settings, boost), key=lambda clocks: clocks.rank))
+    return settings
+
+
+def _is_reached(clocks: Clocks, lowest_mhz: float, highest_mhz: float) -> bool:
+    """Whether steering went there: it sees no other memory clocks, and no lower core clocks."""
+    core_mhz = clocks.core_mhz
+    if clocks.mem_mhz is not None or core_mhz is None:
+        return False
+    return lowest_mhz - HALF_BIN_MHZ <= core_mhz <= highest_mhz + HALF_BIN_MHZ
+
+
+def measured_means(
+    sample_set: SampleSet, settings: Sequence[Clocks], weights: Floats | None = None
+) -> tuple[Floats, Floats, Floats]:
+    """Return logarithms of the mean measured time and power, ``nan`` where none, and repeats.
+
+    An odd repeat counts for little, in the means and as a repeat.
+
+    Args:
+        settings: Length C.
+        weights: How much each sample counts in time and energy, where that is known already.
+            Shape (2, N).
+    """
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    index = {kernel.name: k for k, kernel in enumerate(sample_set.kernels)}
+    sums = np.zeros((4, len(index), len(settings)))
+    each = sample_weights(sample_set) if weights is None else weights
+    for sample, (of_time, of_energy) in zip(sample_set.samples, each.T.tolist(), strict=True):
+        c = place.get(sample.asked)
+        if c is not None:
+            cell = sums[:, index[sample.kernel], c]
+            cell += (of_time, of_energy, of_time * sample.time_s, of_energy * sample.energy_j)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time_s, energy_j = sums[2:] / sums[:2]
+        return np.log(time_s), np.log(energy_j / time_s), sums[:2].min(axis=0)
+
+
+def measurable(sample_set: SampleSet, rows: Rows, settings: Sequence[Clocks]) -> Bools:
+    """Return where the GPU holds a lock and the table has a row. Shape (K, C).
+
+    Args:
+        settings: Length C.
+    """
+    can = np.ones((len(sample_set.kernels), len(settings)), dtype=bool)
+    can[:, [(clocks.core_mhz or 0) > rows.ceiling_mhz for clocks in settings]] = False
+    place = {clocks: c for c, clocks in enumerate(settings)}
+    for k, kernel in enumerate(sample_set.kernels):
+        # What a table lacks may be auto, which is no setting to choose.
+        lacking = [place[c] for c in sample_set.lacking.get(kernel.name, ()) if c in place]
+        can[k, lacking] = False
+    return can

@@ -17,7 +17,7 @@ from underclock.core.steering.mixing import (
     next_thinned,
     spin_mhz,
 )
-from underclock.core.steering.rows import (
+from underclock.core.steering.power_peak import (
     SteeredRows,
     clock_range,
     steered_rows,

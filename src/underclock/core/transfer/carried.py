@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.adjusted import capped, held, with_guesses, with_ratio
-from underclock.core.model.costs import STANDARD, WITHIN, Costs
+from underclock.core.model.adjusted import StepRatio, capped, held, with_guesses, with_ratio
+from underclock.core.model.costs import STANDARD, WITHIN, Costs, DrawnCosts
 from underclock.core.model.estimate import (
     Estimate,
     KnownFit,
@@ -25,15 +25,12 @@ from underclock.core.model.estimate import (
     drawn_beside_j,
     estimate,
 )
-from underclock.core.model.fitting import clocks_of, fit_rows, temperature_of
-from underclock.core.model.in_step import StepRatio
+from underclock.core.model.most_likely import clocks_of, fit_rows, temperature_of
 from underclock.core.model.observed import Targets
-from underclock.core.model.parameters import Parameters
+from underclock.core.model.parameters import Parameters, Rows
 from underclock.core.model.posterior import Posterior, opposite
-from underclock.core.model.row_runs import sample_weights
-from underclock.core.model.rows import Rows
 from underclock.core.model.sample_rows import KIND_NUMBERS
-from underclock.core.model.sample_sets import joined_sets
+from underclock.core.model.sample_sets import joined_sets, sample_weights
 from underclock.core.step.cost_table import (
     CostTable,
     at_any_clocks,
@@ -42,7 +39,6 @@ from underclock.core.step.cost_table import (
     unmeasured,
     waited_counts,
 )
-from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.power_capped_step import auto_expected, cap_of
 from underclock.core.transfer.matching import Match, matched, rows_apart, work_of
 from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen

@@ -20,8 +20,7 @@ import numpy as np
 from scipy.special import expit
 
 from underclock.arrays import Bools, Floats, Ints
-from underclock.core.model.parameters import CORE, DRAM, FIXED, WORK
-from underclock.core.model.rows import PER_KERNEL
+from underclock.core.model.parameters import CORE, DRAM, FIXED, PER_KERNEL, WORK
 
 _SHARP = {CORE: 3.4, DRAM: 1.0, WORK: 1.0}  # of cycles as sharp as parts of a time join
 _LENGTH = 6.0  # of log size, over which what a size changes is another's no more

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.fitting import fit_rows, temperature_of
+from underclock.core.model.most_likely import fit_rows, temperature_of
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.cost_table import cost_table

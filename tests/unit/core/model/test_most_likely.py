@@ -20,10 +20,17 @@ from underclock.core.model.damped_steps import (
     cost,
     kernel_costs,
 )
-from underclock.core.model.fitting import fitted
-from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Points, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.rows import COLLECTIVE, PER_KERNEL, Rows
+from underclock.core.model.most_likely import FittedModel, fit_all, fitted
+from underclock.core.model.parameters import (
+    COLLECTIVE,
+    PER_KERNEL,
+    Parameters,
+    Points,
+    Rows,
+    Shared,
+    predicted_rows,
+    unknown_gpu,
+)
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
 

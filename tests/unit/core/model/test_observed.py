@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
 from underclock.core.model.estimate import bounded
-from underclock.core.model.fitting import fitted
-from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.most_likely import FittedModel, fitted
 from underclock.core.model.observed import Observed, Runs, Targets, is_at
 from underclock.core.model.parameters import Points, Shared, predicted_rows, unknown_gpu
 

@@ -11,8 +11,6 @@ import pytest
 import underclock
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
-from underclock.core.model.diagnostics import prior_doubt
-from underclock.core.model.fitting import fitted
 from underclock.core.model.hierarchical_prior import (
     KernelKind,
     kernel_kind,
@@ -20,9 +18,16 @@ from underclock.core.model.hierarchical_prior import (
     usual_shares,
     widening,
 )
-from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import WORK, Parameters, Shared, predicted_rows, unknown_gpu
-from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.model.most_likely import FittedModel, fit_all, fitted, prior_doubt
+from underclock.core.model.parameters import (
+    PER_KERNEL,
+    WORK,
+    Parameters,
+    Rows,
+    Shared,
+    predicted_rows,
+    unknown_gpu,
+)
 from underclock.core.tracing.names import kind_of
 from underclock.records import Kernel, Launch, SampleSet
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from made_up_samples import CORES, made_grid, made_sample, made_set
-from underclock.core.model.fitting import clocks_of
+from underclock.core.model.most_likely import clocks_of
 from underclock.core.model.sample_rows import rows_of
 from underclock.core.model.sample_sets import ceiling_mhz, seen_cap
 from underclock.records import Clocks, GpuInfo, ThrottleReason

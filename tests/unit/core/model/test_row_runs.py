@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from noisy_tables import noisy_samples, run_table
 from score import run_variances
 from underclock.app.planning import plan
-from underclock.core.model.row_runs import odd_repeats, odd_rows, sample_weights
+from underclock.core.model.sample_sets import odd_repeats, odd_rows, sample_weights
 from underclock.core.planning.best_choice import Goal
 from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 from windows import having

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up_samples import CORES, MEMS, made_grid, made_sample, made_set
-from underclock.core.model.fitting import spread_kernels, spread_rows
+from underclock.core.model.most_likely import spread_kernels, spread_rows
 from underclock.core.model.parameters import unknown_gpu
 from underclock.core.model.sample_rows import CannotFitError, rows_of
 from underclock.errors import DataError

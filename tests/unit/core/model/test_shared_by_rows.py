@@ -8,11 +8,16 @@ import pytest
 
 from made_rows import every_clock, made_rows
 from underclock.core.model.estimate import at_locked_clocks
-from underclock.core.model.fitting import clocks_of, fitted
-from underclock.core.model.most_likely import FittedModel, fit_all
-from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
+from underclock.core.model.most_likely import FittedModel, clocks_of, fit_all, fitted
+from underclock.core.model.parameters import (
+    PER_KERNEL,
+    Parameters,
+    Rows,
+    Shared,
+    predicted_rows,
+    unknown_gpu,
+)
 from underclock.core.model.posterior import Posterior
-from underclock.core.model.rows import PER_KERNEL, Rows
 from underclock.records import Clocks
 
 _FAMILY = Shared(unknown_gpu([3000.0], fastest_mhz=2000.0, most_w=700.0))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from steered_gpu import COUNTS, KERNELS, Synthetic, campaign
-from underclock.core.model.entries import offered_settings
 from underclock.core.model.estimate import Estimate, estimate
+from underclock.core.model.sample_rows import offered_settings
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
 from underclock.errors import DataError

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from made_boards import GPU, KERNELS, LIMIT_W, ORDER, made_board, true_costs, true_step
+from underclock.core.model.costs import DrawnCosts
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.cost_table import cost_table
-from underclock.core.step.drawn_costs import DrawnCosts
 from underclock.core.step.power_capped_step import cap_of, settled_step, step_cost
 from underclock.records import (
     Accounting,
