@@ -1,8 +1,8 @@
 """The constants of a simulated GPU, and of kernels on it, fitted to a measured sweep.
 
-It is the least squares of `core.model` with errors of one size, for a simulator has no discrepancy
-of its own: what physics leaves over is nobody's. Rows at the power cap are left out of the fit, for
-their clocks are not the asked ones; they are predicted with the cap, and count in the errors.
+It is the least squares of `core.model` with errors of one size: a simulator has no discrepancy.
+Rows at the power cap are left out of the fit, for their clocks are not the asked ones; they are
+predicted with the cap, and count in the errors.
 
 Shape letters: R rows, K kernels.
 """
@@ -102,7 +102,6 @@ def calibrate(
     """Fit shared and per-kernel constants to a sweep.
 
     Args:
-        sample_set: The sweep.
         start: Where to begin, and the constants no sweep can tell: voltage floor, board, heat,
             boost. Its memory points say which memory clocks there are.
         limit_w: Power limit of the GPU.

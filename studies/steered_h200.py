@@ -2,8 +2,7 @@
 
     OMP_NUM_THREADS=1 python studies/steered_h200.py
 
-Nothing here is simulated, but for the last section: it compares ``sim:h200`` with what it was
-fitted to.
+Only the last section is simulated: it compares ``sim:h200`` with what it was fitted to.
 """
 
 import dataclasses

@@ -217,7 +217,7 @@ def judged_runs(
     auto, planned, fixed = totals["auto"], totals["plan"], totals.get(Strategy.BEST_FIXED)
     time, energy = (pair_changes(auto[:, n], planned[:, n]) for n in (0, 1))
     change_s, change_j = _changes(auto, planned)
-    judged = judge(
+    verdict, further_repeats = judge(
         change_j,
         change_s,
         promise=arm.energy_interval[1] if arm.energy_interval else promise.energy_change,
@@ -238,8 +238,8 @@ def judged_runs(
         pairs_keeping_time=None if bound is None else count_within(time, bound + tolerance),
         time_interval=change_s.interval,
         energy_interval=change_j.interval,
-        verdict=judged.verdict,
-        further_repeats=judged.further_repeats,
+        verdict=verdict,
+        further_repeats=further_repeats,
         others=() if fixed is None else (_other(plan, auto, fixed),),
     )
 

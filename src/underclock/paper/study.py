@@ -385,21 +385,7 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
         for batch, degree in sizes:
             conditions.note(f"the discovered clocks at batch {batch}, {degree} GPUs")
             step = trace(WORKLOAD, batch=batch, tp=degree, collectives=0)
-            # What the discovered clocks change of other kernels; one that they lack is at auto.
-            kernels = before_optimizer(step).kernels
-            known: Mapping[str, Choice] = discovered.kernels
-            planned = [known[k.name].clocks if k.name in known else AUTO for k in kernels]
-            counts = np.array([k.count for k in kernels])
-            before, after = (
-                [
-                    math.fsum(each)
-                    for each in (_alone(measurer, kernels, clocks, 0) * counts).tolist()
-                ]
-                for clocks in ([AUTO] * len(kernels), planned)
-            )
-            found[batch, degree] = Change(
-                *(100.0 * (b / a - 1.0) for a, b in zip(before, after, strict=True))
-            )
+            found[batch, degree] = _carried(measurer, discovered, before_optimizer(step).kernels)
     smallest = [found[size] for size in sizes if size[0] < min(BATCH)]
     ours: _Ours = {
         "smaller batches: greatest time": max(each.time_pct for each in smallest),
@@ -410,6 +396,18 @@ def _transfers(discovered: Plan, conditions: Conditions) -> _Ours:
     for degree in TENSOR_PARALLEL:
         ours |= _change(f"tensor parallel {degree}", found[BATCH_SIZE, degree])
     return ours
+
+
+def _carried(measurer: Measurer, discovered: Plan, kernels: Sequence[Kernel]) -> Change:
+    """Return what the discovered clocks change of other kernels; one that they lack is at auto."""
+    known: Mapping[str, Choice] = discovered.kernels
+    planned = [known[k.name].clocks if k.name in known else AUTO for k in kernels]
+    counts = np.array([k.count for k in kernels])
+    before, after = (
+        [math.fsum(each) for each in (_alone(measurer, kernels, clocks, 0) * counts).tolist()]
+        for clocks in ([AUTO] * len(kernels), planned)
+    )
+    return Change(*(100.0 * (b / a - 1.0) for a, b in zip(before, after, strict=True)))
 
 
 def _percent(change: Cost | Choice) -> Change:

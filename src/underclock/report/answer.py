@@ -7,7 +7,6 @@ never a promise).
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from underclock.records import (
@@ -340,37 +339,19 @@ def _surely_saves(arm: Arm) -> bool:
     return high is not None and high < 0.0 and not no_change(arm)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
-    """The kernels that save most, and the sum of the rest.
+def top_savings(plan: Plan, most: int) -> tuple[dict[str, Choice], dict[str, Choice]]:
+    """Return the kernels that save nine tenths of what is saved, and the rest.
 
-    Attributes:
-        rows: Kernels and their choices, greatest saving first; each saves something.
-        more: How many further kernels there are.
-        more_j: What those save together; negative where they cost energy.
+    The first are at most ``most``, greatest saving first; each saves something.
     """
-
-    rows: tuple[tuple[str, Choice], ...]
-    more: int
-    more_j: float
-    total_j: float
-
-
-def top_savings(plan: Plan, most: int) -> Ranking:
-    """Return the kernels that save nine tenths of what is saved, but no more than ``most``."""
     everything = sorted(plan.kernels.items(), key=lambda item: -item[1].saved_j)
     enough_j = _MOST_OF_IT * sum(max(choice.saved_j, 0.0) for _, choice in everything)
-    rows: list[tuple[str, Choice]] = []
+    top: dict[str, Choice] = {}
     for name, choice in everything[:most]:
-        if choice.saved_j <= 0.0 or sum(row.saved_j for _, row in rows) >= enough_j:
+        if choice.saved_j <= 0.0 or sum(row.saved_j for row in top.values()) >= enough_j:
             break
-        rows.append((name, choice))
-    return Ranking(
-        rows=tuple(rows),
-        more=len(everything) - len(rows),
-        more_j=sum(choice.saved_j for _, choice in everything[len(rows) :]),
-        total_j=sum(choice.saved_j for _, choice in everything),
-    )
+        top[name] = choice
+    return top, dict(everything[len(top) :])
 
 
 def saved_text(plan: Plan, total_j: float) -> str:

@@ -138,8 +138,10 @@ def _budgets_table(plan: Plan) -> Table:
 
 def savings_table(plan: Plan) -> Table:
     """Return the clocks of the kernels that save most energy, and the sum of the rest."""
-    ranking, held = top_savings(plan, _MOST_SAVINGS), plan.held
-    unit, saved = joules_column([*(c.saved_j for _, c in ranking.rows), ranking.more_j])
+    (top, rest), held = top_savings(plan, _MOST_SAVINGS), plan.held
+    rest_j = sum(choice.saved_j for choice in rest.values())
+    total_j = sum(choice.saved_j for choice in plan.kernels.values())
+    unit, saved = joules_column([*(choice.saved_j for choice in top.values()), rest_j])
     free = ", with free switching, a bound" if plan.bound is plan.chosen else ""
     rows = [
         (
@@ -149,16 +151,16 @@ def savings_table(plan: Plan) -> Table:
             change_text(choice.time_change),
             change_text(choice.energy_change),
         )
-        for (name, choice), joules in zip(ranking.rows, saved, strict=False)
+        for (name, choice), joules in zip(top.items(), saved, strict=False)
     ]
-    if ranking.more:
-        name = "1 other" if ranking.more == 1 else f"{ranking.more} others"
+    if rest:
+        name = "1 other" if len(rest) == 1 else f"{len(rest)} others"
         rows.append((name, "", saved[-1], "", ""))
     return filled(
         f"top savings of a step{free}: {plan.stands_on}",
         (*words("kernel"), *numbers("core / mem\nMHz", f"saved\n{unit}", "time", "energy")),
         rows,
-        f"{saved_text(plan, ranking.total_j)}; time and energy against the kernel's own at "
+        f"{saved_text(plan, total_j)}; time and energy against the kernel's own at "
         f"{auto_word(plan)}",
     )
 

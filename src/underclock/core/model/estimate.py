@@ -182,9 +182,9 @@ def estimate(
     warnings = (*odd, *steering_notes(sample_set), *prior_doubt(model))
     table = _expected(measured, posterior, can, beside_j)
     table = dataclasses.replace(table, warnings=(*table.warnings, *warnings))
-    step = known_step(table, sample_set, rows.limit_w) if whole else None
-    if step is not None:
-        table = dataclasses.replace(step.table, heat=_heat(model, table, sample_set))
+    under_cap = known_step(table, sample_set, rows.limit_w) if whole else None
+    if under_cap is not None:
+        table = dataclasses.replace(under_cap, heat=_heat(model, table, sample_set))
     auto_spread = _auto_spread(posterior, sample_set.in_situ) if whole else None
     costs = Costs(
         table=table,

@@ -57,21 +57,13 @@ class ScheduleRisk(RiskModel, Protocol):
         ...
 
 
-class Achieved(NamedTuple):
-    """A schedule, what it costs, and the time budget that the solver was given to find it."""
-
-    arm: Arm
-    schedule: Solution
-    aim: float
-
-
 def achieved(
     table: CostTable,
     problem: SequenceProblem,
     per_kernel: Sequence[Ints],
     risk: ScheduleRisk | None = None,
     effort: Effort = Effort.PLAN,
-) -> Achieved:
+) -> tuple[Arm, Solution, float]:
     """Find the best schedule, no worse than any given choice that keeps the rules.
 
     Where costs are those of the step, the solver knows nothing of the cap, and expected costs are
@@ -80,6 +72,9 @@ def achieved(
     Args:
         per_kernel: Choices to start from, a setting per kernel each. Shapes (K,).
         risk: How sure the costs of the step are; ``None`` takes them as certain.
+
+    Returns:
+        What it costs, the schedule, and the time budget that the solver was given to find it.
     """
     starts = [choice[problem.order] for choice in per_kernel]
     # The same problem at longer latencies, then within less time.
@@ -108,14 +103,14 @@ def achieved(
     if table.power_cap is None:
         schedule = solve(problem, effort, starts)
         arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
-        return Achieved(arm, schedule, problem.budget_s / table.auto_time_s - 1.0)
+        return arm, schedule, problem.budget_s / table.auto_time_s - 1.0
     step = _Step(table=table, problem=problem, starts=starts, risk=risk, effort=effort)
     choice = step.best(_ROUNDS)
     if choice is not None and (step.budget < 0.0 or step.believed(choice).cost.energy_change < 0.0):
-        return Achieved(*step.arm(choice), step.believed(choice).aim)
+        return *step.arm(choice), step.believed(choice).aim
     if step.budget < 0.0:
         arm = Arm.of(Strategy.ACHIEVABLE, None, Status.INFEASIBLE)
-        return Achieved(arm, infeasible(), step.budget)
+        return arm, infeasible(), step.budget
     schedule = Solution(
         status=Status.BOUNDED,
         choice=np.full(len(problem.order), table.baseline),
@@ -124,7 +119,7 @@ def achieved(
         bound_j=min(step.bound_j, table.auto_energy_j),
     )
     arm = _arm(schedule, schedule_cost(table, problem, schedule), None)
-    return Achieved(arm, schedule, step.budget)
+    return arm, schedule, step.budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

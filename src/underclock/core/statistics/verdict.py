@@ -67,19 +67,6 @@ class MeanChange:
     freedom: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """A verdict, and what would decide where there is none.
-
-    Attributes:
-        further_repeats: Repeats of each arm, beyond those there are, that would decide; ``None``
-            where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
-    """
-
-    verdict: Verdict
-    further_repeats: int | None
-
-
 def mean_change(
     auto: Floats, plan: Floats, random: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> MeanChange:
@@ -129,7 +116,7 @@ def judge(
     promise: float,
     budget: float | None,
     tolerance: float = TOLERANCE,
-) -> Judgement:
+) -> tuple[Verdict, int | None]:
     """Say whether a plan kept its promise of energy within its budget of time.
 
     A promise without bias is the expected saving: the truth lies as often above it as below. Held
@@ -153,6 +140,10 @@ def judge(
         budget: Greatest change of time allowed; ``None`` where time was free.
         tolerance: How far beyond either bound still counts as kept, as a fraction of auto.
 
+    Returns:
+        The verdict, and the repeats of each arm, beyond those there are, that would decide:
+        ``None`` where the verdict is known, nothing can be said, or `MOST_REPEATS` would not do.
+
     Raises:
         ValueError: The tolerance is negative or not finite.
     """
@@ -173,7 +164,7 @@ def judge(
         else:
             known = [count for count, _ in needed if count is not None]
             further = max(known) if len(known) == len(needed) else None
-    return Judgement(verdict=verdict, further_repeats=further)
+    return verdict, further
 
 
 def _needed(change: MeanChange, bound: float) -> int | None:

@@ -155,19 +155,7 @@ def _ladder(
 _ROUNDS = 3  # of the temperature at auto, which its power depends on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownStep:
-    """A step whose kernels are known at the clocks that auto gives them.
-
-    Attributes:
-        at_auto: Setting of each launch that comes nearest to auto. Shape (n,).
-    """
-
-    table: CostTable
-    at_auto: Ints
-
-
-def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> KnownStep | None:
+def known_step(table: CostTable, sample_set: SampleSet, limit_w: float) -> CostTable | None:
     """Put a step under its cap: its baseline is the step as measured, shared among its kernels.
 
     Args:
@@ -480,7 +468,7 @@ def _choosable(table: CostTable, groups: Grouped) -> Grouped:
     return Grouped(groups.member, time_s, energy_j)
 
 
-def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
+def auto_expected(table: CostTable, order: Ints, known: CostTable) -> CostTable:
     """Return the costs of a step that never ran, auto as the cap of one that did leaves it.
 
     The loop settles where it did, as late as it does (`lagging`). Temperature is that of the step's
@@ -494,16 +482,14 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     """
     table = dataclasses.replace(table, power_cap=dataclasses.replace(cap_of(table), order=order))
     settled = _with_auto_settled(table)
-    lag = lag_of(
-        (cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.table.launches)
-    )
+    lag = lag_of((cap_of(known), known.launches), known.auto_w, (cap_of(table), settled.launches))
     closure = Closure(time=table.missed.time / lag[0], energy=table.missed.energy / lag[1])
     table = dataclasses.replace(table, closure=closure)
     settled = _with_auto_settled(table, lag)
     if table.heat is None:
         return settled
     for _ in range(_ROUNDS):
-        warmer_c = table.heat.c_per_w * (settled.table.auto_w - known.auto_w)
+        warmer_c = table.heat.c_per_w * (settled.auto_w - known.auto_w)
         warmer_j = np.where(np.isfinite(table.time_s), table.time_s, 0.0) * (
             table.heat.w_per_c * warmer_c
         )
@@ -512,19 +498,16 @@ def auto_expected(table: CostTable, order: Ints, known: CostTable) -> KnownStep:
     return settled
 
 
-def _with_auto_settled(table: CostTable, lag: tuple[float, float] = (1.0, 1.0)) -> KnownStep:
+def _with_auto_settled(table: CostTable, lag: tuple[float, float] = (1.0, 1.0)) -> CostTable:
     """Return a step whose auto is what its cap is expected to leave it, times what a lag makes."""
     settled = settled_step(table, np.full(len(cap_of(table).order), table.baseline))
     time_s, energy_j = float(settled.time_s.sum()), float(settled.energy_j.sum())
     return _with_auto(table, settled, time_s * lag[0], energy_j * lag[1])
 
 
-def _with_auto(table: CostTable, settled: SettledStep, auto_s: float, auto_j: float) -> KnownStep:
+def _with_auto(table: CostTable, settled: SettledStep, auto_s: float, auto_j: float) -> CostTable:
     cap = cap_of(table)
     time_s, energy_j = table.time_s.copy(), table.energy_j.copy()
     time_s[:, table.baseline] = shared_out(table.kernels, cap.order, settled.time_s, auto_s)
     energy_j[:, table.baseline] = shared_out(table.kernels, cap.order, settled.energy_j, auto_j)
-    return KnownStep(
-        table=dataclasses.replace(table, time_s=time_s, energy_j=energy_j),
-        at_auto=nearest_settings(table, settled, cap.boost),
-    )
+    return dataclasses.replace(table, time_s=time_s, energy_j=energy_j)

@@ -154,7 +154,7 @@ def carried(sample_set: SampleSet, step: Step, *, confirmed: SampleSet | None = 
     can = _can(known, matches, usable)
     table = _table(known, step, posterior, can, matches)
     order = np.array(step.order, dtype=np.int64)
-    expected = auto_expected(table, order, known.costs.table).table
+    expected = auto_expected(table, order, known.costs.table)
     boards = DrawnCosts.of(expected, off)
     # Draws of time and power as columns of errors of time and energy; auto's setting is the last.
     moves = np.stack([off[:, 0], off.sum(axis=1)]) / math.sqrt(len(off))

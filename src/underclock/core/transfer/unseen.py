@@ -260,30 +260,26 @@ class KindLaws:
         for _ in range(_ZOOMS):
             shares = np.stack([expit(odds), expit(-odds)])
             law = np.log(np.maximum(features @ shares, _TINY)) / _SHARP[p]
-            fits = _student(like.parameters[:, [p]] - law, unsure2[:, None], float(_FEW[p]))
-            best = int(np.argmax(fits.log_likelihood))
+            middle, own, precision, likelihood = _student(
+                like.parameters[:, [p]] - law, unsure2[:, None], float(_FEW[p])
+            )
+            best = int(np.argmax(likelihood))
             if not math.isfinite(odds[best]):
                 break
             width *= 2.0 / _GRID
             odds = odds[best] + width * np.linspace(-1.0, 1.0, _GRID)
-        self.own[p] = max(float(fits.own[best]), float(_LEAST[p]) ** 2)
-        self.line[p] = float(fits.precision[best]) ** -0.5
-        rates: Floats = shares[:, best] * np.exp(_SHARP[p] * float(fits.middle[best]))
+        self.own[p] = max(float(own[best]), float(_LEAST[p]) ** 2)
+        self.line[p] = float(precision[best]) ** -0.5
+        rates: Floats = shares[:, best] * np.exp(_SHARP[p] * float(middle[best]))
         return rates
 
 
-@dataclass(frozen=True, slots=True)
-class _Student:
-    """Student's t, fitted to kernels' deviations from each of M laws. Shapes (M,)."""
+def _student(away: Floats, unsure2: Floats, few: float) -> tuple[Floats, Floats, Floats, Floats]:
+    """Fit Student's t to how far kernels are from laws, (K, M), by expectation and maximisation.
 
-    middle: Floats
-    own: Floats
-    precision: Floats
-    log_likelihood: Floats
-
-
-def _student(away: Floats, unsure2: Floats, few: float) -> _Student:
-    """Fit how far kernels are from laws, (K, M), by expectation and maximisation."""
+    Returns:
+        Middle, own variance, precision of the middle and log likelihood. Shapes (M,).
+    """
     count = len(away)
     own, middle = np.full(away.shape[1], few**2), np.median(away, axis=0)
     for _ in range(_ROUNDS):
@@ -298,7 +294,7 @@ def _student(away: Floats, unsure2: Floats, few: float) -> _Student:
     off2, spread2 = (away - middle) ** 2, unsure2 + own
     weights = (_TAILS + 1.0) / (_TAILS + off2 / spread2) / spread2
     tails = (_TAILS + 1.0) * np.log1p(off2 / spread2 / _TAILS)
-    return _Student(middle, own, weights.sum(axis=0), -0.5 * (np.log(spread2) + tails).sum(axis=0))
+    return middle, own, weights.sum(axis=0), -0.5 * (np.log(spread2) + tails).sum(axis=0)
 
 
 def _alike(work: Floats, other: Floats) -> float:

@@ -188,8 +188,7 @@ class Arms:
             doubts = self._doubts(len(both), expected, has_energy=energy is not None)
             verdict = CANNOT_TELL + "; ".join(doubts) if doubts else ""
             if not doubts and promised is not None and energy is not None:
-                judged = judge(energy, time, promise=promised, budget=expected.budget)
-                verdict = str(judged.verdict)
+                verdict = str(judge(energy, time, promise=promised, budget=expected.budget)[0])
             lines.append(
                 ArmLine(
                     gpu=expected.gpu,

@@ -12,7 +12,6 @@ from scipy.special import stdtrit
 from underclock.arrays import Floats
 from underclock.core.statistics.student import student_quantile
 from underclock.core.statistics.verdict import (
-    Judgement,
     MeanChange,
     count_within,
     judge,
@@ -57,7 +56,7 @@ def _quick_change(auto: Floats, plan: Floats, random: np.random.Generator) -> Me
 
 def _verdict(
     energy: MeanChange, time: MeanChange, *, budget: float | None = 0.0, tolerance: float = 0.001
-) -> Judgement:
+) -> tuple[Verdict, int | None]:
     return judge(energy, time, promise=-0.11, budget=budget, tolerance=tolerance)
 
 
@@ -103,14 +102,14 @@ def test_a_single_run_has_no_interval_and_decides_nothing() -> None:
     judged = _verdict(change, change)
 
     assert (change.mean, change.interval) == (-0.5, None)
-    assert (judged.verdict, judged.further_repeats) == (Verdict.INCONCLUSIVE, None)
+    assert judged == (Verdict.INCONCLUSIVE, None)
 
 
 def test_runs_without_scatter_give_an_interval_without_width() -> None:
     change = mean_change(np.full(3, 100.0), np.full(3, 88.0), _random())
 
     assert change.interval == pytest.approx((-0.12, -0.12))
-    assert _verdict(change, _between(-0.1, -0.05)).verdict is Verdict.KEPT
+    assert _verdict(change, _between(-0.1, -0.05))[0] is Verdict.KEPT
 
 
 @pytest.mark.parametrize("tolerance", [-0.001, math.nan, math.inf])
@@ -147,8 +146,8 @@ def test_a_promise_is_kept_where_both_intervals_lie_within_their_bounds(
 ) -> None:
     judged = _verdict(_between(*energy), _between(*time), budget=budget)
 
-    assert judged.verdict is verdict
-    assert judged.further_repeats is None or verdict is Verdict.INCONCLUSIVE
+    assert judged[0] is verdict
+    assert judged[1] is None or verdict is Verdict.INCONCLUSIVE
 
 
 @given(ends, ends, st.floats(0.0, 0.1), st.floats(0.0, 0.1))
@@ -157,7 +156,7 @@ def test_a_wider_tolerance_never_turns_against_the_plan(
 ) -> None:
     order = [Verdict.NOT_KEPT, Verdict.INCONCLUSIVE, Verdict.KEPT]
     strict, lenient = (
-        _verdict(_between(*energy), _between(*time), tolerance=allowed).verdict
+        _verdict(_between(*energy), _between(*time), tolerance=allowed)[0]
         for allowed in (tolerance, tolerance + more)
     )
 
@@ -169,8 +168,8 @@ def test_a_wider_tolerance_never_turns_against_the_plan(
 def test_the_nearer_the_bound_the_more_repeats_it_takes(distance: float, ratio: float) -> None:
     def needed(mean: float) -> float:
         judged = _verdict(_between(mean - 0.06, mean + 0.06), _between(*_FAST))
-        assert judged.verdict is Verdict.INCONCLUSIVE
-        return math.inf if judged.further_repeats is None else judged.further_repeats
+        assert judged[0] is Verdict.INCONCLUSIVE
+        return math.inf if judged[1] is None else judged[1]
 
     bound = -0.109
     for side in (-1.0, 1.0):
@@ -181,25 +180,25 @@ def test_what_no_reasonable_number_of_repeats_decides_is_not_given_one() -> None
     energy = _between(-0.119, -0.099)  # around the bound itself
     both = _verdict(energy, _between(-0.01, 0.005))
 
-    assert both.verdict is Verdict.INCONCLUSIVE
-    assert both.further_repeats is None
+    assert both[0] is Verdict.INCONCLUSIVE
+    assert both[1] is None
 
 
 def test_kept_needs_every_bound_and_not_kept_only_one() -> None:
     near, far = _between(-0.1125, -0.1065), _between(-0.116, -0.106)
     slow, fast = _between(-0.001, 0.004), _between(-0.004, 0.0012)
     (energy_near, energy_far, time_slow, time_fast) = (
-        _verdict(near, _between(*_FAST)).further_repeats,
-        _verdict(far, _between(*_FAST)).further_repeats,
-        _verdict(_between(*_LESS), slow).further_repeats,
-        _verdict(_between(*_LESS), fast).further_repeats,
+        _verdict(near, _between(*_FAST))[1],
+        _verdict(far, _between(*_FAST))[1],
+        _verdict(_between(*_LESS), slow)[1],
+        _verdict(_between(*_LESS), fast)[1],
     )
     assert energy_near is not None
     assert energy_far is not None
     assert time_fast is not None
 
-    assert _verdict(near, fast).further_repeats == max(energy_near, time_fast)
-    assert _verdict(far, slow).further_repeats == time_slow
+    assert _verdict(near, fast)[1] == max(energy_near, time_fast)
+    assert _verdict(far, slow)[1] == time_slow
 
 
 @pytest.mark.slow
@@ -230,7 +229,7 @@ def _verdicts(energy_change: float, time_change: float, repeats: int) -> Counter
         auto, energy = (_runs(m, repeats, random) for m in (100.0, 100.0 + 100.0 * energy_change))
         base, time = (_runs(m, repeats, random, 0.002) for m in (1.0, 1.0 + time_change))
         verdicts[
-            _verdict(_quick_change(auto, energy, random), _quick_change(base, time, random)).verdict
+            _verdict(_quick_change(auto, energy, random), _quick_change(base, time, random))[0]
         ] += 1
     return verdicts
 
@@ -274,7 +273,7 @@ def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs()
     time = _runs(1.0, 600, random, 0.002), _runs(1.0, 600, random, 0.002)
     judged = _verdict(_quick_change(auto, plan, random), _quick_change(*time, random))
 
-    assert judged.verdict is Verdict.KEPT
+    assert judged[0] is Verdict.KEPT
 
 
 @pytest.mark.untraced
@@ -288,7 +287,7 @@ def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
         standard_error=scatter,
         freedom=8.0,
     )
-    further = _verdict(first, _between(*_FAST)).further_repeats
+    further = _verdict(first, _between(*_FAST))[1]
     assert further is not None
     assert further < MOST_REPEATS
     repeats = count + further
@@ -298,7 +297,7 @@ def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
                 _runs(100.0, repeats, random), _runs(100.0 * (1.0 + truth), repeats, random), random
             ),
             _between(*_FAST),
-        ).verdict
+        )[0]
         is Verdict.KEPT
         for _ in range(400)
     )

@@ -14,7 +14,6 @@ from drawn_costs import cost_tables
 from underclock.core.step.cost_table import CostTable, Heat
 from underclock.core.step.power_cap import PowerCap
 from underclock.core.step.power_capped_step import (
-    KnownStep,
     cap_of,
     fixed_costs,
     grouped,
@@ -158,10 +157,10 @@ def limited(seed: int, share: float) -> tuple[PhysicalStep, float]:
     return step, slow_w + share * (fast_w - slow_w)
 
 
-def known(step: PhysicalStep, limit_w: float) -> KnownStep:
-    at_auto = known_step(step.table(), step.sample_set(limit_w), limit_w)
-    assert at_auto is not None
-    return at_auto
+def known(step: PhysicalStep, limit_w: float) -> CostTable:
+    table = known_step(step.table(), step.sample_set(limit_w), limit_w)
+    assert table is not None
+    return table
 
 
 def everywhere(table: CostTable, core_mhz: float) -> int:
@@ -174,17 +173,15 @@ def everywhere(table: CostTable, core_mhz: float) -> int:
 def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
     found = known(step, limit_w)
-    settled = settled_step(found.table, np.full(len(step.order), found.table.baseline))
+    settled = settled_step(found, np.full(len(step.order), found.baseline))
 
-    assert found.table.closure is not None
-    assert found.table.closure.time == pytest.approx(1.0, abs=2e-3)
-    assert found.table.closure.energy == pytest.approx(1.0, abs=2e-3)
+    assert found.closure is not None
+    assert found.closure.time == pytest.approx(1.0, abs=2e-3)
+    assert found.closure.energy == pytest.approx(1.0, abs=2e-3)
     assert settled.energy_j.sum() / settled.time_s.sum() == pytest.approx(limit_w, rel=1e-4)
     # Launch by launch the clock moves round that, the more the less power follows it.
     mean_mhz = np.average(settled.core_mhz, weights=settled.time_s)
     assert mean_mhz == pytest.approx(step.clock_at(limit_w), abs=15.0)
-    clocks = [found.table.settings[s].core_mhz or 0 for s in found.at_auto]
-    assert clocks == pytest.approx(settled.core_mhz, abs=15.0)
 
 
 @pytest.mark.untraced
@@ -192,11 +189,11 @@ def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float)
 def test_a_step_that_nothing_holds_is_its_kernels_at_boost(seed: int, above: float) -> None:
     step = drawn(seed)
     found = known(step, above * 1.3 * step.power_w(_BOOST_MHZ))
-    settled = settled_step(found.table, np.full(len(step.order), found.table.baseline))
+    settled = settled_step(found, np.full(len(step.order), found.baseline))
 
-    assert found.table.closure is not None
-    assert found.table.closure.time == pytest.approx(1.0)
-    assert found.table.closure.energy == pytest.approx(1.0)
+    assert found.closure is not None
+    assert found.closure.time == pytest.approx(1.0)
+    assert found.closure.energy == pytest.approx(1.0)
     assert np.average(settled.core_mhz, weights=settled.time_s) == pytest.approx(_BOOST_MHZ)
 
 
@@ -210,10 +207,8 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
     whole = samples.in_situ[0]
     slower = msgspec.structs.replace(whole, time_s=off * whole.time_s, repeat=1)
     samples = having(samples, in_situ=(whole, slower))
-    found = known_step(step.table(), samples, limit_w)
-
-    assert found is not None
-    table = found.table
+    table = known_step(step.table(), samples, limit_w)
+    assert table is not None
     assert table.accounting is Accounting.STEP
     assert table.auto_time_s == pytest.approx(0.5 * (1.0 + off) * whole.time_s)
     assert table.auto_energy_j == pytest.approx(whole.energy_j)
@@ -230,7 +225,7 @@ def test_auto_is_the_step_as_measured_whatever_kernels_say(
 @given(seeds, st.floats(0.2, 0.95))
 def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
-    table = known(step, limit_w).table
+    table = known(step, limit_w)
     # Each window of it stays below the limit, not its mean only.
     below_mhz = max(core for core in _CORES if step.power_w(core) < 0.97 * limit_w)
     cost = step_cost(table, np.full(len(step.order), everywhere(table, below_mhz)))
@@ -245,7 +240,7 @@ def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: flo
 @given(seeds, shares)
 def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
-    table = known(step, limit_w).table
+    table = known(step, limit_w)
     held_mhz = step.clock_at(limit_w)
     above = everywhere(table, min(core for core in _CORES if core >= held_mhz + 15.0))
     cost = step_cost(table, np.full(len(step.order), above))
@@ -259,7 +254,7 @@ def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
 def test_one_clock_for_all_costs_what_its_schedule_does(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
     heat = Heat(c_per_w=0.1, w_per_c=np.linspace(0.2, 0.5, len(_CORES) + 1))
-    table = dataclasses.replace(known(step, limit_w).table, heat=heat)
+    table = dataclasses.replace(known(step, limit_w), heat=heat)
     time_s, energy_j = fixed_costs(table)
 
     for s in (0, len(_CORES) // 2, table.baseline):
@@ -283,10 +278,8 @@ def test_where_the_driver_named_no_cap_the_limit_is_that_of_the_gpu() -> None:
     ):
         found = known_step(table, samples, given_w)
         assert found is not None
-        closure = found.table.missed
-        assert cap_of(found.table).limit_w * closure.energy / closure.time == pytest.approx(
-            expected_w
-        )
+        closure = found.missed
+        assert cap_of(found).limit_w * closure.energy / closure.time == pytest.approx(expected_w)
 
 
 def with_memories(step: PhysicalStep, *memories: int | None) -> CostTable:
@@ -320,11 +313,7 @@ def test_the_memory_clock_of_boost_is_the_one_most_like_auto(
 
     assert memories_like_auto(table.settings[:-1], samples)[0] == expected
     assert found is not None
-    assert table.settings[cap_of(found.table).boost] == Clocks(
-        core_mhz=_BOOST_MHZ, mem_mhz=expected
-    )
-    # Where auto settled is said in clocks of the same memory.
-    assert {table.settings[s].mem_mhz for s in found.at_auto} == {expected}
+    assert table.settings[cap_of(found).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=expected)
 
 
 def test_boost_is_the_fastest_clock_known_of_every_kernel() -> None:
@@ -338,9 +327,9 @@ def test_boost_is_the_fastest_clock_known_of_every_kernel() -> None:
     table.time_s[1, :-1] = table.energy_j[1, :-1] = math.inf
 
     assert some is not None
-    assert table.settings[cap_of(some.table).boost] == Clocks(core_mhz=_BOOST_MHZ - 30)
+    assert table.settings[cap_of(some).boost] == Clocks(core_mhz=_BOOST_MHZ - 30)
     assert other is not None
-    assert table.settings[cap_of(other.table).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=5001)
+    assert table.settings[cap_of(other).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=5001)
     # Of a kernel that is known at no clock nothing can be said at auto.
     assert known_step(table, step.sample_set(limit_w), limit_w) is None
 
@@ -353,16 +342,16 @@ def test_a_setting_that_some_kernel_lacks_is_none_for_the_whole_step() -> None:
     found = known_step(table, step.sample_set(limit_w), limit_w)
     assert found is not None
     warm = dataclasses.replace(
-        found.table, heat=Heat(c_per_w=0.1, w_per_c=np.full(len(table.settings), 0.3))
+        found, heat=Heat(c_per_w=0.1, w_per_c=np.full(len(table.settings), 0.3))
     )
 
-    for each in (found.table, warm):
+    for each in (found, warm):
         time_s, energy_j = fixed_costs(each)
         assert (time_s[slow], energy_j[slow]) == (math.inf, math.inf)
         assert np.isfinite(np.delete(time_s, slow)).all()
         assert np.isfinite(np.delete(energy_j, slow)).all()
-    found.table.time_s[0, : len(_CORES)] = found.table.energy_j[0, : len(_CORES)] = math.inf
-    assert np.isinf(fixed_costs(found.table)[0][: len(_CORES)]).all()
+    found.time_s[0, : len(_CORES)] = found.energy_j[0, : len(_CORES)] = math.inf
+    assert np.isinf(fixed_costs(found)[0][: len(_CORES)]).all()
 
 
 def test_kernels_alone_are_no_step() -> None:
@@ -380,7 +369,7 @@ def test_what_draws_less_is_cooler_and_draws_less_again(
     seed: int, share: float, c_per_w: float, w_per_c: float
 ) -> None:
     step, limit_w = limited(seed, share)
-    table = known(step, limit_w).table
+    table = known(step, limit_w)
     heat = Heat(c_per_w=c_per_w, w_per_c=np.full(len(table.settings), w_per_c))
     warm = dataclasses.replace(table, heat=heat)
     order = len(step.order)
@@ -413,7 +402,7 @@ def test_auto_is_no_choice_beside_locked_kernels(
     seed: int, share: float, granularity: Granularity
 ) -> None:
     step, limit_w = limited(seed, share)
-    table = known(step, limit_w).table
+    table = known(step, limit_w)
     groups = grouped(table, granularity)
 
     assert np.isinf(groups.time_s[:, table.baseline]).all()
@@ -427,7 +416,7 @@ def test_auto_is_no_choice_beside_locked_kernels(
 @given(seeds, shares)
 def test_one_clock_for_the_step_is_one_group_of_settled_costs(seed: int, share: float) -> None:
     step, limit_w = limited(seed, share)
-    table = known(step, limit_w).table
+    table = known(step, limit_w)
     groups = grouped(table, Granularity.STEP)
 
     assert groups.member.tolist() == [0] * len(table.kernels)
