@@ -13,8 +13,6 @@ from judges.brute import ScheduleBruteForce
 from underclock.arrays import Floats, Ints
 from underclock.core.solvers import Judged, SequenceProblem, Solution, cost_of, violations
 from underclock.core.solvers.cyclic import Cyclic
-from underclock.core.solvers.cyclic_paths import lagrangian_of, ring_of, shortest_path
-from underclock.core.solvers.dual import WarmStart, search_multipliers, warm_start
 from underclock.records import Status
 
 PROBLEMS = [*range(120), 243, 415, 435, 461]
@@ -151,31 +149,6 @@ def test_dwell_of_more_than_four_values_leaves_answers_feasible_and_bounds_valid
 
 
 @settings(max_examples=12)
-@given(seeds, st.integers(0, 5))
-def test_turning_the_ring_turns_the_answer(seed: int, by: int) -> None:
-    problem = small(seed)
-    turned = replace(
-        problem, order=np.roll(problem.order, by), blocked=np.roll(problem.blocked, by)
-    )
-
-    assert Cyclic().solve(turned).energy_j == pytest.approx(Cyclic().solve(problem).energy_j)
-
-
-@settings(max_examples=12)
-@given(seeds, st.floats(1.0, 3.0))
-def test_a_looser_budget_and_cheaper_switches_cost_no_more(seed: int, factor: float) -> None:
-    problem = small(seed)
-    looser = replace(
-        problem,
-        budget_s=problem.budget_s * factor,
-        switch_time_s=problem.switch_time_s / factor,
-        switch_energy_j=problem.switch_energy_j / factor,
-    )
-
-    assert Cyclic().solve(looser).energy_j <= Cyclic().solve(problem).energy_j * (1 + 1e-9)
-
-
-@settings(max_examples=12)
 @given(seeds)
 def test_it_is_never_worse_than_what_it_is_given(seed: int) -> None:
     problem = small(seed)
@@ -205,26 +178,6 @@ def test_a_long_ring_is_near_its_bound_and_beats_any_fixed_clock(seed: int) -> N
     turned = Cyclic().solve(replace(problem, order=np.roll(problem.order, 217)))
     assert turned.bound_j <= schedule.energy_j
     assert schedule.bound_j <= turned.energy_j
-
-
-def test_settings_that_nobody_uses_change_nothing_beyond_the_gap() -> None:
-    problem = like_a_gpu(60, 1, core=50)
-    few = Cyclic().solve(problem)
-    used = np.union1d(np.unique(few.choice), np.arange(0, 150, 9))
-    pairs = np.ix_(used, used)
-    part = replace(
-        problem,
-        time_s=problem.time_s[:, used],
-        energy_j=problem.energy_j[:, used],
-        switch_time_s=problem.switch_time_s[pairs],
-        switch_energy_j=problem.switch_energy_j[pairs],
-        dwell_s=problem.dwell_s[pairs],
-        jitter_s=problem.jitter_s[pairs],
-    )
-
-    assert few.gap is not None
-    assert few.gap < 1e-3
-    assert few.bound_j <= Cyclic().solve(part).energy_j
 
 
 @pytest.mark.parametrize("max_paths", [3, 60])
@@ -261,16 +214,6 @@ def test_a_step_of_layers_is_planned_near_its_bound(dwell_s: float) -> None:
     assert np.median(gaps) < (1e-3 if dwell_s < 30e-3 else 1e-2)
 
 
-@pytest.mark.parametrize("most", [0, 2, 5])
-def test_few_mixtures_leave_a_wider_gap_that_is_true(most: int) -> None:
-    for seed in range(4):
-        problem = layers(seed, dwell_s=30e-3)
-        few, many = Cyclic(max_mixes=most).solve(problem), Cyclic().solve(problem)
-        assert_keeps_its_word(problem, few)
-        assert many.bound_j <= few.energy_j
-        assert few.bound_j <= many.energy_j
-
-
 def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     problem = layers(0, dwell_s=2e-3)
     plain = Cyclic(gap=1e-4).solve(problem)
@@ -302,66 +245,6 @@ def test_a_schedule_is_chosen_by_whoever_judges_it() -> None:
     assert none.bound_j <= plain.energy_j
 
 
-@pytest.mark.untraced
-@pytest.mark.parametrize(
-    "start",
-    [
-        WarmStart(multiplier=1.0, settings=np.array([17])),
-        WarmStart(multiplier=1e9, settings=np.array([0, 17])),
-        WarmStart(multiplier=1.0, settings=np.array([0])),
-        WarmStart(multiplier=None, settings=np.arange(18)),
-    ],
-    ids=["one setting", "far too high", "a slow setting", "cold"],
-)
-def test_a_poor_warm_start_costs_time_and_never_the_bound(start: WarmStart) -> None:
-    problem = like_a_gpu(500, 4)
-    ring = ring_of(problem)
-    assert ring is not None
-    warm = search_multipliers(problem, ring, warm_start(problem, ring), tolerance=1e-7)
-    poor = search_multipliers(problem, ring, start, tolerance=1e-7)
-
-    assert warm is not None
-    assert poor is not None
-    # A search with few settings bounds the schedules of these only; with all, all schedules.
-    least = [
-        shortest_path(ring, lagrangian_of(ring, search.time))[0] - search.multiplied_limits
-        for search, *_ in (warm, poor)
-    ]
-    assert least[1] == pytest.approx(least[0], rel=1e-6)
-
-
-def test_a_start_without_a_fast_enough_path_is_given_up_for_all_settings() -> None:
-    problem = like_a_gpu(60, 4)
-    ring = ring_of(problem)
-    assert ring is not None
-    slow = WarmStart(multiplier=1.0, settings=np.array([0]))
-
-    assert search_multipliers(problem, ring, slow, tolerance=1e-7) is not None
-    hopeless = replace(problem, budget_s=0.5 * problem.budget_s / 1.1)
-    assert search_multipliers(hopeless, ring, slow, tolerance=1e-7) is None
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_out_of_restarts_all_settings_are_searched(restarts: int) -> None:
-    problem = like_a_gpu(60, 4)
-    ring = ring_of(problem)
-    assert ring is not None
-    start = WarmStart(multiplier=1.0, settings=np.array([17]))
-    found = search_multipliers(problem, ring, start, tolerance=1e-7, restarts=restarts)
-
-    assert found is not None
-    assert len(found[0].ring.settings) == len(ring.settings)
-
-
-def test_a_budget_no_schedule_meets_is_infeasible_on_a_long_ring() -> None:
-    problem = like_a_gpu(600, 2)
-
-    schedule = Cyclic().solve(replace(problem, budget_s=0.5 * problem.budget_s))
-
-    assert schedule.status is Status.INFEASIBLE
-    assert schedule.bound_j == math.inf
-
-
 @pytest.mark.slow
 def test_many_settings_with_many_dwells_take_no_long_time() -> None:
     problem = like_a_gpu(200, 3, core=160)
@@ -383,39 +266,3 @@ def test_a_coarser_gap_stops_earlier_and_says_so() -> None:
     assert coarse.gap is not None
     assert fine.gap <= coarse.gap <= 0.01
     assert coarse.bound_j <= fine.energy_j <= coarse.energy_j
-
-
-def test_blocked_everywhere_is_one_fixed_clock() -> None:
-    problem = replace(like_a_gpu(20, 3), blocked=np.ones(20, dtype=np.bool_))
-    schedule = Cyclic().solve(problem)
-
-    assert schedule.status is Status.OPTIMAL
-    assert schedule.switches == 0
-
-
-def test_no_setting_for_an_item_that_may_not_switch_is_infeasible() -> None:
-    inf = math.inf
-    problem = SequenceProblem(
-        time_s=np.array([[1.0, inf], [inf, 1.0], [1.0, 1.0]]),
-        energy_j=np.array([[1.0, inf], [inf, 1.0], [1.0, 1.0]]),
-        order=np.array([0, 1, 2]),
-        switch_time_s=np.zeros((2, 2)),
-        switch_energy_j=np.zeros((2, 2)),
-        blocked=np.array([False, True, False]),
-    )
-
-    assert Cyclic().solve(problem).status is Status.INFEASIBLE
-    assert ScheduleBruteForce().solve(problem).status is Status.INFEASIBLE
-
-
-def test_a_path_that_never_switches_is_cut_in_its_longest_item() -> None:
-    problem = SequenceProblem(
-        time_s=np.array([[1.0], [3.0]]),
-        energy_j=np.array([[1.0], [3.0]]),
-        order=np.array([0, 1, 0]),
-        switch_time_s=np.zeros((1, 1)),
-        switch_energy_j=np.zeros((1, 1)),
-        budget_s=6.0,
-    )
-
-    assert Cyclic().solve(problem).energy_j == 5.0

@@ -153,41 +153,6 @@ def test_out_of_labels_the_status_says_so_and_the_gap_is_small() -> None:
     assert_within(problem, solution, least_energy(time, energy, budget))
 
 
-def test_a_choice_that_meets_the_bound_is_proven_whatever_was_lost_on_the_way() -> None:
-    time, energy = strongly_correlated(np.random.default_rng(4), 30, 6)
-    budget = budget_between(time, energy, 0.5)
-    problem = problem_of(time, energy, budget)
-
-    solution = Exact(max_labels=100_000).solve(problem)
-
-    assert solution.status is Status.OPTIMAL
-    assert solution.energy_j == least_energy(time, energy, budget) == 30 * 500 - budget
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 2**32 - 1), low=st.integers(-12, 0), high=st.integers(0, 6))
-def test_the_unit_of_time_and_energy_does_not_matter(seed: int, low: int, high: int) -> None:
-    time, energy = uniform(np.random.default_rng(seed), 15, 5)
-    budget = budget_between(time, energy, 0.3)
-    second, joule = np.float64(10.0**low), np.float64(10.0**high)
-    scaled = Problem(time_s=time * second, energy_j=energy * joule, budget_s=float(budget * second))
-
-    solution = Exact().solve(scaled)
-
-    assert solution.status is Status.OPTIMAL
-    assert solution.energy_j / joule == pytest.approx(least_energy(time, energy, budget))
-
-
-def test_where_no_choice_meets_the_bound_the_tree_is_given_up_for_its_root() -> None:
-    time = 2 * np.random.default_rng(3).integers(1, 10, (200, 4))
-    time[0] = 1  # the only odd time, so that an even budget is never filled
-    energy = 50 - time
-    budget = budget_between(time, energy, 0.5) & ~1
-    solution = Exact().solve(problem_of(time, energy, budget))
-    assert solution.status is Status.OPTIMAL
-    assert solution.energy_j == least_energy(time, energy, budget) == 200 * 50 - (budget - 1)
-
-
 def test_a_choice_is_proven_on_a_table_as_large_as_a_real_step() -> None:
     random = np.random.default_rng(7)
     size = 10.0 ** random.uniform(-5.0, -2.0, (2_000, 1))

@@ -63,16 +63,3 @@ def test_nothing_is_cheaper_at_its_price(seed: int) -> None:
         assert (choice is None) == np.isinf(least)
         if choice is not None:
             assert cost(problem, tuple(choice.tolist()), price_w) == pytest.approx(least)
-
-
-def test_launches_that_no_change_may_part_and_no_setting_shares_have_no_schedule() -> None:
-    apart = np.array([[1.0, np.inf], [np.inf, 1.0]])
-    problem = SequenceProblem(
-        time_s=apart,
-        energy_j=apart,
-        order=np.arange(2),
-        switch_time_s=np.zeros((2, 2)),
-        switch_energy_j=np.zeros((2, 2)),
-        blocked=np.array([False, True]),
-    )
-    assert once_through(problem)(1.0) is None

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats
 from underclock.core.solvers import Problem, Solution, infeasible
 from underclock.core.solvers.hull import Quanta
-from underclock.core.solvers.knapsack import Exact
 from underclock.records import Status
 
 inf, nan = math.inf, math.nan
@@ -47,13 +46,6 @@ def test_a_table_that_is_no_problem_is_refused(time_s: object, energy_j: object,
         Problem(time_s=np.array(time_s), energy_j=np.array(energy_j))
 
 
-@pytest.mark.parametrize("budget_s", [-1.0, -1e300, 0.5])
-def test_a_budget_that_is_too_small_is_a_status_not_an_error(budget_s: float) -> None:
-    problem = Problem(time_s=np.ones((1, 1)), energy_j=np.ones((1, 1)), budget_s=budget_s)
-
-    assert Exact().solve(problem).status is Status.INFEASIBLE
-
-
 @settings(max_examples=30)
 @given(tables())
 def test_quanta_are_within_half_of_one_and_their_sums_are_exact(energy_j: Floats) -> None:
@@ -83,29 +75,6 @@ def test_a_budget_that_a_choice_takes_exactly_admits_it(
     )
 
     assert int(quanta.time[rows, choice].sum()) <= quanta.budget
-
-
-@settings(max_examples=30)
-@given(tables().filter(lambda time_s: bool(time_s.max() > 0)))
-def test_a_budget_short_by_a_billionth_is_short(time_s: Floats) -> None:
-    most_s = math.fsum(time_s.max(axis=1))
-
-    quanta = Quanta.of(
-        Problem(time_s=time_s, energy_j=np.ones_like(time_s), budget_s=most_s * (1 - 1e-9))
-    )
-
-    assert quanta.budget < int(quanta.time.max(axis=1).sum())
-
-
-@settings(max_examples=30)
-@given(st.integers(1, 1000), st.lists(st.integers(1, 1000), min_size=2, max_size=6))
-def test_a_table_on_a_coarse_grid_has_no_common_divisor_left(step: int, row: list[int]) -> None:
-    time_s = np.array([row], dtype=np.float64) * step
-
-    quanta = Quanta.of(Problem(time_s=time_s, energy_j=time_s))
-
-    assert math.gcd(*quanta.time[0].tolist()) == 1
-    assert quanta.energy[0] / quanta.per_joule == pytest.approx(time_s[0])
 
 
 def test_the_gap_is_what_the_energy_may_be_above_the_optimum() -> None:

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from dataclasses import replace
 from itertools import product
 
 import highspy
@@ -154,17 +153,6 @@ def test_whatever_a_solver_says_plans_are_kept_and_bounds_hold(seed: int) -> Non
             assert problem.cost_j(duration_s) >= answer.bound_j
 
 
-def test_a_liar_is_found_out() -> None:
-    problem = drawn(4)
-    least_s, most_s = problem.range_s
-    time_s = 0.5 * (least_s + most_s)
-    (true,) = solve_tradeoff(problem, [time_s])
-    (told,) = solve_tradeoff(problem, [time_s], Liar(problem, np.random.default_rng(0)))
-    assert true.status is Status.OPTIMAL
-    assert told.status is Status.BOUNDED
-    assert told.bound_j < true.cost_j < told.cost_j
-
-
 class Silent:
     """Knows nothing."""
 
@@ -204,45 +192,3 @@ def test_less_time_than_there_can_be_is_infeasible_and_says_the_least() -> None:
     assert not len(short.duration_s)
     assert fits.status is Status.OPTIMAL
     assert fits.time_s == pytest.approx(least_s)
-
-
-def test_one_activity_goes_along_its_curve() -> None:
-    curve = TradeCurve(time_s=np.array([1.0, 2.0, 4.0]), cost_j=np.array([10.0, 4.0, 2.0]))
-    empty = np.zeros(0, dtype=np.int64)
-    problem = TradeoffProblem(
-        waits_of=empty,
-        waits_on=empty,
-        lag_s=np.zeros(0),
-        fixed_s=np.zeros(1),
-        curve=np.zeros(1, dtype=np.int64),
-        curves=(curve,),
-        weight=np.array([2.0]),
-    )
-    answers = solve_tradeoff(problem, [1.5, 3.0, 9.0])
-    assert [each.cost_j for each in answers] == pytest.approx([14.0, 6.0, 4.0])
-    assert [each.time_s for each in answers] == pytest.approx([1.5, 3.0, 4.0])
-
-
-def test_where_nothing_can_be_chosen_the_longest_path_is_the_answer() -> None:
-    problem = replace(
-        drawn(5), curve=np.full(len(drawn(5).curve), -1), fixed_s=np.ones(len(drawn(5).curve))
-    )
-    least_s, most_s = problem.range_s
-    assert least_s == most_s
-    (answer,) = solve_tradeoff(problem, [least_s])
-    assert answer.cost_j == 0.0 == answer.bound_j
-    assert answer.time_s == least_s
-
-
-def test_where_no_time_costs_anything_nothing_is_suggested() -> None:
-    none, one = np.zeros(0), np.ones(1)
-    nothing = Program(
-        shortest_s=one,
-        of=np.zeros(1, dtype=np.int64),
-        length_s=one,
-        slope_w=np.zeros(1),
-        waits_of=none.astype(np.int64),
-        waits_on=none.astype(np.int64),
-        lag_s=none,
-    )
-    assert Interior(nothing).at(2.0) is None
