@@ -13,15 +13,12 @@ from underclock.core.step.power_cap import (
     LaunchCosts,
     PowerCap,
     SettledStep,
-    draws_limit,
-    driver_says,
     greatest_mean_w,
     is_power_capped,
     settle,
     settled_at,
     settled_sums,
 )
-from underclock.core.step.power_capped_step import cap_of
 from underclock.records import (
     AUTO,
     Clocks,
@@ -109,38 +106,6 @@ def test_one_kernel_settles_where_it_draws_the_limit() -> None:
     assert (cold.core_mhz == 900).all()
 
 
-def test_a_hot_half_is_held_and_a_cool_one_is_not() -> None:
-    """Both halves are longer than the window, so neither lends the other power."""
-    of = costs(2)
-    hot = int((of.energy_j / of.time_s)[:, -1].argmax())
-    order = np.array([hot] * 200 + [1 - hot] * 200)
-    powers_w = (of.energy_j / of.time_s)[:, -1]
-    cap = PowerCap(limit_w=float(powers_w.mean()), order=order, boost=3)
-    settled = settle(cap, of, np.full(400, 3))
-    assert settled.core_mhz[150] < 1800
-    assert settled.core_mhz[350] == 1800
-
-
-def test_ceilings_lower_the_core_clock_of_the_same_memory() -> None:
-    clocks = ((900, None), (1500, None), (900, 5001), (1200, 5001))
-    of = LaunchCosts(
-        settings=tuple(Clocks(core_mhz=core, mem_mhz=mem) for core, mem in clocks),
-        time_s=np.ones((1, 4)),
-        energy_j=np.ones((1, 4)),
-    )
-    # Below 900, 1200 and 1500 MHz.
-    assert of.under_ceilings().tolist() == [[0, 0, 0], [0, 0, 1], [2, 2, 2], [2, 3, 3]]
-
-
-def test_a_ceiling_at_which_a_launch_is_not_known_is_not_used() -> None:
-    of = costs(1, kernels=1)
-    time_s, energy_j = of.time_s.copy(), of.energy_j.copy()
-    time_s[0, 0] = energy_j[0, 0] = np.inf
-    of = dataclasses.replace(of, time_s=time_s, energy_j=energy_j)
-    cap = PowerCap(limit_w=1.0, order=np.zeros(5, dtype=np.int64), boost=3)
-    assert (settle(cap, of, np.full(5, 3)).core_mhz == 1200).all()
-
-
 def step(*, closure: Closure | None = None) -> CostTable:
     """A step whose auto is what a cap of 300 W leaves of boost."""
     of, order = costs(2), np.array([0, 1] * 20)
@@ -156,11 +121,6 @@ def step(*, closure: Closure | None = None) -> CostTable:
         closure=closure,
         power_cap=cap,
     )
-
-
-def test_kernels_alone_have_no_limit() -> None:
-    with pytest.raises(ValueError, match="no step"):
-        cap_of(dataclasses.replace(step(), power_cap=None))
 
 
 def test_where_the_loop_settles_is_told_by_the_mean_power_that_was_measured() -> None:
@@ -180,29 +140,6 @@ def _sample(power_w: float, reasons: ThrottleReason | None = None) -> Window:
     return Window(
         kernel="k", asked=AUTO, time_s=2.0, energy_j=2.0 * power_w, throttle_reasons=reasons
     )
-
-
-@pytest.mark.parametrize(
-    ("reasons", "said"),
-    [
-        (None, None),
-        (ThrottleReason(0), False),
-        (ThrottleReason.GPU_IDLE, False),
-        (ThrottleReason.SW_POWER_CAP | ThrottleReason.GPU_IDLE, True),
-    ],
-)
-def test_the_driver_is_quoted(reasons: ThrottleReason | None, *, said: bool | None) -> None:
-    assert driver_says(reasons) is said
-
-
-@given(st.lists(st.floats(1.0, 300.0), min_size=1, max_size=5))
-def test_where_the_driver_was_not_asked_power_decides(
-    powers_w: list[float],
-) -> None:
-    capped = is_power_capped([_sample(power_w) for power_w in powers_w], _LIMIT_W)
-
-    drawn_w = np.array([2.0 * power_w / 2.0 for power_w in powers_w])
-    assert capped.tolist() == draws_limit(drawn_w, _LIMIT_W).tolist()
 
 
 def test_where_the_driver_was_asked_power_decides_nothing() -> None:

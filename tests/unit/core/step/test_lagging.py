@@ -31,24 +31,8 @@ def _step(*parts: tuple[float, float], fading: Fading = SIMULATED) -> tuple[Powe
 _EVEN = _step((1.0, 130.0))
 
 
-def test_a_step_lags_behind_itself_by_nothing() -> None:
-    assert lag_of(_EVEN, _LIMIT_W, _EVEN) == (1.0, 1.0)
-
-
 def test_a_step_shorter_than_the_mean_has_one_ceiling() -> None:
     assert lag_of(_EVEN, _LIMIT_W, _step((0.01, 60.0), (0.02, 150.0))) == (1.0, 1.0)
-
-
-def test_nobody_knows_how_a_step_lags_of_which_one_clock_is_known() -> None:
-    cap, costs = _step((1.0, 130.0))
-    time_s = np.where(np.arange(len(_CORES)) < cap.boost, np.inf, costs.time_s)
-    one = LaunchCosts(settings=costs.settings, time_s=time_s, energy_j=costs.energy_j)
-    assert lag_of(_EVEN, _LIMIT_W, (cap, one)) == (1.0, 1.0)
-
-
-def test_a_step_below_the_limit_is_not_touched() -> None:
-    free = _step((1.0, 80.0))
-    assert lag_of(free, 80.0, free) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("fading", [SIMULATED, REAL])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from drawn_costs import cost_tables
 from underclock.core.step.cost_table import CostTable, Heat
-from underclock.core.step.power_cap import PowerCap
 from underclock.core.step.power_capped_step import (
     cap_of,
     fixed_costs,
@@ -21,7 +20,6 @@ from underclock.core.step.power_capped_step import (
     memories_like_auto,
     settled_step,
     step_cost,
-    step_cost_and_heat,
 )
 from underclock.gpus.models import gpu_model
 from underclock.physics.constants import KernelConstants
@@ -185,19 +183,6 @@ def test_auto_settles_where_the_mean_power_is_the_limit(seed: int, share: float)
 
 
 @pytest.mark.untraced
-@given(seeds, st.floats(1.001, 3.0))
-def test_a_step_that_nothing_holds_is_its_kernels_at_boost(seed: int, above: float) -> None:
-    step = drawn(seed)
-    found = known(step, above * 1.3 * step.power_w(_BOOST_MHZ))
-    settled = settled_step(found, np.full(len(step.order), found.baseline))
-
-    assert found.closure is not None
-    assert found.closure.time == pytest.approx(1.0)
-    assert found.closure.energy == pytest.approx(1.0)
-    assert np.average(settled.core_mhz, weights=settled.time_s) == pytest.approx(_BOOST_MHZ)
-
-
-@pytest.mark.untraced
 @given(seeds, shares, st.floats(0.9, 1.1))
 def test_auto_is_the_step_as_measured_whatever_kernels_say(
     seed: int, share: float, off: float
@@ -234,19 +219,6 @@ def test_a_lock_below_what_the_cap_leaves_is_never_touched(seed: int, share: flo
     assert table.closure is not None
     assert cost.time_s * table.closure.time == pytest.approx(time_s)
     assert cost.energy_j * table.closure.energy == pytest.approx(energy_j)
-
-
-@pytest.mark.slow
-@given(seeds, shares)
-def test_a_lock_above_it_costs_what_auto_costs(seed: int, share: float) -> None:
-    step, limit_w = limited(seed, share)
-    table = known(step, limit_w)
-    held_mhz = step.clock_at(limit_w)
-    above = everywhere(table, min(core for core in _CORES if core >= held_mhz + 15.0))
-    cost = step_cost(table, np.full(len(step.order), above))
-
-    assert cost.time_change == pytest.approx(0.0, abs=3e-3)
-    assert cost.energy_change == pytest.approx(0.0, abs=3e-3)
 
 
 @pytest.mark.untraced
@@ -316,24 +288,6 @@ def test_the_memory_clock_of_boost_is_the_one_most_like_auto(
     assert table.settings[cap_of(found).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=expected)
 
 
-def test_boost_is_the_fastest_clock_known_of_every_kernel() -> None:
-    step, limit_w = limited(1, 0.3)
-    table = with_memories(step, 5001, None)
-    auto_memory = [s for s, c in enumerate(table.settings[:-1]) if c.mem_mhz is None]
-    table.time_s[0, auto_memory[-1]] = table.energy_j[0, auto_memory[-1]] = math.inf
-    some = known_step(table, step.sample_set(limit_w), limit_w)
-    table.time_s[0, auto_memory] = table.energy_j[0, auto_memory] = math.inf
-    other = known_step(table, step.sample_set(limit_w), limit_w)
-    table.time_s[1, :-1] = table.energy_j[1, :-1] = math.inf
-
-    assert some is not None
-    assert table.settings[cap_of(some).boost] == Clocks(core_mhz=_BOOST_MHZ - 30)
-    assert other is not None
-    assert table.settings[cap_of(other).boost] == Clocks(core_mhz=_BOOST_MHZ, mem_mhz=5001)
-    # Of a kernel that is known at no clock nothing can be said at auto.
-    assert known_step(table, step.sample_set(limit_w), limit_w) is None
-
-
 def test_a_setting_that_some_kernel_lacks_is_none_for_the_whole_step() -> None:
     step, limit_w = limited(1, 0.5)
     table = with_memories(step, 5001, None)
@@ -363,26 +317,6 @@ def test_kernels_alone_are_no_step() -> None:
             ask()
 
 
-@pytest.mark.slow
-@given(seeds, shares, st.floats(0.0, 0.2), st.floats(0.0, 0.8))
-def test_what_draws_less_is_cooler_and_draws_less_again(
-    seed: int, share: float, c_per_w: float, w_per_c: float
-) -> None:
-    step, limit_w = limited(seed, share)
-    table = known(step, limit_w)
-    heat = Heat(c_per_w=c_per_w, w_per_c=np.full(len(table.settings), w_per_c))
-    warm = dataclasses.replace(table, heat=heat)
-    order = len(step.order)
-    for s in range(0, everywhere(table, step.clock_at(limit_w) // 30 * 30), 7):
-        plain, with_heat = (step_cost(each, np.full(order, s)) for each in (table, warm))
-        assert with_heat.time_s == plain.time_s
-        again, added = step_cost_and_heat(warm, np.full(order, s))
-        assert again == with_heat
-        assert added == pytest.approx(with_heat.energy_change - plain.energy_change, abs=1e-12)
-        assert with_heat.energy_j <= plain.energy_j * (1.0 + 1e-4)
-    assert step_cost(warm, np.full(order, table.baseline)).energy_change == 0.0
-
-
 @given(st.floats(0.0, 0.2), st.floats(0.0, 2.0), st.floats(50.0, 500.0), st.floats(50.0, 500.0))
 def test_heat_settles_where_temperature_and_power_agree(
     c_per_w: float, w_per_c: float, mean_w: float, auto_w: float
@@ -396,62 +330,7 @@ def test_heat_settles_where_temperature_and_power_agree(
     assert heat.extra_w(auto_w, auto_w, w_per_c) == 0.0
 
 
-@pytest.mark.untraced
-@given(seeds, shares, st.sampled_from([Granularity.KERNEL, Granularity.PASS]))
-def test_auto_is_no_choice_beside_locked_kernels(
-    seed: int, share: float, granularity: Granularity
-) -> None:
-    step, limit_w = limited(seed, share)
-    table = known(step, limit_w)
-    groups = grouped(table, granularity)
-
-    assert np.isinf(groups.time_s[:, table.baseline]).all()
-    assert np.isinf(groups.energy_j[:, table.baseline]).all()
-    assert groups.time_s[:, :-1].sum(axis=0) == pytest.approx(table.time_s[:, :-1].sum(axis=0))
-    # What each takes at auto is its share of the step as measured.
-    assert groups.auto_s(table).sum() == pytest.approx(table.auto_time_s)
-
-
-@pytest.mark.untraced
-@given(seeds, shares)
-def test_one_clock_for_the_step_is_one_group_of_settled_costs(seed: int, share: float) -> None:
-    step, limit_w = limited(seed, share)
-    table = known(step, limit_w)
-    groups = grouped(table, Granularity.STEP)
-
-    assert groups.member.tolist() == [0] * len(table.kernels)
-    assert groups.time_s.shape == (1, len(table.settings))
-    assert groups.time_s[0, table.baseline] == table.auto_time_s
-    assert groups.energy_j[0].tolist() == fixed_costs(table)[1].tolist()
-
-
-def test_costs_of_one_launch_are_those_of_all_by_their_count() -> None:
-    step = drawn(5)
-    table = step.table()
-    cap = PowerCap(limit_w=1e9, order=np.array(step.order), boost=0)
-    launches = dataclasses.replace(table, power_cap=cap).launches
-
-    assert launches.time_s[cap.order, 3].sum() == pytest.approx(table.time_s[:, 3].sum())
-    assert launches.energy_j[cap.order, 3].sum() == pytest.approx(table.energy_j[:, 3].sum())
-
-
 granularities = st.sampled_from(Granularity)
-
-
-@given(cost_tables(), granularities, st.data())
-def test_a_choice_per_group_costs_the_same_spread_over_its_kernels(
-    table: CostTable, granularity: Granularity, data: st.DataObject
-) -> None:
-    groups = grouped(table, granularity)
-    settings = st.integers(0, len(table.settings) - 1)
-    choice = tuple(data.draw(st.tuples(*[settings] * len(groups.time_s))))
-
-    spread = groups.spread(choice)
-
-    rows = np.arange(len(table.kernels))
-    assert table.time_s[rows, spread].sum() == pytest.approx(
-        groups.time_s[np.arange(len(choice)), choice].sum()
-    )
 
 
 @given(cost_tables(), granularities)

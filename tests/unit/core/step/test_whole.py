@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from score import check_kernels_alone
 from underclock.core.step.whole_step import (
     WHOLE,
     as_one,
@@ -12,10 +11,8 @@ from underclock.core.step.whole_step import (
     shares,
     time_alone,
     warmed,
-    whole_step_notes,
     whole_steps,
 )
-from underclock.errors import DataError
 from underclock.records import (
     AUTO,
     Choice,
@@ -29,7 +26,7 @@ from underclock.records import (
     ThrottleReason,
     Window,
 )
-from windows import gathered, having
+from windows import gathered
 
 _SLOW, _MIDDLE = Clocks(core_mhz=1000), Clocks(core_mhz=1200)
 _KERNELS = (
@@ -94,10 +91,6 @@ class TestWholeSteps:
         assert is_only_whole(told)
         assert {window.core_mhz for window in told.mixed} == {2000.0, 1800.0, 1600.0}
 
-    def test_clocks_that_are_nearly_one_say_nothing_of_others(self) -> None:
-        near = ran(core_mhz=1990.0, repeat=1), ran(core_mhz=1800.0, repeat=2)
-        assert whole_steps(samples(ran(), *near)) is None
-
     def test_steps_that_ran_while_the_gpu_warmed_up_do_not_count(self) -> None:
         def at(mhz: float, celsius: float, repeat: int) -> Window:
             ran_there = ran(core_mhz=mhz, repeat=repeat)
@@ -125,25 +118,6 @@ class TestWholeSteps:
         assert time_alone(samples(ran().untimed(), alone=both)) == 1.0
 
 
-class TestIsOnlyWhole:
-    def test_runs_of_the_step_and_none_of_a_kernel(self) -> None:
-        assert is_only_whole(samples())
-
-    def test_a_kernel_that_ran_alone_is_enough_for_more(self) -> None:
-        alone = samples(alone=(Window(kernel="mm", time_s=1.0, energy_j=1.0),))
-        assert not is_only_whole(alone)
-        check_kernels_alone(alone)
-
-    def test_what_has_no_step_is_something_else(self) -> None:
-        assert not is_only_whole(having(samples(), in_situ=()))
-        assert not is_only_whole(msgspec.structs.replace(samples(), order=()))
-
-    def test_costs_of_kernels_are_refused_with_what_can_be_had(self) -> None:
-        with pytest.raises(DataError, match="train ran whole only") as caught:
-            check_kernels_alone(samples())
-        assert "one clock for the whole step" in caught.value.hint
-
-
 class TestAsOne:
     def test_runs_at_locks_are_samples_of_one_kernel(self) -> None:
         given = samples(ran(), ran(_SLOW), ran(_SLOW, repeat=1))
@@ -159,16 +133,6 @@ class TestAsOne:
         slow = one.samples[1]
         assert (slow.time_s, slow.energy_j, slow.temperature_c) == (5.0, 500.0, 50.0)
 
-    @pytest.mark.parametrize(
-        ("asked", "read_mhz", "seen_mhz"),
-        [(_SLOW, 1003.0, 1000), (_SLOW, 970.4, 970), (Clocks(mem_mhz=5001), 1234.4, 1234)],
-    )
-    def test_a_lock_that_held_is_told_from_one_that_did_not(
-        self, asked: Clocks, read_mhz: float, seen_mhz: int
-    ) -> None:
-        sample = as_one(samples(ran(asked, core_mhz=read_mhz))).samples[-1]
-        assert sample.observed == Clocks(core_mhz=seen_mhz, mem_mhz=asked.mem_mhz)
-
     def test_between_launches_is_part_of_the_step_where_no_cap_holds_it(self) -> None:
         auto = msgspec.structs.replace(ran(kernel_s=(2e-3, 1e-3)), time_s=5.5e-3)
         steered = ran(mix=Mix(hot=2), core_mhz=1500.0, kernel_s=(2.2e-3, 1.1e-3))
@@ -182,29 +146,8 @@ class TestAsOne:
         assert taken_s(auto, steered) == pytest.approx([5.5e-3, 6.05e-3])
         assert taken_s(held, steered) == pytest.approx([5.0e-3, 5.5e-3])
 
-    def test_with_coload_the_step_is_one_kernel_too_and_coload_stays_what_it_is(self) -> None:
-        idle = ran(mix=Mix(launches=0, idle_s=0.01), kernel_s=())
-        hot = ran(mix=Mix(hot=100, after=tuple(range(1, 101))))
-        metered = ran(mix=Mix(idle_s=2e-4))
-        untimed = ran(kernel_s=())
-        mixed = as_one(samples(idle, hot, metered, untimed)).mixed
-
-        assert mixed[0] == idle
-        assert [s.kernel for s in mixed[1:]] == [WHOLE.name] * 2
-        assert [s.kernel_s for s in mixed[1:]] == [(5.0,), (5.0,)]
-
-    def test_coload_that_came_after_the_cap_had_looked_tells_nothing(self) -> None:
-        steered, thinned = ran(mix=Mix(hot=1)), ran(_SLOW, Mix(idle_s=0.01))
-        (kept,) = as_one(samples(steered, thinned)).mixed  # a lock holds whenever co-load comes
-        assert kept.asked == _SLOW
-
 
 class TestShares:
-    def test_where_the_step_was_timed_its_looks_are_averaged(self) -> None:
-        given = samples(ran(), ran(_SLOW), ran(_SLOW, kernel_s=(1.5, 2.0), repeat=1))
-        assert shares(given, AUTO) == pytest.approx([0.8, 0.2])
-        assert shares(given, _SLOW) == pytest.approx([0.7, 0.3])
-
     def test_between_looks_they_go_with_the_clock(self) -> None:
         """A kernel that the core bounds, beside one that it does not."""
         looks = [ran(Clocks(core_mhz=f), kernel_s=(500.0 / f, 1.0)) for f in (1100, 1150, 1250)]
@@ -213,23 +156,6 @@ class TestShares:
         assert found is not None
         assert found.sum() == pytest.approx(1.0)
         assert found[0] / found[1] == pytest.approx(1000.0 / 1200.0, rel=1e-4)
-
-    @pytest.mark.parametrize(
-        "looks",
-        [
-            (ran(_SLOW), ran(_SLOW, repeat=1)),
-            (ran(Clocks(core_mhz=300), kernel_s=(2.6, 0.1)), ran(Clocks(core_mhz=600))),
-        ],
-    )
-    def test_beside_one_clock_or_far_from_all_the_nearest_counts(
-        self, looks: tuple[Window, ...]
-    ) -> None:
-        assert shares(samples(*looks), _MIDDLE) == pytest.approx([0.8, 0.2])
-
-    def test_what_was_never_timed_is_not_known(self) -> None:
-        assert shares(samples(ran(kernel_s=())), AUTO) is None
-        assert shares(samples(ran(_SLOW)), AUTO) is None
-        assert shares(samples(ran()), Clocks(core_mhz=1200, mem_mhz=5001)) is None
 
 
 class TestSharedOut:
@@ -247,27 +173,3 @@ class TestSharedOut:
         whole_j = sum(each.auto_energy_j * (1.0 + each.energy_change) for each in (mm, copy))
         whole_s = sum(each.auto_time_s * (1.0 + each.time_change) for each in (mm, copy))
         assert (whole_s, whole_j) == pytest.approx((5.5, 400.0))
-
-    def test_what_was_not_timed_changes_as_the_step_does(self) -> None:
-        by_kernel = shared_by_time(samples(), choice(_SLOW))
-        assert [each.time_change for each in by_kernel.values()] == pytest.approx([0.1] * 2)
-
-        by_kernel = shared_by_time(samples(ran()), choice(Clocks(core_mhz=1000, mem_mhz=5001)))
-        assert [each.energy_change for each in by_kernel.values()] == pytest.approx([-0.2] * 2)
-
-
-class TestTold:
-    def test_passes_are_told_with_the_time_that_each_takes_more(self) -> None:
-        given = samples(ran(), ran(_SLOW, kernel_s=(2.5, 0.5)))
-        whole, passes = whole_step_notes(given, shared_by_time(given, choice(_SLOW)))
-
-        assert "energies of kernels are shares by time" in whole
-        assert passes.endswith("forward +25.00 %, optimizer -50.00 %")
-
-    def test_at_auto_nothing_changes(self) -> None:
-        given = samples(ran())
-        assert len(whole_step_notes(given, shared_by_time(given, choice(AUTO)))) == 1
-
-    def test_where_launches_were_not_timed_that_is_told(self) -> None:
-        sentences = whole_step_notes(samples(), shared_by_time(samples(), choice(_SLOW)))
-        assert "were not timed" in sentences[1]
