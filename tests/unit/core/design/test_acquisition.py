@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from underclock.arrays import Floats, Ints
 from underclock.core.design import (
     Looks,
-    Wanted,
     expected_gain,
     improvement,
     improvement_of_table,
@@ -19,7 +18,7 @@ from underclock.core.design import (
 )
 from underclock.core.model.costs import Costs
 from underclock.core.step.cost_table import CostTable
-from underclock.records import AUTO, Clocks, Kernel, Mix
+from underclock.records import AUTO, Clocks, Kernel
 
 _K, _S, _SHARED = 3, 5, 2
 _MEASURABLE = np.broadcast_to((np.arange(_S) > 0) & (np.arange(_S) < _S - 1), (_K, _S))
@@ -99,13 +98,6 @@ def test_a_limit_of_time_is_kept_and_a_looser_one_costs_less(
         assert time_s[at].sum() <= limit_s
 
 
-def test_what_cannot_be_chosen_has_no_price() -> None:
-    time_s, energy_j = np.array([[1.0, np.inf, 2.0]]), np.array([[10.0, np.inf, 4.0]])
-
-    assert price_within(time_s, energy_j, 1.5) == pytest.approx(6.0)
-    assert price_within(time_s, energy_j, 2.0) == pytest.approx(0.0, abs=1e-6)
-
-
 @given(st.integers(0, 1000), st.integers(0, _S - 1), st.floats(0.0, 1000.0))
 def test_worth_is_never_negative_and_only_where_one_can_measure(
     seed: int, planned: int, price_w: float
@@ -127,13 +119,6 @@ def test_worth_is_never_negative_and_only_where_one_can_measure(
     assert (worth[~_MEASURABLE | gone] == 0.0).all()
 
 
-@given(st.integers(0, 1000))
-def test_what_is_known_is_worth_nothing(seed: int) -> None:
-    known = _some(seed, 0.0)
-
-    assert not improvement(known, _looks(), 50.0, np.full(_K, 2)).any()
-
-
 def _two_close(planned: int) -> tuple[Costs, Ints]:
     """Return kernels whose third setting is just behind the second, and the fourth far behind."""
     energy_j = np.tile([150.0, 55.0, 55.5, 130.0, 150.0], (_K, 1))
@@ -151,14 +136,6 @@ def test_of_two_settings_the_one_that_may_turn_out_better_is_worth_more() -> Non
     unsure = dataclasses.replace(costs, moves=_own(surer))
     worth = improvement(unsure, _looks(), 0.0, plan)
     assert (worth[:, 1] == worth[:, 2]).all()
-
-
-def test_a_promise_rests_on_what_is_planned_and_not_on_auto() -> None:
-    at_auto, at_one = (improvement(*of[:1], _looks(), 0.0, of[1]) for of in map(_two_close, (4, 1)))
-    more = at_one - at_auto
-
-    assert (more[:, 1] > 0.0).all()
-    assert np.delete(more, 1, axis=1) == pytest.approx(0.0)
 
 
 def test_where_looks_left_something_open_another_one_tells_little() -> None:
@@ -210,14 +187,6 @@ def test_a_row_is_worth_something_only_where_none_was_looked_at(seed: int, budge
     assert budget < 0.0 or (worth <= energy_j.sum() + 4.0).all()
 
 
-def test_with_time_enough_a_row_is_worth_the_mean_of_what_it_may_save() -> None:
-    drawn_j = np.exp(0.02 * np.random.default_rng(0).normal(size=400_000))
-    expected_j = np.maximum(1.0 - drawn_j, 0.0).mean()
-    gain = _worth_of_rows(np.ones((1, 3)), np.ones((1, 3)), np.array([[0.0, 0.02, 0.0]]), 0.5)
-
-    assert gain[0, 1] == pytest.approx(expected_j, rel=0.03)
-
-
 def _beside(time_s: float, energy_j: float, budget: float, *, borrower: bool = True) -> float:
     """Return what a row is worth beside a kernel known to save 0.2 J if it is lent 0.02 s."""
     slow = [1.02, 0.8] if borrower else [1.5, 2.2]
@@ -235,15 +204,3 @@ def test_a_loan_of_time_is_worth_what_others_make_of_it() -> None:
     assert _beside(0.98, 1.01, 0.0) == pytest.approx(0.2 - 0.01, abs=0.02)
     assert _beside(0.98, 1.01, 0.0, borrower=False) < 1e-3
     assert _beside(0.98, 1.01, 0.1) < 1e-3  # time enough
-
-
-def test_a_saving_that_takes_time_is_worth_what_is_left_of_it_at_the_price_of_time() -> None:
-    # Of 0.01 s that the budget of two kernels leaves, the known borrower makes 10 J a second.
-    assert _beside(1.01, 0.5, 0.005) == pytest.approx(0.5 - 0.1, abs=0.02)
-    assert _beside(1.01, 0.95, 0.005) < 1e-3
-
-
-def test_a_window_without_a_kernel_is_of_the_step_if_anything_is_launched() -> None:
-    steps = [Wanted(), Wanted("k"), Wanted(mix=Mix(launches=0, hot=1))]
-
-    assert [wanted.is_step for wanted in steps] == [True, False, False]

@@ -13,10 +13,9 @@ import pytest
 
 from made_boards import GPU
 from steps_beside import AUTO_MHZ, MEM_MHZ, ORDER, STEADY_C, campaign_beside, step_beside, taken
-from underclock.campaign.adaptive import worth_of_samples
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.planning.best_choice import Goal, choices
+from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.clock_changes import Rules, sequence_problem
 from underclock.core.planning.latency_constrained import achieved, as_schedule
 from underclock.core.planning.strategies import SolvedStrategies, solve_strategies
@@ -24,7 +23,7 @@ from underclock.core.step.cost_table import cost_table
 from underclock.core.step.power_capped_step import auto_core_mhz
 from underclock.errors import DataError
 from underclock.physics.costs import idle_w
-from underclock.records import Accounting, Strategy
+from underclock.records import Strategy
 from underclock.records.latencies import LatencyTable
 from windows import having
 
@@ -48,54 +47,10 @@ def test_kernels_add_up_to_a_step_that_does_not_wait_for_all_of_them(share: floa
     assert closure.energy == pytest.approx(1.0, abs=6e-3)
 
 
-def test_without_the_share_kernels_take_as_much_longer_as_they_run_side_by_side() -> None:
-    closure = _found(0.0, 1.0).table.closure
-
-    assert closure is not None
-    side_by_side = step_beside(AUTO_MHZ, 1.0)[0] / step_beside(AUTO_MHZ, 0.0)[0]
-    assert closure.time - 1.0 > 0.8 * (side_by_side - 1.0) > 0.2
-
-
-def test_what_is_not_waited_for_costs_the_same_at_every_setting() -> None:
-    table = _found(0.0, 0.0).table
-    each_s, each_w = taken(5, AUTO_MHZ)
-    beyond_w = each_w - float(idle_w(GPU, AUTO_MHZ, MEM_MHZ, STEADY_C))
-
-    assert np.ptp(table.energy_j[5]) == 0.0
-    assert np.ptp(table.time_s[5]) == 0.0
-    assert table.time_s[5, 0] < 1e-5 * each_s
-    drawn_j = table.energy_j[5, 0] * table.missed.energy
-    assert drawn_j == pytest.approx(2.0 * each_s * beyond_w, rel=0.15)
-    assert table.beside_j is not None
-    assert not table.beside_j[:5].any()
-    assert any("'k5' runs under other launches" in words for words in table.warnings)
-
-
-def test_a_share_that_is_waited_for_is_worth_a_clock_and_the_rest_is_not() -> None:
-    part, whole = _found(0.4, 0.4).table, _found(0.0, 1.0).table
-    assert part.beside_j is not None
-
-    # As the model has them, before they are brought to the scale of either step's auto.
-    part_s, whole_s = (each.time_s[5, :-1] * each.missed.time for each in (part, whole))
-    part_j, whole_j = (each.energy_j[5, :-1] * each.missed.energy for each in (part, whole))
-    own_j = part_j - part.beside_j[5] * part.missed.energy
-    assert own_j == pytest.approx(0.4 * whole_j, rel=0.05)
-    assert part_s == pytest.approx(0.4 * whole_s, rel=1e-2)
-
-
 @cache
 def _solved() -> SolvedStrategies:
     found = _found(0.0, 0.0)
     return solve_strategies(found.table, Goal(max_slowdown=0.02), found)
-
-
-@pytest.mark.parametrize("strategy", [Strategy.KERNEL_GLOBAL, Strategy.KERNEL_LOCAL, Strategy.AUTO])
-def test_a_plan_gives_what_is_not_waited_for_its_neighbours_clocks(strategy: Strategy) -> None:
-    setting = _solved().settings[strategy]
-    chosen = choices(_found(0.0, 0.0).table, setting)["k5"]
-
-    assert setting[5] == setting[1]
-    assert (chosen.time_change, chosen.energy_change) == (0.0, 0.0)
 
 
 def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
@@ -120,19 +75,6 @@ def test_a_promise_is_kept_and_rests_on_what_is_waited_for() -> None:
     assert found.predicted_change(others).energy_change == pytest.approx(change.energy_change)
 
 
-def test_sums_of_kernels_alone_know_of_it_too() -> None:
-    found = estimate(campaign_beside(0.0, 0.0), isolated=True).costs
-    table, setting = found.table, np.zeros(6, dtype=np.int64)
-    change = found.predicted_change(setting)
-    energy_j = math.fsum(table.energy_j[:, 0])
-
-    assert table.accounting is Accounting.ISOLATED
-    assert np.ptp(table.energy_j[5]) == 0.0
-    assert change.energy_change == pytest.approx(energy_j / table.auto_energy_j - 1.0, abs=1e-6)
-    solved = solve_strategies(table, Goal(max_slowdown=0.02), found)
-    assert solved.settings[Strategy.KERNEL_GLOBAL][5] in solved.settings[Strategy.KERNEL_GLOBAL][:5]
-
-
 @pytest.mark.untraced
 def test_no_change_of_clocks_is_spent_on_it() -> None:
     found = _found(0.0, 0.0)
@@ -153,18 +95,6 @@ def test_no_change_of_clocks_is_spent_on_it() -> None:
     # Noise of power, 0.4 %, alone moves that clock by 5 MHz from one set of samples to another.
     assert auto_core_mhz(found.table) == pytest.approx(at_auto, abs=10.0)
     assert auto_core_mhz(dataclasses.replace(found.table, power_cap=None)) == {}
-
-
-def test_no_further_sample_of_it_is_worth_a_second() -> None:
-    worth = worth_of_samples(
-        _estimate(0.0, 0.0),
-        [Goal(max_slowdown=0.02)],
-        lambda settings: np.ones((6, len(settings)), dtype=bool),
-        lambda _launch_s: 1.0,
-        {},
-    )
-
-    assert worth.per_s[5].max() < 1e-4 * worth.per_s.max()
 
 
 def test_a_step_that_draws_no_more_than_what_it_does_not_wait_for_is_refused() -> None:

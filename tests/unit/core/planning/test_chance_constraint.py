@@ -1,7 +1,6 @@
 """A time budget that holds with confidence: no choice overruns it, and little of it is unused."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,54 +28,6 @@ def changed(time: float, energy: float, spread: float) -> PredictedChange:
     )
 
 
-def candidate(setting: int) -> Candidate:
-    return Candidate(setting=np.array([setting]), proof=_ANY)
-
-
-def test_a_choice_pays_the_prices_of_its_settings() -> None:
-    prices = np.array([[0.0, 0.01], [0.02, 0.04]])
-    assert Aim(slowdown=0.01, prices=prices).paid(np.array([1, 0])) == pytest.approx(0.03)
-    assert Aim(slowdown=0.01).paid(np.array([1, 0])) == 0.0
-
-
-@dataclass(frozen=True)
-class Risk:
-    """Says what a table of changes says of one kernel's setting."""
-
-    of: Callable[[int], PredictedChange]
-
-    def predicted_change(self, setting: Ints) -> PredictedChange:
-        return self.of(int(setting[0]))
-
-    def time_variance(self, setting: Ints) -> None:
-        """Return nothing: no kernel has a share."""
-
-
-@given(
-    st.floats(-0.05, 0.2),
-    st.lists(
-        st.tuples(st.floats(-0.2, 0.3), st.floats(-0.5, 0.5), st.floats(0.0, 0.1)), max_size=8
-    ),
-)
-def test_no_choice_overruns_the_budget(
-    budget: float, menu: list[tuple[float, float, float]]
-) -> None:
-    def choose(aim: Aim) -> Candidate | None:
-        within = [i for i, (time, _, _) in enumerate(menu) if time <= aim.slowdown]
-        return candidate(min(within, key=lambda i: menu[i][1])) if within else None
-
-    def change(setting: int) -> PredictedChange:
-        return changed(*menu[setting])
-
-    kept = within_confidence(budget, choose, Risk(change))
-    if kept is not None:
-        time, _, spread = menu[int(kept.setting[0])]
-        assert time + ONE_SIDED * spread <= budget + 1e-5
-    elif menu:
-        time, _, spread = min(menu, key=lambda each: each[1])
-        assert time + ONE_SIDED * spread > budget - 1e-6 or time > budget
-
-
 @pytest.mark.untraced
 @given(st.floats(0.0, 0.05), st.floats(0.0, 0.01))
 def test_room_is_kept_for_the_whole_time_as_expected_and_for_the_tolerance_with_confidence(
@@ -88,42 +39,6 @@ def test_room_is_kept_for_the_whole_time_as_expected_and_for_the_tolerance_with_
     assert ONE_SIDED * spread - least <= tolerance + 1e-12
     assert room(spread, 0.0) == ONE_SIDED * spread
     assert least in {ONE_SIDED * spread - tolerance, 0.0}
-
-
-@given(st.floats(0.0, 0.2), st.floats(0.0, 0.05), st.sampled_from([0.0, 0.001]))
-def test_budget_and_tolerance_are_used_where_every_time_can_be_had(
-    budget: float, spread: float, tolerance: float
-) -> None:
-    def change(setting: int) -> PredictedChange:
-        return changed(setting / 1e9, -float(setting), spread)
-
-    def choose(aim: Aim) -> Candidate:
-        return candidate(int(1e9 * aim.slowdown))
-
-    kept = within_confidence(budget, choose, Risk(change), tolerance)
-
-    assert kept is not None
-    expected = budget - room(spread, tolerance)
-    assert kept.setting[0] / 1e9 <= expected + 1e-6
-    assert kept.setting[0] / 1e9 == pytest.approx(expected, abs=0.2 * spread + 1e-4)
-
-
-@pytest.mark.parametrize(("later_energy", "expected"), [(-0.04, 1), (-0.12, 2)])
-def test_of_the_choices_that_keep_the_budget_the_one_of_least_energy_is_taken(
-    later_energy: float, expected: int
-) -> None:
-    def choose(aim: Aim) -> Candidate:
-        # The first aim is the budget; the next one leaves room, so that a third one is tried.
-        return candidate(0 if aim.slowdown >= 0.05 else 2 if aim.slowdown > 0.03 else 1)
-
-    def change(setting: int) -> PredictedChange:
-        every = [(0.05, -0.2, 0.02), (0.0, -0.08, 0.001), (0.03, later_energy, 0.0)]
-        return changed(*every[setting])
-
-    kept = within_confidence(0.05, choose, Risk(change))
-
-    assert kept is not None
-    assert kept.setting.tolist() == [expected]
 
 
 @dataclass(frozen=True)
@@ -240,15 +155,3 @@ def test_priced_variance_comes_near_the_best_choice_there_is() -> None:
 
     assert lost[True] < 0.003
     assert lost[True] < 0.15 * lost[False]
-
-
-def test_a_choice_whose_time_nobody_doubts_has_no_price() -> None:
-    menu = Menu.drawn(1)
-    sure = Menu(menu.time, menu.energy, 0.0 * menu.spread, 0.0 * menu.shared, menu.budget)
-    kept = within_confidence(sure.budget, sure.choose, sure)
-    free = sure.choose(Aim(slowdown=sure.budget))
-
-    assert kept is not None
-    assert free is not None
-    assert kept.setting.tolist() == free.setting.tolist()
-    assert kept.proof == _ANY

@@ -56,10 +56,6 @@ def test_limits_in_seconds_are_of_the_phase_that_they_are_named_for() -> None:
     assert of(mixed, ServingBudget(tpot_s=0.0105)).chosen.clocks == AUTO
 
 
-def test_both_kinds_of_limit_are_kept_at_once() -> None:
-    assert chosen(ServingBudget(max_slowdown=0.25, tpot_s=0.0105)) == [MIDDLE, MIDDLE]
-
-
 def test_one_step_in_a_hundred_may_be_what_is_limited() -> None:
     assert of(DECODE, ServingBudget(tpot_s=0.0112)).chosen.clocks == SLOW
     assert of(DECODE, ServingBudget(tpot_s=0.0112, tail=0.05)).chosen.clocks == MIDDLE
@@ -70,15 +66,6 @@ def test_a_budget_that_no_clocks_keep_says_which_they_would() -> None:
     assert bucket.chosen.clocks == AUTO
     assert bucket.obstacle == "no clocks keep tpot 9 ms: 11 ms at auto is the least"
     assert not of(DECODE, ServingBudget(tpot_s=0.0111, tail=0.1)).obstacle
-
-
-def test_a_clock_may_be_faster_than_auto() -> None:
-    held = step(Pass.DECODE, 8, cost(MIDDLE, 0.009, 4.0), auto_s=0.010)
-    bucket = of(held, ServingBudget(tpot_s=0.0085))
-    assert bucket.obstacle == (
-        "no clocks keep tpot 8.5 ms: 9.09 ms at core 1600 MHz, memory auto is the least"
-    )
-    assert [each.clocks for each in bucket.frontier] == [MIDDLE]
 
 
 def test_a_budget_may_ask_for_less_time_than_auto_takes() -> None:
@@ -97,21 +84,6 @@ def test_the_best_fixed_clock_keeps_the_budget_of_every_step() -> None:
     buckets, fixed = served([PREFILL, DECODE], ServingBudget(max_slowdown=0.05))
     assert fixed is None
     assert all(bucket.fixed is None for bucket in buckets)
-
-
-def test_a_clock_that_one_step_has_not_is_no_fixed_clock() -> None:
-    other = step(Pass.DECODE, 32, cost(MIDDLE, 0.0102, 4.5))
-    assert served([DECODE, other], ServingBudget())[1] == MIDDLE
-
-
-def test_buckets_come_by_phase_batch_and_context() -> None:
-    more = step(Pass.DECODE, 32, cost(SLOW, 0.02, 3.0))
-    buckets, _ = served([PREFILL, more, DECODE], ServingBudget())
-    assert [(each.pass_, each.batch) for each in buckets] == [
-        (Pass.DECODE, 8),
-        (Pass.DECODE, 32),
-        (Pass.PREFILL, 1),
-    ]
 
 
 def test_a_frontier_leaves_out_what_another_beats() -> None:
