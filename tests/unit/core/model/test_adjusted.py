@@ -8,14 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_posteriors import CORES, MEMS, made_posterior
+from underclock.arrays import Floats, Ints
 from underclock.core.model.adjusted import (
     as_at_boost,
     capped,
     held,
-    with_guesses,
     with_means,
 )
+from underclock.core.model.costs import Costs, PredictedChange
 from underclock.core.model.posterior import Posterior
+from underclock.core.step.cost_table import CostTable
+from underclock.records import AUTO, Clocks, Kernel
 
 _CLOCKS = np.tile(CORES, len(MEMS)), np.repeat(MEMS, len(CORES))
 _FASTEST = _CLOCKS[1] == MEMS[-1]
@@ -96,24 +99,118 @@ def test_what_a_peak_holds_takes_at_boost_what_it_was_seen_to_take() -> None:
     assert (unseen.log_s == held_there.log_s).all()
 
 
-@pytest.mark.parametrize("peak_w", [math.inf, 100.0])
-def test_without_a_peak_or_a_time_at_boost_nothing_is_brought_there(peak_w: float) -> None:
-    posterior = made_posterior(3)
-    seen = None if math.isfinite(peak_w) else posterior.log_s[:, _BOOST]
-
-    assert as_at_boost(posterior, seen, _CLOCKS[0], _FASTEST, peak_w) is posterior
+_K, _S, _SHARED, _OWN = 4, 6, 3, 20
+_COUNTS = np.array([1, 2, 3, 1])
+_EVERY = np.arange(_K)
+_PICKED = st.lists(st.integers(0, _S - 1), min_size=_K, max_size=_K).map(np.array)
 
 
-def test_power_that_was_guessed_is_as_unsure_as_the_guess() -> None:
-    posterior = made_posterior(1)
-    found = with_guesses(posterior, np.array([2]), np.array([0.3]))
-    more = found.variance(0.0, 1.0) - posterior.variance(0.0, 1.0)
+def _costs(
+    seed: int,
+    size: float = 0.02,
+    *,
+    auto_spread: tuple[float, float] | None = None,
+    auto_size: float = 1.0,
+    fixed: float = 0.0,
+) -> Costs:
+    """Return costs with errors of a size; those of auto are so many times as large."""
+    random, clock = np.random.default_rng(seed), np.append(np.linspace(0.5, 1.0, _S - 1), 1.0)
+    time_s = random.uniform(0.1, 1.0, (_K, 1)) * clock ** -random.uniform(0.0, 1.0, (_K, 1))
+    energy_j = 150.0 * time_s * clock ** random.uniform(0.5, 2.5, (_K, 1))
+    beside_j = fixed * energy_j[:, -1]
+    moves = size * random.normal(0.0, 1.0, (2, _K, _S, _SHARED + _OWN))
+    moves *= np.where(np.arange(_SHARED + _OWN) < _SHARED, _SHARED, _OWN) ** -0.5
+    moves[:, :, -1] *= auto_size
+    if auto_spread is not None:
+        moves[:, :, -1, :_SHARED] = 0.0  # what kernels share is in the whole step too
+    table = CostTable(
+        kernels=tuple(Kernel(name=f"k{k}", count=count) for k, count in enumerate(_COUNTS)),
+        settings=(*(Clocks(core_mhz=round(1000 * share)) for share in clock[:-1]), AUTO),
+        time_s=time_s,
+        energy_j=energy_j + beside_j[:, None],
+        baseline=_S - 1,
+        beside_j=beside_j,
+    )
+    return Costs(table=table, moves=moves, shared=_SHARED, auto_spread=auto_spread)
 
-    assert np.sqrt(found.variance(0.0, 1.0)[2]) == pytest.approx(0.3, rel=0.3)
-    assert (more[[0, 1, 3]] == 0.0).all()
-    # It is one error of the kernel: its entries move together, and not with other kernels'.
-    added = found.moves[1, 2] - posterior.moves[1, 2]
-    assert added == pytest.approx(np.broadcast_to(added[0], added.shape))
-    assert not added[:, : posterior.shared].any()
-    none = np.zeros(0, dtype=np.int64)
-    assert with_guesses(posterior, none, np.zeros(0)) is posterior
+
+def _drawn(costs: Costs, draws: int = 6000) -> Floats:
+    """Draw times and energies of all entries: shared columns alike, those of kernels apart."""
+    random = np.random.default_rng(9)
+    shared = random.standard_normal((draws, 1, _SHARED))
+    own = random.standard_normal((draws, _K, _OWN))
+    off = np.einsum("dke,qkse->dqks", np.concatenate([shared.repeat(_K, 1), own], 2), costs.moves)
+    table, fixed_j = costs.table, costs.table.fixed_j[:, None]
+    expected = np.stack([table.time_s, table.energy_j - fixed_j])
+    drawn: Floats = expected * np.exp(off) + np.stack([0.0 * fixed_j, fixed_j])
+    return drawn
+
+
+@pytest.mark.parametrize("auto_spread", [None, (0.01, 0.02)])
+def test_staying_at_auto_is_certain(auto_spread: tuple[float, float] | None) -> None:
+    seen = _costs(0, auto_spread=auto_spread, fixed=0.1).predicted_change(np.full(_K, _S - 1))
+
+    assert seen == PredictedChange(
+        time_change=0.0, energy_change=0.0, time_spread=0.0, energy_spread=0.0
+    )
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), _PICKED)
+def test_spreads_are_those_of_draws(seed: int, picked: Ints) -> None:
+    costs = _costs(seed, fixed=0.1)
+    seen, drawn = costs.predicted_change(picked), _drawn(costs)
+    changes = drawn[:, :, _EVERY, picked].sum(axis=2) / drawn[..., -1].sum(axis=2)
+
+    assert (seen.time_spread, seen.energy_spread) == pytest.approx(
+        changes.std(axis=0).tolist(), rel=0.06, abs=1e-9
+    )
+    assert changes.mean(axis=0) - 1.0 == pytest.approx(
+        [seen.time_change, seen.energy_change], abs=2e-3
+    )
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), _PICKED)
+def test_errors_of_parts_of_a_step_run_whole_make_up_for_each_other(
+    seed: int, picked: Ints
+) -> None:
+    costs = _costs(seed, auto_spread=(0.01, 0.02), fixed=0.1)
+    seen, drawn = costs.predicted_change(picked), _drawn(costs)
+    fixed_j = np.stack([np.zeros(_K), costs.table.fixed_j])
+    at_auto, auto = picked == _S - 1, drawn[..., -1]
+    kept = (np.where(at_auto, auto, fixed_j).sum(axis=2)) / auto.sum(axis=2)
+    locked = np.where(at_auto, 0.0, drawn[:, :, _EVERY, picked] - fixed_j).sum(axis=2)
+    whole = np.array([costs.table.auto_time_s, costs.table.auto_energy_j])
+    off = np.random.default_rng(1).normal(1.0, (0.01, 0.02), locked.shape)
+    spread = (locked / (whole * off) + kept).std(axis=0)
+
+    assert (seen.time_spread, seen.energy_spread) == pytest.approx(
+        spread.tolist(), rel=0.06, abs=1e-9
+    )
+
+
+@given(st.integers(0, 50), _PICKED, st.sampled_from([None, (0.0, 0.0), (0.01, 0.0)]))
+def test_variance_is_shared_out_among_kernels(
+    seed: int, picked: Ints, auto_spread: tuple[float, float] | None
+) -> None:
+    costs = _costs(seed, auto_spread=auto_spread)
+    shared = costs.time_variance(picked)
+    assert shared is not None
+    total = shared.rest + shared.of_entries[_EVERY, picked].sum()
+
+    assert total == pytest.approx(costs.predicted_change(picked).time_spread ** 2)
+
+
+def test_what_was_drawn_is_late_with_the_errors_beside_it() -> None:
+    expected = PredictedChange(
+        time_change=0.01, energy_change=-0.1, time_spread=0.003, energy_spread=0.004
+    )
+    away = np.random.default_rng(0).normal(0.0, 1.0, (4000, 2)) * np.array([0.004, 0.003])
+    drawn = expected.among(away)
+    assert drawn.time_spread == pytest.approx(0.005, rel=0.05)
+    assert drawn.intervals[0] == pytest.approx((-1.96 * 0.005, 1.96 * 0.005), rel=0.06)
+    assert drawn.energy_spread == pytest.approx(0.005, rel=0.05)
+    # Where every draw is late, so is what is known.
+    late = expected.among(np.abs(away))
+    assert late.intervals[0][1] > -late.intervals[0][0]

@@ -1,6 +1,5 @@
 """From a sample_set to costs of every setting, and to a description of the GPU."""
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.most_likely import fit_rows, temperature_of
-from underclock.core.model.sample_rows import CannotFitError
+from underclock.core.model.fitting import fit_rows
 from underclock.core.model.sample_sets import joined_sets
 from underclock.core.step.cost_table import cost_table
 from underclock.errors import DataError
@@ -135,67 +133,6 @@ def test_a_kernel_whose_samples_all_ran_at_the_cap_is_planned_where_it_was_measu
     assert fit.costs.predicted_change(np.full(len(_KERNELS), 9)).energy_spread > 0.0
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_settings_without_an_answer_are_not_planned(*, whole: bool) -> None:
-    above = Clocks(core_mhz=2000, mem_mhz=9251)
-    there = [clocks for clocks in _SETTINGS if clocks != _SETTINGS[3]]
-    sample_set = _profile(there, lacking=dict.fromkeys(("k1", "k2"), (_SETTINGS[3],)))
-    sample_set = _in_step(sample_set) if whole else sample_set
-    asked = (*sample_set.settings, above)
-    fit = estimate(msgspec.structs.replace(sample_set, settings=asked))
-    lacking = ~fit.can
-
-    assert lacking[1:3, fit.posterior.settings.index(_SETTINGS[3])].all()
-    assert lacking[:, fit.posterior.settings.index(above)].all()  # the GPU boosts to 1900 only
-    assert lacking.sum() == 2 + len(_KERNELS)
-    assert not np.isfinite(fit.costs.table.time_s[:, : lacking.shape[1]][lacking]).any()
-    assert not fit.measurable[:, -1].any()
-
-
-@pytest.mark.untraced
-def test_the_whole_step_run_more_often_makes_auto_surer() -> None:
-    once = _in_step(_profile())
-    spreads = []
-    for runs in (1, 9):
-        whole = tuple(msgspec.structs.replace(once.in_situ[0], repeat=i) for i in range(runs))
-        sample_set = having(once, in_situ=whole)
-        spreads.append(estimate(sample_set).costs.auto_spread or (0.0, 0.0))
-        assert temperature_of(sample_set) == 70.0
-    assert spreads[0] > spreads[1]
-    assert spreads[1][0] > 2.7e-4  # no number of repeats makes a step's time surer than that
-
-
-def test_a_scatter_seen_in_few_runs_is_trusted_less() -> None:
-    base = _profile()
-    table = cost_table(base)
-    ratios = []
-    for runs in (3, 30):
-        apart = np.where(np.arange(runs) % 2, 1.02, 0.98)
-        whole = tuple(
-            Window(kernel="w", time_s=x, energy_j=x * table.auto_energy_j, repeat=i)
-            for i, x in enumerate(apart.tolist())
-        )
-        sample_set = having(base, in_situ=whole, order=_ORDER)
-        spread = estimate(sample_set).costs.auto_spread
-        assert spread is not None
-        ratios.append(spread[1] / (np.std(apart, ddof=1) / math.sqrt(runs)))
-    assert ratios[0] > 1.1 * ratios[1]
-    assert ratios[1] == pytest.approx(1.0, abs=0.1)
-
-
-def test_without_a_temperature_read_a_usual_one_is_taken() -> None:
-    cold = [msgspec.structs.replace(s, temperature_c=None) for s in _profile().samples]
-    assert temperature_of(_profile(windows=tuple(cold))) == 55.0
-
-
-def test_one_profile_is_itself_and_none_is_an_error() -> None:
-    sample_set = _profile()
-
-    assert joined_sets([sample_set]) is sample_set
-    with pytest.raises(DataError, match="no samples"):
-        joined_sets([])
-
-
 def test_equal_kernels_of_two_files_are_one_and_others_are_kept_apart() -> None:
     one = _profile(warnings=("hot",))
     launch = Launch(function="f", identity="other")
@@ -226,39 +163,3 @@ def test_two_gpus_drivers_or_limits_are_not_one_fit(other: GpuInfo, words: str) 
         joined_sets([_profile(), _profile(gpu=other)])
     assert words in str(raised.value)
     assert "by themselves" in raised.value.hint
-
-
-def test_two_kinds_of_evidence_are_not_one_fit() -> None:
-    with pytest.raises(DataError, match="measured and simulated samples in one fit"):
-        joined_sets([_profile(), _profile(evidence=Evidence.SIMULATED)])
-
-
-def test_samples_at_auto_only_cannot_be_fitted() -> None:
-    with pytest.raises(CannotFitError, match="unknown clocks"):
-        estimate(_profile([]))
-
-
-def test_locks_that_the_cap_held_cost_what_was_measured_there() -> None:
-    # The cap makes the same of all locks that it does not let a kernel hold, and of auto.
-    known = _profile()
-    first = next(s for s in known.samples if s.asked == _SETTINGS[7])
-
-    def held(sample: Window) -> Window:
-        fast = sample.asked.is_auto or sample.asked in _SETTINGS[8:]
-        if sample.kernel != first.kernel or not fast:
-            return sample
-        reasons = ThrottleReason.SW_POWER_CAP
-        time_s, energy_j = 0.9 * first.time_s, 0.95 * first.energy_j
-        return msgspec.structs.replace(
-            sample, throttle_reasons=reasons, time_s=time_s, energy_j=energy_j, observed=None
-        )
-
-    plain, capped = (
-        estimate(having(known, samples=samples)).costs.table
-        for samples in (known.samples, map(held, known.samples))
-    )
-    fast = [plain.settings.index(clocks) for clocks in _SETTINGS[8:]]
-
-    assert capped.time_s[0, fast] == pytest.approx(1.8 * first.time_s, rel=0.01)
-    assert capped.energy_j[0, fast] == pytest.approx(1.9 * first.energy_j, rel=0.01)
-    assert capped.time_s[1:, fast] == pytest.approx(plain.time_s[1:, fast], rel=0.01)

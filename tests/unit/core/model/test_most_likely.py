@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,29 +11,34 @@ from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
 from underclock.arrays import Floats
-from underclock.core.model import hierarchical_prior
 from underclock.core.model.damped_steps import (
     FitProblem,
     FitState,
     Linear,
     converge,
-    converge_starts,
     cost,
-    kernel_costs,
 )
-from underclock.core.model.most_likely import FittedModel, fit_all, fitted
+from underclock.core.model.diagnostics import prior_doubt
+from underclock.core.model.hierarchical_prior import (
+    KernelKind,
+    kernel_kind,
+    typical,
+    usual_shares,
+)
+from underclock.core.model.most_likely import FittedModel, fit_all
 from underclock.core.model.parameters import (
-    COLLECTIVE,
-    PER_KERNEL,
+    WORK,
     Parameters,
     Points,
-    Rows,
     Shared,
     predicted_rows,
     unknown_gpu,
 )
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.tracing.names import kind_of
 from underclock.physics.constants import KernelConstants
 from underclock.physics.costs import busy_w, duration_s
+from underclock.records import Kernel, Launch
 
 _MEMS = (810.0, 5001.0, 9501.0)
 _FAMILY = Shared(unknown_gpu(_MEMS, fastest_mhz=2100.0, most_w=350.0))
@@ -118,24 +124,6 @@ def test_derivatives_are_those_of_finite_differences(seed: int) -> None:
             assert by[:, :, p] == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=off)
 
 
-def test_several_starts_at_once_lead_where_each_does_alone(truth: _Truth) -> None:
-    problem = FitProblem.of(truth.rows.some(np.arange(0, 60, 5)), _FAMILY)
-    state = problem.begin()
-    near = converge_starts(problem, state, [state.parameters.kernels])[0][0]
-    far = state.parameters.kernels + np.random.default_rng(0).normal(0.0, 0.5, near.shape)
-    starts = [near, state.parameters.kernels, far]  # the first is done long before the others are
-
-    ends = converge_starts(problem, state, starts)
-
-    for start, kernels, costs in zip(starts, *ends, strict=True):
-        alone = converge_starts(problem, state, [start])
-        assert (kernels == alone[0][0]).all()
-        assert (costs == alone[1][0]).all()
-        assert costs == pytest.approx(
-            kernel_costs(problem, state.moved(kernels=kernels)), rel=1e-12
-        )
-
-
 def test_a_fit_ends_where_no_step_leads_further_down(truth: _Truth) -> None:
     problem = FitProblem.of(truth.rows.some(np.arange(0, 60, 5)), _FAMILY)
     state, costs = problem.begin(), []
@@ -147,19 +135,6 @@ def test_a_fit_ends_where_no_step_leads_further_down(truth: _Truth) -> None:
     assert cost(problem, state) <= min(costs)
 
 
-@pytest.mark.untraced
-def test_kernels_whose_rows_tell_nothing_are_not_taken_for_alike() -> None:
-    truth = _truth(12, 0)
-    fastest = np.flatnonzero(np.arange(len(truth.rows.kernel)) % 24 == 23)
-    told = np.flatnonzero(truth.rows.kernel >= 6)
-    rows = truth.rows.some(np.unique(np.concatenate([fastest, told])))
-    alike_kinds = dataclasses.replace(rows, kinds=(np.arange(12) >= 6).astype(np.int64))
-    model = fit_all(alike_kinds, _FAMILY)
-
-    # Six kernels with a single row each: each part of theirs may still be a fraction or a multiple.
-    assert (model.prior.spread[:6, 1] > 0.7).all()
-
-
 def _log(parameters: Parameters, truth: _Truth) -> Floats:
     """Return what parameters say of the rows. Shape (2, R)."""
     return predicted_rows(parameters, Points.of(truth.rows)).log
@@ -169,31 +144,6 @@ def test_a_fit_finds_what_lies_behind_the_noise(truth: _Truth, model: FittedMode
     log, fitted_log = _log(truth.parameters, truth), _log(model.parameters, truth)
 
     assert (np.abs(fitted_log - log).mean(axis=1) < [0.002, 0.005]).all()
-
-
-@pytest.mark.untraced
-def test_the_order_of_rows_within_a_kernel_changes_nothing(
-    truth: _Truth, model: FittedModel
-) -> None:
-    random = np.random.default_rng(1)
-    order = np.lexsort((random.random(len(truth.rows.kernel)), truth.rows.kernel))
-    again = fit_all(truth.rows.some(order), _FAMILY)
-
-    assert again.parameters.shared == pytest.approx(model.parameters.shared, abs=0.02)
-    assert _log(again.parameters, truth) == pytest.approx(_log(model.parameters, truth), abs=1e-3)
-
-
-def test_a_launch_is_no_share_of_its_kernel_and_a_wait_for_a_link_is(truth: _Truth) -> None:
-    kernels, variance = truth.parameters.kernels, np.full((12, PER_KERNEL), 0.01)
-    fixed = 2
-    for kind, is_share in ((0, False), (COLLECTIVE, True)):
-        rows = dataclasses.replace(truth.rows, kinds=np.full(12, kind, dtype=np.int64))
-        before = hierarchical_prior.typical(rows, _FAMILY.base)
-        after = hierarchical_prior.learned(before, rows, kernels, variance)
-        for prior in (before, after):
-            means = prior.mean[:, fixed]
-            assert (np.ptp(means) > 0.5) == is_share
-            assert (means == hierarchical_prior.LAUNCH[0]).all() == (not is_share)
 
 
 @settings(max_examples=10)
@@ -213,25 +163,84 @@ def test_more_rows_never_make_a_shared_constant_less_sure(
     assert np.linalg.eigvalsh(some - every).min() > -1e-9
 
 
-def test_a_kernel_without_rows_stays_as_unsure_as_nothing_known() -> None:
-    truth = _truth(6, 3)
-    rows = truth.rows.some(np.flatnonzero(truth.rows.kernel != 2))
-    model = fit_all(rows, _FAMILY)
-    before = hierarchical_prior.typical(rows, _FAMILY.base)
-
-    assert model.parameters.kernels[2] == pytest.approx(before.mean[2])
-    assert model.prior.kernels[2] == pytest.approx(0.0)
-    assert model.prior.spread[2] == pytest.approx(before.spread[2])
+_TWO_MEMS = (5001.0, 9501.0)
+_USUAL = Shared(unknown_gpu(_TWO_MEMS, fastest_mhz=2100.0, most_w=350.0))
+_CORES = np.linspace(450.0, 2100.0, 6).round()
+_KERNELS = 8
 
 
-@pytest.mark.slow
-def test_many_rows_and_kernels_are_known_by_some_of_them() -> None:
-    truth = _truth(40, 5, cores=12)
-    rows = truth.rows.some(np.flatnonzero(truth.rows.kernel != 7))
-    model = fitted(rows, _FAMILY, most_rows=20, most_kernels=25)
-    log = predicted_rows(truth.parameters, Points.of(rows)).log
-    fitted_log = predicted_rows(model.parameters, Points.of(rows)).log
+def _rows(off: Floats) -> Rows:
+    """Return noisy rows of kernels on a GPU that is off the prior by so many deviations."""
+    random = np.random.default_rng(5)
+    own = np.log(random.uniform(0.1, 1.0, (_KERNELS, PER_KERNEL))) + _UNITS
+    own[:, 2] -= 3.0
+    parameters = Parameters(
+        family=_USUAL, shared=_USUAL.start() + off * _USUAL.spread(), kernels=own - 7.0
+    )
+    at = every_clock(_KERNELS, _CORES, _TWO_MEMS, 55.0)
+    log = predicted_rows(parameters, at).log
+    return made_rows(at, log + random.normal(0.0, 0.004, log.shape), _TWO_MEMS)
 
-    assert np.diff(model.rows.bounds).max() == 20
-    assert len(model.rows.names) == len(truth.rows.names)
-    assert (np.abs(fitted_log - log).mean(axis=1) < [0.003, 0.005]).all()
+
+def _off(size: float) -> Floats:
+    signs = np.where(np.arange(len(_USUAL.start())) % 2, 1.0, -1.0)
+    off = size * signs
+    off[0] = 0.5  # an exponent below 1 is no norm
+    return off
+
+
+@pytest.fixture(scope="module")
+def strange() -> FittedModel:
+    """Fit a GPU whose constants lie three deviations off."""
+    return fit_all(_rows(_off(3.0)), _USUAL)
+
+
+def test_a_gpu_far_from_the_usual_widens_the_prior_and_is_said_to_be_so(
+    strange: FittedModel,
+) -> None:
+    (sentence,) = prior_doubt(strange)
+
+    assert 1.5 < strange.shared_scale < 4.0
+    assert f"{strange.shared_scale:.1f} times further" in sentence
+    assert "usually about" in sentence
+
+
+_REAL = {  # operators and functions of H200s' traces, and what other libraries call theirs
+    "product": "aten::addmm nvjet_sm90_192x192_bias_TNN; aten::bmm Kernel2; aten::x gemm_splitK",
+    "attention": "aten::_cudnn_attention_forward native_sdpa; flash_fwd_kernel; aten::x fmha_mm",
+    "norm": "aten::_softmax softmax_warp_forward; aten::native_layer_norm_backward GammaBeta; "
+    "aten::_fused_rms_norm vectorized_layer_norm_kernel; triton_per_fused_native_layer_norm_0",
+    "elementwise": "aten::masked_fill_ elementwise_kernel; aten::gelu fast; triton_poi_fused_add",
+    "reduction": "aten::sum reduce_kernel; aten::mm splitKreduce_kernel; triton_red_fused_sum_1; "
+    "aten::linalg_vector_norm reduce_kernel; aten::nll_loss_forward nll_loss_forward_reduce",
+    "optimizer": "aten::_fused_adamw_ multi_tensor_apply_kernel; aten::_foreach_add_ multi_tensor",
+    "copy": "aten::copy_ unrolled_elementwise_kernel; aten::cat CatArrayBatchedCopy; memset; "
+    "aten::embedding_dense_backward sum_and_scatter; aten::fill_ elementwise_kernel",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, some in _REAL.items() for name in some.split("; ")]
+)
+def test_a_kernel_is_told_by_its_operator_and_function(kind: str, name: str) -> None:
+    operator, _, function = name.rpartition(" ")
+    launch = Launch(function=f"void at::{function}<8>(int)", operator=operator, identity="0")
+    kernel = Kernel(name="attention norm", kind=kind_of(operator, function), launch=launch)
+    assert kernel_kind(kernel) == kind
+    assert kernel_kind(msgspec.structs.replace(kernel, kind=None)) is None
+
+
+def test_a_kernel_with_one_row_is_expected_to_draw_as_its_kind_does() -> None:
+    mean, spread = shares = usual_shares([None, *KernelKind])
+    assert (shares[:, 1:, :WORK] == shares[:, :1, :WORK]).all()  # of time, kinds have none
+    assert (np.abs(mean[1:, WORK] - mean[0, WORK]) < spread[0, WORK]).all()
+    assert (spread[1:, WORK] < spread[0, WORK]).all()
+
+    at = every_clock(len(mean), _CORES[-1:], _TWO_MEMS[-1:], 55.0)
+    rows = made_rows(at, np.log(np.tile([[1e-3], [200.0]], len(mean))), _TWO_MEMS)
+    rows = dataclasses.replace(rows, shares=shares).of(np.arange(1, len(mean)))
+    prior = typical(rows, _USUAL.base)
+    drawn = fit_all(rows, _USUAL).parameters.kernels[:, WORK]
+
+    assert (prior.mean - prior.unit)[:, WORK] == pytest.approx(mean[1:, WORK])
+    assert (np.argsort(drawn) == np.argsort(mean[1:, WORK])).all()  # of the same row

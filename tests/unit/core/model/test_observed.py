@@ -1,17 +1,32 @@
 """Runs as rows: joined where clocks are alike, each kernel with noise of its own."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from made_posteriors import CORES, MEMS, made_model, made_posterior, places_of
 from made_rows import every_clock, made_rows
+from underclock.arrays import Floats
+from underclock.core.model.conditioning import (
+    SCALES,
+    Conditioned,
+    Features,
+    Model,
+    Sizes,
+    likeliest_sizes,
+)
 from underclock.core.model.estimate import bounded
-from underclock.core.model.most_likely import FittedModel, fitted
-from underclock.core.model.observed import Observed, Runs, Targets, is_at
+from underclock.core.model.fitting import fitted
+from underclock.core.model.left_out import LeftOut
+from underclock.core.model.most_likely import FittedModel
+from underclock.core.model.observed import Observed, Runs
 from underclock.core.model.parameters import Points, Shared, predicted_rows, unknown_gpu
+from underclock.core.model.posterior import posterior_of
+from underclock.records import Clocks
 
 _MEMS, _CORES = (5001.0, 9501.0), np.linspace(600.0, 2100.0, 6)
 _KERNELS, _WARM = 3, 55.0
@@ -81,56 +96,6 @@ def test_runs_that_were_not_all_as_warm_do_not_scatter_by_that(model: FittedMode
     assert observed.residual == pytest.approx(alike.residual, abs=1e-9)
 
 
-def test_runs_that_hardly_count_and_rows_that_say_nothing_of_power(model: FittedModel) -> None:
-    runs = _runs(model, (0.0, 0.0, 0.0))
-    windows, log = runs.windows.copy(), runs.log.copy()
-    log[0, 0], windows[0, 0] = 9.0, 1e-6  # an odd repeat
-    windows[1, 5:10] = 0.0  # a row inside the step
-    observed = Observed.of(model, dataclasses.replace(runs, windows=windows, log=log), _KERNELS)
-
-    assert observed.log[0, 0, 0] == pytest.approx(runs.log[0, 1], abs=1e-4)
-    assert observed.real[:, 0, 2].tolist() == [True, False]  # rows are sorted by core clock first
-    assert observed.residual[1, 0, 2] == 0.0
-    assert observed.freedom[1, 0] == pytest.approx(4.0 * 11)
-    less = observed.without(np.ones((_KERNELS, 12), dtype=bool))
-    assert less.windows == pytest.approx(1e-4 * observed.windows)
-
-
-def test_kernels_without_rows_have_padding(model: FittedModel) -> None:
-    once = Runs.of(model.rows)
-    some = once.kernel != 1
-    runs = Runs.alone(
-        np.stack([once.kernel[some], np.tile(np.arange(12), 2)]),
-        (once.core_mhz[:12], once.mem_mhz[:12], np.arange(12) == 11),
-        once.log[:, some],
-        np.ones((2, 24)),
-        np.full(24, _WARM),
-    )
-    observed = Observed.of(model, runs, _KERNELS)
-
-    assert observed.real.any(axis=(0, 2)).tolist() == [True, False, True]
-    assert observed.free.sum() == 2
-    assert not observed.residual[:, 1].any()
-    free = np.arange(12) == 11
-    targets = Targets.of(model, (once.core_mhz[:12], once.mem_mhz[:12]), free, _WARM)
-    order = np.lexsort((free, once.mem_mhz[:12], once.core_mhz[:12]))
-    assert is_at(observed, targets, 0)[:, order].tolist() == np.eye(12, dtype=bool).tolist()
-    assert not is_at(observed, targets, 1).any()
-    # A lock at the clock that the driver chose is another place.
-    locked = dataclasses.replace(targets, free=np.zeros(12, dtype=bool))
-    assert is_at(observed, locked, 0).sum() == 11
-
-
-def test_kernels_are_chosen_by_their_length_however_they_are_listed(model: FittedModel) -> None:
-    observed = Observed.of(model, Runs.of(model.rows), _KERNELS)
-    columns = np.arange(12)
-    turned = observed.some(np.array([2, 0, 1]), columns)
-
-    assert observed.spread(2).tolist() == [0, 2]
-    assert turned.spread(2).tolist() == [0, 1]
-    assert observed.spread(9).tolist() == [0, 1, 2]
-
-
 @given(st.floats(0.0, 1.0), st.sampled_from([0.72, 3.0]))
 def test_a_time_that_no_clock_gives_is_brought_to_one_that_it_may(core: float, off: float) -> None:
     core_mhz, mem_mhz = np.array([600.0, 1200.0, 1900.0, 2000.0, 2100.0] * 2), np.repeat(_MEMS, 5)
@@ -145,10 +110,173 @@ def test_a_time_that_no_clock_gives_is_brought_to_one_that_it_may(core: float, o
         assert np.delete(found, at) == pytest.approx(np.delete(log_s, at), abs=0.05)
 
 
-def test_clocks_far_apart_bound_the_fastest_by_their_ratio() -> None:
-    core, mem = np.array([700.0, 1000.0, 1400.0, 2000.0]), np.full(4, 9501.0)
-    log_s = np.log([[2000.0 / 700.0, 2.0, 2000.0 / 1400.0, 1.0]])
+_K, _N = 8, 6
 
-    assert bounded(log_s, core, mem) == pytest.approx(log_s)
-    one = np.array([2000.0])
-    assert bounded(np.zeros((1, 1)), one, one).tolist() == [[0.0]]
+
+def _left_out(error: Floats, variance: float = 1e-4) -> LeftOut:
+    """Return rows that are so far off, of time and energy. Shape (2, K, n)."""
+    there = np.ones(error.shape, dtype=bool)
+    return LeftOut(there=there, error=error, variance=np.full(error.shape, variance))
+
+
+@given(st.integers(0, 100), st.floats(0.2, 5.0))
+def test_errors_are_widened_until_rows_left_out_hold_as_they_should(seed: int, size: float) -> None:
+    off = size * np.random.default_rng(seed).standard_t(3, (2, 40, 25))
+    left_out = _left_out(off, 1.0)
+
+    for q in (0, 1):
+        factor = left_out.factor(q)
+        inside = np.mean(np.abs(off[q]) <= 1.96 * factor)
+        assert factor >= 1.0
+        assert inside == pytest.approx(0.97, abs=2e-3) or (factor == 1.0 and inside > 0.97)
+
+
+@pytest.mark.parametrize(("time", "energy"), [(0.5, 0.5), (-0.33, 0.0), (0.0, 0.8)])
+def test_a_row_that_was_disturbed_is_odd_and_no_other(time: float, energy: float) -> None:
+    error = np.random.default_rng(1).normal(0.0, 0.01, (2, _K, _N))
+    error[:, 2, 3] += time, energy
+    odd = _left_out(error).odd
+
+    assert np.argwhere(odd).tolist() == [[2, 3]]
+    rest = _left_out(error).without(odd)
+    assert not rest.there[:, 2, 3].any()
+    assert not rest.odd.any()
+
+
+_CALM = float(SCALES[0])  # of a kernel that deviates least
+
+
+def _drawn(model: Model, scale: float = _CALM, size: float = 1.0) -> Model:
+    """Return the same with rows drawn of it; drawn smaller, they say that kernels deviate least."""
+    features = Features.of(model.observed, model.targets, model.sizes.length)
+    places, spot, _ = places_of(model, features)
+    cov = places.covariance(model.prior, model.sizes, scale, 1.0)
+    normal = np.random.default_rng(8).standard_normal(len(cov))
+    off = (
+        places.expected(model.prior)
+        + size * np.linalg.cholesky(cov + 1e-12 * np.eye(len(cov))) @ normal
+    )
+    residual = off.reshape(2, -1)[:, : spot.size].reshape(model.observed.residual.shape)
+    observed = dataclasses.replace(
+        model.observed, residual=residual, log=model.observed.log + residual
+    )
+    return dataclasses.replace(model, observed=observed)
+
+
+def _noise(model: Model) -> Floats:
+    """Return the variance of each row's noise. Shape (2, K n)."""
+    windows = model.observed.windows.reshape(2, -1)
+    return np.square(model.sizes.run)[:, None] / np.maximum(windows, 1e-9)
+
+
+def _conditioned(model: Model) -> tuple[Floats, Floats]:
+    """Return mean and covariance of entries after rows, from the whole covariance."""
+    features = Features.of(model.observed, model.targets, model.sizes.length)
+    places, spot, real = places_of(model, features)
+    cov, mean = (
+        places.covariance(model.prior, model.sizes, _CALM, 1.0),
+        places.expected(model.prior),
+    )
+    told = np.concatenate([np.arange(spot.size)[real], len(mean) // 2 + np.arange(spot.size)[real]])
+    asked = np.concatenate(
+        [np.arange(spot.size, len(mean) // 2), np.arange(len(mean) // 2 + spot.size, len(mean))]
+    )
+    of_rows = cov[np.ix_(told, told)] + np.diag(_noise(model)[:, real].ravel())
+    gain = np.linalg.solve(of_rows, cov[np.ix_(told, asked)]).T
+    residual = model.observed.residual.reshape(2, -1)[:, real].ravel()
+    after = mean[asked] + gain @ (residual - mean[told])
+    return after, cov[np.ix_(asked, asked)] - gain @ cov[np.ix_(told, asked)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_say_of_entries_what_the_whole_covariance_says(seed: int) -> None:
+    model = _drawn(made_model(seed), size=0.2)
+    given_, _, _ = model.telling()
+    shared = given_.shared, given_.shared_cov
+    count = len(model.targets.core_mhz)
+    known = posterior_of(model, shared, (Clocks(core_mhz=1),) * count)
+    mean, cov = _conditioned(model)
+    shape = known.log.shape
+
+    assert given_.odds[:, 0] == pytest.approx(1.0, abs=0.02)
+    off = (known.log - model.targets.log) - mean.reshape(shape)
+    spread = np.sqrt(np.diag(cov)).reshape(shape)
+    assert np.abs(off / spread).max() < 0.02
+    variance = np.stack([known.variance(1.0, 0.0), known.variance(0.0, 1.0)])
+    assert (np.sqrt(variance) / spread).mean(axis=(1, 2)) == pytest.approx(1.0, abs=0.05)
+    # Entries of two kernels move together as far as all kernels do.
+    every = cov.reshape(*shape, *shape)
+    of_shared = known.moves[..., : known.shared]
+    both = np.einsum("qce,rde->qcrd", of_shared[:, 0], of_shared[:, 1])
+    # But for what more directions than are kept would say.
+    assert both == pytest.approx(every[:, 0][:, :, :, 1], abs=0.06 * float(spread.max()) ** 2)
+
+
+def test_rows_left_out_are_off_as_when_they_are_not_there() -> None:
+    model = _drawn(made_model(1, rows=12), size=0.05)
+    features = Features.of(model.observed, model.targets, model.sizes.length)
+    places, spot, real = places_of(model, features)
+    given_ = Conditioned.of(model.observed, features, model.prior, model.sizes)
+    # What all kernels share is taken to be as it was before rows.
+    given_ = given_.about(np.zeros(given_.loadings.shared.shape[-1]), np.eye(1))
+    left_out = LeftOut.of(given_)
+    cov = places.covariance(model.prior, model.sizes, _CALM, 0.0)
+    cov = cov.reshape(2, len(places.kernel), 2, -1)[:, : spot.size, :, : spot.size].copy()
+    cov[[0, 1], :, [0, 1], :] += _noise(model)[:, :, None] * np.eye(spot.size)
+    off = (
+        model.observed.residual.reshape(2, -1)
+        - places.expected(model.prior).reshape(2, -1)[:, : spot.size]
+    )
+    for at in np.flatnonzero(real).tolist():
+        rest = np.flatnonzero(real & (np.arange(spot.size) != at))
+        others = cov[:, rest][:, :, :, rest].reshape(2 * len(rest), -1)
+        across = cov[:, [at]][:, :, :, rest].reshape(2, -1)
+        gain = np.linalg.solve(others, across.T).T
+        error = off[:, at] - gain @ off[:, rest].ravel()
+        spread = cov[:, at, :, at] - gain @ across.T
+        k, n = divmod(at, spot.shape[1])
+        assert left_out.there[:, k, n].all()
+        found = left_out.error[:, k, n], left_out.variance[:, k, n]
+        assert found[0] == pytest.approx([error[0], error.sum()], abs=0.02 * spread[0, 0] ** 0.5)
+        assert found[1] == pytest.approx([spread[0, 0], spread.sum()], rel=0.05)
+    assert not left_out.there[:, 0, -1].any()
+    assert (left_out.variance[:, 0, -1] == 1.0).all()
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_sizes_are_found_within_a_factor_of_three(*, repeated: bool) -> None:
+    true = Sizes(
+        smooth=(0.01, 0.02), shared=(0.02, 0.04), row=(0.004, 0.008), run=(0.002, 0.004), length=0.3
+    )
+    model = _drawn(made_model(5, kernels=20, sizes=true), scale=1.0)
+    observed, noise = model.observed, np.random.default_rng(1)
+    if repeated:
+        freedom = np.full((2, 20), 20.0)
+        squares = np.square(true.run)[:, None] * noise.chisquare(20.0, (2, 20))
+        observed = dataclasses.replace(observed, freedom=freedom, squares=squares)
+    found = likeliest_sizes(observed, model.targets, model.prior)
+
+    for name in ("smooth", "shared", "row", "run", "length"):
+        ratio = np.divide(getattr(found, name), getattr(true, name))
+        assert (np.abs(np.log(ratio)) < math.log(3.0)).all(), name
+    if repeated:
+        assert found.run == pytest.approx(true.run, rel=0.7)
+    else:  # then it is no size of its own
+        assert np.divide(found.run, found.row) == pytest.approx(1.0)
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 100), st.integers(8, 100))
+def test_draws_come_in_opposites_and_scatter_as_entries_are_unsure(seed: int, most: int) -> None:
+    posterior = made_posterior(seed)
+    wide = posterior.widened(2.0, 3.0)
+    assert wide.variance(1.0, 0.0) == pytest.approx(4.0 * posterior.variance(1.0, 0.0))
+    assert wide.variance(1.0, 1.0) == pytest.approx(9.0 * posterior.variance(1.0, 1.0))
+    off = posterior.drawn(most, seed)
+
+    assert len(off) == min(most, 64) // 2 * 2
+    assert off.shape[1:] == (2, 4, len(CORES) * len(MEMS))
+    spread = np.sqrt(np.square(posterior.drawn(64, seed)).mean(axis=0)[0].mean())
+    assert spread == pytest.approx(np.sqrt(posterior.variance(1.0, 0.0).mean()), rel=0.25)
+    shared = dataclasses.replace(posterior, moves=posterior.moves * (np.arange(67) < 3))
+    assert shared.drawn(most, seed).mean(axis=0) == pytest.approx(0.0, abs=1e-12)

@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_up_samples import CORES, MEMS, made_grid, made_sample, made_set
-from underclock.core.model.most_likely import spread_kernels, spread_rows
-from underclock.core.model.parameters import unknown_gpu
-from underclock.core.model.sample_rows import CannotFitError, rows_of
+from underclock.core.model.sample_rows import rows_of
 from underclock.errors import DataError
-from underclock.records import Clocks, SampleSet, ThrottleReason, Window
-from windows import having
+from underclock.records import Clocks, Mix, ThrottleReason, Window
 
 
 def test_auto_counts_a_little_for_kernels_with_few_rows_only() -> None:
@@ -51,17 +48,6 @@ def test_every_row_keeps_its_clocks_and_its_costs() -> None:
     assert math.isinf(rows.ceiling_mhz)
 
 
-def test_without_samples_the_reader_is_told_to_measure() -> None:
-    with pytest.raises(DataError, match="no samples to fit"):
-        rows_of(made_set([]))
-
-
-def test_samples_that_all_ran_at_the_cap_cannot_be_fitted() -> None:
-    with pytest.raises(CannotFitError, match="all 10 samples ran at the power cap") as raised:
-        rows_of(made_set(made_grid("a", throttle_reasons=ThrottleReason.SW_POWER_CAP)))
-    assert "lower core clocks" in raised.value.hint
-
-
 @pytest.mark.slow
 @given(st.floats(1.5, 100.0), st.sampled_from(["time_s", "energy_j"]))
 def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: str) -> None:
@@ -79,64 +65,6 @@ def test_an_odd_repeat_hardly_counts_and_refuses_nothing(factor: float, what: st
     assert (rows.windows[0, place] < 0.25) == (what == "time_s")
 
 
-def test_two_repeats_that_contradict_each_other_count_little_both() -> None:
-    grid = made_grid("a")
-    rows = rows_of(made_set([*grid, msgspec.structs.replace(grid[0], repeat=1, time_s=2.0)]))
-
-    assert rows.windows[0].tolist().count(1.0) == len(grid) - 1
-    assert sorted(rows.windows[0])[1] < 0.25
-
-
-@given(st.floats(1.0, 1.05))
-def test_repeats_that_differ_a_little_count_fully(factor: float) -> None:
-    grid = made_grid("a")
-    rows = rows_of(made_set([*grid, msgspec.structs.replace(grid[0], repeat=1, time_s=factor)]))
-
-    assert (rows.windows == 1.0).all()
-
-
-def _many(kernels: int, each: int) -> SampleSet:
-    samples = [
-        made_sample(f"k{k}", 300 + 10 * i, MEMS[i % 2], time_s=1.0 + k)
-        for k in range(kernels)
-        for i in range(each)
-    ]
-    return made_set(samples)
-
-
-@pytest.mark.untraced
-@given(st.integers(1, 40), st.integers(2, 20))
-def test_a_thinned_kernel_keeps_its_fastest_row_and_rows_all_over(each: int, most: int) -> None:
-    rows = rows_of(_many(12, each))
-    chosen = spread_rows(rows, most)
-
-    assert len(set(chosen.tolist())) == len(chosen) == 12 * min(each, most)
-    for k in range(12):
-        mine = np.flatnonzero(rows.kernel == k)
-        order = mine[np.lexsort((rows.core_mhz[mine], rows.mem_mhz[mine]))]
-        places = np.flatnonzero(np.isin(order, chosen))
-        assert order[-1] in chosen
-        assert np.diff(places, prepend=-1).max() <= 2 * max(1.0, each / most) + 1
-
-
-@pytest.mark.untraced
-@given(st.integers(1, 30), st.integers(2, 30))
-def test_kernels_chosen_for_all_are_short_and_long(kernels: int, most: int) -> None:
-    rows = rows_of(_many(kernels, 12))
-    chosen = spread_kernels(rows, most).tolist()
-
-    assert len(set(chosen)) == len(chosen) == min(kernels, most)
-    assert {0, kernels - 1} <= set(chosen)
-
-
-def test_a_gpu_of_which_only_clocks_are_known_has_all_constants() -> None:
-    gpu = unknown_gpu([405.0, 9251.0], fastest_mhz=2000.0, most_w=350.0)
-
-    assert gpu.mem_points_mhz == (405.0, 9251.0)
-    assert gpu.mem_points_w[0] < gpu.mem_points_w[1] < 350.0
-    assert gpu.boost_mhz == 2000.0
-
-
 @pytest.mark.parametrize(
     ("damaged", "sentence"),
     [
@@ -152,16 +80,85 @@ def test_values_that_no_gpu_can_have_given_are_refused(damaged: Window, sentence
         rows_of(made_set([*made_grid("a"), damaged]))
 
 
-def test_a_sample_of_no_kernel_of_the_step_is_refused() -> None:
-    sample_set = made_set(made_grid("a"))
-    stray = having(sample_set, samples=(*sample_set.samples, made_sample("b", 900)))
+def test_rows_whose_clock_is_not_known_are_left_out() -> None:
+    lower = Clocks(core_mhz=1725, mem_mhz=9251)
+    as_read = Clocks(core_mhz=1200, mem_mhz=5001)
+    samples = [
+        *made_grid("a"),
+        made_sample("a", None, None),
+        made_sample("a", 1900, observed=lower),
+        made_sample("a", 1200, repeat=1, observed=as_read),
+    ]
+    rows = rows_of(made_set(samples))
 
-    with pytest.raises(DataError, match="names 'b', which is no kernel of the step"):
-        rows_of(stray)
+    assert len(rows.kernel) == 11
+    assert 1900 not in rows.core_mhz
+    assert rows.mem_mhz[-1] == 5001
+    assert rows.ceiling_mhz == 1725
 
 
-def test_a_setting_that_no_gpu_has_is_refused_though_nobody_visited_it() -> None:
-    odd = (Clocks(core_mhz=900, mem_mhz=2),)
+def test_what_the_driver_calls_capped_is_left_out_and_tells_the_cap() -> None:
+    hot = [
+        made_sample(
+            "a",
+            core,
+            energy_j=190.0,
+            repeat=1,
+            throttle_reasons=ThrottleReason.SW_POWER_CAP,
+            time_s=1.0,
+        )
+        for core in (2000, 2100)
+    ]
+    rows = rows_of(made_set([*made_grid("a", throttle_reasons=ThrottleReason.NONE), *hot]))
 
-    with pytest.raises(DataError, match="a memory clock of 2 MHz"):
-        rows_of(made_set(made_grid("a"), settings=odd))
+    assert len(rows.kernel) == 10
+    assert rows.limit_w == 190.0
+
+
+@pytest.mark.parametrize(("kernels", "left"), [("ab", 12), ("abc", 15)])
+def test_without_throttle_reasons_a_cap_is_many_kernels_at_the_limit(
+    kernels: str, left: int
+) -> None:
+    samples = []
+    for name in kernels:
+        samples += [made_sample(name, core) for core in CORES]
+        samples.append(made_sample(name, 2100, energy_j=199.0))
+    rows = rows_of(made_set(samples))
+
+    assert len(rows.kernel) == left
+    assert rows.limit_w == (199.0 if len(kernels) == 3 else math.inf)
+
+
+def _in_step(**changed: object) -> Window:
+    """Return a run of a step of two kernels at auto, its launches timed."""
+    fields: dict[str, object] = {
+        "kernel": "",
+        "mix": Mix(),
+        "core_mhz": 1740.0,
+        "core_spread_mhz": 0.0,
+        "time_s": 3.0,
+        "energy_j": 300.0,
+        "kernel_s": (0.9, 1.9),
+        "window_s": 10.0,
+        **changed,
+    }
+    return Window(**fields)  # type: ignore[arg-type]
+
+
+def test_launches_inside_the_step_tell_times_at_its_clock() -> None:
+    step = made_sample("w", None, None, observed=Clocks(core_mhz=1740, mem_mhz=5001))
+    rows = rows_of(
+        made_set(
+            [*made_grid("a"), *made_grid("b", energy_j=200.0)], mixed=(_in_step(),), in_situ=(step,)
+        )
+    )
+    inside = rows.windows[1] == 0.0
+
+    assert rows.kernel[inside].tolist() == [0, 1]
+    assert rows.core_mhz[inside].tolist() == [1740.0, 1740.0]
+    assert rows.mem_mhz[inside].tolist() == [5001.0, 5001.0]  # as read in the step
+    assert np.exp(rows.log_s[inside]) == pytest.approx([0.9, 1.9])
+    assert np.exp(rows.log_w[inside]) == pytest.approx([100.0, 200.0])
+    assert rows.windows[0, inside].tolist() == [1.0, 1.0]
+    # By itself it says nothing of what kernels draw more in the step.
+    assert rows.step == ()

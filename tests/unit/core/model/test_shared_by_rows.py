@@ -5,19 +5,19 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from made_rows import every_clock, made_rows
+from underclock.core.model.adjusted import with_ratio
 from underclock.core.model.estimate import at_locked_clocks
-from underclock.core.model.most_likely import FittedModel, clocks_of, fit_all, fitted
-from underclock.core.model.parameters import (
-    PER_KERNEL,
-    Parameters,
-    Rows,
-    Shared,
-    predicted_rows,
-    unknown_gpu,
-)
+from underclock.core.model.fitting import clocks_of
+from underclock.core.model.in_step import step_ratio
+from underclock.core.model.most_likely import FittedModel, fit_all
+from underclock.core.model.parameters import Parameters, Shared, predicted_rows, unknown_gpu
 from underclock.core.model.posterior import Posterior
+from underclock.core.model.rows import PER_KERNEL, Rows
+from underclock.core.step.whole_step import StepDraw
 from underclock.records import Clocks
 
 _FAMILY = Shared(unknown_gpu([3000.0], fastest_mhz=2000.0, most_w=700.0))
@@ -72,43 +72,60 @@ def test_costs_do_not_have_the_error_that_coload_had(model: FittedModel) -> None
     assert np.abs(off).max() < 0.005 < np.abs(off_ignored).max()
 
 
-def test_the_heater_is_left_out_once_it_told(model: FittedModel) -> None:
-    every = _posterior(model)
-    fewer = every.of_first(_KERNELS - 1)
-
-    assert (fewer.log == every.log[:, :-1]).all()
-    assert (fewer.variance(1.0, 1.0) == every.variance(1.0, 1.0)[:-1]).all()
-    assert len(fewer.parameters) == len(fewer.parameter_moves) == fewer.noise.shape[1]
+_CORES = (1500, 1800, 2000)
+_COUNTS = np.array([2.0, 1.0])
 
 
-def test_a_clock_that_rows_have_in_common_leaves_times_unsure(model: FittedModel) -> None:
-    apart = np.full(len(model.rows.kernel), 0.01)
-    unsure = dataclasses.replace(model, rows=dataclasses.replace(model.rows, apart=apart))
-    here, there = _posterior(model), _posterior(unsure)
+def _at_clocks(
+    spread: tuple[float, ...] = (0.0, 0.0, 0.0), mems: tuple[int, ...] = ()
+) -> Posterior:
+    """Return two kernels that draw 0.2 W per MHz, as sure as ``spread`` says at each clock."""
+    settings = tuple(Clocks(core_mhz=mhz, mem_mhz=mem) for mem in mems or (None,) for mhz in _CORES)
+    core = np.array([float(clocks.core_mhz or 0) for clocks in settings])
+    shape = 2, len(settings)
+    slow = np.array([1.0 if clocks.mem_mhz in (None, *mems[-1:]) else 0.5 for clocks in settings])
+    moves = np.zeros((2, *shape, 3))
+    moves[1, :, :, 0] = np.resize(spread, len(settings))
+    log_s = np.log(np.array([[1e-3], [2e-3]]) * 2000.0 / core)
+    return Posterior(
+        settings=settings,
+        log=np.stack([log_s, np.log(np.broadcast_to(0.2 * core * slow, shape))]),
+        moves=moves,
+        shared=1,
+        noise=np.zeros((2, 2)),
+        parameters=np.zeros((2, 1)),
+        parameter_moves=np.zeros((2, 1, 3)),
+        gpu=np.zeros(1),
+        gpu_moves=np.ones((1, 1)),
+    )
 
-    assert (np.abs(there.log_s - here.log_s) < 2.0 * np.sqrt(there.variance(1.0, 0.0))).all()
-    # What all rows are off by, the prediction is off by: times as far as they follow the clock.
-    more = np.sqrt(there.variance(1.0, 0.0)) - np.sqrt(here.variance(1.0, 0.0))
-    assert (more > 0.0).all()
-    assert (more < 0.015).all()
+
+def _drawn(*draws: tuple[float, float], spread_w: float = 1.0) -> Rows:
+    rows = made_rows(every_clock(2, np.ones(1), [1.0], 55.0), np.zeros((2, 2)), [1.0])
+    step = (StepDraw(core_mhz=mhz, power_w=power_w, spread_w=spread_w) for mhz, power_w in draws)
+    return dataclasses.replace(rows, step=tuple(step))
 
 
-def test_of_no_settings_nothing_is_said(model: FittedModel) -> None:
-    assert _posterior(model, ()).log.shape == (2, _KERNELS, 0)
+@given(st.floats(0.95, 1.05))
+def test_the_ratio_is_what_the_step_drew_over_what_kernels_draw(ratio: float) -> None:
+    rows = _drawn(*((mhz, 0.2 * mhz * ratio) for mhz in (1500.0, 1650.0, 1900.0, 2000.0)))
+    found = step_ratio(rows, _at_clocks(), _COUNTS)
+
+    # Interpolating between clocks, and what was expected before, cost a little.
+    assert found.ratio == pytest.approx(ratio, abs=0.002)
+    assert 0.0 < found.spread < 0.01
 
 
-def test_some_rows_keep_what_they_share() -> None:
-    rows = _rows()
-    rows = dataclasses.replace(rows, apart=np.linspace(0.0, 0.01, len(rows.kernel)))
-    few = fitted(rows, _FAMILY, most_rows=4).rows
+def test_the_ratios_error_is_one_that_all_kernels_share() -> None:
+    alone = _at_clocks((0.01, 0.02, 0.03))
+    inside = with_ratio(alone, 1.05, 0.04)
 
-    assert few.apart is not None
-    assert len(few.apart) == few.by_common.shape[1] == len(few.kernel) == 4 * _KERNELS
-
-
-def test_dram_is_expected_to_draw_as_its_cycles_carry() -> None:
-    gddr = Shared(unknown_gpu([9500.0], fastest_mhz=1900.0, most_w=350.0)).start()
-    hbm = Shared(unknown_gpu([1215.0], fastest_mhz=1410.0, most_w=400.0)).start()
-
-    assert np.exp(gddr[8]) == pytest.approx(0.0055, rel=0.05)
-    assert np.exp(hbm[8]) == pytest.approx(0.05, rel=0.05)
+    assert inside.log_w == pytest.approx(alone.log_w + math.log(1.05))
+    assert (inside.log_s == alone.log_s).all()
+    assert inside.variance(0.0, 1.0) == pytest.approx(alone.variance(0.0, 1.0) + 0.04**2)
+    assert inside.variance(1.0, 0.0) == pytest.approx(alone.variance(1.0, 0.0))
+    assert inside.shared == alone.shared + 1
+    assert (inside.moves[1, :, :, 0] == 0.04).all()
+    # Parameters, of kernels and of the GPU, have no part in it.
+    assert not inside.parameter_moves[..., 0].any()
+    assert inside.gpu_moves.tolist() == [[0.0, 1.0]]

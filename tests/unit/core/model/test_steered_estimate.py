@@ -10,8 +10,12 @@ from underclock.core.model.sample_rows import offered_settings
 from underclock.core.model.sample_sets import check_values
 from underclock.core.steering import clock_range
 from underclock.errors import DataError
-from underclock.records import ALONE, AUTO, Clocks, SampleSet
-from windows import having
+from underclock.records import (
+    ALONE,
+    AUTO,
+    Clocks,
+    SampleSet,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +43,6 @@ def test_kernels_that_ran_with_coload_are_known(found: Estimate, share: float) -
     assert found.ratio.spread > 0.0
 
 
-def test_what_was_steered_is_estimated_at_locks_without_a_whole_step_too(
-    samples: SampleSet,
-) -> None:
-    alone = estimate(samples, isolated=True)
-
-    assert alone.costs.table.power_cap is None
-    assert alone.costs.auto_spread is None
-    assert alone.costs.step_error == (0.0, 0.0)
-    assert alone.ratio is not None
-    assert alone.ratio.spread == 0.0
-
-
 def test_of_steered_clocks_those_within_reach_are_settings(samples: SampleSet) -> None:
     lowest, highest = clock_range(samples) or (0.0, 0.0)
     outside = (Clocks(core_mhz=int(lowest) - 15), Clocks(core_mhz=int(highest) + 15))
@@ -60,24 +52,6 @@ def test_of_steered_clocks_those_within_reach_are_settings(samples: SampleSet) -
     offered = offered_settings(msgspec.structs.replace(samples, settings=asked), AUTO)
 
     assert offered == (within, Clocks(core_mhz=int(highest)))
-
-
-@pytest.mark.parametrize("waited_for", [0.0, 0.5])
-def test_what_launches_beside_others_draw_is_the_same_at_all_clocks(
-    samples: SampleSet, waited_for: float
-) -> None:
-    kernels = [
-        msgspec.structs.replace(kernel, waited_for=waited_for if kernel.name == "softmax" else 1.0)
-        for kernel in samples.kernels
-    ]
-    table = estimate(having(samples, kernels=tuple(kernels))).costs.table
-    at = list(KERNELS).index("softmax")
-
-    assert table.fixed_j[at] > 0.0
-    assert (np.delete(table.fixed_j, at) == 0.0).all()
-    known = np.isfinite(table.energy_j[at])
-    assert (table.energy_j[at, known] > table.fixed_j[at]).all()
-    assert (np.ptp(table.time_s[at, known]) == 0.0) == (waited_for == 0.0)
 
 
 @pytest.mark.parametrize(

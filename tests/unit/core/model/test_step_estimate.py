@@ -7,12 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from made_boards import GPU, KERNELS, LIMIT_W, ORDER, made_board, true_costs, true_step
-from underclock.core.model.costs import DrawnCosts
+from made_boards import GPU, KERNELS, ORDER, made_board, true_costs, true_step
 from underclock.core.model.estimate import Estimate, estimate
-from underclock.core.model.sample_rows import CannotFitError
 from underclock.core.step.cost_table import cost_table
-from underclock.core.step.power_capped_step import cap_of, settled_step, step_cost
+from underclock.core.step.drawn_costs import DrawnCosts
+from underclock.core.step.power_capped_step import settled_step, step_cost
 from underclock.records import (
     Accounting,
     Clocks,
@@ -128,74 +127,6 @@ def test_kernels_alone_where_that_is_asked_for(campaign: SampleSet) -> None:
         alone.costs.predicted_schedule(np.zeros(len(ORDER), dtype=np.int64))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lacking", ["in_situ", "order", "auto"])
-def test_kernels_alone_where_the_step_did_not_run_whole_at_auto(
-    campaign: SampleSet, lacking: str
-) -> None:
-    named = Clocks(core_mhz=1200) if lacking == "auto" else None
-    without = campaign if named else having(campaign, **{lacking: ()})
-
-    assert estimate(without, baseline=named).costs.table.accounting is Accounting.ISOLATED
-
-
-def test_a_fit_that_is_known_says_the_same(campaign: SampleSet, found: Estimate) -> None:
-    again = estimate(campaign, known=found.fit)
-
-    assert again.fit is found.fit
-    assert (again.costs.table.energy_j == found.costs.table.energy_j).all()
-
-
-@pytest.mark.slow
-def test_without_a_temperature_nothing_is_said_of_heat(campaign: SampleSet) -> None:
-    unread = tuple(msgspec.structs.replace(s, temperature_c=None) for s in campaign.in_situ)
-    cold = estimate(having(campaign, in_situ=unread))
-
-    assert cold.costs.table.heat is None
-    assert cold.costs.predicted_change(np.zeros(len(KERNELS), dtype=np.int64)).energy_change < 0.0
-
-
-def test_a_kernel_that_alone_draws_the_limit_is_not_measured_there(found: Estimate) -> None:
-    alone_w = np.array(
-        [[true_costs(GPU, name, core, _MEM_MHZ)[1] for core in _CORES] for name in KERNELS]
-    )
-    far = np.abs(np.log(alone_w / LIMIT_W)) > 0.05
-
-    assert (found.holds_alone[:, :-1] == (alone_w < LIMIT_W))[far].all()
-    assert not found.holds_alone.all()
-    assert found.holds_alone[:, -1].all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mem_mhz", [None, _MEM_MHZ])
-def test_a_campaign_of_slow_clocks_knows_auto_from_the_clock_it_boosts_to(
-    mem_mhz: int | None,
-) -> None:
-    slow = _campaign((900, 1200, 1500), mem_mhz)
-    estimated = estimate(slow)
-    table, boost = estimated.costs.table, Clocks(core_mhz=_BOOST_MHZ, mem_mhz=mem_mhz)
-
-    assert table.settings[cap_of(table).boost] == boost
-    assert table.closure is not None
-    assert table.closure.time == pytest.approx(1.0, abs=0.04)
-    # It can be planned, but no campaign goes there that did not set out to.
-    column = table.settings.index(boost)
-    assert estimated.can[:, column].any()
-    assert not estimated.measurable[:, column].any()
-
-
-@pytest.mark.slow
-def test_where_boost_was_never_seen_the_fastest_clock_stands_for_it() -> None:
-    unread = [
-        msgspec.structs.replace(s, observed=None) if s.asked.is_auto else s
-        for s in _campaign((900, 1200, 1500)).samples
-    ]
-    slow = having(_campaign((900, 1200, 1500)), samples=tuple(unread))
-    table = estimate(slow).costs.table
-
-    assert table.settings[cap_of(table).boost] == Clocks(core_mhz=1500)
-
-
 def _cut_off(campaign: SampleSet, reached: int) -> SampleSet:
     """Return a campaign that was ended before it reached the last kernels."""
     names = tuple(KERNELS)[:reached]
@@ -238,10 +169,3 @@ def test_of_kernels_that_were_not_reached_less_is_promised_and_it_is_kept(
     assert unsure.energy_spread > 2 * sure.energy_spread
     assert abs(unsure.time_change - sure.time_change) < 2 * unsure.time_spread
     assert abs(unsure.energy_change - sure.energy_change) < 2 * unsure.energy_spread
-
-
-def test_times_in_the_step_alone_make_no_fit(campaign: SampleSet) -> None:
-    cut = _cut_off(campaign, 4)
-    at_auto = tuple(s for s in cut.samples if s.asked.is_auto)
-    with pytest.raises(CannotFitError, match="do not tell what a clock costs"):
-        estimate(having(cut, samples=at_auto))

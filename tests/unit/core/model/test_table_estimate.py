@@ -1,17 +1,21 @@
 """A table of runs is a sample of the GPU: what is expected of it, and how surely."""
 
+import math
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from noisy_tables import CORES, noisy_samples, run_table, true_costs
-from score import as_measured
+from noisy_tables import noisy_samples, run_table, true_costs
+from score import as_measured, run_variances
 from underclock.arrays import Floats
 from underclock.core.model.costs import Costs
 from underclock.core.model.estimate import estimate
-from underclock.records import AUTO, Clocks, SampleSet
+from underclock.core.model.row_runs import odd_repeats, odd_rows, sample_weights
+from underclock.records import AUTO, Clocks, Evidence, GpuInfo, Kernel, SampleSet, Window
 
 
 def inferred_costs(sample_set: SampleSet) -> Costs:
@@ -52,24 +56,6 @@ def test_the_least_of_many_noisy_rows_is_not_believed() -> None:
     assert curse(inferred_costs) < 0.6 * curse(as_measured)
 
 
-def test_the_order_of_kernels_changes_nothing() -> None:
-    """Sizes are learned from some of many kernels: the same ones, however they are listed."""
-    blocks = [
-        [s for s in noisy_samples(f"k{k}", 0.05 if k % 3 else 0.005, k) if s.repeat == 0][::3]
-        for k in range(70)
-    ]
-    others = [blocks[int(k)] for k in np.random.default_rng(1).permutation(len(blocks))]
-    made, again = (
-        inferred_costs(run_table([s for b in some for s in b])) for some in (blocks, others)
-    )
-
-    names = [kernel.name for kernel in again.table.kernels]
-    rows = [names.index(kernel.name) for kernel in made.table.kernels]
-    assert made.table.settings == again.table.settings
-    # But for draws, whose scatter lifts the mean of what is lognormal.
-    assert again.table.energy_j[rows] == pytest.approx(made.table.energy_j, rel=1e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", [1, 3])
 def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
@@ -91,26 +77,6 @@ def test_a_steep_rise_that_all_runs_attest_is_believed(kernels: int) -> None:
         assert ours == pytest.approx(theirs, rel=0.01)
 
 
-def _one_run(**more: object) -> SampleSet:
-    samples = [s for k in range(6) for s in noisy_samples(f"k{k}", 0.003, k, repeats=1)]
-    return run_table(samples, **more)
-
-
-def test_a_disturbed_row_of_one_run_moves_nothing() -> None:
-    sample_set = _one_run(sampled=True)
-    at = next(i for i, s in enumerate(sample_set.samples) if s.asked.core_mhz == CORES[6])
-    samples = list(sample_set.samples)
-    samples[at] = msgspec.structs.replace(
-        samples[at], time_s=1.8 * samples[at].time_s, energy_j=1.8 * samples[at].energy_j
-    )
-    calm, odd = (
-        inferred_costs(run_table(each, sampled=True))
-        for each in (list(sample_set.samples), samples)
-    )
-
-    assert np.abs(np.log(odd.table.time_s / calm.table.time_s)).max() < 0.02
-
-
 def test_intervals_hold_what_was_not_looked_at() -> None:
     random, inside = np.random.default_rng(5), []
     for seed in range(0, 40, 10):
@@ -126,23 +92,6 @@ def test_intervals_hold_what_was_not_looked_at() -> None:
 
     assert len(inside) > 100
     assert np.mean(inside) > 0.9
-
-
-def test_a_fit_of_fewer_samples_serves_until_there_are_some_more() -> None:
-    every = _one_run(sampled=True)
-    few = [s for s in every.samples if s.asked == AUTO or (s.asked.core_mhz or 0) > CORES[8]]
-    one_more = [s for s in every.samples if s in few or s.asked.core_mhz == CORES[8]][
-        : len(few) + 1
-    ]
-    first = estimate(run_table(few, sampled=True, settings=every.settings))
-    again = estimate(run_table(one_more, sampled=True, settings=every.settings), before=first)
-    more = estimate(every, before=again)
-
-    assert again.fit is first.fit
-    assert again.sizes == first.sizes
-    assert more.fit is not first.fit
-    assert more.fit.weights.shape[1] == len(every.samples)
-    assert more.holds_alone.all()
 
 
 def test_a_kernel_that_repeats_badly_is_unsure_and_others_are_not() -> None:
@@ -197,16 +146,83 @@ def test_one_kernel_at_one_lock_is_enough_for_costs_everywhere(mem_mhz: int | No
     assert 0.0 < change.energy_spread < other.energy_spread < 1.0
 
 
-def test_kernels_that_a_step_does_not_wait_for_cost_the_same_at_all_clocks() -> None:
-    sample_set = run_table([s for k in "ab" for s in noisy_samples(k, 0.01, ord(k))])
-    kernels = (
-        sample_set.kernels[0],
-        msgspec.structs.replace(sample_set.kernels[1], waited_for=0.0),
-    )
-    costs = inferred_costs(msgspec.structs.replace(sample_set, kernels=kernels))
+CORES = (*range(600, 1500, 150), 1900)
+MEMS = (5001, 9251)
 
-    assert np.ptp(costs.table.energy_j[1]) == 0.0
-    assert (costs.moves[:, 1] == costs.moves[:, 1, -1:]).all()
-    still = costs.predicted_change(np.array([costs.table.baseline, 2]))
-    assert (still.time_change, still.energy_change) == pytest.approx((0.0, 0.0))
-    assert still.energy_spread == pytest.approx(0.0, abs=1e-12)
+
+def table(odd: tuple[str, int, int] | None = None, factor: float = 1.0, seed: int = 0) -> SampleSet:
+    """Return a smooth table of three kernels, one row of it wrong."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for name, bound in (("core", 1.0), ("memory", 0.1), ("both", 0.5)):
+        for mem_mhz in MEMS:
+            for core_mhz in CORES:
+                time_s = bound * 1000 / core_mhz + (1 - bound) * 5000 / mem_mhz
+                power_w = 50 + 100 * (core_mhz / 1500) ** 2.5 + mem_mhz / 500
+                wrong = factor if odd == (name, mem_mhz, core_mhz) else 1.0
+                samples.append(
+                    Window(
+                        kernel=name,
+                        asked=Clocks(core_mhz=core_mhz, mem_mhz=mem_mhz),
+                        time_s=time_s * float(np.exp(0.005 * random.standard_normal())),
+                        energy_j=time_s * power_w * wrong,
+                    )
+                )
+        fastest = samples[-1]
+        samples.append(msgspec.structs.replace(fastest, asked=AUTO))
+    names = dict.fromkeys(sample.kernel for sample in samples)
+    return SampleSet(
+        evidence=Evidence.REPLAYED,
+        gpu=GpuInfo(name="G"),
+        workload="t.csv",
+        kernels=tuple(Kernel(name=name) for name in names),
+        windows=tuple(samples),
+        expected_samples=len(samples),
+        settings=tuple(dict.fromkeys(sample.asked for sample in samples)),
+    )
+
+
+def test_odd_repeats_are_told_and_weighed() -> None:
+    samples = noisy_samples("a", 0.005, 0)
+    set_ = run_table(samples)
+    assert odd_repeats(set_) == ()
+    assert (sample_weights(set_) == 1.0).all()
+    place = 7
+    odd = samples[place]
+    samples[place] = msgspec.structs.replace(odd, energy_j=2.0 * odd.energy_j)
+
+    (sentence,) = odd_repeats(run_table(samples))
+    assert "1 of 45 repeats is odd, most of all 'a'" in sentence
+    assert str(odd.asked) in sentence
+    assert "% energy" in sentence
+    assert np.flatnonzero(sample_weights(run_table(samples))[1] < 1.0).tolist() == [place]
+    off = run_variances(run_table(samples))[1]
+    assert np.median(off) < 0.01**2  # that of an ordinary run is as runs usually scatter
+    assert math.sqrt(off[place]) == pytest.approx(math.log(2.0), rel=0.05)
+
+    samples[place + 1] = msgspec.structs.replace(
+        samples[place + 1], time_s=0.1 * samples[place + 1].time_s
+    )
+    samples[20] = msgspec.structs.replace(samples[20], time_s=2.0 * samples[20].time_s)
+    assert "repeats are odd" in odd_repeats(run_table(samples))[0]
+
+
+@given(
+    st.sampled_from(["core", "memory", "both"]),
+    st.sampled_from(MEMS),
+    st.sampled_from(CORES),
+    st.sampled_from([0.01, 0.1, 20.0, 1000.0]),
+    st.integers(0, 20),
+)
+def test_one_wrong_row_is_named_and_no_other(
+    kernel: str, mem_mhz: int, core_mhz: int, factor: float, seed: int
+) -> None:
+    (said,) = odd_rows(table((kernel, mem_mhz, core_mhz), factor, seed))
+
+    assert said.startswith("1 row is far off")
+    assert f"{kernel!r} at core {core_mhz} MHz, memory {mem_mhz} MHz: energy is" in said
+
+
+@given(st.integers(0, 100))
+def test_rows_that_follow_each_other_are_not_doubted(seed: int) -> None:
+    assert odd_rows(table(seed=seed)) == ()

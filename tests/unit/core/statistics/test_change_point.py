@@ -58,12 +58,6 @@ def test_every_move_of_many_is_found_with_its_direction() -> None:
         assert (left, arrived) == pytest.approx((200 * place, 200 * place), abs=1)
 
 
-def test_a_clock_read_without_noise_moves_where_it_changes() -> None:
-    values = np.repeat([1980.0, 1965.0, 1950.0, 1980.0], 40)
-
-    assert list(moves(values, 16)) == [(40, 40, False), (80, 80, False), (120, 120, True)]
-
-
 @pytest.mark.parametrize("count", [0, 5, 32, 5000])
 def test_no_move_is_seen_in_noise_or_in_too_few_readings(count: int) -> None:
     assert list(moves(_readings((count, 1.0), noise=0.01), 16)) == []

@@ -49,16 +49,6 @@ def test_a_wild_run_moves_its_mean_by_little(seed: int, off: float, below: bool)
     assert abs(told.mean[3] - log[3, [0, 2]].mean()) < 0.02
 
 
-def test_two_runs_that_contradict_each_other_are_odd_both() -> None:
-    log = np.zeros((_ROWS, 2))
-    log[5] = 0.0, 0.5
-
-    told = weighed(_runs(log))
-
-    assert np.flatnonzero(told.odd).tolist() == [10, 11]
-    assert told.mean[5] == pytest.approx(0.25)
-
-
 def test_where_runs_are_often_far_off_that_is_their_scatter() -> None:
     log = _normal(1, 0.01)
     log[::2, 0] += 0.4
@@ -78,35 +68,6 @@ def test_a_run_without_repeats_is_never_odd() -> None:
     assert not told.odd.any()
     np.testing.assert_allclose(told.mean, log[:, 0])
     np.testing.assert_allclose(told.scatter, 0.01, rtol=0.1)
-
-
-def test_auto_scatters_more_where_its_repeats_do() -> None:
-    log = _normal(2, 0.001)
-    log[-1] = -0.02, 0.0, 0.02
-
-    told = weighed(_runs(log, auto=True))
-
-    assert told.scatter[-1] > 2.0 * told.scatter[-2]
-    assert told.scatter[-1] > 3.0 * weighed(_runs(_normal(2, 0.001), auto=True)).scatter[-1]
-
-
-def test_a_kernel_at_auto_alone_has_a_scatter_too() -> None:
-    log = np.array([[0.0, 0.01, -0.01]])
-    runs = Runs(
-        log=log.ravel(),
-        row=np.zeros(3, dtype=np.int64),
-        kernel=np.zeros(1, dtype=np.int64),
-        log_mhz=np.array([np.nan]),
-    )
-
-    assert 0.002 < weighed(runs).scatter[0] < 0.05
-
-
-def test_repeats_that_agree_to_the_last_digit_divide_by_nothing() -> None:
-    told = weighed(_runs(np.ones((_ROWS, 3))))
-
-    assert np.isfinite(told.scatter).all()
-    np.testing.assert_allclose(told.mean, 1.0)
 
 
 @given(st.floats(1e-3, 1.0))

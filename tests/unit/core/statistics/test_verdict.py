@@ -17,12 +17,10 @@ from underclock.core.statistics.verdict import (
     judge,
     mean_change,
     pair_changes,
-    spread,
 )
 from underclock.records import MOST_REPEATS, Verdict
 
 _NOISE = 0.005
-totals = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=12)
 arms = st.integers(2, 8).flatmap(
     lambda count: st.tuples(
         *(st.lists(st.floats(50.0, 100.0), min_size=count, max_size=count) for _ in range(2))
@@ -75,41 +73,12 @@ def test_the_interval_holds_the_mean_of_all_pairs(runs: tuple[list[float], list[
     assert change.interval[0] <= change.mean <= change.interval[1]
 
 
-@given(arms, st.floats(0.1, 10.0))
-def test_the_unit_does_not_matter(runs: tuple[list[float], list[float]], unit: float) -> None:
-    auto, plan = map(np.array, runs)
-    change = _quick_change(auto, plan, _random())
-    scaled = _quick_change(auto * unit, plan * unit, _random())
-
-    assert scaled.mean == pytest.approx(change.mean)
-    assert scaled.interval == pytest.approx(change.interval)
-
-
-@given(arms, st.floats(1.5, 3.0))
-def test_more_scatter_makes_the_interval_wider(
-    runs: tuple[list[float], list[float]], factor: float
-) -> None:
-    auto, plan = map(np.array, runs)
-    narrow = _quick_change(auto, plan, _random())
-    wild = plan.mean() + factor * (plan - plan.mean())
-    wide = _quick_change(auto, np.maximum(wild, 1.0), _random())
-
-    assert wide.standard_error >= narrow.standard_error * (1.0 - 1e-9)
-
-
 def test_a_single_run_has_no_interval_and_decides_nothing() -> None:
     change = mean_change(np.array([100.0]), np.array([50.0]), _random())
     judged = _verdict(change, change)
 
     assert (change.mean, change.interval) == (-0.5, None)
     assert judged == (Verdict.INCONCLUSIVE, None)
-
-
-def test_runs_without_scatter_give_an_interval_without_width() -> None:
-    change = mean_change(np.full(3, 100.0), np.full(3, 88.0), _random())
-
-    assert change.interval == pytest.approx((-0.12, -0.12))
-    assert _verdict(change, _between(-0.1, -0.05))[0] is Verdict.KEPT
 
 
 @pytest.mark.parametrize("tolerance", [-0.001, math.nan, math.inf])
@@ -161,44 +130,6 @@ def test_a_wider_tolerance_never_turns_against_the_plan(
     )
 
     assert order.index(lenient) >= order.index(strict)
-
-
-@pytest.mark.untraced
-@given(st.floats(0.001, 0.05), st.floats(1.1, 4.0))
-def test_the_nearer_the_bound_the_more_repeats_it_takes(distance: float, ratio: float) -> None:
-    def needed(mean: float) -> float:
-        judged = _verdict(_between(mean - 0.06, mean + 0.06), _between(*_FAST))
-        assert judged[0] is Verdict.INCONCLUSIVE
-        return math.inf if judged[1] is None else judged[1]
-
-    bound = -0.109
-    for side in (-1.0, 1.0):
-        assert needed(bound + side * distance / ratio) >= needed(bound + side * distance) >= 1
-
-
-def test_what_no_reasonable_number_of_repeats_decides_is_not_given_one() -> None:
-    energy = _between(-0.119, -0.099)  # around the bound itself
-    both = _verdict(energy, _between(-0.01, 0.005))
-
-    assert both[0] is Verdict.INCONCLUSIVE
-    assert both[1] is None
-
-
-def test_kept_needs_every_bound_and_not_kept_only_one() -> None:
-    near, far = _between(-0.1125, -0.1065), _between(-0.116, -0.106)
-    slow, fast = _between(-0.001, 0.004), _between(-0.004, 0.0012)
-    (energy_near, energy_far, time_slow, time_fast) = (
-        _verdict(near, _between(*_FAST))[1],
-        _verdict(far, _between(*_FAST))[1],
-        _verdict(_between(*_LESS), slow)[1],
-        _verdict(_between(*_LESS), fast)[1],
-    )
-    assert energy_near is not None
-    assert energy_far is not None
-    assert time_fast is not None
-
-    assert _verdict(near, fast)[1] == max(energy_near, time_fast)
-    assert _verdict(far, slow)[1] == time_slow
 
 
 @pytest.mark.slow
@@ -258,22 +189,9 @@ def test_a_plan_that_beats_its_promise_by_a_point_is_not_called_broken(repeats: 
 
 
 @pytest.mark.untraced
-def test_at_the_bound_itself_a_plan_is_rarely_called_kept() -> None:
-    assert _verdicts(-0.109, -0.01, 5)[Verdict.KEPT] <= 0.05 * 200
-
-
-@pytest.mark.untraced
-def test_a_plan_that_keeps_its_promise_exactly_is_rarely_called_broken() -> None:
-    assert _verdicts(-0.11, -0.01, 5)[Verdict.NOT_KEPT] <= 0.05 * 200
-
-
-def test_a_plan_that_keeps_its_promise_exactly_is_called_kept_with_enough_runs() -> None:
-    random = _random()
-    auto, plan = _runs(100.0, 600, random), _runs(89.0, 600, random)
-    time = _runs(1.0, 600, random, 0.002), _runs(1.0, 600, random, 0.002)
-    judged = _verdict(_quick_change(auto, plan, random), _quick_change(*time, random))
-
-    assert judged[0] is Verdict.KEPT
+@pytest.mark.parametrize(("energy", "wrong"), [(-0.109, Verdict.KEPT), (-0.11, Verdict.NOT_KEPT)])
+def test_at_a_bound_a_verdict_is_rarely_wrong(energy: float, wrong: Verdict) -> None:
+    assert _verdicts(energy, -0.01, 5)[wrong] <= 0.05 * 200
 
 
 @pytest.mark.untraced
@@ -303,31 +221,6 @@ def test_as_many_repeats_as_were_said_decide_four_times_in_five() -> None:
     )
 
     assert 0.7 <= decided / 400 <= 0.9
-
-
-@given(totals, totals)
-def test_every_run_of_one_arm_meets_every_run_of_the_other(
-    auto: list[float], plan: list[float]
-) -> None:
-    changes = pair_changes(np.array(auto), np.array(plan))
-
-    assert changes.shape == (len(auto), len(plan))
-    for i, base in enumerate(auto):
-        for j, new in enumerate(plan):
-            assert base * (1.0 + changes[i, j]) == pytest.approx(new)
-
-
-@given(totals, totals)
-def test_the_spread_encloses_its_mean_and_every_pair(auto: list[float], plan: list[float]) -> None:
-    changes = pair_changes(np.array(auto), np.array(plan))
-
-    extremes = spread(changes)
-
-    assert extremes.best <= extremes.mean + 1e-9
-    assert extremes.mean <= extremes.worst + 1e-9
-    assert count_within(changes, extremes.worst) == changes.size
-    assert count_within(changes, extremes.best) >= 1
-    assert count_within(changes, extremes.best - 1e-6) == 0
 
 
 def test_a_pair_exactly_at_the_limit_is_within_it() -> None:

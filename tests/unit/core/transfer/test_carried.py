@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from made_transfers import BOOST_MHZ, gpt, made_samples, true_costs, true_step
-from underclock.core.model.estimate import estimate
 from underclock.core.planning.best_choice import Goal
 from underclock.core.planning.strategies import solve_strategies
 from underclock.core.step.power_capped_step import cap_of
@@ -18,7 +17,6 @@ from underclock.core.transfer.unseen import KnownKernels, Unseen, unseen
 from underclock.errors import DataError
 from underclock.records import Kernel, Kind, Launch, SampleSet, Step, Strategy
 from underclock.records.planned import MatchWay
-from underclock.workloads import workload
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +61,6 @@ def test_changes_of_a_clock_lie_within_their_intervals(smaller: Carried) -> None
     at_auto = np.full(len(step.kernels), estimated.table.baseline)
     same = estimated.predicted_change(at_auto)
     assert same.time_spread == same.energy_spread == same.time_change == 0.0
-
-
-def test_the_step_itself_is_told_by_its_own_kernels(samples: SampleSet) -> None:
-    own = carried(samples, gpt())
-    assert own.told.counts == {MatchWay.SAME: len(samples.kernels)}
 
 
 def test_a_step_of_other_kernels_is_refused(samples: SampleSet) -> None:
@@ -116,21 +109,6 @@ def test_what_is_like_nothing_measured_stays_at_auto(samples: SampleSet) -> None
     assert (setting[~table.left] != table.baseline).any()
 
 
-def test_a_step_without_a_temperature_is_carried_over_as_warm_as_it_was(samples: SampleSet) -> None:
-    cold = [msgspec.structs.replace(w, temperature_c=None) for w in samples.windows]
-    found = carried(msgspec.structs.replace(samples, windows=tuple(cold)), gpt(batch=4))
-    assert found.estimated.table.heat is None
-
-
-def test_what_runs_beside_others_draws_the_same_whatever_the_clocks(samples: SampleSet) -> None:
-    step = gpt(batch=4)
-    beside = [msgspec.structs.replace(k, waited_for=0.5) for k in step.kernels[:1]]
-    found = carried(samples, msgspec.structs.replace(step, kernels=(*beside, *step.kernels[1:])))
-    beside_j = found.estimated.table.beside_j
-    assert beside_j is not None
-    assert (beside_j > 0.0).tolist() == [True] + [False] * (len(step.kernels) - 1)
-
-
 def test_a_step_that_its_cap_holds_is_held_at_another_size_too() -> None:
     step = gpt(batch=6)
     found = carried(made_samples(gpt(), held_mhz=1600), step).estimated
@@ -169,35 +147,6 @@ def test_kernels_that_were_measured_after_all_are_the_same(samples: SampleSet) -
     assert all(
         found.told.matches[name].energy_spread < before[name].energy_spread for name in names
     )
-
-
-def test_a_kernel_that_was_timed_in_the_step_only_has_that_time(samples: SampleSet) -> None:
-    lone = samples.kernels[5].name
-    launch_s = tuple(true_costs(kernel, BOOST_MHZ)[0] for kernel in samples.kernels)
-    timed = msgspec.structs.replace(
-        samples,
-        windows=tuple(
-            w
-            if w.kernel
-            else msgspec.structs.replace(
-                w, kernel_s=launch_s, core_mhz=BOOST_MHZ, core_spread_mhz=0.0
-            )
-            for w in samples.windows
-            if w.kernel != lone
-        ),
-    )
-    found = carried(timed, gpt(batch=4))
-    match = found.told.matches[lone]
-    assert (match.way, match.source) == (MatchWay.ROLE, lone)
-    table = found.estimated.table
-    place = [kernel.name for kernel in table.kernels].index(lone)
-    true_s, true_w = true_costs(table.kernels[place], BOOST_MHZ)
-    boost = cap_of(table).boost
-    count = table.kernels[place].count
-    assert table.time_s[place, boost] / count == pytest.approx(true_s, rel=0.1)
-    # Its power is what others leave of the step's.
-    assert match.energy_spread > 0.1
-    assert abs(math.log(table.energy_j[place, boost] / count / true_s / true_w)) < 1.0
 
 
 def _known(count: int, bytes_of: float = 1e6) -> KnownKernels:
@@ -241,52 +190,12 @@ def test_a_size_of_a_kind_follows_its_work(count: int) -> None:
     assert (np.sqrt(np.diag(told.cov[0])) > 0.4).all() == (count == 2)
 
 
-def test_a_kernel_that_is_nothing_like_its_work_bends_no_law() -> None:
-    known = _known(8)
-    known.work[1, 2] = 1e-6  # what it reads through a pointer nobody counted
-    known.parameters[5] -= 3.0
-    told = _unseen(known, 5e6)
-    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.05)
-
-
-def test_a_kernel_of_no_known_kind_is_longer_by_its_work() -> None:
-    told = _unseen(_known(8), 14e6, kind=2, like=6)
-    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([14.0, 7.0, 28.0], rel=0.02)
-
-
-def test_kernels_without_flops_go_with_their_bytes() -> None:
-    known = _known(8)
-    known.work[0] = 0.0
-    told = _unseen(known, 5e6)
-    assert np.exp(told.parameters[0, [0, 1, 3]]) == pytest.approx([5.0, 2.5, 10.0], rel=0.02)
-
-
 def test_less_is_kept_of_a_kernel_whose_rows_are_longer() -> None:
     known = _known(8)
     known.parameters[3] += 0.3
     told = _unseen(known, 5e6, 5e6, like=3, longer=math.log(4.0))
     assert told.kept[1] < 0.5 < told.kept[0]
     assert (np.diag(told.cov[1]) > np.diag(told.cov[0])).all()
-
-
-def test_what_no_clock_changes_grows_with_the_work_but_for_a_launch() -> None:
-    """With one memory clock, traffic may be taken for time that nothing changes."""
-    known = _known(8)
-    known.parameters[:, 2] = np.log(2.0)
-    known.parameters[7, 2] = np.log(632.0)
-    one = _unseen(known, 1.6e6, 5e6, like=(7, 4))
-    assert np.exp(one.parameters[0, 2]) == pytest.approx(2.0 + 630.0 / 5.0, rel=0.02)
-    assert np.exp(one.parameters[1, 2]) == pytest.approx(2.0)
-    # Nearly all of it is of the kind that grows.
-    assert one.by_source[0, 2, 2] == pytest.approx(0.98, abs=0.01)
-
-
-def test_a_kernel_of_no_role_is_told_by_its_kind(samples: SampleSet) -> None:
-    step = gpt(batch=4)
-    other = msgspec.structs.replace(step.kernels[0], name="another")
-    found = carried(samples, msgspec.structs.replace(step, kernels=(other, *step.kernels[1:])))
-    assert found.told.matches["another"].way is MatchWay.KIND
-    assert found.told.matches["another"].source is None
 
 
 def _traced(name: str, function: str, operator: str, module: str, size: float) -> Kernel:
@@ -318,11 +227,6 @@ def test_traced_kernels_are_matched_by_operator_module_and_function() -> None:
     assert matched(known, usable, [fused])[0].way is MatchWay.NONE  # its work is not known
     usable[1] = False
     assert matched(known, usable, new)[0].way is MatchWay.NONE
-
-
-def test_another_model_of_the_family_is_told_by_roles(samples: SampleSet) -> None:
-    found = carried(samples, workload("gpt3-350m", {"batch": 4, "collectives": 0}))
-    assert found.told.counts[MatchWay.ROLE] > 0.8 * len(found.told.matches)
 
 
 @pytest.mark.parametrize(("rows", "warned"), [(128, False), (64, True)])
@@ -368,30 +272,3 @@ def test_where_auto_may_not_reach_its_cap_a_lock_may_cost_more_than_expected() -
     early, late = found.predicted_change(np.full(len(step.kernels), setting)).intervals[0]
     assert early < 0.0 < late
     assert late != pytest.approx(-early, rel=0.02)
-
-
-def test_a_long_list_of_tensors_is_expected_to_be_as_long_as_that_of_its_role(
-    samples: SampleSet,
-) -> None:
-    def optimizer(tensors: str) -> Kernel:
-        launch = Launch(function="adamw", operator="adamw", shapes=tensors, identity=tensors)
-        return Kernel(name="adamw", kind=Kind.MEMORY, launch=launch)
-
-    longest = max(samples.samples, key=lambda window: window.time_s)
-    place = [kernel.name for kernel in samples.kernels].index(longest.kernel)
-    kernels = list(samples.kernels)
-    kernels[place] = msgspec.structs.replace(optimizer("12 tensors[999]"), name=longest.kernel)
-    known = msgspec.structs.replace(samples, kernels=tuple(kernels))
-    step = gpt(batch=4)
-    step = msgspec.structs.replace(
-        step,
-        kernels=(*step.kernels, optimizer("0 tensors[0]")),
-        order=(*step.order, len(step.kernels)),
-    )
-    found = carried(known, step)
-    match = found.told.matches["adamw"]
-    assert (match.way, match.source) == (MatchWay.NONE, None)
-    assert match.time_spread == pytest.approx(1.0, rel=0.5)
-    each = found.estimated.table.launches.time_s[-1, cap_of(found.estimated.table).boost]
-    alone = estimate(samples)
-    assert each == pytest.approx(np.exp(alone.posterior.log_s[place].min()), rel=0.05)

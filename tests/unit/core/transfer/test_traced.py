@@ -5,7 +5,6 @@ import pytest
 
 from underclock.core.transfer.matching import matched, rows_apart, work_of
 from underclock.records import Kernel, Kind, Launch
-from underclock.records.planned import MatchWay
 
 
 def _traced(shapes: str, identity: str) -> Kernel:
@@ -30,15 +29,6 @@ def _traced(shapes: str, identity: str) -> Kernel:
 )
 def test_a_traced_kernel_moves_what_its_inputs_hold(shapes: str, moved: int) -> None:
     assert work_of([_traced(shapes, "a")])[1, 0] == moved
-
-
-def test_a_traced_kernel_of_another_batch_has_the_role_of_the_one_known() -> None:
-    known, wanted = _traced("bf16[40x1024]", "a"), _traced("bf16[8x1024]", "b")
-
-    (match,) = matched([known], np.array([True]), [wanted])
-
-    assert match.way is MatchWay.ROLE
-    assert match.source == 0
 
 
 @pytest.mark.parametrize(
@@ -77,11 +67,3 @@ def test_products_of_one_place_are_told_apart_by_their_shapes() -> None:
     found = matched(known, np.ones(2, dtype=bool), [product(_PV, 128), product(_QK, 128)])
 
     assert [match.source for match in found] == [1, 0]
-
-
-def test_a_kernel_of_other_tensors_has_the_role_of_the_nearest_in_size() -> None:
-    known = [_traced("bf16[40x1024]", "a"), _traced("bf16[4x1024]", "b")]
-
-    (match,) = matched(known, np.ones(2, dtype=bool), [_traced("bf16[5x4x256]", "c")])
-
-    assert match.source == 1

@@ -8,10 +8,12 @@ import pytest
 
 from underclock.core.model.estimate import Estimate, estimate
 from underclock.core.step.power_capped_step import auto_core_mhz, step_cost
-from underclock.records import SampleSet
+from underclock.records import (
+    ALONE,
+    SampleSet,
+)
 
 _FOLDER = Path(__file__).parents[4] / "docs" / "evidence" / "h200"
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(
@@ -23,6 +25,7 @@ def found(request: pytest.FixtureRequest) -> Estimate:
     return estimate(msgspec.json.decode(body, type=SampleSet))
 
 
+@pytest.mark.slow
 def test_the_model_misses_auto_which_changes_nothing(found: Estimate) -> None:
     table = found.costs.table
     assert table.closure is not None
@@ -37,6 +40,7 @@ def test_the_model_misses_auto_which_changes_nothing(found: Estimate) -> None:
     assert heat == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: Estimate) -> None:
     table, checked = found.costs.table, 0
     clocks = {c.core_mhz: place for place, c in enumerate(table.settings[:-1])}
@@ -51,3 +55,22 @@ def test_a_kernel_at_the_clock_that_auto_has_changes_by_nothing(found: Estimate)
         checked += 1
     held = found.fit.rows.limit_w < np.inf
     assert checked or held
+
+
+_LONG_S = 1e-4
+
+
+@pytest.mark.untraced
+def test_products_at_the_peak_take_what_the_step_showed_them_to_take() -> None:
+    samples = msgspec.json.decode((_FOLDER / "steered-medium-9.json").read_bytes(), type=SampleSet)
+    known = estimate(samples)
+    boost = max(
+        range(len(known.posterior.settings)), key=lambda c: known.posterior.settings[c].rank
+    )
+    looks = [w for w in samples.mixed if w.is_step and w.kernel_s and w.mix == ALONE]
+    seen_s = np.mean([w.kernel_s for w in looks], axis=0)
+    long = seen_s > _LONG_S
+
+    assert np.isfinite(known.fit.rows.peak_w)
+    off = np.exp(known.posterior.log_s[:, boost]) / seen_s - 1.0
+    assert np.abs(off[long]).max() < 0.02
